@@ -30,7 +30,7 @@ demo: $(VENV)/.demo
 serve-demo: $(VENV)/.demo
 	$(BIN)/knowgate serve --demo
 
-# One process per core, one thread per process. Files stay together for their fixtures. TESTS=path runs a part.
+# Three processes for two cores (tests/conftest.py), one thread per process. Files stay together for their fixtures. TESTS=path runs a part.
 RUN_TESTS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
 	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder --durations=50
 

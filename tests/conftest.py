@@ -1,7 +1,11 @@
 """Shared by all tests: the embedded model, loaded once per process, and how tests are spread over processes."""
 
+import ctypes
 import functools
 import gc
+import os
+import ssl
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -41,20 +45,30 @@ def is_installed(module: str) -> bool:
 collect_ignore = [path for module, paths in FILES_BY_PACKAGE.items() if not is_installed(module) for path in paths]
 
 LONGEST_FILES = (
-    "test_ray_runner.py",
-    "test_llama.py",
     "test_docs.py",
-    "test_readme.py",
-    "test_backend_contract.py",
-    "test_smollm.py",
-    "test_llamacpp.py",
-    "test_openai_llamacpp.py",
-    "test_answer_judge.py",
+    "test_ray_runner.py",
     "test_processes.py",
-    "test_first_run.py",
-    "test_lora.py",
     "test_results.py",
+    "test_policy_benchmark.py",
+    "test_lora.py",
+    "test_gain_gate.py",
+    "test_postgres.py",
+    "test_kbm.py",
+    "test_answer_judge.py",
+    "test_first_run.py",
 )
+MODEL_FILES = pytest.StashKey[set[Path]]()  # files with tests that are marked `model`
+loaded_weights = {}  # arguments of `load_transformers` -> the embedded model as it was loaded with them
+embedded_models = []  # models that use these weights
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_certificates():
+    """Read the certificates for HTTPS once per process. Each call such as `httpx.get` would read them again: 50 ms."""
+    create_context = ssl.create_default_context
+    ssl.create_default_context = functools.cache(create_context)
+    yield
+    ssl.create_default_context = create_context
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -70,12 +84,14 @@ def shared_weights(request):
     from knowgate.models.hf import local_model
 
     load_again, converted = local_model.load_transformers, (cache_dir() / "converted").resolve()
-    load_once = functools.cache(load_again)
 
     def load(source, bits=0):
         folder = Path(source).resolve()
-        is_embedded = folder.parent == converted and folder.name.startswith("SmolLM")
-        return load_once(str(folder), bits) if is_embedded else load_again(source, bits)
+        if folder.parent != converted or not folder.name.startswith("SmolLM"):
+            return load_again(source, bits)
+        if (folder, bits) not in loaded_weights:
+            loaded_weights[folder, bits] = load_again(str(folder), bits)
+        return loaded_weights[folder, bits]
 
     local_model.load_transformers = load
     yield load_again
@@ -87,7 +103,8 @@ def smollm():
     """The embedded model; only for tests marked `model`."""
     from knowgate.models import load_model
 
-    return load_model("smollm")
+    embedded_models.append(load_model("smollm"))
+    return embedded_models[-1]
 
 
 @pytest.fixture(scope="session")
@@ -110,6 +127,37 @@ def pytest_collection():
         gc.enable()
 
 
-def pytest_collection_modifyitems(items):
-    """Start with the longest files, so that no process works alone at the end (`--dist loadfile` keeps this order)."""
-    items.sort(key=lambda item: LONGEST_FILES.index(item.path.name) if item.path.name in LONGEST_FILES else 99)
+def pytest_collection_modifyitems(session, items):
+    """Start with the files that need the embedded model, then the longest ones (`--dist loadfile` keeps this order).
+
+    The weights can then be released early, and no process works alone at the end.
+    """
+    files = session.stash[MODEL_FILES] = {item.path for item in items if item.get_closest_marker("model")}
+
+    def rank(item):
+        name = item.path.name
+        return item.path not in files, LONGEST_FILES.index(name) if name in LONGEST_FILES else len(LONGEST_FILES)
+
+    items.sort(key=rank)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    """At the end of a file, return unused memory to the system, and the embedded model if no test needs it any more."""
+    if nextitem is None or nextitem.path == item.path:
+        return
+    files = item.session.stash[MODEL_FILES]
+    if item.path in files and nextitem.path not in files:
+        loaded_weights.clear()
+        for model in embedded_models:
+            vars(model).pop("loaded", None)  # it is loaded again on its next use
+        gc.collect()
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config):
+    """Return three processes for two cores: a third of the time, tests wait for servers, databases and clocks."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores + cores // 2

@@ -50,7 +50,7 @@ def test_a_slow_response_ends_at_the_deadline_though_each_read_is_fast(server, h
     start = time.monotonic()
     with pytest.raises(Exception, match=r"deadline|timed out|too slowly"):
         read(server, seconds=0.3)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 9  # the whole response takes at least ten seconds
 
 
 @pytest.mark.parametrize("kind", ["endless", "bomb"])

@@ -1,4 +1,6 @@
 import re
+import time
+import unicodedata
 
 import pytest
 from hypothesis import given
@@ -16,6 +18,7 @@ from knowgate.core.text import (
     is_exact_match,
     join_tokens,
     normalize,
+    normalize_unicode,
     parse_choice_letter,
     render_choices,
     tokenize,
@@ -311,3 +314,21 @@ def test_fast_and_slow_punctuation_replacement_agree_for_other_scripts():
 
 def test_a_chinese_character_counts_as_a_token():
     assert estimate_tokens("法国的首都 abcd") == 5 + 2
+
+
+def test_long_runs_of_combining_marks_are_normalized_in_linear_time():
+    text = "a" + "\u0301\u0316" * 100_000  # quadratic in `unicodedata.normalize`: more than 10 seconds
+    start = time.process_time()
+    assert len(normalize_unicode(text)) <= 31
+    assert time.process_time() - start < 2
+
+
+def test_ordinary_texts_are_normalized_as_by_unicodedata():
+    for text in ["naïve: e\u0301te\u0301", "- " * 40, "-" * 50 + "e\u0301", "ﾊﾞ" * 40, "हिन्दी " * 20]:
+        assert normalize_unicode(text) == unicodedata.normalize("NFKC", text)
+
+
+def test_every_combining_mark_counts_in_a_long_run():
+    marks = [chr(code) for code in range(0x3000) if unicodedata.combining(unicodedata.normalize("NFKD", chr(code))[0])]
+    for mark in [*marks, "\uff9e", "\uff9f"]:
+        assert len(normalize_unicode("a" + mark * 40, "NFKD")) < len(unicodedata.normalize("NFKD", "a" + mark * 40))

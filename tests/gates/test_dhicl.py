@@ -172,16 +172,16 @@ def test_words_must_be_two():
 def test_the_label_logits_of_one_pass_equal_those_of_separate_passes(smollm):
     import torch
 
-    near = tuple(Neighbor(f"Who wrote book number {i}?", "known" if i % 3 else "unknown", 0.5) for i in range(20))
+    near = tuple(Neighbor(f"Who wrote book number {i}?", "known" if i % 3 else "unknown", 0.5) for i in range(8))
     gate = DhiclGate()
     (prompt,) = gate.build_label_prompts([Question("Who wrote Hamlet?")], [Reading(neighbors={"dhicl": near})])
     one_pass = smollm.label_logits([prompt], gate.labels)[0]
-    assert one_pass.shape == (21, 2)
+    assert one_pass.shape == (9, 2)
     columns = [smollm.tokenize(label)[0] for label in gate.labels]
     ids = smollm.tokenize(prompt.prefix)
     for place, (row, part) in enumerate(zip(one_pass, prompt.parts, strict=True)):
         ids = ids + smollm.tokenize(part)
-        if place not in (0, 1, 10, 20):  # a pass takes a second
+        if place not in (0, 1, 4, 8):  # a pass takes long
             continue
         with torch.inference_mode():
             alone = smollm.loaded.model(torch.tensor([ids]), logits_to_keep=1).logits[0, -1, columns].numpy()

@@ -138,10 +138,8 @@ def test_answers_states_and_needs_agree_with_transformers(smollm, smollm_llamacp
     np.testing.assert_allclose(needs[0], needs[1], atol=0.1)  # of one token: r is .96, below the .98 of whole prompts
     gates = [bind_gate(load_gate("prompt"), model, prompts) for model in models]
     pairs = zip(gates, models, strict=True)
-    needs = [
-        score_with_raw(gate, QUESTIONS, read_questions(model, [gate], QUESTIONS, prompts)).needs
-        for gate, model in pairs
-    ]
+    few = QUESTIONS[::2] + QUESTIONS[-1:]  # a question takes seconds
+    needs = [score_with_raw(gate, few, read_questions(model, [gate], few, prompts)).needs for gate, model in pairs]
     assert np.corrcoef(*needs)[0, 1] >= 0.98
     scores = [model.answer_logprobs(asked[:2], ["Paris", "Fine, thank you"]) for model in models]
     np.testing.assert_allclose(scores[0], scores[1], atol=0.3)

@@ -4,8 +4,10 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
 
+from knowgate.server.auth.api_keys import add_key
 from knowgate.server.chat.gate_service import GateService
 from knowgate.server.load_limits import CircuitBreaker
 from tests.server.test_chat import ask
@@ -59,8 +61,26 @@ def test_a_gate_is_used_again_after_it_recovers(serve):
     assert [ask(address).json()["knowgate"]["degraded"] for _ in range(6)] == [["gate"]] * 6
     score[0] = 0.0
     assert ask(address).json()["knowgate"]["degraded"] == ["gate"]
-    skip_recovery_time(app.state.service.gate_service.gate_breaker)
+    skip_recovery_time(app.state.service.gate_service.gate_breakers.get(""))
     assert ask(address).json()["knowgate"]["retrieve"] is False
+
+
+def test_questions_of_one_key_at_which_the_gate_fails_do_not_stop_it_for_other_keys(serve, tmp_path):
+    def fail_at_nonsense(questions):
+        return [float("nan") if "nonsense" in question.text else 0.0 for question in questions]
+
+    file = tmp_path / "keys.json"
+    headers = {name: {"Authorization": f"Bearer {add_key(file, name)}"} for name in ("attacker", "other")}
+    gate = use_parts(gate=FailingGate(fail_at_nonsense))
+    address, _ = serve(gate="always", change=gate, options={"keys": str(file)})
+
+    def decide(name, question):
+        return httpx.post(f"{address}/v1/decide", json={"question": question}, headers=headers[name]).json()
+
+    assert all("fallback" in decide("attacker", "nonsense")["reason"] for _ in range(5))
+    assert "failed repeatedly" in decide("attacker", "Who wrote Emma?")["reason"]
+    assert decide("other", "Who wrote Emma?")["retrieve"] is False
+    assert httpx.get(f"{address}/ready").json()["breakers"]["gate"] == "open"
 
 
 def test_an_upstream_is_used_again_after_it_recovers(serve, stub):

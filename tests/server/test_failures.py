@@ -2,7 +2,6 @@
 
 import socket
 import threading
-import time
 
 import httpx
 import pytest
@@ -90,8 +89,11 @@ def test_a_failing_gate_retrieves_and_reports_it(serve, upstream, score):
 
 
 def test_a_gate_that_times_out_retrieves_and_reports_it(serve):
-    address, _ = serve(gate="always", change=use_gate(FailingGate(lambda questions: time.sleep(1.5) or [0.0])))
+    has_reply = threading.Event()
+    gate = FailingGate(lambda questions: (has_reply.wait(20), [0.0])[1])
+    address, _ = serve(gate="always", change=use_gate(gate))
     report = ask(address).json()["knowgate"]
+    has_reply.set()
     assert (report["retrieve"], report["degraded"]) == (True, ["gate"])
     assert "timeout after 0.5 seconds" in report["reason"]
 

@@ -55,8 +55,8 @@ def test_draft_mode_searches_after_the_draft(serve, stub):
 
 def test_race_mode_searches_during_the_draft(serve, stub):
     watched = WatchedRetriever(stub)
-    stub.sure, stub.waits_for = -3.0, watched.asked  # there is no draft before the search has begun
     address, _ = serve(gate="logprob:mean", options={"way": "race"}, change=use_retriever(watched))
+    stub.sure, stub.waits_for = -3.0, watched.asked  # there is no draft before the search has begun
     report = ask(address).json()["knowgate"]
     assert (report["way"], [item["id"] for item in report["passages"]]) == ("race", ["d1"])
     assert watched.answered == [0]

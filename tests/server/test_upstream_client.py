@@ -22,8 +22,8 @@ def test_an_upstream_that_sends_no_first_byte_in_time_is_504(serve, stub):
 
 
 def test_a_stream_may_take_longer_than_its_first_byte(serve, stub):
-    stub.slow = 0.15
-    address, _ = serve(gate="never", options={"first_byte_seconds": 0.3})
+    stub.slow = 0.4  # four words: longer than the limit, but no pause comes near it
+    address, _ = serve(gate="never", options={"first_byte_seconds": 1.2})
     assert ask(address, stream=True).text.endswith("data: [DONE]\n\n")
 
 
@@ -43,6 +43,13 @@ def test_a_connection_that_is_not_accepted_in_time_is_502(serve):
         for connection in waiting:
             connection.close()
     assert (reply.status_code, reply.json()["error"]["code"]) == (502, "upstream_unreachable")
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(None, 9.0), (3.0, 3.0), (30.0, 9.0)])
+def test_the_first_byte_must_come_before_the_deadline(seconds, expected):
+    """A request that is canceled at the deadline would not count as a failure of the upstream."""
+    client = UpstreamClient("http://a/v1", ServeOptions(deadline=10.0, first_byte_seconds=seconds))
+    assert client._first_byte_timeout == pytest.approx(expected)
 
 
 def test_the_url_of_the_upstream_is_normalized():

@@ -92,6 +92,7 @@ def _answer_all(rag: AdaptiveRAG, stream: QuestionStream, *, live: bool, explain
     truncation = answer_output.TruncationNotice(rag.max_tokens)
     questions = (_parse_question_line(rag.model, question) for question in stream)
     show_live = partial(answer_output.show_streamed_answer, rag)
+    # The first batch has one question, so that the first answer appears soon.
     for answer in map(show_live, questions) if live else rag.stream(questions, first=1):
         skips.count(answer)
         outliers.count(answer.decision)
@@ -161,11 +162,10 @@ def _print_skipped_lines(stream: QuestionStream, question: Question | None, as_j
 
     Prints nothing in text mode. With question=None, prints the records of all remaining empty lines.
     """
-    number = int(question.id) if question is not None and question.id else None
-    if not as_json or (question is not None and number is None):
+    if not as_json or (question is not None and not question.id):  # a single question of the command line has no id
         return
-    for skipped in stream.take_skipped(number):
-        print_json({"id": str(skipped), "question": "", "skipped": "the line is empty"})
+    for number in stream.take_skipped(None if question is None else int(question.id)):
+        print_json({"id": str(number), "question": "", "skipped": "the line is empty"})
 
 
 @contextmanager

@@ -37,7 +37,10 @@ def _make_row(name: str, entry: RegistryEntry, hint: str = "") -> tuple[str, ...
 
 
 def _fit_hint(name: str) -> str:
-    """Say that a gate must be fitted before it can be used. A constant gate is the result of a policy fit."""
+    """Say that a gate must be fitted before it can be used.
+
+    The gate `constant` has no command of its own: `knowgate fit` without a gate name writes it.
+    """
     return f" (first: knowgate fit {name})" if name != "constant" else ""
 
 
@@ -64,7 +67,7 @@ def _list_weights() -> Iterator[tuple[str, ...]]:
 def _list_converted_models() -> Iterator[tuple[str, ...]]:
     """Yield a row for each GGUF model that was converted and stored in the cache."""
     for folder in sorted((cache_dir() / "converted").glob("*-v*")):
-        if folder.is_dir():
+        if folder.is_dir():  # named NAME-DIGEST-vVERSION
             size = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
             yield folder.name.split("-")[0], f"{size:.0f} MB", "yes", f"converted GGUF: {folder.name}"
 

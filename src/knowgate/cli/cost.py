@@ -66,7 +66,8 @@ def cost_command(
     """
     given = get_set_fields(options)
     are_assumed = prices is None and not given
-    used_prices = ASSUMED_PRICES if are_assumed else (read_prices(prices) if prices else Prices()).replace(**given)
+    file_prices = read_prices(prices) if prices else Prices()
+    used_prices = ASSUMED_PRICES if are_assumed else file_prices.replace(**given)
     logged = read_traffic(parse_log_location(log), gate)
     traffic = Traffic(logged.events)
     comparison = compare_traffic_costs(traffic, _choose_threshold(logged, gate, threshold), used_prices)
@@ -104,7 +105,7 @@ def build_cost_table(comparison: CostComparison, currency: str) -> TextTable:
 
 
 def _make_cells(cost: PolicyCost, prices: Prices) -> tuple[str, ...]:
-    """Format money and amounts for `COST_QUESTIONS` questions; unknown ones as missing."""
+    """Format what `COST_QUESTIONS` questions cost, as cells in the order of the columns of the cost table."""
     lost = cost.lost.value if cost.lost else None
     amounts = (cost.money(prices), cost.searches, cost.calls, cost.change, lost, cost.prompt, cost.completion, cost.gpu)
     templates = ("{:,.4g}", "{:,.0f}", "{:,.0f}", "{:+,.1f}", "{:,.1f}", "{:,.0f}", "{:,.0f}", "{:,.0f}")

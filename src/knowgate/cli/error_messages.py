@@ -120,35 +120,42 @@ def _write_report(error_id: str, text: str) -> Path | None:
 
 
 def explain_usage_error(error: Any) -> str:
-    """Explain a usage error of typer, and list the known options or commands or name the help page."""
+    """Explain a usage error of typer in one line, and list the known commands or name the help page.
+
+    Args:
+        error: The exception. `ctx` is the context of the command; `param` is set if the value of an option is wrong.
+    """
     if hasattr(error, "option_name") and hasattr(error, "possibilities"):
         return _explain_unknown_option(error)
     sentence = " ".join(error.format_message().split()).rstrip(".") or "no command was given"
     sentence += "" if sentence.endswith("?") else "."
     context = getattr(error, "ctx", None)
-    is_value = getattr(error, "param", None) is not None
-    known = ", ".join(getattr(context.command, "commands", ())) if context and not is_value else ""
-    hint = f"Known: {known}." if known else f"See: {context.command_path if context else 'knowgate'} --help"
-    return f"{sentence} {hint}"
+    if context is None:
+        return f"{sentence} See: knowgate --help"
+    is_wrong_value = getattr(error, "param", None) is not None
+    known = () if is_wrong_value else getattr(context.command, "commands", ())
+    return f"{sentence} Known: {', '.join(known)}." if known else f"{sentence} See: {context.command_path} --help"
 
 
 def _explain_unknown_option(error: Any) -> str:
     """Explain an unknown option: suggest the most similar one, and list the known options.
 
-    Old names of renamed options count as similar, too. The suggestion then is the new name.
+    An option that is similar to the old name of a renamed option also leads to the suggestion of the new name.
     """
     command, name = error.ctx.command if error.ctx else None, error.option_name
     parameters = command.params if command else ()
     visible = sorted(flag for item in parameters if not getattr(item, "hidden", False) for flag in item.opts)
-    known = [flag for flag in [*visible, "--help"] if flag.startswith("--")]
-    current_names = {**{flag: flag for flag in known if flag != "--help"}, **getattr(command, "renamed", {})}
-    candidates = {flag.lstrip("-"): current for flag, current in current_names.items()}
-    matches = difflib.get_close_matches(name.lstrip("-"), candidates, n=1)
-    hint = f" Did you mean '{candidates[matches[0]]}'?" if matches else ""
-    hint += getattr(command, "suggest_elsewhere", lambda option: "")(name)
+    flags = [flag for flag in visible if flag.startswith("--")]
+    # Maps each name that the user may have meant, old or new, to the option to suggest.
+    suggestions = {**{flag: flag for flag in flags if flag != "--help"}, **getattr(command, "renamed", {})}
+    suggestions = {flag.lstrip("-"): suggestion for flag, suggestion in suggestions.items()}
+    matches = difflib.get_close_matches(name.lstrip("-"), suggestions, n=1)
+    hint = f" Did you mean '{suggestions[matches[0]]}'?" if matches else ""
+    if suggest_elsewhere := getattr(command, "suggest_elsewhere", None):  # only commands of `knowgate fit` have it
+        hint += suggest_elsewhere(name)
     if getattr(command, "commands", None):
         hint += f" Write options of a command after its name: {error.ctx.command_path} COMMAND {name}."
-    return f"unknown option '{name}'.{hint} Known: {', '.join(known)}."
+    return f"unknown option '{name}'.{hint} Known: {', '.join([*flags, '--help'])}."
 
 
 # --- errors of the library ------------------------------------------------------------------------
@@ -220,8 +227,11 @@ def translate_arguments(message: str, flags: Mapping[str, str]) -> str:
 
     def translate(match: re.Match[str]) -> str:
         flag, value = flags[match["name"]], match["value"]
-        return flag if value in ("", "True") else f"no {flag}" if value in ("False", "None") else f"{flag} {value}"
+        if value in ("False", "None"):
+            return f"no {flag}"
+        return flag if value in ("", "True") else f"{flag} {value}"
 
-    value = r"""'[^']*'|"[^"]*"|[\w.+-]*[\w]|"""
+    value = r"""'[^']*'|"[^"]*"|[\w.+-]*[\w]|"""  # a text in quotes, a number or word, or nothing
+    # The characters before an argument must not show that it is part of a longer name or of a URL.
     message = re.sub(rf"(?<![\w.?&-])`?(?P<name>{names})=(?P<value>{value})`?", translate, message)
     return re.sub(rf"`({names})`", lambda match: flags[match[1]], message)

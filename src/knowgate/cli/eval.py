@@ -67,7 +67,7 @@ def eval_(
     check_trackers(mlflow=trackers.mlflow, wandb=trackers.wandb)
     if options.out is not None:
         check_report_folder(options.out)  # fail before the evaluation, not after it
-    if "price_wrong" in options.model_fields_set:
+    if "price_wrong" in options.model_fields_set:  # the price of a wrong answer is compared with that of a search
         options = options.replace(price_search=report.price_search)
     progress_bar = labeling_progress_bar() if data else nullcontext(lambda progress: None)
     arbiter = None if options.arbiter is None else str(options.arbiter)

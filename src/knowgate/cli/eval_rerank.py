@@ -172,7 +172,7 @@ def _make_answerers(specs: Sequence[str], out: Path, progress: ProgressCallback)
     def on_progress(done: int, total: int) -> None:
         progress(done, total, stage="answering", unit="answers")
 
-    grader = load_grader("contains", None, "implies")
+    grader = load_grader("contains")
     models = [load_model(spec) for spec in specs]
     return {
         model.name: CachedAnswerer(model, grader, out / "answers.jsonl", on_progress=on_progress) for model in models

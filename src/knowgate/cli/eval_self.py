@@ -54,7 +54,9 @@ def eval_self(
     judgment freely (--judge), or a gate decides (--gates).
     """
     model = load_model(options.model)
-    judge = model if options.judge == SELF_JUDGE else load_model(options.judge) if options.judge else None
+    judge = None
+    if options.judge:
+        judge = model if options.judge == SELF_JUDGE else load_model(options.judge)
     gates = split_gate_specs(options.gates) if options.gates else []
     for spec in data:
         questions = load_questions(spec, options.limit)

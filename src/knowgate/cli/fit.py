@@ -149,16 +149,21 @@ app = typer.Typer(
 
 
 def make_gate_command(name: str) -> Callable[..., None]:
-    """Make the function behind `knowgate fit NAME`, with the flags of that gate."""
+    """Make the function behind `knowgate fit NAME`.
+
+    Flags are made from the annotations of a command (`expand_options`). So `own` is annotated with the option model of
+    the gate, and `options` with the options that all gates share.
+    """
     function = load_fit_function(name)
 
     def command(labels: Labels = None, *, out: GateFolder, options: FitOptions, own: Options) -> None:
         fit_and_print(name, labels or [], out, options, get_set_fields(own))
 
     command.__annotations__["own"] = read_fit_options(function)
-    if not read_requirements(function).reads_states:  # then `keep_questions` has no effect
-        hidden: Any = (bool, option(True, "", flag=None))
-        command.__annotations__["options"] = create_model("TextFitOptions", __base__=FitOptions, keep_questions=hidden)
+    if not read_requirements(function).reads_states:  # then `keep_questions` has no effect and gets no flag
+        without_flag: Any = (bool, option(True, "", flag=None))
+        text_options = create_model("TextFitOptions", __base__=FitOptions, keep_questions=without_flag)
+        command.__annotations__["options"] = text_options
     summary = (inspect.getdoc(function) or f"Fit {name}.").split("\n\n")[0]
     command.__doc__ = f"{summary}\n\nExample: knowgate fit {name} --labels RUN --out my-{name}"
     return expand_options(command, own=f"Options of {name}")
@@ -177,7 +182,7 @@ def fit_and_print(
     table = Table("measure", "test split", box=None)
     for measure, estimate in manifest["metrics"].items():
         table.add_row(measure, format_estimate(estimate))
-        if measure == "accuracy":
+        if measure == "accuracy":  # for comparison: a gate that decides the same for all questions
             table.add_row("(majority)", f"{majority_accuracy(manifest):.3f}")
     console = create_console(soft_wrap=False)
     console.print(table)
@@ -211,19 +216,21 @@ def _make_run_table(runs: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def _describe_gate(gate: FittedGate) -> Text:
-    """Describe when the gate retrieves, with a warning if its AUROC is not provably above 0.5 (chance)."""
+    """Describe when the gate retrieves, with a warning if its AUROC is not provably above 0.5 (chance).
+
+    The warning suggests another target: what the gate is trained to predict. Targets such as 'benefit' compare answers
+    with and without passages; 'known' is only about answers without passages.
+    """
     manifest = gate.artifact.manifest
-    text, low = (
-        Text(f"It retrieves {describe_retrieval_rule(manifest['threshold'])}."),
-        manifest["metrics"]["auroc"]["low"],
-    )
-    if low is not None and low <= 0.5:
-        other = "known" if manifest["target"] in OPEN_BOOK_TARGETS else "benefit"
-        has_one_target = read_requirements(load_fit_function(gate.name)).target in OPEN_BOOK_TARGETS
-        advice = "label more questions"
-        if not has_one_target and manifest["target"] != "agree":
-            advice += f", or try --target {other}"
-        text.append(f" On the held-out questions it is not better than chance: {advice}.", style="yellow")
+    target, low = manifest["target"], manifest["metrics"]["auroc"]["low"]
+    text = Text(f"It retrieves {describe_retrieval_rule(manifest['threshold'])}.")
+    if low is None or low > 0.5:
+        return text
+    advice = "label more questions"
+    needs_open_book = read_requirements(load_fit_function(gate.name)).target in OPEN_BOOK_TARGETS
+    if not needs_open_book and target != "agree":
+        advice += f", or try --target {'known' if target in OPEN_BOOK_TARGETS else 'benefit'}"
+    text.append(f" On the held-out questions it is not better than chance: {advice}.", style="yellow")
     return text
 
 
@@ -231,8 +238,12 @@ def _describe_gate(gate: FittedGate) -> Text:
 
 
 def make_arbiter_command() -> Callable[..., None]:
-    """Make the function behind `knowgate fit arbiter`, with the options of every mode."""
-    models = tuple(read_fit_options(load_arbiter_fit_function(mode)) for mode in ARBITER_MODES[1:])
+    """Make the function behind `knowgate fit arbiter`, with the options of every mode.
+
+    Flags are made from the annotations of a command (`expand_options`). So `own` is annotated with a model that joins
+    the option models of all modes.
+    """
+    models = tuple(read_fit_options(load_arbiter_fit_function(mode)) for mode in ARBITER_MODES[1:])  # without 'auto'
 
     def command(
         labels: Labels = None, *, out: ArbiterFolder, mode: ArbiterMode = AUTO_MODE, seed: SeedOption = 0, own: Options
@@ -273,6 +284,8 @@ def fit_arbiter_and_print(labels: list[Path], out: Path, mode: str, seed: int, o
 @dataclass
 class FitProgressBar:
     """Shows the progress of a fit as a bar, and prints milestones (such as the end of an epoch) as lines.
+
+    A milestone is printed as 'epoch 0.5, loss ...' and listed in the notes of the model card as 'epoch 0.5: loss ...'.
 
     Attributes:
         show: Updates the progress bar.

@@ -131,7 +131,10 @@ def _fit_relevance(out: Path, options: FitRerankerOptions) -> None:
 
 
 def _load_relevance_groups(options: FitRerankerOptions) -> list[RankingGroup] | None:
-    """Load the training groups of `relevance`; None if the option was not given."""
+    """Load the questions of the option `relevance`, each with passages that do and do not contain its gold answer.
+
+    Returns None if the option was not given.
+    """
     if not options.relevance:
         return None
     questions = [question for spec in options.relevance for question in load_questions(spec, options.limit)]
@@ -165,16 +168,17 @@ def _print_result(fitted: training.AlignedReranker, out: Path) -> None:
             "The reranker was not measured: no held-out question has both helpful and harmful passages. Measure "
             "preferences of some hundred questions, or of test questions only: knowgate prefer --split test"
         )
-    n_groups, cut = fitted.alignment.groups, fitted.cut
-    if n_groups < MIN_USEFUL_QUESTIONS:
+    n_trained, truncated = fitted.alignment.groups, fitted.cut
+    if n_trained < MIN_USEFUL_QUESTIONS:
         inform(
-            f"The reranker was trained on {n_groups} questions only (the CBDR paper: {PAPER_QUESTIONS:,}). Measure "
+            f"The reranker was trained on {n_trained} questions only (the CBDR paper: {PAPER_QUESTIONS:,}). Measure "
             "preferences of more questions with knowgate prefer."
         )
-    if cut.questions or cut.passages:
-        inform(f"Truncated to the token limits of the paper: {cut.questions} questions, {cut.passages} passages.")
+    if truncated.questions or truncated.passages:
+        counts = f"{truncated.questions} questions, {truncated.passages} passages"
+        inform(f"Truncated to the token limits of the paper: {counts}.")
     inform(
-        f"Reranker aligned on {n_groups} questions, measured on {len(fitted.tested)}. Use it: knowgate ask --rerank {out}"
+        f"Reranker aligned on {n_trained} questions, measured on {len(fitted.tested)}. Use it: knowgate ask --rerank {out}"
     )
 
 

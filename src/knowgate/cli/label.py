@@ -128,6 +128,7 @@ def labeling_progress_bar() -> Iterator[LabelProgressBar]:
 
 
 def _format_speed(progress: LabelProgress, separator: str) -> str:
+    """Format the questions and the tokens per second; '' if no time has passed."""
     if not progress.seconds:
         return ""
     questions = f"{progress.fresh / progress.seconds:.2f} questions/s"
@@ -156,9 +157,10 @@ def _print_missing_passages(folder: RunFolder) -> None:
 
 
 def _write_kb_sat(folder: RunFolder, out: Path, seed: int) -> None:
-    """Write the KB-SAT data to `out`, and its stress-test sets to OUT.swapped.jsonl and OUT.rare.jsonl.
+    """Write the KB-SAT data, which are questions labeled known or unknown, to `out`.
 
-    Warns if no answer could be swapped, because the swapped set is then empty.
+    Its two stress-test sets are written to OUT.swapped.jsonl and OUT.rare.jsonl. Warns if the swapped set is empty,
+    because no answer could be swapped.
     """
     sets = build_kb_sat(folder.rows(), seed)
     for path, records in (

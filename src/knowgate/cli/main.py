@@ -123,6 +123,7 @@ def _run_and_explain(arguments: list[str], is_debug: bool) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _print_error("interrupted.", EXIT_INTERRUPTED, is_debug)
     except (BrokenPipeError, SystemExit):  # the reader of our output is gone, as with `head`
+        # Python flushes stdout at its exit, which would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:

@@ -52,6 +52,7 @@ def expand_options(function: Callable[..., None], **panels: str) -> Callable[...
         return function
 
     def command(**values: Any) -> None:
+        """Collect the flags of each option model into an object of the model, and call the original function."""
         for argument, model in models.items():
             names = [name for name, field in model.model_fields.items() if get_flag(name, field)]
             flags = {name: values.pop(name) for name in names if name in values}
@@ -68,9 +69,9 @@ def expand_options(function: Callable[..., None], **panels: str) -> Callable[...
 
 def make_flags(model: type[Options], panel: str | None = None) -> list[inspect.Parameter]:
     """Make a typer parameter for each field of an option model, except for fields without a flag."""
-    flags = {name: get_flag(name, field) for name, field in model.model_fields.items()}
-    names = {name: flag.partition("/")[0] for name, flag in flags.items() if flag}
-    return [_make_flag(name, model.model_fields[name], str(flags[name]), names, panel) for name in names]
+    flags = {name: flag for name, field in model.model_fields.items() if (flag := get_flag(name, field))}
+    names = {name: flag.partition("/")[0] for name, flag in flags.items()}  # '--mask' of '--mask/--no-mask'
+    return [_make_flag(name, model.model_fields[name], flag, names, panel) for name, flag in flags.items()]
 
 
 def get_flag(name: str, field: FieldInfo) -> str | None:
@@ -91,35 +92,36 @@ def _is_model(parameter: inspect.Parameter) -> bool:
 def _make_flag(
     name: str, field: FieldInfo, flag: str, names: Mapping[str, str], panel: str | None
 ) -> inspect.Parameter:
-    """Make the typer parameter of one field.
+    """Make the typer parameter of one field of an option model.
 
     Args:
         name: Name of the field.
         field: The field.
         flag: Flag of the field.
         names: Flags of all fields of the model, keyed by field name, to replace field names in the help text.
-        panel: Heading of the help page for fields that name none.
+        panel: Heading on the help page, unless the field sets its own.
     """
     extra, flag_type = _get_extra(field), _get_flag_type(field.annotation)
-    is_list = _is_list(field.annotation)
-    is_number, values = flag_type in (int, float), _list_values(field.annotation)
+    is_number, choices = flag_type in (int, float), _list_values(field.annotation)
+
+    def complete(start: str) -> list[str]:
+        return [choice for choice in choices if choice.startswith(start)]
+
     option = typer.Option(
         flag,
         help=translate_arguments(field.description or "", names) + _format_default(field),
-        metavar=extra.get("metavar") or "|".join(values) or None,
-        autocompletion=(lambda incomplete: [each for each in values if each.startswith(incomplete)])
-        if values
-        else None,
+        metavar=extra.get("metavar") or "|".join(choices) or None,
+        autocompletion=complete if choices else None,
         rich_help_panel=extra.get("panel", panel),
         parser=parse_path if flag_type is Path else None,
         min=_get_bound(field, annotated_types.Ge, "ge") if is_number else None,
         max=_get_bound(field, annotated_types.Le, "le") if is_number else None,
     )
-    annotation: Any = list[flag_type] if is_list else flag_type  # type: ignore[valid-type]
-    value = inspect.Parameter.empty if field.is_required() else None
+    annotation: Any = list[flag_type] if _is_list(field.annotation) else flag_type  # type: ignore[valid-type]
     annotation = annotation if field.is_required() else annotation | None
+    default = inspect.Parameter.empty if field.is_required() else None
     keyword = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(name, keyword, default=value, annotation=Annotated[annotation, option])
+    return inspect.Parameter(name, keyword, default=default, annotation=Annotated[annotation, option])
 
 
 def _get_extra(field: FieldInfo) -> dict[str, Any]:
@@ -151,7 +153,7 @@ def _is_list(annotation: Any) -> bool:
 
 
 def _get_flag_type(annotation: Any) -> type:
-    """Return the type as which the value of a flag is parsed; str if no other type fits."""
+    """Return the type that the value of a flag is parsed as; str if no other type fits."""
     plain = set(_flatten(annotation))
     return next((flag_type for flag_type in FLAG_TYPES if flag_type in plain), str)
 

@@ -129,7 +129,8 @@ def split_gate_specs(values: Sequence[str] | None, runs: Sequence[Path] = ()) ->
     has_comma = any("," in value for value in values)
     recorded = {record.gate for run in runs for record in read_needs(run)} if has_comma else set()
     specs: list[str] = []
-    for part in (part for value in values for part in _join_recorded_names(value.split(","), recorded)):
+    parts = [part for value in values for part in _join_recorded_names(value.split(","), recorded)]
+    for part in parts:
         if specs and "=" in part and ":" not in part and part not in recorded:  # an option of the gate before it
             specs[-1] += f",{part}"
         elif part.strip():

@@ -66,7 +66,15 @@ def _create_bar(console: Console) -> Any:
 
 @dataclass
 class ProgressBar:
-    """Shows progress as bars on a terminal. Each stage of a job has its own bar."""
+    """Shows progress as bars on a terminal. Each stage of a job has its own bar.
+
+    Attributes:
+        task: What the job does; name of the bar of a job without stages.
+        unit: What the items are called.
+        bar: The progress display of rich, which holds all bars.
+        tasks: Id of the bar of each stage.
+        starts: First report of each stage, to compute its speed.
+    """
 
     task: str
     unit: str
@@ -109,6 +117,15 @@ class ProgressLines:
 
     The first line is printed after a few seconds. The interval between lines then doubles up to one minute. Nothing is
     printed when all items are done.
+
+    Attributes:
+        task: What the job does.
+        unit: What the items are called.
+        write: Prints a line.
+        clock: Returns the time in seconds.
+        next_at: Time from which on the next line may be printed.
+        interval: Seconds between the last line and the next.
+        starts: First report of each stage, to compute its speed.
     """
 
     task: str
@@ -137,13 +154,22 @@ class ProgressLines:
 
 def format_pace(rate: float, unit: str) -> str:
     """Format a speed as '3.2 questions/s'; empty if the rate is 0, which means unknown."""
-    return f"{rate:{',.0f' if rate >= 10 else '.2g'}} {unit}/s" if rate > 0 else ""
+    if rate <= 0:
+        return ""
+    number = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+    return f"{number} {unit}/s"
 
 
 def format_progress_line(task: str, done: int, total: int, unit: str, rate: float, pace: str = "") -> str:
     """Format progress as 'labeling: 120 of 1,000 questions, 3.2 questions/s, 4 min left'.
 
-    Speed and remaining time are left out if the rate is 0, which means unknown.
+    Args:
+        task: What is done.
+        done: Number of items that are done.
+        total: Number of all items.
+        unit: What the items are called.
+        rate: Items per second. If it is 0 (unknown), speed and remaining time are left out.
+        pace: Text that replaces the speed.
     """
     parts = [f"{task}: {done:,} of {total:,} {unit}"]
     if pace or rate > 0:
@@ -166,7 +192,7 @@ def format_duration(seconds: float) -> str:
 def show_waiting(task: str, interval: float = WAITING_LINE_SECONDS) -> Iterator[None]:
     """Show that a job without countable steps is running: a clock on a terminal, otherwise lines on stderr.
 
-    Output always goes to the sys.stderr of the start, because code that silences libraries may replace it meanwhile.
+    Output goes to what sys.stderr is now, because code that silences libraries may replace it while the job runs.
     """
     console = Console(file=sys.stderr, markup=False, emoji=False, highlight=False)
     with _show_clock(console, task) if console.is_terminal else _print_seconds(console, task, interval):

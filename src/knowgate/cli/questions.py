@@ -63,12 +63,10 @@ def read_arguments(questions: list[str] | None) -> QuestionStream:
 
 
 def read_question_file(file: Path) -> QuestionStream:
-    """Read questions from a text file, one per line, or from a JSONL file, which its name must show."""
-    return (
-        QuestionStream(read_messages(file))
-        if is_jsonl_file(str(file))
-        else _read_stream(_open_lines(file), f"'{file}'")
-    )
+    """Read questions from a text file, one per line, or from a JSONL file, recognized by its name."""
+    if is_jsonl_file(str(file)):
+        return QuestionStream(read_messages(file))
+    return _read_stream(_open_lines(file), f"'{file}'")
 
 
 def _open_lines(file: Path) -> Iterator[bytes]:
@@ -80,7 +78,7 @@ def _open_lines(file: Path) -> Iterator[bytes]:
 def _read_stream(lines: Iterable[bytes], where: str) -> QuestionStream:
     """Make a stream of the questions in lines of text; raise BadInput at once if there are none."""
     stream = QuestionStream(iter(()))
-    questions = _read_questions(lines, where, stream.skipped)
+    questions = _read_questions(lines, where, stream.skipped)  # appends the numbers of empty lines to `skipped`
     first = next(questions)  # raises for empty input before a model is loaded
     stream.questions = chain([first], questions)
     return stream

@@ -45,7 +45,7 @@ RISK_COLUMNS = {
 
 
 class ReplayPrices(Prices):
-    """Prices as flags of `knowgate replay`."""
+    """Prices as flags of `knowgate replay`, without those of a GPU hour and of an LLM call, which have no flag here."""
 
     gpu_hour: Price = Field(default=0.0, json_schema_extra={"flag": None})
     llm_call: Price = Field(default=0.0, json_schema_extra={"flag": None})
@@ -135,7 +135,14 @@ def parse_thresholds(text: str) -> list[float]:
 def read_traffic(
     log: Path | DatabaseAddress, gate: str | None, arbiter: str | None = None, arm: str | None = None
 ) -> LoggedTraffic:
-    """Read logged traffic: output of `ask --json`, a decision log of the server, or a label run."""
+    """Read logged traffic: output of `ask --json`, a decision log of the server, or a label run.
+
+    Args:
+        log: File, folder or database of the log.
+        gate: Gate that decides the questions of a label run; ignored for other logs.
+        arbiter: Arbiter that chooses between the two answers of a label run; ignored for other logs.
+        arm: Arm of an A/B test ('a' or 'b') whose decisions to read. Server logs only.
+    """
     if not isinstance(log, Path) or is_server_log(log):
         return read_server_log(log, arm)
     if arm is not None:
@@ -171,25 +178,27 @@ def _build_table(results: Sequence[ReplayResult], names: dict[float, str], *, wi
 
     Narrow terminals drop columns from the right, so risks come before all savings except searches.
     """
-    kinds = ["retrievals", "tokens", "seconds", *(["money"] if with_money else [])]
-    risks = {name: RISK_COLUMNS[name].format(share.n) for name, share in results[0].risks.items()}
+    risk_titles = {name: RISK_COLUMNS[name].format(share.n) for name, share in results[0].risks.items()}
+    amounts = ["tokens", "seconds", *(["money"] if with_money else [])]
+    columns = ["threshold", "retrieved", "retrievals saved", "answers known", *risk_titles.values()]
+    columns += [f"{amount} saved" for amount in amounts]
     rows = []
     for result in results:
         label = "always" if result.threshold < 0 else f"{result.threshold:g}"
         if result.threshold in names:
             label += f" ({names[result.threshold]})"
-        searches, *others = [_format_saving(result.savings[kind]) for kind in kinds]
-        shares = [_format_share(result.risks[name]) for name in risks]
-        rows.append((label, f"{result.rate:.1%}", searches, _format_known(result), *shares, *others))
-    first, *rest = (f"{kind} saved" for kind in kinds)
-    return TextTable("", ("threshold", "retrieved", first, "answers known", *risks.values(), *rest), tuple(rows))
+        cells = [label, f"{result.rate:.1%}", _format_saving(result.savings["retrievals"]), _format_known(result)]
+        cells += [_format_share(result.risks[name]) for name in risk_titles]
+        cells += [_format_saving(result.savings[amount]) for amount in amounts]
+        rows.append(tuple(cells))
+    return TextTable("", tuple(columns), tuple(rows))
 
 
 def _format_known(result: ReplayResult) -> str:
-    """Format how many of the skipped questions have both answers."""
-    skipped = result.savings["retrievals"]
-    count = 0 if skipped is None else round(skipped.saved)
-    return f"{result.known:,} of {count:,} ({result.known / count:.0%})" if count else "-"
+    """Format how many of the questions that a threshold skips have answers both with and without passages."""
+    saving = result.savings["retrievals"]
+    n_skipped = 0 if saving is None else round(saving.saved)
+    return f"{result.known:,} of {n_skipped:,} ({result.known / n_skipped:.0%})" if n_skipped else "-"
 
 
 def _format_saving(saving: SavedAmount | None) -> str:

@@ -195,11 +195,9 @@ def _suggest_more_questions(result: FirstRunResult, options: FirstRunOptions) ->
     """Return the command that labels more questions, preceded by how to get them if all were used."""
     if result.has_more:
         return format_start_command(options, count=max(RECOMMENDED_QUESTIONS, 2 * options.count))
-    source = (
-        f"add some to {options.questions}"
-        if options.questions
-        else "collect questions of your users (--questions FILE)"
-    )
+    source = "collect questions of your users (--questions FILE)"
+    if options.questions:
+        source = f"add some to {options.questions}"
     return f"{source}, then {format_start_command(options, count=max(RECOMMENDED_QUESTIONS, options.count))}"
 
 
@@ -215,7 +213,10 @@ def list_next_commands(result: FirstRunResult, options: FirstRunOptions) -> list
 
 
 def get_question_file(questions: str) -> str:
-    """Return the user's question file if `knowgate ask` can read it from stdin, otherwise the name of an example."""
+    """Return the file name to show in the example `knowgate ask < FILE`.
+
+    This is the user's question file if `knowgate ask` can read it: one question per line, or JSONL, not compressed.
+    """
     kind, _, file = guess_data_spec(questions).partition(":") if questions else ("", "", "")
     is_readable = kind in ("lines", "jsonl") and not file.endswith(".gz")
     return str(expand_path(file)) if is_readable else "questions.txt"

@@ -161,6 +161,7 @@ def ik(labels: LabelsOption, options: IkSweepOptions, markdown: AsMarkdown = Fal
     from knowgate.papers.ik_ablations import IkAblations, sweep_ik
 
     sizes = _split(options.rows)
+    # "all" is replaced by a number, so that it passes the check of numbers, and becomes None below.
     numbers = parse_integers("--rows", ",".join("0" if size == "all" else size for size in sizes))
     fit_options = {"mode": options.mode, "base": options.base}
     ablations = IkAblations(

@@ -124,11 +124,12 @@ def _name_target(path: Path) -> Iterator[None]:
     except shutil.Error as error:  # holds a list of (source, target, message)
         raise OSError(errno.EIO, str(error.args[0][0][2]), str(path)) from error
     except OSError as error:
+        # Temporary files and folders have this path, followed by random characters.
         temporary = path.absolute().parent / f".{path.name}."
-        if error.errno is None or not str(error.filename or temporary).startswith(str(temporary)):
+        failed = str(error.filename or temporary)  # the error names no file if the disk is full
+        if error.errno is None or not failed.startswith(str(temporary)):
             raise
-        # The first part is the name of the temporary file or folder; the rest is the path inside a temporary folder.
-        path_inside = Path(error.filename or temporary).relative_to(temporary.parent).parts[1:]
+        path_inside = Path(failed).relative_to(temporary.parent).parts[1:]  # empty, unless it is a folder
         raise OSError(error.errno, error.strerror, str(path.joinpath(*path_inside))) from error
 
 
@@ -339,7 +340,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """
     try:
         with open_text(path, errors="surrogateescape") as file:
-            lines = iter(lambda: file.readline(MAX_LINE_CHARS + 1), "")
+            lines = iter(lambda: file.readline(MAX_LINE_CHARS + 1), "")  # never holds a huge line in memory
             for number, line in enumerate(lines, start=1):
                 if len(line) > MAX_LINE_CHARS:
                     raise BadInput(f"{path} line {number} is longer than {MAX_LINE_CHARS:,} characters. Split it.")

@@ -285,10 +285,9 @@ def create_client(**options: Any) -> httpx.Client:
 
 @contextlib.contextmanager
 def request_deadline(end: float) -> Iterator[None]:
-    """Set a deadline for all network reads and writes of this thread inside the `with` block.
+    """Set a deadline, a time of `time.monotonic`, for all network reads and writes of this thread in the `with` block.
 
-    Args:
-        end: The deadline as a time of `time.monotonic`. Later reads and writes raise a timeout error.
+    Later reads and writes raise a timeout error.
     """
     token = REQUEST_DEADLINE.set(end)
     try:
@@ -437,13 +436,15 @@ def _limit_timeout(timeout: float | None, make_error: Callable[[str], Exception]
     left = REQUEST_DEADLINE.get() - time.monotonic()
     if left <= 0:
         raise make_error("the deadline of the request has passed")
-    return timeout if left == math.inf else min(left, timeout if timeout is not None else left)
+    if left == math.inf:  # no deadline is set
+        return timeout
+    return left if timeout is None else min(left, timeout)
 
 
 def _list_variables(names: tuple[str, ...]) -> str:
-    """Return the names of those variables that are set, joined by 'or' for an error message.
+    """Return the names (also in lower case) of those variables that are set, joined by 'or' for an error message.
 
-    Each name also counts in lower case. If none is set, the message names "the environment" as a whole.
+    If none is set, return "the environment".
     """
     set_names = [name for upper in names for name in (upper, upper.lower()) if os.environ.get(name)]
     return " or ".join(set_names) or "the environment"

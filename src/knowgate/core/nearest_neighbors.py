@@ -68,7 +68,7 @@ def find_nearest_rows(
 def score_rows(vectors: Vector, rows: RowIndices, query: Vector) -> NearestHits:
     """Compute the inner products of the query with some rows.
 
-    The score of a row is always the same, whichever other rows are scored with it.
+    Unlike a matrix product, this gives a row the same score to the last digit whichever other rows are scored with it.
     """
     products = vectors[rows].astype(np.float64) * query.astype(np.float64)
     return NearestHits(rows, products.sum(axis=1).astype(np.float32))
@@ -81,7 +81,10 @@ def max_row_norm(vectors: Vector, *, block_rows: int = BLOCK_ROWS) -> float:
 
 
 def _search_block(vectors: Vector, queries: Vector, k: int, max_norm: float, block_rows: int) -> list[NearestHits]:
-    """Find the k best rows for each query of a block, going through the vectors block by block."""
+    """Find the k best rows for each query, going through the vectors block by block.
+
+    A fast matrix product selects candidates. It has rounding errors, so the candidates are scored again exactly.
+    """
     best = [NearestHits(np.empty(0, np.intp), np.empty(0, np.float32)) for _ in queries]
     errors = [_bound_rounding_error(query, max_norm) for query in queries]
     for start in range(0, len(vectors), block_rows):

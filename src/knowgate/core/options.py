@@ -114,6 +114,7 @@ def with_options(
     def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
         signature = _expand_signature(inspect.signature(function), model, argument)
         known = {*model.model_fields, *model.renamed}
+        # Then other names are not errors here: another decorator or the function itself checks them.
         takes_more_options = hasattr(function, "__options__") or any(
             parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()
         )

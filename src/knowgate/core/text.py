@@ -6,11 +6,13 @@ Chinese has no spaces between words, so Chinese text is compared character by ch
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from knowgate.types import Question
 
@@ -30,6 +32,9 @@ THOUSANDS_SEPARATOR = re.compile(r",(?<=\d,)(?=\d{3}(?!\d))")  # 2,846 is 2846
 DECIMAL_POINT = re.compile(r"\.(?<=\w\.)(?=\w)")  # a candidate; callers check that digits surround it
 COMBINING_MARK = "\0"  # placeholder for combining marks; no text contains it, because it is a control character
 ASCII_WORD = re.compile(r"[0-9a-z.]+")
+MAX_COMBINING_MARKS = 30  # in a row
+# Combining marks are neither word characters nor spaces, except for two Japanese ones. Other characters match, too.
+LONG_MARK_RUN = re.compile(rf"(?:[^\w\s]|[\uff9e\uff9f]){{{MAX_COMBINING_MARKS + 1}}}")
 
 
 def normalize(text: str) -> str:
@@ -43,16 +48,36 @@ def normalize(text: str) -> str:
 
 def _normalize(text: str) -> str:
     """Normalize a text as `normalize` does, without its cache."""
-    words = _replace_punctuation(THOUSANDS_SEPARATOR.sub("", unicodedata.normalize("NFKC", text).lower())).split()
+    words = _replace_punctuation(THOUSANDS_SEPARATOR.sub("", normalize_unicode(text).lower())).split()
     without_articles = [word for word in words if word not in ARTICLES]
     joined = " ".join(without_articles or words)  # "A" alone is an answer: a letter, a blood type
     if joined.isascii():
         return joined
     without_cjk_spaces = SPACE_AT_CJK.sub("", joined) if CJK.search(joined) else joined
-    return unicodedata.normalize("NFKC", without_cjk_spaces)  # lower() can split a composed letter into two
+    return normalize_unicode(without_cjk_spaces)  # lower() can split a composed letter into two
 
 
 _normalize_cached = functools.lru_cache(maxsize=CACHE_SIZE)(_normalize)
+
+
+def normalize_unicode(text: str, form: Literal["NFKC", "NFKD"] = "NFKC") -> str:
+    """Apply a Unicode normalization form, in a time that grows linearly with the length of the text.
+
+    The time of `unicodedata.normalize` is quadratic in the number of combining marks in a row. So at most 30 in
+    a row are kept, as in Unicode's Stream-Safe Text Format. No language needs more than a few.
+    """
+    if LONG_MARK_RUN.search(text):
+        text = "".join(
+            "".join(itertools.islice(run, MAX_COMBINING_MARKS) if is_mark else run)
+            for is_mark, run in itertools.groupby(text, _is_combining_mark)
+        )
+    return unicodedata.normalize(form, text)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_combining_mark(char: str) -> bool:
+    """Return whether a character is a combining mark, or is replaced by one in a normalized text."""
+    return unicodedata.combining(unicodedata.normalize("NFKD", char)[0]) > 0
 
 
 def _replace_punctuation(text: str) -> str:
@@ -96,7 +121,10 @@ def _replace_punctuation_slowly(text: str) -> str:
 
 
 class _Replacements(dict[str, str]):
-    """Replacement of each character, computed on first access: a space, a placeholder, or the character itself."""
+    """Maps each character to its replacement, computed on first access.
+
+    Punctuation and the like become a space, combining marks the placeholder COMBINING_MARK; others stay the same.
+    """
 
     def __missing__(self, char: str) -> str:
         category = unicodedata.category(char)[0]
@@ -130,20 +158,21 @@ def join_tokens(text: str) -> str:
 
 
 def find_anchor_words(phrase: str) -> list[str]:
-    """Return the ASCII words of a phrase, longest first, for a quick search.
+    """Return the ASCII words of a phrase, longest first, to test quickly whether a text may contain the phrase.
 
-    Every text that contains the phrase also contains these words after `fold_text`.
+    If it does, `fold_text(text)` contains all of these words.
     """
     words = {word for word in tokenize(phrase) if ASCII_WORD.fullmatch(word)}
     return sorted(words, key=lambda word: (-len(word), word))
 
 
 def fold_text(text: str) -> str:
-    """Convert a text to lower case without commas, for a quick search for words of `find_anchor_words`.
+    """Convert a text to lower case without commas, to test quickly whether it may contain a phrase.
 
-    This is several times faster than tokenizing the text.
+    It can only contain the phrase if the result contains all words of `find_anchor_words(phrase)`. This test is several
+    times faster than tokenizing the text.
     """
-    return (text if text.isascii() else unicodedata.normalize("NFKC", text)).lower().replace(",", "")
+    return (text if text.isascii() else normalize_unicode(text)).lower().replace(",", "")
 
 
 def is_exact_match(answer: str, golds: Sequence[str]) -> bool:
@@ -200,10 +229,12 @@ class _GoldAnswer:
 
 @functools.lru_cache(maxsize=8_192)
 def _prepare_golds(question: str, golds: tuple[str, ...]) -> tuple[_GoldAnswer, ...]:
-    """Tokenize the distinct gold answers of a question."""
+    """Tokenize the distinct gold answers of a question, and note which consist of words of the question."""
     question_words = set(tokenize(question))
     distinct = dict.fromkeys(join_tokens(gold) for gold in golds)
-    return tuple(_GoldAnswer(gold, set(gold.split()) <= question_words) for gold in distinct if gold.strip())
+    return tuple(
+        _GoldAnswer(gold, is_in_question=set(gold.split()) <= question_words) for gold in distinct if gold.strip()
+    )
 
 
 def is_echo(answer: Sequence[str], question: Sequence[str]) -> bool:
@@ -249,7 +280,7 @@ def parse_choice_letter(answer: str, choices: Sequence[str] = ()) -> str | None:
     of exactly one choice.
     """
     allowed = CHOICE_LETTERS[: len(choices) or len(CHOICE_LETTERS)]
-    letters = [letter for letter in CHOICE_PATTERN.findall(unicodedata.normalize("NFKC", answer)) if letter in allowed]
+    letters = [letter for letter in CHOICE_PATTERN.findall(normalize_unicode(answer)) if letter in allowed]
     if letters:
         return str(letters[0])
     lowercase = LOWERCASE_CHOICE.fullmatch(answer)
@@ -271,6 +302,6 @@ def grade_choice(answer: str, question: Question) -> bool:
 
 
 def estimate_tokens(text: str) -> float:
-    """Estimate how many tokens of an LLM a text has, from its number of characters."""
-    wide = 0 if text.isascii() else len(CJK.findall(text))
-    return float(wide + math.ceil((len(text) - wide) / CHARS_PER_TOKEN))
+    """Estimate how many tokens of an LLM a text has; a Chinese, Japanese or Korean character counts as one token."""
+    n_cjk = 0 if text.isascii() else len(CJK.findall(text))
+    return float(n_cjk + math.ceil((len(text) - n_cjk) / CHARS_PER_TOKEN))

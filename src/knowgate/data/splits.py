@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knowgate.core.files import sha256_text
-from knowgate.core.text import normalize
+from knowgate.core.text import normalize, normalize_unicode
 from knowgate.stats.metrics import BoolArray
 from knowgate.types import Question
 
@@ -47,7 +47,7 @@ def fingerprint_text_loosely(question: str) -> str:
     """
     # Category "Cf" holds invisible format characters such as the zero-width joiner.
     visible = "".join(char for char in question.casefold() if unicodedata.category(char) != "Cf")
-    plain = unicodedata.normalize("NFKD", normalize(visible)).casefold()
+    plain = normalize_unicode(normalize(visible), "NFKD").casefold()
     letters = "".join(char for char in plain if char.isalnum() or char == " " or _is_vowel_sign(char))
     letters = SPACES_TO_REMOVE.sub("", letters)
     return sha256_text("loose", letters or question)[:12]

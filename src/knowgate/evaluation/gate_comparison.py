@@ -20,8 +20,8 @@ from knowgate.gates import load_gate
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
 from knowgate.gates.calibration import deployment
 from knowgate.gates.calibration.evidence import CALIBRATION_KEYS_FILE
-from knowgate.gates.fitted_gate import FittedGate
-from knowgate.gates.offline_scoring import TableScores, get_gate_folder, get_gate_name
+from knowgate.gates.fitted_gate import FittedGate, get_gate_folder, get_gate_name
+from knowgate.gates.offline_scoring import TableScores
 from knowgate.labels.options import count_shown_passages
 from knowgate.stats.bootstrap import DEFAULT_RESAMPLES, Bootstrap, Estimate, bootstrap_p_value, summarize_resamples
 from knowgate.stats.metrics import BoolArray

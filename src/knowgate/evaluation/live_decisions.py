@@ -21,8 +21,8 @@ from knowgate.data.runs.table import LabelTable, load_label_table
 from knowgate.errors import BadSetting, ModelError
 from knowgate.gates import load_gate
 from knowgate.gates.artifacts.drift import compute_far_share
-from knowgate.gates.fitted_gate import FittedGate
-from knowgate.gates.offline_scoring import can_score, get_gate_folder, get_gate_name
+from knowgate.gates.fitted_gate import FittedGate, get_gate_folder, get_gate_name
+from knowgate.gates.offline_scoring import can_score
 from knowgate.gates.scoring import bind_gate, measure_distances, read_questions, score_with_raw
 from knowgate.labels.labeling import label
 from knowgate.labels.local_runner import LocalRunner

@@ -40,15 +40,15 @@ class AdaptiveGate(FittedGate):
     def check(self, tensors: TensorValidator) -> None:
         """Raise BadInput if the embedding model is not named or the classifier's tensors are wrong."""
         read_record(EmbedderOptions, self.artifact.options, "options", ignore_unknown=True)
-        tensors.claim("weight", len(COMPLEXITY_CLASSES), None)
-        tensors.claim("bias", len(COMPLEXITY_CLASSES))
-        seen = tensors.claim("seen", len(COMPLEXITY_CLASSES))
+        tensors.require("weight", len(COMPLEXITY_CLASSES), None)
+        tensors.require("bias", len(COMPLEXITY_CLASSES))
+        seen = tensors.require("seen", len(COMPLEXITY_CLASSES))
         if set(seen.tolist()) - {0.0, 1.0} or not seen.any():
             raise BadInput(
                 "the tensor 'seen' must be 1 for the classes that occurred in training and 0 for the others, but it "
                 f"is {seen.tolist()}."
             )
-        tensors.finish()
+        tensors.reject_others()
 
     @cached_property
     def encoder(self) -> Embedder:
@@ -61,7 +61,7 @@ class AdaptiveGate(FittedGate):
         return predict_complexity(self.artifact.tensors, check_vectors(vectors, len(questions)))
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
-        """Compute 1 - P(no retrieval)."""
+        """Compute the uncalibrated need for retrieval as 1 - P(no retrieval)."""
         return 1 - self.predict_classes(questions)[:, 0]
 
     def count_rounds(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[int]:

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from knowgate.core.schema import NumberRange, read_record
 from knowgate.data.signals.vectors import draft_texts, text_features
 from knowgate.gates import judges
-from knowgate.gates.artifacts.networks import TensorValidator, apply_network, claim_network
+from knowgate.gates.artifacts.networks import TensorValidator, apply_network, require_network
 from knowgate.gates.fitted_gate import EmbedderOptions, FittedGate, load_fitted_embedder
 from knowgate.gates.judges import AnswerJudge, load_answer_judge, score_answers
 from knowgate.gates.judges.causal_judge import JudgeOptions
@@ -43,7 +43,7 @@ class JudgeGate(FittedGate):
     def check(self, tensors: TensorValidator) -> None:
         """Raise BadInput if the options of the judge are wrong or the folder holds unknown tensors."""
         read_record(judges.AnswerJudgeOptions, self.artifact.options, "options", ignore_unknown=True)
-        tensors.finish()
+        tensors.reject_others()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
         """Compute the uncalibrated need for retrieval as 1 - P(the answer is right)."""
@@ -121,8 +121,8 @@ class IkGate(FittedGate):
         mode_options = EmbedderOptions if options.mode == "text" else JudgeOptions
         read_record(mode_options, self.artifact.options, "options", ignore_unknown=True)
         if options.mode == "text":
-            claim_network(tensors)
-        tensors.finish()
+            require_network(tensors)
+        tensors.reject_others()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
         """Compute the uncalibrated need for retrieval as 1 - P(the LLM knows)."""

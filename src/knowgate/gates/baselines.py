@@ -32,7 +32,7 @@ class ConstantGate(FittedGate):
 
     def check(self, tensors: TensorValidator) -> None:
         """Raise BadInput if the folder holds weights, which a constant does not have."""
-        tensors.finish()
+        tensors.reject_others()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
         """Return the same score for every question."""
@@ -53,7 +53,7 @@ class AlwaysGate(Gate):
     """
 
     unless: Literal["nothing", "rules"] = "nothing"
-    is_pure = True
+    is_pure = True  # `score` is a short computation that uses no model, file or network
 
     @property
     def obeys_rules(self) -> bool:
@@ -77,7 +77,7 @@ class NeverGate(Gate):
     """
 
     obeys_rules = False
-    is_pure = True
+    is_pure = True  # `score` is a short computation that uses no model, file or network
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         """Return need 0 for every question."""

@@ -65,11 +65,14 @@ class ConsistencyGate(Gate):
         return None if self.embedder == NO_EMBEDDER else load_embedder(self.embedder)
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-        """Compute the need for retrieval as the disagreement of the sampled answers."""
-        samples = [self._list_answers(reading) for reading in readings]
-        keys = [[canonical_answer(text, question) for text in texts] for question, texts in _pair(questions, samples)]
-        vectors = self._embed({key for row in keys if len(set(row)) > 1 for key in row})
-        return [1 - fmean(_agree(a, b, vectors) for a, b in combinations(row, 2)) for row in keys]
+        """Compute the need for retrieval: 1 - the mean agreement of all pairs of sampled answers to a question."""
+        answers = [
+            [canonical_answer(text, question) for text in self._list_answers(reading)]
+            for question, reading in zip(questions, readings, strict=True)
+        ]
+        # Answers that are all equal agree fully, so they need no embedding.
+        vectors = self._embed({text for texts in answers if len(set(texts)) > 1 for text in texts})
+        return [1 - fmean(_agree(a, b, vectors) for a, b in combinations(texts, 2)) for texts in answers]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         """Say how many different answers were sampled."""
@@ -88,19 +91,18 @@ class ConsistencyGate(Gate):
         return texts
 
     def _embed(self, answers: set[str]) -> dict[str, list[float]]:
-        """Embed answers; empty without an embedding model."""
+        """Return the embedding of each answer; an empty dictionary if the gate has no embedding model."""
         if self.encoder is None or not answers:
             return {}
         texts = sorted(answers)
         return dict(zip(texts, check_vectors(self.encoder.embed(texts), len(texts)).tolist(), strict=True))
 
 
-def _pair(questions: Sequence[Question], samples: Sequence[list[str]]) -> list[tuple[Question, list[str]]]:
-    return list(zip(questions, samples, strict=True))
-
-
 def _agree(first: str, second: str, vectors: dict[str, list[float]]) -> float:
-    """Return the agreement of two normalized answers, from 0 to 1."""
+    """Return the agreement of two normalized answers, from 0 to 1.
+
+    Different answers agree as much as their embeddings in `vectors`, but at most by MAX_PARTIAL_AGREEMENT.
+    """
     if first == second:
         return 1.0
     if not vectors:

@@ -89,15 +89,18 @@ class DhiclGate(Gate):
         return replace(self, scope=bind_scope(self.history, model.fingerprint, prompts, self.tenant, self.embedder))
 
     def find_neighbors(self, questions: Sequence[Question]) -> list[tuple[Neighbor, ...]]:
-        """Find k examples in the log for each question: the most similar or, with `cold`, fixed random ones."""
+        """Find k logged questions to show as examples for each question.
+
+        These are the most similar ones; with `balanced`, as many known as unknown ones; with `cold`, fixed random ones.
+        """
         if self.scope is None:
             raise BadSetting("gate 'dhicl' is not bound to a model. Call `bind` first, or use it in AdaptiveRAG.")
         store = open_history_store(self.history, self.embedder)
         excluded = () if self.time_sensitive else (KnowledgeLabel.TIME_SENSITIVE,)
         texts = [question.text for question in questions]
-        if self.balanced:
-            hidden = (KnowledgeLabel.UNKNOWN, KnowledgeLabel.TIME_SENSITIVE)
-            known = store.search(texts, self.k // 2, self.scope, hidden)
+        if self.balanced:  # half of the examples are known, the others unknown; a search is told what to exclude
+            not_known = (KnowledgeLabel.UNKNOWN, KnowledgeLabel.TIME_SENSITIVE)
+            known = store.search(texts, self.k // 2, self.scope, not_known)
             unknown = store.search(texts, self.k - self.k // 2, self.scope, (KnowledgeLabel.KNOWN, *excluded))
             return [_merge_by_similarity(*pair) for pair in zip(known, unknown, strict=True)]
         if not self.cold:
@@ -115,21 +118,25 @@ class DhiclGate(Gate):
     def _build_prompt(self, question: Question, neighbors: Sequence[Neighbor]) -> LabelPrompt:
         """Build a prompt with the least similar example first and the question itself last.
 
-        Each part ends where a label is predicted. The label of an example is the start of the next part.
+        Each part of the prompt ends where the LLM predicts a label, known or unknown. The true label of an example
+        follows at the start of the next part.
         """
         known, unknown = self.labels
         language, templates = detect_question_language(question), load_packaged_templates("history")
-        labels = [known if is_known else unknown for is_known in get_known_flags(neighbors)]
+        labels = [known if is_known else unknown for is_known in get_known_flags(neighbors)]  # least similar first
         texts = [*(neighbor.question for neighbor in reversed(neighbors)), question.text]
-        prefixes = ["", *(f"{label}\n\n" for label in labels)]
+        previous_labels = ["", *(f"{label}\n\n" for label in labels)]
         parts = tuple(
-            prefix + templates.fill("example", language, query=text)
-            for prefix, text in zip(prefixes, texts, strict=True)
+            previous_label + templates.fill("example", language, query=text)
+            for previous_label, text in zip(previous_labels, texts, strict=True)
         )
         return LabelPrompt(parts, prefix=templates.fill("instruction", language, known=known, unknown=unknown))
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-        """Compute the need for retrieval of each question from the logits of the labels."""
+        """Compute the need for retrieval from the logits with which the LLM predicts that it knows the answer or not.
+
+        The logits for the examples, for which it is known whether the LLM knows them, correct those for the question.
+        """
         return [
             score_logits(reading.labels[self.name], get_known_flags(reading.neighbors[self.name]), self.sign)
             for reading in readings
@@ -194,11 +201,12 @@ def calibrate_logits(logits: Vector, known: Sequence[bool], sign: CalibrationSig
     Returns:
         The corrected z_known and z_unknown of the question.
     """
-    examples = logits[:-1]
-    known_deficits = [max(0.0, float(z[1] - z[0])) for z, is_known in zip(examples, known, strict=True) if is_known]
-    unknown_deficits = [
-        max(0.0, float(z[0] - z[1])) for z, is_known in zip(examples, known, strict=True) if not is_known
-    ]
+    known_deficits, unknown_deficits = [], []
+    for (z_known, z_unknown), is_known in zip(logits[:-1], known, strict=True):
+        if is_known:
+            known_deficits.append(max(0.0, float(z_unknown - z_known)))
+        else:
+            unknown_deficits.append(max(0.0, float(z_known - z_unknown)))
     factor = {"paper": -1.0, "code": 1.0, "none": 0.0}[sign]
     return (
         float(logits[-1][0]) + factor * _mean(known_deficits),

@@ -15,8 +15,15 @@ from knowgate.core.chart import embed_svg
 from knowgate.core.display import TextTable
 from knowgate.core.files import sha256_text
 from knowgate.errors import ArtifactError, BadInput, ModelError
-from knowgate.gates.artifacts.drift import claim_distance_tensors, compute_distances, read_distance_features
-from knowgate.gates.artifacts.gate_folder import Artifact, Verdict, check_binding, read_artifact
+from knowgate.gates.artifacts.drift import compute_distances, read_distance_features, require_distance_tensors
+from knowgate.gates.artifacts.gate_folder import (
+    Artifact,
+    FittedGateSpec,
+    Verdict,
+    check_binding,
+    parse_fitted_spec,
+    read_artifact,
+)
 from knowgate.gates.artifacts.networks import TensorValidator, apply_calibration
 from knowgate.retrieval.embeddings import SentenceEmbedder
 from knowgate.stats.bootstrap import Estimate
@@ -79,7 +86,7 @@ class FittedGate(Gate):
         """
         gate, tensors = cls(artifact, plug_in, verdict=verdict), TensorValidator(artifact.tensors)
         try:
-            claim_distance_tensors(tensors, artifact.manifest.get("distance"))
+            require_distance_tensors(tensors, artifact.manifest.get("distance"))
             gate.check(tensors)
         except BadInput as error:
             raise artifact.make_error(str(error)) from None
@@ -88,7 +95,7 @@ class FittedGate(Gate):
     def check(self, tensors: TensorValidator) -> None:
         """Raise BadInput if options or tensors are wrong for this kind of gate. The base class accepts everything.
 
-        A gate claims each tensor that it expects, which checks it, and then calls `tensors.finish`, which rejects others.
+        Call `tensors.require` for each tensor that the gate expects, then `tensors.reject_others`.
         """
 
     @property
@@ -164,19 +171,22 @@ class FittedGate(Gate):
         return self.score_with_raw(questions, readings).needs
 
     def score_with_raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> GateScores:
-        """Return the need for retrieval of each question, and the raw score that it was computed from."""
+        """Return the need for retrieval of each question, and the raw score that it was computed from.
+
+        With the verdict 'own', the gate decides by the raw score, so that it is also the need.
+        """
         raw = self.raw_scores(questions, readings)
         return GateScores(raw if self.verdict == "own" else self.calibrate(raw), raw)
 
     def calibrate(self, raw: Sequence[float]) -> list[float]:
         """Convert raw scores to calibrated probabilities that retrieval is needed."""
         needs = apply_calibration(np.array(raw, dtype=np.float64), self.artifact.manifest["calibration"])
-        return [float(need) for need in np.clip(needs, 0.0, 1.0)]
+        return [float(need) for need in needs]
 
 
 @dataclass(frozen=True)
 class EmbedderOptions:
-    """The entries of `gate.json` that identify the embedding model of a gate that embeds texts."""
+    """The entries of `gate.json` that identify the embedding model of a gate: its name and its fingerprint."""
 
     embedder: str
     embedder_fingerprint: str
@@ -218,9 +228,8 @@ def render_gate_html(path: Path, manifest: Mapping[str, Any], note: str = "") ->
     """Render an HTML table of a gate's facts, followed by its ROC curve if the folder has one."""
     file = path / CURVE_FILE
     svg = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
-    return _build_gate_table(path, manifest, note).html() + (
-        embed_svg(svg, "ROC curve on the test split") if svg else ""
-    )
+    chart = embed_svg(svg, "ROC curve on the test split") if svg else ""
+    return _build_gate_table(path, manifest, note).html() + chart
 
 
 def _build_gate_table(path: Path, manifest: Mapping[str, Any], note: str) -> TextTable:
@@ -257,3 +266,33 @@ def describe_retrieval_rule(threshold: float) -> str:
     if threshold < 0:
         return "always"
     return f"when need is above {threshold:g}" if threshold < 1 else "never"
+
+
+# --- names and folders ----------------------------------------------------------------------------
+
+
+def _get_fitted_spec(gate: str | Gate) -> FittedGateSpec | None:
+    """Return the folder and the verdict option of a fitted gate; None for gates that are not fitted."""
+    if isinstance(gate, str):
+        return parse_fitted_spec(gate)
+    return FittedGateSpec(str(gate.artifact.path), gate.verdict) if isinstance(gate, FittedGate) else None
+
+
+def get_gate_name(gate: str | Gate) -> str:
+    """Return the name of a gate in tables: its folder name if it is fitted, else its spec or name."""
+    spec = _get_fitted_spec(gate)
+    if spec is None:
+        return gate if isinstance(gate, str) else gate.name
+    return Path(spec.folder).name + (",verdict=own" if spec.verdict == "own" else "")
+
+
+def get_gate_folder(gate: str | Gate) -> str | None:
+    """Return the folder of a fitted gate; None for gates that are not fitted."""
+    spec = _get_fitted_spec(gate)
+    return None if spec is None else spec.folder
+
+
+def get_verdict(gate: str | Gate) -> Verdict:
+    """Return 'own' for a fitted gate that decides by its raw score (verdict=own), 'need' for every other gate."""
+    spec = _get_fitted_spec(gate)
+    return "need" if spec is None else spec.verdict

@@ -17,7 +17,7 @@ from knowgate.data.signals.vectors import draft_texts, stack_hidden_states, text
 from knowgate.errors import BadInput
 from knowgate.gates import load_fitted_gate
 from knowgate.gates.artifacts.gate_manifest import StatePosition
-from knowgate.gates.artifacts.networks import TensorValidator, apply_network, claim_network, compute_contributions
+from knowgate.gates.artifacts.networks import TensorValidator, apply_network, compute_contributions, require_network
 from knowgate.gates.fitted_gate import FittedGate, load_fitted_embedder
 from knowgate.gates.judges import compute_gain_needs
 from knowgate.models.prompts.questions import build_self_assessment_prompt
@@ -91,7 +91,7 @@ class FusionGate(FittedGate):
     embedder: Embedder | None = None
 
     labels = ASSESSMENT_LABELS
-    recorded_signal = SELF_ASSESSMENT
+    recorded_signal = SELF_ASSESSMENT  # label runs may record the answer to the prompt of this gate
 
     def check(self, tensors: TensorValidator) -> None:
         """Raise BadInput if a feature is unknown or the tensors of a classifier are wrong."""
@@ -103,9 +103,9 @@ class FusionGate(FittedGate):
         classifiers = [*(probe.name for probe in options.probes), *([TEXT_SIGNAL] if options.embedder else [])]
         for prefix in self._head_prefixes:
             for name in classifiers:
-                claim_network(tensors, f"{prefix}{name}.")
-            claim_network(tensors, f"{prefix}fusion.", options.width)
-        tensors.finish()
+                require_network(tensors, f"{prefix}{name}.")
+            require_network(tensors, f"{prefix}fusion.", options.width)
+        tensors.reject_others()
 
     @property
     def request(self) -> SignalRequest:
@@ -119,24 +119,33 @@ class FusionGate(FittedGate):
 
     @property
     def _head_prefixes(self) -> list[str]:
-        """Start of the tensor names of each regression."""
+        """Start of the tensor names of each regression: '' for a single one, else the names of the two heads."""
         return [f"{name}." for name in self.artifact.options.get("heads", ())] or [""]
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
-        """Compute the uncalibrated need for retrieval with the logistic regression, or the expected gain with two."""
+        """Compute the uncalibrated need for retrieval.
+
+        It is the output of the logistic regression. A gate with two regressions, which predict that the answer without
+        and with passages is wrong, computes it from the expected gain.
+        """
         needs = self._predict(questions, readings)
         return needs[0] if len(needs) == 1 else compute_gain_needs(1 - needs[0], 1 - needs[1])
 
     def _predict(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[FloatArray]:
-        """Compute the probability that each regression predicts."""
+        """Compute the probability that each regression predicts, for all questions.
+
+        A single regression predicts that retrieval is needed. Of two, the first predicts that the answer without passages
+        is wrong, the second that the answer with passages is wrong.
+        """
         signals = self.compute_signals(questions, readings)
         pairs = zip(self._head_prefixes, signals, strict=True)
         return [apply_network(self.artifact.tensors, columns, f"{prefix}fusion.") for prefix, columns in pairs]
 
     def compute_signals(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[Vector]:
-        """Compute the inputs of each regression, one row per question.
+        """Compute the inputs of each logistic regression of the gate, as a matrix with one row per question.
 
-        The columns are the features, then the logit of each probe, then the logit of the text classifier, if any.
+        The columns are the features, then the logit of each probe (a classifier of a hidden state), then the logit of
+        the text classifier, if the gate has one. Each regression has probes of its own.
         """
         options, tensors = self.artifact.options, self.artifact.tensors
         readings = [add_self_assessment(reading, self.name) for reading in readings]
@@ -147,12 +156,11 @@ class FusionGate(FittedGate):
         }
         if "embedder" in options:
             inputs[TEXT_SIGNAL] = embed_drafts(self.encoder, questions, readings)
-        return [
-            np.hstack(
-                [features, *(_to_logits(apply_network(tensors, x, f"{prefix}{name}.")) for name, x in inputs.items())]
-            )
-            for prefix in self._head_prefixes
-        ]
+        signals = []
+        for prefix in self._head_prefixes:
+            outputs = [apply_network(tensors, x, f"{prefix}{name}.") for name, x in inputs.items()]
+            signals.append(np.hstack([features, *map(_to_logits, outputs)]))
+        return signals
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         """Name the signals that contributed most for and against retrieval; with two heads, their probabilities.
@@ -163,8 +171,8 @@ class FusionGate(FittedGate):
         if not questions or "embedder" in options:  # embedding the texts a second time would be too slow
             return ["" for _ in questions]
         if options.get("heads"):
-            closed, with_passages = self._predict(questions, readings)
-            pairs = zip(1 - closed, 1 - with_passages, strict=True)
+            closed_wrong, open_wrong = self._predict(questions, readings)
+            pairs = zip(1 - closed_wrong, 1 - open_wrong, strict=True)
             return [f"expected to be right: {p:.0%} from memory, {q:.0%} with passages" for p, q in pairs]
         (signals,) = self.compute_signals(questions, readings)
         contributions = compute_contributions(self.artifact.tensors, signals, "fusion.")
@@ -208,7 +216,7 @@ class StackGate(FusionGate):
         return functools.reduce(operator.or_, (judge.request for judge in self.judges), super().request)
 
     def compute_signals(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[Vector]:
-        """Compute the inputs of each regression: those of the fusion, then the margin of each judge."""
+        """Compute the inputs of each regression: the signals of the fusion, then the log-odds of each judge's score."""
         readings = [add_self_assessment(reading, self.name) for reading in readings]
         scores = [np.array(judge.raw_scores(questions, readings)) for judge in self.judges]
         margins = np.column_stack([compute_margin(score) for score in scores])
@@ -225,7 +233,7 @@ def name_judge(number: int) -> str:
 
 
 def compute_margin(scores: FloatArray) -> Vector:
-    """Return the log-odds of a judge's uncalibrated scores, as a signal."""
+    """Return the log-odds of a judge's uncalibrated scores, which are probabilities that retrieval is needed."""
     return logit(scores, MARGIN_FLOOR).astype(np.float32)
 
 
@@ -247,19 +255,14 @@ def describe_signals(names: Sequence[str], values: Vector, contributions: FloatA
         values: Values of the signals for one question.
         contributions: How much each signal adds to the logit of the need for retrieval.
     """
-    order = sorted(range(len(names)), key=lambda column: -abs(contributions[column]))
-    strong = [column for column in order if abs(contributions[column]) >= MIN_CONTRIBUTION]
-    strong = strong[:MAX_NAMED_SIGNALS]
-    sides = {
-        "raised by": [column for column in strong if contributions[column] > 0],
-        "lowered by": [column for column in strong if contributions[column] < 0],
-    }
-    return "; ".join(
-        f"{side} "
-        + ", ".join(dict.fromkeys(describe_feature(names[column], float(values[column])) for column in columns))
-        for side, columns in sides.items()
-        if columns
-    )
+    strongest = sorted(range(len(names)), key=lambda column: -abs(contributions[column]))[:MAX_NAMED_SIGNALS]
+    descriptions: dict[str, list[str]] = {"raised by": [], "lowered by": []}
+    for column in strongest:
+        side = descriptions["raised by" if contributions[column] > 0 else "lowered by"]
+        description = describe_feature(names[column], float(values[column]))
+        if abs(contributions[column]) >= MIN_CONTRIBUTION and description not in side:
+            side.append(description)
+    return "; ".join(f"{side} {', '.join(texts)}" for side, texts in descriptions.items() if texts)
 
 
 def add_self_assessment(reading: Reading, gate: str) -> Reading:

@@ -55,8 +55,8 @@ class ProbeGate(FittedGate):
     def check(self, tensors: networks.TensorValidator) -> None:
         """Raise BadInput if the options or the tensors of the network are wrong."""
         read_record(ProbeOptions, self.artifact.options, "options", ignore_unknown=True)
-        networks.claim_network(tensors)
-        tensors.finish()
+        networks.require_network(tensors)
+        tensors.reject_others()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
         """Compute the uncalibrated need for retrieval from the hidden states."""
@@ -88,8 +88,8 @@ class UarOptions:
 
     Attributes:
         layer: Layer of the hidden state.
-        tree: Form of the decision tree; see `UarGate`.
-        calibrations: Calibrations of the heads `CRITERIA`, in that order.
+        tree: 'hard' branches at probabilities of 0.5, 'soft' weights the branches by their probabilities.
+        calibrations: Calibrations of the heads intent, knowledge and time, in this order.
     """
 
     layer: int
@@ -123,18 +123,18 @@ class UarGate(FittedGate):
         options = read_record(UarOptions, self.artifact.options, "options", ignore_unknown=True)
         for calibration in options.calibrations:
             check_calibration(calibration, "options")
-        (width,) = tensors.claim(f"{SELF_HEAD}.weight", None).shape
+        (width,) = tensors.require(f"{SELF_HEAD}.weight", None).shape
         for name in CRITERIA:
-            tensors.claim(f"{name}.weight", width)
-        _claim_scales(tensors, width)
-        tensors.finish()
+            tensors.require(f"{name}.weight", width)
+        _require_scales(tensors, width)
+        tensors.reject_others()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
         """Compute the score of the head 'self' only, because a label run can calibrate no other head."""
         return apply_head(self.artifact.tensors, SELF_HEAD, self._get_states(readings))
 
     def predict_heads(self, questions: Sequence[Question], readings: Sequence[Reading]) -> HeadProbabilities:
-        """Return the calibrated probabilities of all four heads."""
+        """Return the calibrated probabilities of all four heads. The raw scores of the gate are those of the head 'self'."""
         unknown = np.array(self.calibrate(self.raw_scores(questions, readings)))
         calibrations = self.artifact.options["calibrations"]
         return apply_heads(self.artifact.tensors, calibrations, self._get_states(readings), unknown)
@@ -155,12 +155,11 @@ class UarGate(FittedGate):
         if not questions:
             return []
         heads = self.predict_heads(questions, readings)
+        rows = zip(heads.intent, heads.knowledge, heads.time, heads.self_, strict=True)
         return [
             f"asks for sources {intent:.2f}, needs knowledge {knowledge:.2f}, "
             f"time-sensitive {time:.2f}, unknown {unknown:.2f}"
-            for intent, knowledge, time, unknown in zip(
-                heads.intent, heads.knowledge, heads.time, heads.self_, strict=True
-            )
+            for intent, knowledge, time, unknown in rows
         ]
 
     def _get_states(self, readings: Sequence[Reading]) -> Vector:
@@ -168,14 +167,14 @@ class UarGate(FittedGate):
         return stack_hidden_states(readings, self.artifact.options["layer"], "pre")
 
 
-def _claim_scales(tensors: networks.TensorValidator, width: int) -> None:
+def _require_scales(tensors: networks.TensorValidator, width: int) -> None:
     """Check the tensors that standardize hidden states: mean and scale of each head, or one 'size' in older folders."""
     if "size" in tensors:
-        tensors.claim("size", 1, positive=True)
+        tensors.require("size", 1, positive=True)
         return
     for name in (SELF_HEAD, *CRITERIA):
-        tensors.claim(f"{name}.mean", width)
-        tensors.claim(f"{name}.scale", width, positive=True)
+        tensors.require(f"{name}.mean", width)
+        tensors.require(f"{name}.scale", width, positive=True)
 
 
 def apply_heads(
@@ -185,9 +184,9 @@ def apply_heads(
 
     Args:
         tensors: Weights of the heads.
-        calibrations: One for each of `CRITERIA`.
+        calibrations: Calibrations of the heads intent, knowledge and time, in this order.
         states: Hidden states, one row per question.
-        unknown: Calibrated probabilities of the head 'self'.
+        unknown: Calibrated probabilities of the head 'self', that the LLM does not know the answer.
     """
     intent, knowledge, time = (
         networks.apply_calibration(apply_head(tensors, name, states), calibration)

@@ -40,7 +40,7 @@ def bind_scope(
     Raises:
         BadSetting: The log is missing or has no entries for this model, or its address contains a password.
     """
-    path = redact_secrets(history) if isinstance(history, str) else "FILE"
+    path = redact_secrets(history) if isinstance(history, str) else "FILE"  # what error messages call the log
     if isinstance(history, str):
         if path != history:
             raise BadSetting(

@@ -31,7 +31,11 @@ SUFFICIENT_CONFIDENCE = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class KbmOptions(JudgeOptions):
-    """Options of a KBM judge in `gate.json`. `head` is the field of the judge's JSON answer that the gate reads."""
+    """Options of a KBM judge in `gate.json`.
+
+    The judge answers with JSON: 'mastery' is whether the LLM's sampled answers are right, 'certainty' whether they
+    agree. `head` is the field that the gate reads.
+    """
 
     head: Literal["mastery", "certainty"]
 
@@ -61,7 +65,7 @@ class KbmGate(FittedGate):
     def check(self, tensors: TensorValidator) -> None:
         """Raise BadInput if the options of the judge are wrong or the folder holds unknown tensors."""
         read_record(KbmOptions, self.artifact.options, "options", ignore_unknown=True)
-        tensors.finish()
+        tensors.reject_others()
 
     @functools.cached_property
     def judge(self) -> CausalJudge:
@@ -88,26 +92,28 @@ class KbmGate(FittedGate):
         return self
 
     def are_useful(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[bool]:
-        """Return whether to keep the passages of each question; False if it has none.
+        """Return whether the passages of each question are worth keeping; False for questions without passages.
 
-        Passages are kept if P(True) with them is at least that without them; with verdict=own, if it is at least 0.5.
+        Passages are kept if the judge's confidence, P(True), is at least as high with them as without them. If the gate
+        decides by its raw score (verdict 'own'), they are kept if P(True) is at least 0.5.
 
         Raises:
             BadSetting: The judge was trained without passages.
         """
         self._check_passage_training()
         max_tokens = int(self.artifact.options["max_tokens"])
-        pairs = [(question, items) for question, items in zip(questions, passages, strict=True) if items]
-        if not pairs:
-            return [False] * len(questions)
-        prompts = [render_kbm_prompt(self.judge, question, items, max_tokens) for question, items in pairs]
-        with_passages = compute_kbm_confidence(self.judge, self.head, prompts)
-        if self.verdict == "own":
-            kept = iter((with_passages >= SUFFICIENT_CONFIDENCE).tolist())
-        else:
-            bare = [build_kbm_prompt(question) for question, _ in pairs]
-            kept = iter((with_passages >= compute_kbm_confidence(self.judge, self.head, bare)).tolist())
-        return [bool(items) and next(kept) for items in passages]
+        is_useful = [False] * len(questions)
+        rows = [row for row, items in enumerate(passages) if items]
+        if not rows:
+            return is_useful
+        prompts = [render_kbm_prompt(self.judge, questions[row], passages[row], max_tokens) for row in rows]
+        confidence = compute_kbm_confidence(self.judge, self.head, prompts)
+        required: float | FloatArray = SUFFICIENT_CONFIDENCE
+        if self.verdict != "own":
+            required = compute_kbm_confidence(self.judge, self.head, [build_kbm_prompt(questions[row]) for row in rows])
+        for row, is_enough in zip(rows, (confidence >= required).tolist(), strict=True):
+            is_useful[row] = is_enough
+        return is_useful
 
     def _check_passage_training(self) -> None:
         """Raise BadSetting if the judge was trained without passages. Older folders do not record this and pass."""

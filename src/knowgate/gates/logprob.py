@@ -55,7 +55,7 @@ class LogprobGate(Gate):
     statistic: TokenStatistic = "first"
     draft_tokens: int = 16
     needs = frozenset({Signal.LOGPROBS})
-    is_pure = True
+    is_pure = True  # `score` is a short computation that uses no model, file or network
 
     def __post_init__(self) -> None:
         confidence.check_draft_tokens(self.name, self.draft_tokens)
@@ -67,7 +67,7 @@ class LogprobGate(Gate):
         return SignalRequest(draft_tokens=draft_tokens, entropies=self.statistic == "entropy")
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-        """Compute the need for retrieval as 1 - p, the statistic of the draft."""
+        """Compute the need for retrieval: 1 - a statistic of the draft's token probabilities, such as their mean."""
         compute, draft_tokens = STATISTICS[self.statistic], self.request.draft_tokens
         return [confidence.draft_need(reading.draft, compute, draft_tokens) for reading in readings]
 
@@ -96,7 +96,7 @@ class FlareGate(Gate):
     theta: float = 0.4
     draft_tokens: int = 32
     needs = frozenset({Signal.LOGPROBS})
-    is_pure = True
+    is_pure = True  # `score` is a short computation that uses no model, file or network
 
     def __post_init__(self) -> None:
         if not 0 <= self.theta <= 1:
@@ -110,7 +110,7 @@ class FlareGate(Gate):
 
     @property
     def threshold(self) -> float:
-        """The need for retrieval if the least probable token has probability `theta`."""
+        """The need for retrieval above which the gate retrieves: that of a least token probability of `theta`."""
         return 1 - self.theta
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:

@@ -20,8 +20,8 @@ from knowgate.data.signals.samples import SEAKR, SEAKR_END
 from knowgate.errors import BadInput, BadSetting, UnknownName, UnsupportedSignal
 from knowgate.gates import FITTED_GATES, GATES, load_gate
 from knowgate.gates.artifacts.drift import compute_far_share
-from knowgate.gates.artifacts.gate_folder import SEEN_FILE, FittedGateSpec, Verdict, parse_fitted_spec
-from knowgate.gates.fitted_gate import FittedGate
+from knowgate.gates.artifacts.gate_folder import SEEN_FILE, parse_fitted_spec
+from knowgate.gates.fitted_gate import FittedGate, get_gate_folder, get_gate_name
 from knowgate.gates.scoring import collect_readings, measure_distances, score_with_raw, wrap_plugin_errors
 from knowgate.stats.metrics import FloatArray
 from knowgate.types import Gate, Question, Reading, Signal, SignalRequest, Vector
@@ -82,14 +82,14 @@ class RunModelIdentity:
 
 @dataclass(frozen=True)
 class RecordedReadingSource:
-    """Returns the recorded signals of a label table instead of running an LLM. Errors call the gate `spec`."""
+    """Returns the recorded signals of a label table instead of running an LLM. `spec` names the gate in errors."""
 
     table: LabelTable
     spec: str
 
     def bind(self, gate: Gate) -> Gate:
         """Return a copy of the gate for the LLM of the table; raise UnsupportedSignal if a signal is missing."""
-        if Signal.LABELS in gate.needs and not gate.recorded_signal:
+        if Signal.LABELS in gate.needs and not gate.recorded_signal:  # answers to its own prompt are never recorded
             raise self._make_prompt_error()
         missing = sorted(gate.needs - find_signals(self.table))
         if missing:
@@ -138,25 +138,26 @@ def _suggest_labeling(missing: Sequence[Signal], table: LabelTable) -> str:
 
 
 def find_signals(table: LabelTable) -> frozenset[Signal]:
-    """Return the signals that a label table contains. Most are looked up in its first row only."""
+    """Return the signals that a label table contains. Most are in all rows or in none, so only the first is checked."""
     reading = table.readings[0]
-    # SeaKR's uncertainty is computed from samples and their hidden states, so it replaces both.
-    has_dispersion = bool({SEAKR, SEAKR_END} & set(reading.signals))
+    # The uncertainty that the gate `seakr` computes from samples and their hidden states can be recorded instead of both.
+    has_uncertainty = bool({SEAKR, SEAKR_END} & set(reading.signals))
     available = {
         Signal.DRAFT: reading.draft is not None,
         Signal.LOGPROBS: reading.draft is not None and reading.draft.tokens is not None,
-        Signal.SAMPLES: bool(reading.samples) or has_dispersion,
-        Signal.HIDDEN: bool(reading.hidden) or has_dispersion,
+        Signal.SAMPLES: bool(reading.samples) or has_uncertainty,
+        Signal.HIDDEN: bool(reading.hidden) or has_uncertainty,
         Signal.LABELS: all(SELF_ASSESSMENT in names for names in set(table.signal_names.tolist())),
     }
     return frozenset(signal for signal, is_available in available.items() if is_available)
 
 
 def list_scorable_gates(table: LabelTable) -> list[str]:
-    """List the gates whose scores are recorded, and the gates without fitting whose signals are recorded."""
+    """List the gates whose scores a label table records, and unfitted gates that can be scored on its signals."""
     signals, gates = find_signals(table), list(table.recorded_needs)
     if Signal.LOGPROBS in signals:
-        available = set(table.token_statistics.tolist())  # a server that lists only the top tokens lacks some
+        # The names of the token statistics that a row has; a server that lists only the top tokens lacks some.
+        available = set(table.token_statistics.tolist())
         statistics = [f"logprob:{name}" for name in TOKEN_STATISTICS if all(name in names for names in available)]
         gates = ["logprob:first", "logprob:mean", "logprob:min", *statistics, "flare", *gates]
     if Signal.LABELS in signals:
@@ -171,7 +172,13 @@ def list_scorable_gates(table: LabelTable) -> list[str]:
 
 @dataclass(frozen=True)
 class _BoundGate:
-    """A gate that is bound to the LLM of a label table. Tables call it `name`, error messages `spec`."""
+    """A gate that is bound to the LLM of a label table.
+
+    Attributes:
+        name: What result tables call the gate.
+        spec: What error messages call the gate: its folder if it is fitted.
+        gate: The gate.
+    """
 
     name: str
     spec: str
@@ -185,7 +192,14 @@ class _BoundGate:
 
 @dataclass(frozen=True)
 class _ChunkScores:
-    """Scores of a part of the rows. `far` is the share of far questions among the `n_known` with a known distance."""
+    """Scores of a gate for a part of the rows of a label table.
+
+    Attributes:
+        needs: Need for retrieval of each row.
+        raw: Scores before calibration; None for gates that are not fitted.
+        far: Share of questions that are unlike the training questions of the gate, among those with a known distance.
+        n_known: Number of questions whose distance from the training questions is known.
+    """
 
     needs: FloatArray
     raw: FloatArray | None
@@ -212,21 +226,26 @@ def score_gates(table: LabelTable, gates: Sequence[str | Gate], *, plug_in: bool
     unique = list({gate if isinstance(gate, str) else id(gate): gate for gate in expanded}.values())
     recorded = [_find_recorded(table, gate) for gate in unique]
     bound = {n: _bind_gate(table, unique[n], plug_in) for n, column in enumerate(recorded) if column is None}
-    different: dict[str, _BoundGate] = {}  # one gate for each set of equal scores
-    for n, item in bound.items():
-        different.setdefault(item.scoring or str(n), item)
+    computed = _compute_scores(table, bound)
+    scores = [
+        computed[n] if column is None else _get_recorded_scores(column, str(unique[n]))
+        for n, column in enumerate(recorded)
+    ]
+    return _number_duplicate_names(scores)
+
+
+def _compute_scores(table: LabelTable, gates: Mapping[int, _BoundGate]) -> dict[int, TableScores]:
+    """Score gates in one pass over the rows of a table. Keys are the numbers of the gates."""
+    # Fitted gates with the same fingerprint have the same scores, so only the first of them is scored.
+    keys = {n: gate.scoring or str(n) for n, gate in gates.items()}
+    different: dict[str, _BoundGate] = {}
+    for n, gate in gates.items():
+        different.setdefault(keys[n], gate)
     chunk_scores: dict[str, list[_ChunkScores]] = {key: [] for key in different}
-    for chunk in table.chunks() if different else ():
-        for key, item in different.items():
-            chunk_scores[key].append(_score_chunk(chunk, item))
-    return _number_duplicate_names(
-        [
-            _merge_chunks(table, bound[n], chunk_scores[bound[n].scoring or str(n)])
-            if column is None
-            else _get_recorded_scores(column, str(unique[n]))
-            for n, column in enumerate(recorded)
-        ]
-    )
+    for chunk in table.chunks() if gates else ():
+        for key, gate in different.items():
+            chunk_scores[key].append(_score_chunk(chunk, gate))
+    return {n: _merge_chunks(table, gate, chunk_scores[keys[n]]) for n, gate in gates.items()}
 
 
 def score_gate(table: LabelTable, gate: str | Gate, *, plug_in: bool = False) -> TableScores:
@@ -246,7 +265,7 @@ def can_score(table: LabelTable, gate: str | Gate, *, plug_in: bool = False) -> 
 
 
 def _bind_gate(table: LabelTable, gate: str | Gate, plug_in: bool) -> _BoundGate:
-    """Load a gate, check that it was not fitted on these rows, and bind it to the LLM of the table."""
+    """Load a gate, check that it was not fitted on questions of the table, and bind it to the LLM of the table."""
     name, folder = get_gate_name(gate), get_gate_folder(gate)
     loaded = _load_gate(table, gate, plug_in)
     if folder is not None:
@@ -256,12 +275,17 @@ def _bind_gate(table: LabelTable, gate: str | Gate, plug_in: bool) -> _BoundGate
 
 
 def _load_gate(table: LabelTable, gate: str | Gate, plug_in: bool) -> Gate:
-    """Load a gate from its spec; return a gate object as it is. Errors also list the gates that the table records."""
+    """Load a gate from its spec; return a gate object as it is.
+
+    If the name is unknown, the error also lists the gates whose scores the table records. `plug_in` accepts gates that
+    were fitted on a different LLM.
+    """
     if not isinstance(gate, str):
         return gate
     try:
         return load_gate(gate, plug_in=plug_in)
     except UnknownName as error:
+        # Names with options (=) are not listed. Names with a comma are quoted, because the list is separated by commas.
         recorded = [f"'{name}'" if "," in name else name for name in table.recorded_needs if "=" not in name]
         raise UnknownName("gate", gate, {*error.known, *recorded}, also=error.also) from error
 
@@ -281,17 +305,18 @@ def _merge_chunks(table: LabelTable, bound: _BoundGate, chunks: Sequence[_ChunkS
     """Combine the scores of all parts of a table, and add the cost of the gate's decisions."""
     gate, request = bound.gate, bound.gate.request
     raw = [chunk.raw for chunk in chunks if chunk.raw is not None]
-    n_known = sum(chunk.n_known for chunk in chunks)
+    n_known = sum(chunk.n_known for chunk in chunks)  # questions whose distance from the training questions is known
+    n_far = sum((chunk.far or 0.0) * chunk.n_known for chunk in chunks)
     return TableScores(
         bound.name,
         np.concatenate([chunk.needs for chunk in chunks]),
         gate.threshold,
-        calls=float(Signal.LABELS in gate.needs) + request.samples,
+        calls=float(Signal.LABELS in gate.needs) + request.samples,  # one call for a prompt of the gate, one per sample
         drafts=request.draft_tokens > 0,
-        extra_tokens=request.samples * float(table.closed_tokens.mean()),
+        extra_tokens=request.samples * float(table.closed_tokens.mean()),  # a sample is about as long as an answer
         note=gate.note,
         raw=np.concatenate(raw) if len(raw) == len(chunks) else None,
-        far=sum((chunk.far or 0.0) * chunk.n_known for chunk in chunks) / n_known if n_known else None,
+        far=n_far / n_known if n_known else None,
         scoring=bound.scoring,
     )
 
@@ -310,7 +335,10 @@ def _number_duplicate_names(scores: Sequence[TableScores]) -> list[TableScores]:
 
 
 def _find_recorded(table: LabelTable, gate: str | Gate) -> GateColumn | None:
-    """Return the recorded scores of a gate, or None; a folder of the same name must hold the same gate."""
+    """Return the scores that a label table records for a gate; None if there are none.
+
+    Scores are recorded by name. If the gate is given as a folder, its fingerprint (`scoring`) must match as well.
+    """
     column = table.find_recorded(gate) if isinstance(gate, str) else None
     if column is None or parse_fitted_spec(str(gate)) is None:
         return column
@@ -326,7 +354,8 @@ def _get_recorded_scores(column: GateColumn, gate: str) -> TableScores:
             f"the label run records no score of gate '{column.gate}' for {n_missing} of {len(column.needs)} questions. "
             "Pass the folder of the gate to score all of them."
         )
-    entry = {**GATES, **FITTED_GATES}.get(re.split("[:, ]", column.gate)[0])
+    kind = re.split("[:, ]", column.gate)[0]  # the name of the gate without its options
+    entry = {**GATES, **FITTED_GATES}.get(kind)
     signals = entry.needs if entry else "unknown"  # a gate that is not registered counts as one that reads a draft
     return TableScores(
         column.gate,
@@ -344,7 +373,7 @@ def _get_recorded_scores(column: GateColumn, gate: str) -> TableScores:
 
 def save_scores(table: LabelTable, scores: Sequence[TableScores]) -> None:
     """Write the scores of gates into the label runs of a table, so that later evaluations can reuse them."""
-    for run in table.split_by_run():
+    for run in table.split_by_run():  # `numbers` are the rows of the table that belong to the run
         ids = {number: table.rows[number].id for number in run.numbers.tolist()}
         write_needs(run.path, [_to_record(item, ids) for item in scores])
 
@@ -356,36 +385,6 @@ def _to_record(scores: TableScores, ids: Mapping[int, str]) -> RecordedNeeds:
     return RecordedNeeds(
         scores.name, scores.threshold, needs, scores.note, scores.seconds, raw, scores.far, scores.scoring
     )
-
-
-# --- names and folders ----------------------------------------------------------------------------
-
-
-def _get_fitted_spec(gate: str | Gate) -> FittedGateSpec | None:
-    """Return the folder and the verdict option of a fitted gate; None for gates that are not fitted."""
-    if isinstance(gate, str):
-        return parse_fitted_spec(gate)
-    return FittedGateSpec(str(gate.artifact.path), gate.verdict) if isinstance(gate, FittedGate) else None
-
-
-def get_gate_name(gate: str | Gate) -> str:
-    """Return the name of a gate in tables: its folder name if it is fitted, else its spec or name."""
-    spec = _get_fitted_spec(gate)
-    if spec is None:
-        return gate if isinstance(gate, str) else gate.name
-    return Path(spec.folder).name + (",verdict=own" if spec.verdict == "own" else "")
-
-
-def get_gate_folder(gate: str | Gate) -> str | None:
-    """Return the folder of a fitted gate; None for gates that are not fitted."""
-    spec = _get_fitted_spec(gate)
-    return None if spec is None else spec.folder
-
-
-def get_verdict(gate: str | Gate) -> Verdict:
-    """Return 'own' for a fitted gate that decides by its raw score (verdict=own), 'need' for every other gate."""
-    spec = _get_fitted_spec(gate)
-    return "need" if spec is None else spec.verdict
 
 
 # --- training questions ---------------------------------------------------------------------------
@@ -405,8 +404,8 @@ def check_unseen(table: LabelTable, folder: str, kind: str = "gate") -> None:
 def mark_seen_rows(table: LabelTable, folder: str | Path) -> list[bool]:
     """Return for each row whether a gate or arbiter was fitted on its question.
 
-    Questions are compared by fingerprint, exactly and without regard to spelling variants. No row is marked if the
-    folder does not list its training questions.
+    Questions match if they are equal, or differ only in spelling (`loose_fingerprints`). No row is marked if the folder
+    does not list its training questions.
     """
     file = expand_path(folder) / SEEN_FILE
     seen = set(read_text(file).split()) if file.is_file() else set()

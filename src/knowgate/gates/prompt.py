@@ -32,7 +32,7 @@ class ToolGate(Gate):
     """
 
     needs = frozenset({Signal.TOOLS})
-    is_pure = True
+    is_pure = True  # `score` is a short computation that uses no model, file or network
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         """Return the probability of a tool call as the need for retrieval."""
@@ -88,7 +88,10 @@ class PromptGate(Gate):
         return [sigmoid(-self._get_known_logit(reading)) for reading in readings]  # the caller rejects NaN
 
     def _get_known_logit(self, reading: Reading) -> float:
-        """Return the log-odds of the known label, from the prompt's answer or, without one, from the label run."""
+        """Return the log-odds that the LLM answers with the label for 'known'.
+
+        They come from the answer to this gate's prompt or, in label runs, from the recorded answer to the same prompt.
+        """
         if self.name in reading.labels:
             return self_assessment_logit(reading.labels[self.name])
         return reading.signals[self.recorded_signal]
@@ -138,7 +141,7 @@ class SelfragGate(Gate):
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         """Compute the need for retrieval as the probability of the [Retrieval] token."""
-        logits = [reading.labels[self.name][-1] for reading in readings]
+        logits = [reading.labels[self.name][-1] for reading in readings]  # of both tokens, at the end of the prompt
         return [sigmoid(float(retrieval) - float(no_retrieval)) for no_retrieval, retrieval in logits]
 
 

@@ -18,7 +18,7 @@ from knowgate.data.signals.question_text import (
     popularity_features,
     question_features,
 )
-from knowgate.gates.artifacts.networks import TensorValidator, apply_network, claim_network
+from knowgate.gates.artifacts.networks import TensorValidator, apply_network, require_network
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.stats.metrics import FloatArray
 from knowgate.types import Question, Reading, Vector
@@ -52,20 +52,17 @@ class QuestionGate(FittedGate):
         >>> gate = QuestionGate.load("my-question")  # doctest: +SKIP
     """
 
-    is_pure = True
+    is_pure = True  # `score` is a short computation that uses no model, file or network
 
     def check(self, tensors: TensorValidator) -> None:
-        """Raise BadInput if the options are wrong, or if a tensor is missing, unknown or of the wrong shape.
-
-        `claim` and `claim_network` check the expected tensors. `finish` rejects all tensors that were not claimed.
-        """
+        """Raise BadInput if the options are wrong, or if a tensor is missing, unknown or of the wrong shape."""
         options = read_record(QuestionOptions, self.artifact.options, "options", ignore_unknown=True)
         width = len(QUESTION_FEATURES) + len(POPULARITY_FEATURES)
         if options.frequencies:
-            tensors.claim(FREQUENCY_TENSOR, BUCKETS)
+            tensors.require(FREQUENCY_TENSOR, BUCKETS)
             width += len(FREQUENCY_FEATURES)
-        claim_network(tensors, width=width)
-        tensors.finish()
+        require_network(tensors, width=width)
+        tensors.reject_others()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
         """Compute the uncalibrated need for retrieval from the text of the questions."""

@@ -12,7 +12,7 @@ import math
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from knowgate.core.registry import RegistryEntry
 from knowgate.core.text import render_choices
@@ -191,8 +191,8 @@ class ModelReadingSource:
         if not (isinstance(gate, FittedGate) and isinstance(model, ServedModel)) or gate.plug_in:
             return gate.bind(model, prompts)
         manifest = gate.artifact.manifest
-        has_other_model = manifest["model"]["fingerprint"] != model.fingerprint and manifest["prompts"] == prompts
-        if not (has_other_model and gate.request.layers):
+        differs_in_model_only = manifest["model"]["fingerprint"] != model.fingerprint and manifest["prompts"] == prompts
+        if not (differs_in_model_only and gate.request.layers):  # `bind` raises an error if the LLM is another one
             return gate.bind(model, prompts)
         served = replace(gate, llm=model)
         check_read_request(served, model)
@@ -245,28 +245,28 @@ def collect_readings(source: ReadingSource, gates: Sequence[Gate], questions: Se
     _check_sample_layers(gates)
     if not questions:
         return []
-    readings = source.read(questions, functools.reduce(operator.or_, (gate.request for gate in gates), SignalRequest()))
+    merged_request = functools.reduce(operator.or_, (gate.request for gate in gates), SignalRequest())
+    readings = source.read(questions, merged_request)
     for gate in gates:
         # Most gates do not override this method. They are skipped, because copying all readings is slow.
         if type(gate).find_neighbors is not Gate.find_neighbors:
             with wrap_plugin_errors(gate):
                 neighbors = gate.find_neighbors(questions)
-            readings = [
-                replace(reading, neighbors={**reading.neighbors, gate.name: items})
-                for reading, items in zip(readings, neighbors, strict=True)
-            ]
+            readings = _add_to_field(readings, "neighbors", gate.name, neighbors)
         if _needs_label_prompts(gate, readings):
-            logits = source.read_labels(gate, questions, readings)
-            readings = [
-                replace(reading, labels={**reading.labels, gate.name: rows})
-                for reading, rows in zip(readings, logits, strict=True)
-            ]
+            readings = _add_to_field(readings, "labels", gate.name, source.read_labels(gate, questions, readings))
         if Signal.TOOLS in gate.needs and not all(TOOL_CALL in reading.signals for reading in readings):
-            readings = [
-                replace(reading, signals={**reading.signals, TOOL_CALL: probability})
-                for reading, probability in zip(readings, source.read_tool_calls(questions), strict=True)
-            ]
+            readings = _add_to_field(readings, "signals", TOOL_CALL, source.read_tool_calls(questions))
     return readings
+
+
+def _add_to_field(readings: Sequence[Reading], field: str, key: str, values: Sequence[Any]) -> list[Reading]:
+    """Return copies of readings in which the mapping `field` has one more entry: `key` with the value of each."""
+    copies = []
+    for reading, value in zip(readings, values, strict=True):
+        change: dict[str, Any] = {field: {**getattr(reading, field), key: value}}
+        copies.append(replace(reading, **change))
+    return copies
 
 
 def _needs_label_prompts(gate: Gate, readings: Sequence[Reading]) -> bool:

@@ -1,4 +1,10 @@
-"""The gate of SeaKR: if the LLM does not know an answer, its sampled answers end in very different hidden states."""
+"""The gate of SeaKR: if the LLM does not know an answer, its sampled answers end in very different hidden states.
+
+SeaKR's threshold of -6 is for Llama-2-7B and retrieves for every question of the LLMs measured here. On the relative
+scale of `SeakrGate`, a threshold of one half retrieved for 1 to 92 % of the questions of Qwen2.5-Coder-1.5B, depending on
+the data set. It retrieved for all questions of SmolLM2-135M, whose samples rarely agree. These numbers are from recorded
+runs, with states one token earlier and estimated lengths.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +26,15 @@ PAPER_CENTER = -6.0  # threshold of SeaKR's released settings; also used for rea
 class SeakrGate(Gate):
     """Retrieves if the hidden states at the end of sampled answers differ widely.
 
-    The uncertainty of n samples with hidden states Z is u = (1 / n) log det(Z J Z^T + alpha I). By default, the need
-    for retrieval is u on a relative scale from 0 (all samples end in the same state) to 1 (all states are orthogonal).
+    The uncertainty of n samples is u = (1 / n) log det(Z J Z^T + alpha I), where the rows of Z are their hidden states
+    and J subtracts from each state its own mean. By default, the need for retrieval is u on a relative scale from 0 (all
+    samples end in the same state) to 1 (all states are orthogonal), because the length of states differs between LLMs.
     If `center` is set, it is sigmoid((u - center) / scale) instead. A center of -6 retrieves where the paper does, and
     `standardize` derives center and scale from recorded values. Both forms rank questions nearly the same.
 
-    The relative scale is the default, because the length of hidden states differs between LLMs. SeaKR's threshold of -6
-    is for Llama-2-7B and retrieves for every question of the LLMs measured here. On the relative scale, a threshold of
-    one half retrieved for 1 to 92 % of the questions of Qwen2.5-Coder-1.5B, depending on the data set. It retrieved for
-    all questions of SmolLM2-135M, whose samples rarely agree. These numbers are from recorded runs, with states one
-    token earlier and estimated lengths.
-
-    The state is read at the token that ends an answer, or at the last token if `max_tokens` cut it off. Label runs of
-    older versions recorded u one token earlier and no length of the states; these are scored with center -6.
-    `layer=None` stands for the middle layer.
+    The state is read in the middle layer, or in `layer`, at the token that ends an answer, or at the last token if
+    `max_tokens` cut it off. Label runs of older versions recorded u one token earlier and no length of the states; these
+    are scored with center -6.
 
     Needs: hidden, samples. Cost per question: `n` sampled answers that share one prefill.
     Reference: Yao et al. 2025 (SeaKR); the determinant is from INSIDE (Chen et al. 2024).
@@ -85,9 +86,10 @@ class SeakrGate(Gate):
         Raises:
             UnsupportedSignal: The reading has neither.
         """
-        names = (samples.SEAKR_END, samples.SEAKR)  # recorded at the end of the answer; by older runs one token earlier
+        # Older label runs recorded only SEAKR, from states one token before the end of the answer.
+        names = (samples.SEAKR_END, samples.SEAKR)
         recorded = [reading.signals[name] for name in names if name in reading.signals]
-        if self.alpha == samples.SEAKR_ALPHA and recorded:
+        if recorded and self.alpha == samples.SEAKR_ALPHA:  # values are recorded for the default regularization only
             return recorded[0]
         if reading.sample_states is None:
             raise UnsupportedSignal(
@@ -99,10 +101,12 @@ class SeakrGate(Gate):
     def compute_need(self, uncertainty: float, size: float | None = None) -> float:
         """Convert the uncertainty of a question to its need for retrieval.
 
+        By default, the uncertainty is related to the length of the hidden states, which differs between LLMs. If
+        `center` is set or the length is unknown, the need is sigmoid((uncertainty - center) / scale).
+
         Args:
             uncertainty: Value of `compute_uncertainty`.
-            size: Logarithm of the mean squared length of the hidden states. If None (not recorded by older label runs),
-                the need is sigmoid((u - center) / scale), with a center of -6 by default.
+            size: Logarithm of the mean squared length of the hidden states; None if it is unknown.
         """
         if self.center is None and size is not None:
             return samples.relative_dispersion(uncertainty, size, self.n, self.alpha)
@@ -118,7 +122,7 @@ class SeakrGate(Gate):
         return [f"the sampled answers have uncertainty {self.compute_uncertainty(reading):.2f}" for reading in readings]
 
     def _get_size(self, reading: Reading) -> float | None:
-        """Return the logarithm of the mean squared length of the states; None if it is unknown."""
+        """Return the logarithm of the mean squared length of the hidden states; None if it is unknown."""
         if samples.SEAKR_SIZE in reading.signals or reading.sample_states is None:
             return reading.signals.get(samples.SEAKR_SIZE)
         return samples.log_mean_square(reading.sample_states[: self.n])

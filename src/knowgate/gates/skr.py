@@ -105,6 +105,7 @@ class SkrGate(Gate):
         if self.scope is None:
             raise BadSetting("gate 'skr' is not bound to a model. Call `bind` first, or use it in AdaptiveRAG.")
         texts = [question.text for question in questions]
+        # More than k are searched for, because those whose answer did not change are dropped.
         nearest = self._store.search(texts, self.k * SEARCH_FACTOR, self.scope)
         return [tuple([n for n in neighbors if n.outcome in DECISIVE_OUTCOMES][: self.k]) for neighbors in nearest]
 
@@ -117,11 +118,12 @@ class SkrGate(Gate):
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         """Say how many similar logged questions retrieval helped and how many it hurt."""
-        return [
-            f"retrieval helped {sum(n.outcome == RetrievalOutcome.BETTER for n in neighbors)} and hurt "
-            f"{sum(n.outcome == RetrievalOutcome.WORSE for n in neighbors)} of the nearest logged questions"
-            for neighbors in (reading.neighbors[self.name] for reading in readings)
-        ]
+        explanations = []
+        for reading in readings:
+            outcomes = [neighbor.outcome for neighbor in reading.neighbors[self.name]]
+            n_helped, n_hurt = outcomes.count(RetrievalOutcome.BETTER), outcomes.count(RetrievalOutcome.WORSE)
+            explanations.append(f"retrieval helped {n_helped} and hurt {n_hurt} of the nearest logged questions")
+        return explanations
 
 
 def fit_classifier(store: HistoryStore, scope: HistoryScope) -> LogisticModel:
@@ -151,14 +153,14 @@ def majority_vote(neighbors: Sequence[Neighbor]) -> float:
     Ties, and questions without neighbors, get a need just above 0.5, so that they are retrieved for.
     """
     n_helped = sum(neighbor.outcome == RetrievalOutcome.BETTER for neighbor in neighbors)
-    n_hurt = len(neighbors) - n_helped
+    n_hurt = len(neighbors) - n_helped  # neighbors that retrieval neither helped nor hurt are not passed
     return TIE_NEED if n_helped == n_hurt else float(n_helped > n_hurt)
 
 
 def smooth_vote(neighbors: Sequence[Neighbor]) -> float:
     """Return the need for retrieval: the share of neighbors that retrieval helped, weighted by similarity and trust.
 
-    A prior of one half pulls the result towards 0.5 if there are few neighbors.
+    A neighbor is a similar logged question. If there are few, a prior pulls the result towards 0.5.
     """
     weights = [max(0.0, neighbor.similarity) * neighbor.weight for neighbor in neighbors]
     helped = sum(w for w, n in zip(weights, neighbors, strict=True) if n.outcome == RetrievalOutcome.BETTER)

@@ -55,13 +55,18 @@ class LocalTokenizer(Protocol):
     def check_length(self, n_tokens: int, max_tokens: int) -> None: ...
 
 
-def encode_labels(tokenizer: LocalTokenizer, labels: Sequence[str]) -> list[int]:
+def encode_labels(tokenize: Callable[[str], Sequence[int]], labels: Sequence[str]) -> list[int]:
     """Return the first token of each label. A label is a word that answers a prompt, such as 'true' or 'false'.
+
+    Args:
+        tokenize: Returns the token ids of a text.
+        labels: The labels.
 
     Raises:
         BadSetting: Two labels begin with the same token, or a label is empty.
     """
-    ids = [tokenizer.tokenize(label)[0] for label in labels if label]
+    tokens = [tokenize(label) for label in labels if label]
+    ids = [label_tokens[0] for label_tokens in tokens if label_tokens]
     if len(ids) < len(labels) or len(set(ids)) < len(ids):
         raise BadSetting(
             f"the labels {', '.join(map(repr, labels))} cannot be told apart: each must begin with a token of its own. "
@@ -102,13 +107,13 @@ def encode_label_prompts(
     encoded = []
     for chat, prompt, prompt_parts in zip(is_chat, prompts, parts, strict=True):
         start = [] if chat else prefix_ids[prompt.prefix]
-        encoded.append(_join_parts(start, [(part, next(part_ids)) for part in prompt_parts], label_ids))
+        encoded.append(join_label_parts(start, [next(part_ids) for _ in prompt_parts], label_ids))
         tokenizer.check_length(len(encoded[-1].ids), 1)
     return encoded
 
 
-def _join_parts(
-    prefix: list[int], parts: Sequence[tuple[str, list[int]]], label_ids: Sequence[int]
+def join_label_parts(
+    prefix: Sequence[int], parts: Sequence[Sequence[int]], label_ids: Sequence[int]
 ) -> LabelPromptTokens:
     """Concatenate a prefix and the parts of a label prompt, and note where each part ends.
 
@@ -116,15 +121,17 @@ def _join_parts(
 
     Args:
         prefix: Token ids of the prefix.
-        parts: Text and token ids of each part.
+        parts: Token ids of each part.
         label_ids: First tokens of the labels.
+
+    Raises:
+        BadSetting: A later part does not begin with a label.
     """
     ids, positions = list(prefix), list[int]()
-    for number, (text, tokens) in enumerate(parts):
-        if number and tokens[0] not in label_ids:
+    for number, tokens in enumerate(parts):
+        if number and (not tokens or tokens[0] not in label_ids):
             raise BadSetting(
-                f"part {number + 1} of a label prompt must begin with the first token of a label, but it begins with "
-                f"'{text[:20]}'. Choose other labels."
+                f"part {number + 1} of a label prompt must begin with the first token of a label. Choose other labels."
             )
         ids += tokens
         positions.append(len(ids) - 1)

@@ -165,7 +165,7 @@ class VllmModel(LocalBackend):
         The end of each part is a request of its own. vLLM computes the beginning that the requests share once.
         """
         with self.lock:
-            label_ids = encode_labels(self, labels)
+            label_ids = encode_labels(self.tokenize, labels)
             encoded = encode_label_prompts(self, prompts, label_ids)
             beginnings = [prompt.ids[: position + 1] for prompt in encoded for position in prompt.positions]
             outputs = self._generate(beginnings, [1] * len(beginnings), temperature=0.0, logprob_token_ids=label_ids)

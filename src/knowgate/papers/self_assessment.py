@@ -17,7 +17,7 @@ from knowgate.data.runs.rows import LabelRow
 from knowgate.errors import BadInput
 from knowgate.gates import load_gate
 from knowgate.gates.dhicl import CalibrationSign, DhiclGate
-from knowgate.gates.offline_scoring import get_gate_name
+from knowgate.gates.fitted_gate import get_gate_name
 from knowgate.gates.prompt import PromptGate
 from knowgate.gates.scoring import bind_gate, read_questions, score_questions
 from knowgate.models.prompts.answers import AnswerPrompts

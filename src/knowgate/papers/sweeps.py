@@ -22,7 +22,8 @@ from knowgate.core.registry import split_spec
 from knowgate.data.runs.table import LabelTable, load_label_table
 from knowgate.errors import BadInput, KnowgateError
 from knowgate.gates import load_gate
-from knowgate.gates.offline_scoring import TableScores, drop_seen_rows, get_gate_name, score_gate
+from knowgate.gates.fitted_gate import get_gate_name
+from knowgate.gates.offline_scoring import TableScores, drop_seen_rows, score_gate
 from knowgate.gates.scoring import bind_gate, read_questions, score_questions
 from knowgate.models.prompts.answers import AnswerPrompts
 from knowgate.stats.metrics import BoolArray, auroc

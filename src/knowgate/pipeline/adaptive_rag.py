@@ -172,13 +172,17 @@ class AdaptiveRAG:
 
     def decide_many(self, questions: Sequence[str | Question]) -> list[Decision]:
         """Decide for several questions whether they need retrieval, without retrieving or answering."""
+        # All questions are checked before the first is decided.
         checked = [question for batch in batch_questions(questions, BATCH_SIZE) for question in batch]
         return [decided.decision for decided in self.decide_stream(checked)]
 
     def decide_stream(
         self, questions: Iterable[str | Question], batch: int = BATCH_SIZE, *, first: int | None = None
     ) -> Iterator[DecidedQuestion]:
-        """Yield questions with their decisions in order, a batch at a time; see `stream` for the arguments."""
+        """Yield questions with their decisions in order, a batch at a time.
+
+        `first` is the size of the first batch; the following ones double up to `batch`.
+        """
         for taken in batch_questions(questions, batch, first):
             states = self._decide(taken, [self.bound_gate])
             yield from (DecidedQuestion(state.question, state.final_decision) for state in states)
@@ -268,7 +272,7 @@ class AdaptiveRAG:
     def bound_arbiter(self) -> Arbiter | None:
         """The arbiter, checked against this model; None if the open-book answer is always given.
 
-        The default arbiter gives way to the one that belongs to the gate, if the gate is a policy.
+        If the gate is a policy, which has an arbiter of its own, that one replaces the default arbiter.
         """
         arbiter = self.arbiter
         if arbiter is RULES_ARBITER:
@@ -287,7 +291,7 @@ class AdaptiveRAG:
 
     @property
     def proven_loss(self) -> float | None:
-        """Maximum share of right answers that skipping retrieval loses, as proven.
+        """Largest loss of accuracy, compared with always retrieving, that the guarantee of the gate allows.
 
         None if nothing is proven, or the guarantee does not hold for this pipeline.
         """
@@ -397,25 +401,27 @@ class AdaptiveRAG:
     def _retrieve_further(self, states: list[QuestionState], generate: GenerateFunction) -> Iterator[StreamEvent]:
         """Run further rounds: search with question and last answer, then answer again.
 
-        A question is finished when nothing new is found, its answer stays the same or its rounds are used up.
+        A question is finished when no new passages are found, its answer stays the same or its rounds are used up.
         """
         current = 1
         while remaining := [state for state in states if state.max_rounds > current]:
             current += 1
             previous = [normalize(state.text) for state in remaining]
-            has_new = self._retrieval.retrieve_again(remaining)
+            has_new_passages = self._retrieval.retrieve_again(remaining)
             for state in remaining:
                 state.round = current
-            renewed = [state for state, is_new in zip(remaining, has_new, strict=True) if is_new]
+            renewed = [state for state, has_new in zip(remaining, has_new_passages, strict=True) if has_new]
             yield from (PassagesEvent(state.passages) for state in renewed)
             yield from self._answer_open_book(renewed, generate)
-            for state, is_new, text in zip(remaining, has_new, previous, strict=True):
+            for state, has_new, previous_text in zip(remaining, has_new_passages, previous, strict=True):
                 state.notes.append(DecisionNote.RETRIEVED_AGAIN)
-                was_streamed = is_new and current == state.max_rounds  # Only the last round is streamed.
-                if not is_new or normalize(state.text) == text:
+                was_streamed = has_new and current == state.max_rounds  # Only the answer of the last round is streamed.
+                if not has_new or normalize(state.text) == previous_text:
                     state.max_rounds = current
+                # An answer that turned out to be the last one was not streamed, so it is yielded now. If the arbiter may
+                # still replace it (`may_show`), it is yielded after that choice instead.
                 if state.max_rounds == current and state.text and not (was_streamed or state.may_show):
-                    yield TextEvent(state.text)  # Only now is it known that no further answer follows.
+                    yield TextEvent(state.text)
 
     def _answer_closed_book(self, states: list[QuestionState], generate: GenerateFunction) -> Iterator[StreamEvent]:
         """Answer without passages. Drafts that were begun while the gate read the question are continued.

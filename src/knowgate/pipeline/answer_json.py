@@ -88,18 +88,18 @@ def _draft_record(answer: Answer, max_tokens: int) -> dict[str, Any]:
 def _choice_record(choice: ArbiterChoice | None) -> dict[str, Any]:
     """Return which of two answers the arbiter gave and why; empty without an arbiter.
 
-    `believed` holds the estimated probabilities that each answer is right, if the arbiter estimates them.
+    The answers are the draft (from memory) and the one from the passages. `believed` holds the probabilities that each
+    of them is right, if the arbiter estimated them.
     """
     if choice is None:
         return {}
-    has_beliefs = choice.closed_probability is not None and choice.open_probability is not None
-    believed = {"draft": round(choice.closed_probability or 0, 6), "passages": round(choice.open_probability or 0, 6)}
-    return {
-        "choice": {
-            "given": "draft" if choice.is_closed_book else "passages",
-            "arbiter": choice.arbiter,
-            "reason": choice.reason,
-            "open_answer": choice.open,
-            **({"believed": believed} if has_beliefs else {}),
-        }
+    record: dict[str, Any] = {
+        "given": "draft" if choice.is_closed_book else "passages",
+        "arbiter": choice.arbiter,
+        "reason": choice.reason,
+        "open_answer": choice.open,
     }
+    if choice.closed_probability is not None and choice.open_probability is not None:
+        beliefs = {"draft": choice.closed_probability, "passages": choice.open_probability}
+        record["believed"] = {name: round(probability, 6) for name, probability in beliefs.items()}
+    return {"choice": record}

@@ -121,9 +121,12 @@ def build_reranker(spec: str, model: Model) -> Reranker:
 
 
 def load_second_look(folder: str, model: Model, prompts: AnswerPrompts) -> PassageFilter:
-    """Load a fitted kbm gate as a filter that drops useless passages.
+    """Load a fitted kbm gate as a filter that looks at the passages after retrieval and drops them if they are useless.
 
-    It may share the weights of the LLM.
+    Args:
+        folder: Folder of the gate.
+        model: The answering LLM. The filter shares its weights if it was fine-tuned from the same model.
+        prompts: Prompts of the answers.
     """
     gate = bind_gate(load_gate(folder, plug_in=True), model, prompts)
     if gate.passage_filter is None:
@@ -190,10 +193,10 @@ def apply_preset(settings: PipelineOptions) -> PipelineOptions:
 
 
 def _apply_cbdr(settings: PipelineOptions) -> PipelineOptions:
-    """Set the options of CBDR: answer directly if a probe's confidence is above beta, else retrieve and rerank.
+    """Set the options of the preset 'cbdr': answer directly if a probe's confidence is above beta, else retrieve and rerank.
 
-    Beta applies to the uncalibrated confidence of the probe, which was trained on equally many known and unknown
-    questions.
+    Beta applies to the probe's confidence before calibration, as in the CBDR paper. The spec of the gate therefore ends
+    with `verdict=own`, which turns calibration off.
     """
     folder = _find_probe_folder(settings.gate)
     if settings.rerank is None or not is_aligned_reranker(settings.rerank):

@@ -55,16 +55,17 @@ def rewrite_follow_up(model: Model, exchanges: Sequence[Exchange], text: str) ->
 
 
 def _is_plausible(rewritten: str, exchanges: Sequence[Exchange], text: str) -> bool:
-    """Return whether a rewrite can be used.
+    """Return whether the rewrite of a follow-up question can be used.
 
-    It must be a question, keep the words of the follow-up, add a word of the conversation, and not repeat an earlier
-    question.
+    It must be a question, keep the words of the follow-up except for pronouns and the like, add a word of the
+    conversation, and not repeat an earlier question.
     """
-    words, kept = _find_content_words(rewritten), _find_content_words(REFERENCE_PATTERN.sub(" ", text))
+    words, follow_up = _find_content_words(rewritten), _find_content_words(REFERENCE_PATTERN.sub(" ", text))
     earlier = _find_content_words(" ".join(f"{exchange.question} {exchange.answer}" for exchange in exchanges))
+    adds_context = not earlier.isdisjoint(words - follow_up)
     is_repeated = any(tokenize(rewritten) == tokenize(exchange.question) for exchange in exchanges)
     is_question = QUESTION_END.search(rewritten) is not None
-    return is_question and kept <= words and bool(words & earlier - kept) and not is_repeated
+    return is_question and follow_up <= words and adds_context and not is_repeated
 
 
 def _find_content_words(text: str) -> set[str]:
@@ -74,9 +75,10 @@ def _find_content_words(text: str) -> set[str]:
 
 
 def _concatenate(exchanges: Sequence[Exchange], text: str) -> str:
-    """Put the previous question before a follow-up.
+    """Put the previous question before a follow-up question.
 
-    If the previous question was made in this way, only its first and its last part are kept: the first names the topic.
+    If the previous question was itself joined from several, only its first part, which names the topic, and its last part
+    are kept.
     """
     parts = [part.strip() for part in QUESTION_SENTENCE.findall(exchanges[-1].question) if part.strip()]
     kept = parts if len(parts) < MAX_JOINED_QUESTIONS else [parts[0], parts[-1]]

@@ -47,7 +47,7 @@ def check_not_text(questions: object) -> None:
 def batch_questions(
     questions: Iterable[str | Question], size: int, first: int | None = None
 ) -> Iterator[list[Question]]:
-    """Yield questions in batches of `size`. With `first`, the first batch has that size and the next ones double it."""
+    """Yield questions in batches of `size`. With `first`, the batches begin with that size and double up to `size`."""
     check_not_text(questions)
     iterator, current = iter(questions), first or size
     while batch := [as_question(question) for question in islice(iterator, current)]:
@@ -119,6 +119,7 @@ def _stream_text(state: QuestionState, stream: TextStream) -> Generator[TextEven
                     completion: Completion = end.value
                     return completion
             pending += piece
+            # `may_show`, if set, tells whether the arbiter is sure to keep an answer that begins like this.
             if state.may_show is not None and not state.is_shown:
                 state.is_shown = state.may_show(pending)
             if state.may_show is None or state.is_shown:

@@ -58,6 +58,7 @@ def apply_gate(gate: Gate, threshold: float, states: Sequence[QuestionState]) ->
     rows = zip(states, scores.needs, raw_scores, explanations, rounds, distances, strict=True)
     for state, need, raw, explanation, max_rounds, distance in rows:
         state.max_rounds = min(max_rounds, MAX_ROUNDS)
+        # A server that returns only its top tokens may omit all labels. Their logits are then equal.
         if gate.name in state.reading.labels and not has_distinct_logits(state.reading.labels[gate.name]):
             state.notes.append(DecisionNote.LABELS_UNLISTED)
         state.decision = Decision(
@@ -79,14 +80,17 @@ def _explain_decision(gate: Gate, need: float, threshold: float, explanation: st
     """
     details = "; ".join(filter(None, [explanation, gate.note]))
     if not (summary := describe_constant(gate, threshold)):
-        digits = _count_digits(need, threshold) - 2
+        digits = _count_digits(need, threshold) - 2  # percentages have two decimals fewer than fractions
         verdict = "the LLM may not know" if need > threshold else "the LLM probably knows"
         summary = f"{verdict} (need {100 * need:.{digits}f} %, threshold {100 * threshold:.{digits}f} %)"
     return f"{summary}: {details}" if details else summary
 
 
 def describe_constant(gate: Gate, threshold: float) -> str:
-    """Say what a gate does that decides the same for every question; '' for every other gate."""
+    """Describe a gate that decides the same for every question; '' for every other gate.
+
+    Needs are at least 0, so a gate with a threshold below 0 always retrieves.
+    """
     if isinstance(gate, AlwaysGate | NeverGate):
         verb = "retrieves" if isinstance(gate, AlwaysGate) else "skips retrieval"
         return f"the gate '{gate.name}' {verb} for every question"
@@ -98,7 +102,7 @@ def describe_constant(gate: Gate, threshold: float) -> str:
 
 
 def _count_digits(need: float, threshold: float) -> int:
-    """Return how many decimals of the fractions are needed to show that the need and the threshold differ."""
+    """Return how many decimals to show, so that the need and the threshold do not look equal if they differ."""
     if need == threshold:
         return MIN_DIGITS
     for digits in range(MIN_DIGITS, MAX_DIGITS):
@@ -140,7 +144,8 @@ def force_retrieval(reason: str, states: Sequence[QuestionState]) -> None:
 def bind_arbiter(arbiter: Arbiter | None, gate: Gate, model: Model, prompts: AnswerPrompts) -> Arbiter | None:
     """Check that an arbiter works with this model and return it ready for use.
 
-    The default rules arbiter is left out if the gate has a guarantee that was proven without an arbiter.
+    If the gate has a guarantee that was proven without an arbiter, the default arbiter is left out, because the guarantee
+    would not hold with it.
 
     Raises:
         UnsupportedSignal: The arbiter needs signals that the model does not provide.
@@ -169,7 +174,7 @@ def mark_replaceable_answers(arbiter: Arbiter | None, states: Sequence[QuestionS
 
 
 def arbitrate(arbiter: Arbiter | None, states: Sequence[QuestionState]) -> Iterator[TextEvent]:
-    """Let the arbiter choose the answer of each marked question, and yield the texts that were not streamed yet."""
+    """Let the arbiter choose between draft and open-book answer where it may, and yield the texts not streamed yet."""
     replaceable = [state for state in states if state.may_show is not None]
     if arbiter is None or not replaceable:
         return
@@ -271,15 +276,16 @@ class RetrievalStage:
 
         Later rounds are always reranked, because their scores come from several searches and cannot be compared.
         """
-        unsure = []
+        chosen = []  # indices of the questions to rerank
         for i, state in enumerate(states):
-            if not state.passages and results[i] and can_skip_reranking(results[i], self.rerank_margin):
+            is_first_round = not state.passages
+            if is_first_round and results[i] and can_skip_reranking(results[i], self.rerank_margin):
                 state.notes.append(DecisionNote.NOT_RERANKED)
             else:
-                unsure.append(i)
-        with self.lock, measure_time([states[i] for i in unsure], "rerank"):
-            best = rerank(reranker, [queries[i] for i in unsure], [results[i] for i in unsure], self.k)
-        reordered = dict(zip(unsure, best, strict=True))
+                chosen.append(i)
+        with self.lock, measure_time([states[i] for i in chosen], "rerank"):
+            best = rerank(reranker, [queries[i] for i in chosen], [results[i] for i in chosen], self.k)
+        reordered = dict(zip(chosen, best, strict=True))
         return [reordered.get(i, passages) for i, passages in enumerate(results)]
 
     def _judge_usefulness(self, questions: list[Question], results: list[list[Passage]]) -> list[bool]:

@@ -196,7 +196,12 @@ def close_connection(store: HistoryStore) -> None:
 def label_by_agreement(answer: Answer, max_tokens: int) -> KnowledgeLabel | None:
     """Label a question as known if its answers with and without passages agree, else as unknown.
 
-    Returns None if one of the two answers is missing, incomplete or empty.
+    Args:
+        answer: The answer with passages, and its draft: the answer without passages.
+        max_tokens: Maximum length of an answer, by which a complete draft is told from the beginning of one.
+
+    Returns:
+        The label; None if one of the two answers is missing, incomplete or empty.
     """
     draft = answer.draft
     if not answer.passages or draft is None or not is_complete_draft(draft, max_tokens):

@@ -205,7 +205,7 @@ class TermScorer:
 
     def _add_term(self, scores: NDArray[np.float32], term: int) -> None:
         """Add the scores of one term to `scores`, in place."""
-        span = slice(self._starts[term], self._starts[term + 1])
+        span = slice(self._starts[term], self._starts[term + 1])  # the entries of the term in the sparse matrix
         np.add.at(scores, self._rows[span], self._data[span])
 
     def _get_column(self, term: int) -> Vector:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import unicodedata
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from knowgate.core.text import normalize_unicode
 from knowgate.errors import require_extra
 
 # Characters written without spaces between words, for use inside a character class: kana, CJK extension A, unified,
@@ -79,4 +79,4 @@ def split_bigrams(run: str) -> list[str]:
 
 def _normalize(text: str) -> str:
     """Return the text in lower case, with plain instead of full-width characters and with straight apostrophes."""
-    return unicodedata.normalize("NFKC", text).replace("’", "'").lower()
+    return normalize_unicode(text).replace("’", "'").lower()

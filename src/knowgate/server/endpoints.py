@@ -6,6 +6,7 @@ import html
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from typing import Any
 
@@ -16,7 +17,7 @@ from starlette.responses import HTMLResponse, Response
 
 from knowgate.server import schemas
 from knowgate.server.dashboard.page import get_dashboard, get_dashboard_page
-from knowgate.server.json_api import json_response
+from knowgate.server.json_api import dump_json, json_response
 from knowgate.server.schemas import ErrorResponse
 from knowgate.server.service import Service
 from knowgate.server.telemetry.trace import RequestTrace
@@ -132,12 +133,22 @@ async def get_health(service: Service, request: Request, trace: RequestTrace) ->
 
 async def get_openapi(service: Service, request: Request, trace: RequestTrace) -> Response:
     """Answer GET /openapi.json with the OpenAPI description of all endpoints."""
-    return json_response(build_openapi(ENDPOINTS))
+    return Response(_dump_openapi(), media_type=JSON_MEDIA_TYPE)
+
+
+@cache  # building it takes longer than most requests, and anybody may ask for it
+def _dump_openapi() -> bytes:
+    return dump_json(build_openapi(ENDPOINTS))
 
 
 async def get_docs(service: Service, request: Request, trace: RequestTrace) -> Response:
     """Answer GET /docs with a web page that describes all endpoints."""
-    return HTMLResponse(build_docs_page(ENDPOINTS))
+    return HTMLResponse(_dump_docs_page())
+
+
+@cache
+def _dump_docs_page() -> str:
+    return build_docs_page(ENDPOINTS)
 
 
 # fmt: off

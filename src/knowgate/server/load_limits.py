@@ -93,6 +93,28 @@ class CircuitBreaker:
         self.is_probing = False
 
 
+class BreakersByKey:
+    """Circuit breakers of one component: one for each API key, so that failing requests of one key do not affect others.
+
+    Args:
+        name: Name of the component.
+    """
+
+    def __init__(self, name: str):
+        self.name = name
+        self._breakers: dict[str, CircuitBreaker] = {}
+
+    def get(self, owner: str) -> CircuitBreaker:
+        """Return the breaker of an API key, given by its name. Without keys, all requests have the owner ""."""
+        return self._breakers.setdefault(owner, CircuitBreaker(self.name))
+
+    @property
+    def state(self) -> str:
+        """The worst state of all keys: "open", "half-open" or "closed"."""
+        states = {breaker.state for breaker in self._breakers.values()}
+        return next((state for state in ("open", "half-open") if state in states), "closed")
+
+
 MAX_UNFINISHED_BYTES = 256 << 20  # maximum bytes of all request bodies that have not arrived completely
 UPLOAD_FACTOR = 8  # unfinished bodies of all clients, as a multiple of those of one client
 

@@ -34,7 +34,7 @@ from knowgate.server.json_api import (
     read_body,
 )
 from knowgate.server.learning.learner import TrafficLearner, build_learner, record_feedback
-from knowgate.server.load_limits import UPLOAD_FACTOR, CircuitBreaker, RequestSlots, UploadBudget
+from knowgate.server.load_limits import UPLOAD_FACTOR, BreakersByKey, CircuitBreaker, RequestSlots, UploadBudget
 from knowgate.server.options import ServeOptions
 from knowgate.server.streaming import EventStreamResponse, run_while_connected
 from knowgate.server.telemetry.decision_log import DecisionLog, Deletion, RecentDecisions
@@ -101,10 +101,10 @@ class Service:
         self.recent = RecentDecisions(stores_texts=options.keep_questions or self.gate_service.rag.log is not None)
 
     @property
-    def breakers(self) -> list[CircuitBreaker]:
+    def breakers(self) -> list[CircuitBreaker | BreakersByKey]:
         """The circuit breakers of the gate, the retriever and, if there is one, the upstream."""
-        breakers = [self.gate_service.gate_breaker, self.gate_service.retriever_breaker]
-        return breakers if self.forwarder is None else [*breakers, self.forwarder.upstream.breaker]
+        upstream_breakers = [] if self.forwarder is None else [self.forwarder.upstream.breaker]
+        return [self.gate_service.gate_breakers, self.gate_service.retriever_breaker, *upstream_breakers]
 
     @property
     def model_label(self) -> str:

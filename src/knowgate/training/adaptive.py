@@ -25,7 +25,10 @@ NO_CLASS = -1  # questions that no strategy answers right
 def fit_adaptive(
     examples: Annotated[Examples, ExampleRequirements()], *, embedder: Embedder | None = None
 ) -> FitResult:
-    """Train a classifier that predicts whether a question needs no, one or several rounds of retrieval."""
+    """Train a classifier of question embeddings that predicts whether no, one or several rounds of retrieval are needed.
+
+    The need for retrieval is one minus the probability of no round.
+    """
     encoder = embedder or SentenceEmbedder()
     strategies = [label_cheapest_strategy(row) for row in examples.rows]
     classes = np.array([COMPLEXITY_CLASSES.index(name) if name else NO_CLASS for name in strategies])
@@ -76,7 +79,10 @@ def is_iterative_correct(row: LabelRow) -> bool | None:
 
 
 def _train_classifier(vectors: Vector, classes: NDArray[np.int64], examples: Examples) -> Tensors:
-    """Fit with each C of the grid; return the fit with the best likelihood on the dev split."""
+    """Fit a logistic regression with several regularization strengths; return the most likely one on the dev split.
+
+    Questions that no strategy answers right have no class and are left out.
+    """
     train, dev = (indices[classes[indices] != NO_CLASS] for indices in (examples.split.train, examples.split.dev))
     present = {COMPLEXITY_CLASSES[number] for number in classes[train]}
     if len(present) < 2 or "no" not in present:
@@ -123,7 +129,10 @@ def _measure_accuracy(tensors: Tensors, vectors: Vector, classes: NDArray[np.int
 
 
 def _describe_iterative_answers(rows: Sequence[LabelRow]) -> str:
-    """Compare the three strategies, or say how many rows lack an iterative answer."""
+    """Compare the accuracy of no, one and several rounds of retrieval.
+
+    If rows lack an answer after several rounds (an iterative answer), only say how many.
+    """
     verdicts = [is_iterative_correct(row) for row in rows]
     if None in verdicts:
         return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -48,7 +48,7 @@ def fit_features_arbiter(pairs: AnswerPairs) -> ArbiterResult:
     """Fit two logistic regressions over cheap features: one per answer, each predicting whether it is right.
 
     The features are log-probabilities, lengths, agreement, abstention and passages; those that some row lacks are left
-    out. So few weights need no rows for tuning or calibration, so they are trained on everything but the test split.
+    out. So few weights need no tuning or calibration, so all rows except the test split are trained on.
     """
     names = arbiter_features.list_answer_features(pairs.answers)
     features = arbiter_features.build_answer_matrix(names, pairs.answers)
@@ -83,7 +83,7 @@ FitPairs = Callable[[AnswerPairs, int], ArbiterResult]  # fits an arbiter on pai
 
 
 def fit_rules_arbiter(pairs: AnswerPairs) -> ArbiterResult:
-    """Return the rules as an arbiter; nothing is learned."""
+    """Return an arbiter that chooses by fixed rules, in the form of a fitted one. Nothing is learned."""
 
     def raw(indices: Sequence[int]) -> FloatArray:
         return estimate_by_rules([pairs.answers[index] for index in indices])
@@ -112,7 +112,7 @@ class ArbiterComparison:
         return bool(gain.mean() > gain.std() / np.sqrt(len(gain)))
 
     def describe(self) -> str:
-        """Say how many answers are right with each."""
+        """Say how many answers are right with the rules and with the trained arbiter, and which of them is used."""
         rules, trained = self.rules_right.mean(), self.trained_right.mean()
         verdict = "so it is used" if self.is_trained_better else "so the rules, which cost nothing, are used"
         return (
@@ -122,37 +122,42 @@ class ArbiterComparison:
 
 
 def compare_with_rules(pairs: AnswerPairs, mode: str, fit: FitPairs, seed: int = 0) -> ArbiterComparison:
-    """Compare a trained arbiter with the rules on the train, dev and calibration rows, by cross-validation.
+    """Compare a trained arbiter with the rules by cross-validation; the test split is not used.
 
     Args:
         pairs: The pairs of answers.
         mode: Mode of the trained arbiter.
-        fit: Fits it.
+        fit: Fits an arbiter on pairs whose test part is the given fold.
         seed: Seed of the folds.
     """
     split = pairs.split
     rows = np.sort(np.concatenate([split.train, split.dev, split.calibration]))
     folds = assign_folds([pairs.answers[row].question.text for row in rows.tolist()], AUTO_FOLDS, seed)
-    takes_closed = np.zeros(len(pairs.answers), dtype=bool)
+    by_rules = take_closed(estimate_by_rules(pairs.answers))
+    by_trained = np.zeros(len(pairs.answers), dtype=bool)
     for fold in range(AUTO_FOLDS):
-        parts = {
-            name: np.intersect1d(getattr(split, name), rows[folds != fold]) for name in ("train", "dev", "calibration")
-        }
-        result = fit(replace(pairs, split=Split(**parts, test=rows[folds == fold])), fold)
-        takes_closed[rows[folds == fold]] = _take_closed(result.raw(rows[folds == fold].tolist()))
-    by_rules = _take_closed(estimate_by_rules(pairs.answers))
-    right = [_choose_right(pairs, choice)[rows] for choice in (by_rules, takes_closed)]
-    return ArbiterComparison(mode, *right)
+        others, own = rows[folds != fold], rows[folds == fold]
+        train, dev, calibration = (np.intersect1d(part, others) for part in (split.train, split.dev, split.calibration))
+        result = fit(replace(pairs, split=Split(train, dev, calibration, own)), fold)
+        by_trained[own] = take_closed(result.raw(own.tolist()))
+    return ArbiterComparison(mode, _choose_right(pairs, by_rules)[rows], _choose_right(pairs, by_trained)[rows])
 
 
-def _take_closed(beliefs: FloatArray) -> BoolArray:
-    """Return for which rows the closed-book answer is more likely to be right."""
+def take_closed(beliefs: FloatArray) -> BoolArray:
+    """Return for which rows the closed-book answer is more probably right than the open-book answer.
+
+    Args:
+        beliefs: Probabilities that the closed-book answer (column 0) and the open-book answer (column 1) are right.
+    """
     chosen: BoolArray = beliefs[:, 0] > beliefs[:, 1]
     return chosen
 
 
 def _choose_right(pairs: AnswerPairs, takes_closed: BoolArray) -> BoolArray:
-    """Return which questions are answered right with these choices; equal answers are not chosen between."""
+    """Return which questions are answered right if the closed-book answer is taken where `takes_closed` says so.
+
+    If the two answers are equal, the open-book answer is given.
+    """
     return np.where(takes_closed & pairs.differ, pairs.closed_right, pairs.open_right)
 
 
@@ -189,9 +194,9 @@ def fit_arbiter(
     Args:
         runs: One or more label runs.
         out: Folder of the arbiter.
-        mode: "auto" (the rules, unless a trained arbiter is better on questions that it did not see), "features"
-            (cheap features of both answers) or "lora" (a fine-tuned judge). With options of `lora`, "auto" compares
-            that one, else `features`.
+        mode: "features" (cheap features of both answers), "lora" (a fine-tuned judge) or "auto" (fixed rules, unless a
+            trained arbiter is better on questions that it did not see). "auto" tries `lora` if options of it are given,
+            else `features`.
         seed: Seed of split and training.
         watch: Callback that receives the progress.
         command: The command line that the model card shows.
@@ -207,7 +212,9 @@ def fit_arbiter(
     Example:
         >>> fit_arbiter("runs/train", out="my-arbiter")  # doctest: +SKIP
     """
-    is_auto, mode = mode == AUTO_MODE, ("lora" if options else "features") if mode == AUTO_MODE else mode
+    is_auto = mode == AUTO_MODE
+    if is_auto:
+        mode = "lora" if options else "features"
     function, folder = load_arbiter_fit_function(mode), Path(out)
     if not runs:
         raise BadSetting(
@@ -223,9 +230,7 @@ def fit_arbiter(
         result = _fit_better(pairs, function, injected, options, compared_mode=mode if is_auto else None)
         save_arbiter(result, pairs, folder, command=command)
     delete_checkpoint(folder)
-    loaded: Any = load_arbiter(str(folder))
-    arbiter: FittedArbiter = loaded
-    return arbiter
+    return cast(FittedArbiter, load_arbiter(str(folder)))
 
 
 def _fit_better(
@@ -235,7 +240,15 @@ def _fit_better(
     options: Mapping[str, Any],
     compared_mode: str | None,
 ) -> ArbiterResult:
-    """Fit an arbiter. If `compared_mode` is given, use the free rules unless the fitted arbiter is better out of fold."""
+    """Fit an arbiter, or use the rules, which need no training, if it is not better.
+
+    Args:
+        pairs: The pairs of answers.
+        function: Fits the arbiter.
+        injected: Arguments that the function may declare: seed, work folder and progress callback.
+        options: Options of the function.
+        compared_mode: Mode of the arbiter, to compare it with the rules by cross-validation; None not to compare.
+    """
 
     def train(training_pairs: AnswerPairs, fold: int | None = None) -> ArbiterResult:
         work = injected["work"] if fold is None else injected["work"] / f"fold-{fold}"
@@ -262,12 +275,12 @@ def load_arbiter_fit_function(mode: str) -> FitFunction:
 
 def _check_mode(mode: str, options: Mapping[str, Any]) -> None:
     """Raise BadSetting if an option belongs to another mode of the arbiter."""
-    known = {name: read_fit_options(load_arbiter_fit_function(name)).model_fields for name in FITTED_ARBITERS}
+    declared = {name: read_fit_options(load_arbiter_fit_function(name)).model_fields for name in FITTED_ARBITERS}
     for option in options:
-        owner = next((name for name, declared in known.items() if option in declared), mode)
-        if option not in known[mode] and owner != mode:
+        modes = [name for name, fields in declared.items() if option in fields]
+        if modes and mode not in modes:
             raise BadSetting(
-                f"the option '{option}' only applies to mode='{owner}'. Use that mode, or leave the option out."
+                f"the option '{option}' only applies to mode='{modes[0]}'. Use that mode, or leave the option out."
             )
 
 
@@ -307,7 +320,7 @@ def _measure(beliefs: FloatArray, pairs: AnswerPairs) -> dict[str, Estimate]:
     """
     test = pairs.split.test
     closed, opened = pairs.closed_right[test], pairs.open_right[test]
-    takes_closed = (beliefs[:, 0] > beliefs[:, 1]) & pairs.differ[test]
+    takes_closed = take_closed(beliefs) & pairs.differ[test]
     columns = {
         "accuracy": np.where(takes_closed, closed, opened),
         "always": opened,
@@ -332,6 +345,7 @@ def _estimate_shares(columns: Mapping[str, BoolArray]) -> dict[str, Estimate]:
     if not n:
         return {}
     table = np.stack([column.astype(float) for column in columns.values()], axis=1)
+    # One function computes the means of all columns, so all of them come from the same resamples.
     statistics = [lambda weights: dict(zip(columns, weighted_mean(weights, table).T, strict=True))]
     resampled = Bootstrap(n).apply(statistics)[0]
     resampled["gain"] = resampled["accuracy"] - resampled["always"]

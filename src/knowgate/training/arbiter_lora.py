@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from knowgate.models.tokenization import LabelPromptTokens
 
 ARBITER_LEARNING_RATE = 5e-5  # at 1e-4, which suits a judge of one answer, this one diverged (METHODS, section 9)
-MAX_PROMPT_TOKENS = {False: 512, True: 1580}  # without passages and with them
+MAX_PROMPT_TOKENS, MAX_PROMPT_TOKENS_WITH_PASSAGES = 512, 1580
 
 
 class LoraArbiterOptions(EnsembleFitOptions):
@@ -97,10 +97,10 @@ def _check_passages(pairs: AnswerPairs, passages: int) -> None:
 
 
 def _make_training(options: LoraArbiterOptions, seed: int) -> JudgeTrainingOptions:
-    """Choose the hyperparameters: a lower learning rate than for other judges, and room for the passages."""
+    """Choose the hyperparameters: a lower learning rate than for other judges, and longer prompts with passages."""
     rate = options.learning_rate or (None if options.full else ARBITER_LEARNING_RATE)
     training = make_answer_training(options.epochs, 32, rate, full=options.full, seed=seed)
-    return replace(training, max_tokens=MAX_PROMPT_TOKENS[options.passages > 0])
+    return replace(training, max_tokens=MAX_PROMPT_TOKENS_WITH_PASSAGES if options.passages else MAX_PROMPT_TOKENS)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from knowgate.gates.arbiters.arbitration import answers_agree
 from knowgate.gates.arbiters.offline_arbitration import get_answer_pair
 from knowgate.gates.artifacts.gate_folder import Tensors
 from knowgate.stats.metrics import BoolArray, FloatArray
-from knowgate.training.examples import MIN_ROWS_PER_CLASS, MIN_TRAINING_QUESTIONS_PER_CLASS, list_seen_keys
+from knowgate.training.examples import MIN_ROWS_PER_CLASS, MIN_TRAINING_QUESTIONS_PER_CLASS, check_texts, list_seen_keys
 from knowgate.types import AnswerPair, Signal
 
 ONE_ARBITER_ADVICE = "Fit one arbiter for each"
@@ -78,7 +78,7 @@ class AnswerPairs:
 
 @dataclass(frozen=True)
 class ArbiterResult:
-    """A trained arbiter that is not calibrated yet.
+    """What a fit function for arbiters returns: a trained arbiter.
 
     Attributes:
         arbiter: Name under which the arbiter is registered.
@@ -88,7 +88,7 @@ class ArbiterResult:
         raw: Returns for the rows with the given indices the probabilities that the closed-book and the open-book
             answer are right, two columns in [0, 1].
         tensors: Weights.
-        is_calibrated: The probabilities are calibrated already.
+        is_calibrated: Whether the probabilities need no further calibration.
         notes: Lines for the model card.
         files: Further files of the arbiter's folder.
         uses_test_split: Test questions were trained on, too (cross-validation). `raw` scores each of them with a member
@@ -114,10 +114,7 @@ def load_answer_pairs(runs: Sequence[Path], seed: int = 0) -> AnswerPairs:
         BadInput: There are too few pairs, or too few right or wrong answers to learn from.
     """
     table = load_label_table(runs, layers=(), required_equal=SHARED_SETTINGS)
-    if any(not row.question for row in table.rows):
-        raise BadInput(
-            "the label runs are packed and do not contain questions and answers. Fit on the original label runs instead."
-        )
+    check_texts(table)
     indices = [i for i, row in enumerate(table.rows) if row.open is not None and row.open.correct is not None]
     if not indices:
         raise BadInput(
@@ -135,7 +132,7 @@ def load_answer_pairs(runs: Sequence[Path], seed: int = 0) -> AnswerPairs:
 
 def check_answer_pairs(pairs: AnswerPairs) -> None:
     """Raise BadInput if the pairs are too few or too uniform for an arbiter to learn from."""
-    _check_texts(pairs.answers)
+    _check_answer_texts(pairs.answers)
     n_pairs, n_different = len(pairs.answers), int(pairs.differ.sum())
     if n_different < MIN_PAIRS:
         raise BadInput(
@@ -149,7 +146,7 @@ def check_answer_pairs(pairs: AnswerPairs) -> None:
         _check_grades(name, right[train], MIN_TRAINING_QUESTIONS_PER_CLASS)
 
 
-def _check_texts(answers: Sequence[AnswerPair]) -> None:
+def _check_answer_texts(answers: Sequence[AnswerPair]) -> None:
     """Raise BadInput if all closed-book or all open-book answers are empty or abstain."""
     for side, name in SIDE_NAMES.items():
         texts = [getattr(pair, side).text for pair in answers]

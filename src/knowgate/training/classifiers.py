@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -102,6 +103,7 @@ def fit_linear(features: Vector, needed: BoolArray, strength: float = 1.0) -> Te
     """
     tensors = fit_standardization(features)
     fitted = fit_logistic((features - tensors["mean"]) / tensors["scale"], needed, C=strength)
+    # The names are those of an ensemble of networks: member 0, layer 0.
     tensors["0.0.weight"] = fitted.coef_.astype(np.float32)
     tensors["0.0.bias"] = fitted.intercept_.astype(np.float32)
     return tensors
@@ -138,11 +140,9 @@ def auroc_or_half(needed: BoolArray, needs: NDArray[np.float64]) -> float:
 def fit_platt_scaling(raw: FloatArray, needed: BoolArray) -> dict[str, Any]:
     """Fit Platt scaling, which turns raw scores into calibrated probabilities. Returns its parameters for the manifest.
 
-    Platt scaling keeps the order and all differences of scores, so a threshold can lie between any two questions.
-    Isotonic regression, which older gates may contain, does not: on the recorded runs (two LLMs, six data sets, three
-    raw scores, calibrated on the train run, tested on the other; `python -m benchmarks.calibrations`) it left 3 % of
-    the distinct scores, and AUROC fell from .655 to .649. Expected calibration error is .029 for Platt and .028 for
-    isotonic (.037 and .040 with 300 rows), the Brier score .1040 and .1046.
+    Platt scaling keeps the order of the scores, so a threshold can lie between any two questions. Isotonic regression,
+    which older gates may contain, merges most of them: on the recorded runs it left 3 % of the distinct scores, and AUROC
+    fell from .655 to .649 at nearly the same calibration error (`python -m benchmarks.calibrations`).
 
     Args:
         raw: Scores in [0, 1].
@@ -163,17 +163,16 @@ def fit_platt_scaling(raw: FloatArray, needed: BoolArray) -> dict[str, Any]:
 def fit_mlp(
     train: LabeledFeatures, dev: LabeledFeatures, *, seeds: Sequence[int] = SEEDS, by_accuracy: bool = False
 ) -> Tensors:
-    """Train CBDR's network once per seed; each network keeps its weights of the best epoch on the dev data.
+    """Train the feed-forward network of the CBDR paper once per seed; the networks form an ensemble.
 
-    Unlike the original implementation, which applies softmax twice, this one applies it once.
+    Each network keeps the weights of its best epoch on the dev rows. Unlike the original implementation, which applies
+    softmax twice, this one applies it once.
 
     Args:
         train: Training rows.
         dev: Rows that choose the epoch.
-        seeds: One member of the ensemble for each.
-        by_accuracy: Keep the epoch with the best dev accuracy, the last one of equals, as in the paper. Default: by
-            AUROC. An epoch is one pass over the rows, so few rows get few updates: the raw confidence grows with the
-            number of updates, and on few rows it would only show how far the network overfits.
+        seeds: One network is trained for each.
+        by_accuracy: Choose the epoch by dev accuracy, the last one of equals, as in the paper. Default: by AUROC.
     """
     tensors = fit_standardization(train.features)
     scaled_train, scaled_dev = (part._replace(features=_standardize(part.features, tensors)) for part in (train, dev))
@@ -210,16 +209,17 @@ def _open_worker_pool(workers: int) -> Iterator[ThreadPoolExecutor]:
 def _train_member(
     train: LabeledFeatures, dev: LabeledFeatures, seed: int, *, stop: threading.Event, by_accuracy: bool
 ) -> LayerWeights:
-    """Train one network and return the weights of its best epoch on the dev data.
+    """Train one network of the ensemble and return the weights of its best epoch on the dev data.
 
-    If the dev data has one class only, the last epoch counts as the best. Stops early when `stop` is set or after
-    PATIENCE epochs without improvement.
+    Stops after PATIENCE epochs without improvement, or when `stop` is set. If the dev data has one class only, epochs
+    cannot be compared, so the last one counts as the best.
     """
     import torch
 
     n_rows = len(train.features)
     network = _Network(train.features.shape[1], seed)
-    batches, updates = network.iterate_batches(n_rows), -(-n_rows // BATCH_SIZE)  # rounded up
+    batches, updates = network.iterate_batches(n_rows), math.ceil(n_rows / BATCH_SIZE)
+    # On large data, an epoch is cut to MAX_UPDATES updates with a lower learning rate.
     rate = LEARNING_RATE if updates <= MAX_UPDATES else LARGE_DATA_LEARNING_RATE
     updates = min(updates, MAX_UPDATES)
     optimizer = torch.optim.Adam(itertools.chain(*network.layers), lr=rate, fused=True)
@@ -248,14 +248,20 @@ def _train_member(
 
 
 def _score_epoch(margins: NDArray[np.float64], needed: BoolArray, *, by_accuracy: bool) -> float | None:
-    """Score the predictions on the dev data by accuracy or AUROC; None if the AUROC is not defined."""
+    """Score the predictions on the dev data by accuracy or AUROC; None if the AUROC is not defined.
+
+    Args:
+        margins: Logit of "needed" minus logit of "not needed" for each row, so above 0 predicts "needed".
+        needed: The true classes.
+        by_accuracy: Use accuracy instead of AUROC.
+    """
     if by_accuracy and len(needed):
         return float(((margins > 0) == needed).mean())
     return auroc(needed, margins)
 
 
 class _Network:
-    """CBDR's network: a classifier of hidden states with three hidden layers and dropout.
+    """The feed-forward network of the CBDR paper: a classifier of hidden states with three layers and dropout.
 
     It has its own random generator, because torch's global one is shared by all threads.
     """

@@ -118,8 +118,9 @@ def load_examples(
     Args:
         runs: Folders of label runs.
         target: Which questions count as needing retrieval. `known`: the LLM does not know the answer. `benefit` and
-            `gain`: retrieval turns a wrong answer right (`Examples` has the difference). `agree`: the answers with and
-            without passages differ; this needs no gold answers and leaves out questions without an open-book answer.
+            `gain`: retrieval turns a wrong answer right (with `gain`, a gate also ranks by the probabilities of right
+            answers). `agree`: the answers with and without passages differ; this needs no gold answers and leaves out
+            questions without an open-book answer.
             Default: `benefit` if at least 90 % of the questions have an open-book answer, else `known`.
         layers: Layers whose hidden states are read. Default: all recorded ones.
         seed: Seed of the split into train, dev, calibration and test.
@@ -131,10 +132,7 @@ def load_examples(
     table = load_label_table(runs, layers=layers, required_equal=SHARED_SETTINGS, graded_only=target != "agree")
     if target == "agree":
         table = _select_rows_with_both_answers(table)
-    if any(not row.question for row in table.rows):
-        raise BadInput(
-            "the label runs are packed and do not contain the questions. Fit on the original label runs instead."
-        )
+    check_texts(table)
     chosen = _choose_target(table.rows, target)
     needed = np.array([_needs_retrieval(row, chosen) for row in table.rows], dtype=bool)
     reason = _explain_default_target(table.rows, chosen) if target is None else ""
@@ -143,6 +141,14 @@ def load_examples(
     split = split_questions(texts, seed)
     _check_training_split([texts[index] for index in split.train], needed[split.train])
     return Examples(table, needed, chosen, split)
+
+
+def check_texts(table: LabelTable) -> None:
+    """Raise BadInput if the label runs were packed, i.e. stored without the texts of questions and answers."""
+    if any(not row.question for row in table.rows):
+        raise BadInput(
+            "the label runs are packed and do not contain questions and answers. Fit on the original label runs instead."
+        )
 
 
 def map_questions_to_needs(texts: Sequence[str], needed: BoolArray) -> dict[str, bool]:
@@ -201,7 +207,11 @@ def _select_rows_with_both_answers(table: LabelTable) -> LabelTable:
 
 
 def _needs_retrieval(row: LabelRow, target: Target) -> bool:
-    """Return whether a question needs retrieval, as the target defines it (see `Examples`)."""
+    """Return whether a question needs retrieval by the definition of the target.
+
+    `agree`: the answers with and without passages differ. `known`: the answer without passages is wrong. `benefit` and
+    `gain`: retrieval turns a wrong answer right.
+    """
     if target == "agree":
         return not answers_agree(row)
     if target == "known":
@@ -248,8 +258,8 @@ def _explain_one_class(rows: Sequence[LabelRow]) -> str:
     if not any(text.strip() for text in texts):
         return "Every answer from memory is empty. Label with a larger `max_tokens`, or check the recorded answers."
     if all(RULES_ARBITER.abstains(text) for text in texts):
-        return f"Every answer from memory declines to answer ('{texts[0][:60]}'). Label with prompts that make the LLM "
-        "guess."
+        advice = "Label with prompts that make the LLM guess."
+        return f"Every answer from memory declines to answer ('{texts[0][:60]}'). {advice}"
     return ""
 
 

@@ -71,10 +71,15 @@ class FitResult:
 
 @dataclass(frozen=True)
 class FitProgress:
-    """Progress of a fit: how many units (such as examples) of a stage are done.
+    """Progress of a fit.
 
-    `words` holds details such as the speed. `is_milestone` is true for progress that should be printed on a line of its
-    own, such as the end of an epoch.
+    Attributes:
+        done: Number of units of the stage that are done.
+        total: Number of units of the stage.
+        unit: What is counted, such as questions or examples.
+        stage: What is being done.
+        words: Details such as the speed.
+        is_milestone: Whether to print this progress on a line of its own, as at the end of an epoch.
     """
 
     done: int
@@ -100,7 +105,8 @@ class ExampleRequirements:
     """Which training data a fit function needs, given in the annotation of its first argument.
 
     Attributes:
-        target: What "needs retrieval" means for this gate (see `Examples`); None to choose it from the label runs.
+        target: What the gate predicts, such as `known` (the LLM does not know the answer); None to choose it from the
+            label runs.
         reads_states: False if it needs no hidden states; they are not loaded then, which saves memory.
         two_heads: True if it supports the target 'gain': it predicts both answers, with and without passages.
     """

@@ -38,9 +38,11 @@ from knowgate.types import Embedder, Sampling, Signal, SignalRequest, Vector
 
 
 def split_into_heads(examples: Examples) -> dict[str, Examples]:
-    """Return the training data of each head: 'closed' predicts wrong closed-book answers, 'open' wrong open-book ones.
+    """Return the training data of the two classifiers (heads) that the target 'gain' needs.
 
-    Questions without an open-book answer count with their closed-book answer, which they keep when they are retrieved.
+    The head 'closed' predicts whether the closed-book answer (without passages) is wrong, the head 'open' whether the
+    open-book answer is wrong. For a question without an open-book answer, because no passages were found, both predict
+    the same.
 
     Raises:
         BadInput: The training split has too few right or too few wrong answers of one kind.
@@ -107,7 +109,8 @@ def fit_fusion(
 ) -> FitResult:
     """Combine all signals that the label runs have in one logistic regression.
 
-    With the target 'gain' there are two of them, one for each answer, and the need follows their difference.
+    With the target 'gain' there are two regressions, for the answers without and with passages. The need for retrieval
+    grows with the difference of their probabilities.
 
     Args:
         examples: The training data.
@@ -128,7 +131,9 @@ def fit_fusion(
     inputs = FusionInputs(names, features, positions, margins=margins or {})
     check_finite(inputs.features)
     encoder_options: dict[str, Any] = {}
-    if not (examples.readings[0].hidden or early) if text is None else text:
+    if text is None:
+        text = not (examples.readings[0].hidden or early)
+    if text:
         encoder = SentenceEmbedder(embedder) if isinstance(embedder, str) else embedder
         inputs = replace(inputs, embeddings=embed_drafts(encoder, examples.questions, examples.readings))
         spec = embedder if isinstance(embedder, str) else "own"
@@ -154,14 +159,14 @@ def fit_fusion(
 
 @dataclass(frozen=True)
 class FusionInputs:
-    """What all heads of a fusion are fitted on.
+    """The signals that a fusion combines, before probes are trained on some of them.
 
     Attributes:
         names: Names of the features.
         features: One row of features per question.
-        positions: Positions of the hidden states that probes read.
+        positions: Where probes read hidden states: before the answer ("pre"), after the draft ("post"), or both.
         embeddings: Embeddings of question and draft; None if no text is read.
-        margins: Further signals by name.
+        margins: Further signals by name, one value per question, such as log-odds of a judge.
     """
 
     names: list[str]
@@ -173,7 +178,13 @@ class FusionInputs:
 
 @dataclass(frozen=True)
 class FusionHead:
-    """One fitted logistic regression over signals; a gate has one, or two with the target 'gain'."""
+    """One fitted logistic regression over signals; a gate has one, or two with the target 'gain'.
+
+    Attributes:
+        columns: Names of the signals, and the probes behind some of them.
+        signals: The values of the signals, one row per question and one column per signal.
+        weights: Weights of the regression.
+    """
 
     columns: SignalColumns
     signals: Vector
@@ -194,7 +205,9 @@ class FusionHead:
 
 
 def fit_head(examples: Examples, inputs: FusionInputs) -> FusionHead:
-    """Fit the probes and the regression that combines all signals, for what `examples.needed` says.
+    """Fit probes, i.e. classifiers of hidden states and texts, and a logistic regression that combines all signals.
+
+    Both predict `examples.needed`: whether each question needs retrieval.
 
     Raises:
         BadSetting: There are no signals to learn from.
@@ -270,21 +283,31 @@ class SignalColumns:
 
 
 def _select_features(examples: Examples, cheap: bool, early: bool) -> list[str]:
-    """Return the names of the recorded features that the options allow."""
+    """Return the names of the recorded features that the options allow.
+
+    Args:
+        examples: The label rows.
+        cheap: Leave out features that need samples or extra passes of the LLM.
+        early: Use only features of the first answer token.
+    """
     names = available_features(examples.questions, examples.readings)
     if cheap:
         names = [name for name in names if name not in COSTLY_FEATURES]
     if early:
         names = [name for name in names if name in FIRST_TOKEN_FEATURES]
-    return names if _has_seakr_samples(examples.settings) else [n for n in names if n not in DISPERSION_FEATURES]
+    if not _has_seakr_samples(examples.settings):
+        names = [name for name in names if name not in DISPERSION_FEATURES]
+    return names
 
 
 def _has_seakr_samples(settings: Mapping[str, Any]) -> bool:
-    """Return whether the sampled answers of the label runs suit SeaKR, so that all signals can share them.
+    """Return whether SeaKR's dispersion features can be used together with the other features of sampled answers.
 
-    SeaKR reads the first 20 samples, the other signals read all of them.
+    SeaKR reads the first 20 samples of a question, the other features read all of them. So the label runs must have
+    recorded SeaKR's features from 20 samples, and must have either no other samples or at least 20.
     """
-    return settings.get("seakr") == SEAKR_SAMPLES and not 0 < int(settings.get("samples", 0)) < SEAKR_SAMPLES
+    samples = int(settings.get("samples", 0))
+    return settings.get("seakr") == SEAKR_SAMPLES and (samples == 0 or samples >= SEAKR_SAMPLES)
 
 
 def describe_contributions(names: Sequence[str], signals: Vector, examples: Examples) -> list[str]:
@@ -327,11 +350,20 @@ def _list_needed_signals(names: Sequence[str], probes: Sequence[dict[str, Any]])
 
 
 def _build_request(names: Sequence[str], probes: Sequence[dict[str, Any]], examples: Examples) -> SignalRequest:
-    """Build the request for the gate's signals, with the same settings as in the label runs."""
+    """Build the request for the signals that the gate reads, with the same settings as in the label runs.
+
+    Args:
+        names: Names of the features.
+        probes: Layer and position of each probe of hidden states.
+        examples: The label rows, whose settings are used.
+    """
     settings, dispersion = examples.settings, DISPERSION_FEATURES & set(names)
     max_tokens = int(settings.get("max_tokens", DRAFT_TOKENS))
-    samples = [int(settings["samples"])] if SAMPLE_FEATURES & set(names) else []
-    samples += [SEAKR_SAMPLES] * len(dispersion)
+    samples = []  # number of sampled answers that each kind of feature needs
+    if SAMPLE_FEATURES & set(names):
+        samples.append(int(settings["samples"]))
+    if dispersion:
+        samples.append(SEAKR_SAMPLES)
     return SignalRequest(
         draft_tokens=1 if set(names) <= set(FIRST_TOKEN_FEATURES) else max_tokens,
         layers=tuple(sorted({probe["layer"] for probe in probes})),
@@ -346,7 +378,6 @@ def _build_request(names: Sequence[str], probes: Sequence[dict[str, Any]], examp
 
 
 def _read_sampling(settings: Mapping[str, Any]) -> Sampling:
-    """Return the sampling parameters of the label runs."""
-    return Sampling(
-        **{key: default if settings.get(key) is None else settings[key] for key, default in asdict(Sampling()).items()}
-    )
+    """Return the sampling parameters of the label runs; the defaults for those that the runs do not name."""
+    recorded = {key: settings[key] for key in asdict(Sampling()) if settings.get(key) is not None}
+    return Sampling(**recorded)

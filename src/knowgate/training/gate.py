@@ -113,16 +113,9 @@ def fit(
         examples = _load_examples(resolve_run_paths(runs), function, options)
         injected = {"seed": options.seed, "work": checkpoint_folder(folder), "watch": watch or ignore_progress}
         result: FitResult = function(examples, **select_injected_arguments(function, injected), **gate_options)
-        notes = [*result.notes, *_explain_target(examples, function, options)]
-        save_fitted(
-            replace(result, notes=notes),
-            examples,
-            folder,
-            command=command,
-            threshold=options.threshold,
-            max_loss=options.max_loss,
-            keep_questions=options.keep_questions,
-        )
+        result = replace(result, notes=[*result.notes, *_explain_target(examples, function, options)])
+        save_options = options.model_dump(include={"threshold", "max_loss", "keep_questions"})
+        save_fitted(result, examples, folder, command=command, **save_options)
     delete_checkpoint(folder)
     return load_fitted_gate(str(folder))
 
@@ -175,9 +168,9 @@ def _load_examples(paths: Sequence[Path], function: FitFunction, options: FitOpt
 
 
 def _explain_target(examples: Examples, function: FitFunction, options: FitOptions) -> list[str]:
-    """Return a note on why the target 'known' was chosen by default; empty if there is nothing to explain.
+    """Return a note for the card if the target 'known' was chosen by default for lack of open-book answers, else nothing.
 
-    It is chosen if too many questions have no open-book answer (an answer with passages).
+    The target 'benefit' is preferred, but it needs answers with passages for nearly all questions.
     """
     without = sum(row.benefit is None for row in examples.rows)
     is_default = options.target is None and read_requirements(function).target is None and examples.target == "known"

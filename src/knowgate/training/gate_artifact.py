@@ -92,7 +92,7 @@ def save_fitted(
     metrics = estimate_quality(needed[split.test], needs)
     default = _choose_default_threshold(result, examples, calibration, max_loss)
     if threshold is None:
-        result = replace(result, notes=[*result.notes, *default.notes])
+        threshold, result = default.threshold, replace(result, notes=[*result.notes, *default.notes])
     stored_layers = result.request.layers if keep_questions else ()
     reference = drift.build_reference_files(examples.questions, examples.readings, stored_layers)
     manifest = {
@@ -101,9 +101,9 @@ def save_fitted(
         **({"reference": True} if reference else {}),
         "calibration": calibration,
         "metrics": {name: asdict(estimate) for name, estimate in metrics.items()},
-        "threshold": default.threshold if threshold is None else threshold,
+        "threshold": threshold,
         "calibrated": default.is_calibrated,
-        **_count_test_answers(examples, needs, default.threshold if threshold is None else threshold),
+        **_count_test_answers(examples, needs, threshold),
         "test_rate": float(needed[split.test].mean()) if len(split.test) else None,
         **_measure_by_run(examples, needs),
     }
@@ -131,9 +131,13 @@ def build_gate_manifest(result: FitResult, examples: Examples) -> dict[str, Any]
 
 
 def _list_changed_fields(request: SignalRequest) -> dict[str, Any]:
-    """Return the fields of a request that differ from the defaults. The fields of `sampling` are not nested."""
-    default, own = ({**fields.pop("sampling"), **fields} for fields in (asdict(SignalRequest()), asdict(request)))
-    return {key: value for key, value in own.items() if value != default[key]}
+    """Return the fields of a request that differ from the defaults, including those of its `sampling`."""
+
+    def flatten(fields: dict[str, Any]) -> dict[str, Any]:
+        return {**fields.pop("sampling"), **fields}
+
+    defaults = flatten(asdict(SignalRequest()))
+    return {key: value for key, value in flatten(asdict(request)).items() if value != defaults[key]}
 
 
 def _measure_by_run(examples: Examples, needs: FloatArray) -> dict[str, Any]:
@@ -151,7 +155,10 @@ def _measure_by_run(examples: Examples, needs: FloatArray) -> dict[str, Any]:
 
 
 def _count_test_answers(examples: Examples, needs: FloatArray, threshold: float) -> dict[str, Any]:
-    """Count right answers on the test split with the gate, always and never; empty without open-book answers."""
+    """Count right answers on the test split if the gate decides, if all and if no questions are retrieved for.
+
+    Empty if a test question has no graded open-book answer (its benefit is unknown then).
+    """
     test = examples.split.test
     if not len(test) or any(examples.rows[row].benefit is None for row in test):
         return {}
@@ -163,18 +170,30 @@ def _fit_distance(source: Mapping[str, Any], examples: Examples) -> Tensors:
     """Fit the measure of how far a question lies from the training questions.
 
     Held-out questions calibrate it: they show how far ordinary new questions are.
+
+    Args:
+        source: Which features are compared, as in the manifest.
+        examples: The training data. If it has no train rows or no held-out rows, the others take their place.
     """
-    features, split = drift.read_distance_features(source, examples.questions, examples.readings), examples.split
-    held_out = np.concatenate([split.dev, split.calibration, split.test])
-    train = split.train if len(split.train) else held_out
-    return drift.fit_distance(features[train], features[held_out if len(held_out) else train])
+    features = drift.read_distance_features(source, examples.questions, examples.readings)
+    split = examples.split
+    train, held_out = split.train, np.concatenate([split.dev, split.calibration, split.test])
+    return drift.fit_distance(
+        features[train if len(train) else held_out], features[held_out if len(held_out) else train]
+    )
 
 
 # --- default threshold ----------------------------------------------------------------------------
 
 
 class DefaultThreshold(NamedTuple):
-    """A threshold that is used unless the user chooses one, notes for the card, and whether answers back it."""
+    """The threshold that is used unless the user chooses one.
+
+    Attributes:
+        threshold: Retrieve if the need is above it.
+        notes: Notes for the model card.
+        is_calibrated: Whether it was chosen on graded answers with and without passages.
+    """
 
     threshold: float
     notes: list[str]
@@ -184,12 +203,14 @@ class DefaultThreshold(NamedTuple):
 def _choose_default_threshold(
     result: FitResult, examples: Examples, calibration: Mapping[str, Any], max_loss: float | None
 ) -> DefaultThreshold:
-    """Return the threshold that retrieves least among those that are safe on questions the gate did not learn from.
+    """Choose the threshold that retrieves least among those that are safe on questions the gate did not learn from.
 
-    Without open-book answers nobody knows what skipping loses, so the threshold is 0.5 and not calibrated.
+    Without open-book answers (answers with passages), the accuracy that is lost by not retrieving is unknown. Then the
+    threshold is 0.5 and counts as not calibrated.
     """
     split, table = examples.split, examples.table
     rows = np.concatenate([split.dev, split.calibration, split.test])
+    # The benefit of a row is None if it has no graded open-book answer.
     rows = np.array([row for row in rows.tolist() if examples.rows[row].benefit is not None], dtype=np.int64)
     if not len(rows):
         return DefaultThreshold(0.5, [NOT_CALIBRATED_NOTE], is_calibrated=False)
@@ -201,24 +222,29 @@ def _choose_default_threshold(
         share = len(rows) / len(examples.rows)
         return DefaultThreshold(threshold, [_explain_always(outcomes, limits, share)])
     notes = [describe_threshold(threshold_choice.evaluate_threshold(outcomes, threshold), limits)]
-    return DefaultThreshold(threshold, notes + [NEVER_RETRIEVES_NOTE] * (threshold == NEVER_RETRIEVE))
+    notes += [NEVER_RETRIEVES_NOTE] if threshold == NEVER_RETRIEVE else []
+    return DefaultThreshold(threshold, notes)
 
 
 def _make_limits(max_loss: float | None) -> SafetyLimits:
-    """Return the limits of a safe threshold; a larger allowed loss has a larger upper limit."""
-    if max_loss is None:
-        return SafetyLimits()
+    """Return how much accuracy a threshold may lose: the default, or `max_loss` as the estimated loss.
+
+    The upper confidence bound of the loss may exceed the estimated loss by as much as in the default limits.
+    """
     default = SafetyLimits()
-    return SafetyLimits(max_loss=max_loss, loss_bound=min(0.99, max_loss + default.loss_bound - default.max_loss))
+    if max_loss is None:
+        return default
+    margin = default.loss_bound - default.max_loss
+    return SafetyLimits(max_loss=max_loss, loss_bound=min(0.99, max_loss + margin))  # bounds of 1 are not allowed
 
 
 def _explain_always(outcomes: GateOutcomes, limits: SafetyLimits, share: float) -> str:
-    """Say that the gate always retrieves by default, and how many label rows might change that.
+    """Explain why the default threshold always retrieves, and estimate how many label rows could change that.
 
     Args:
         outcomes: Needs and grades of questions that the gate did not learn from.
-        limits: The limits that no threshold keeps.
-        share: Share of the label rows that these questions are.
+        limits: What a threshold may lose. No threshold keeps these limits.
+        share: Share of all label rows that are in `outcomes`.
     """
     required = threshold_choice.count_required_rows(outcomes, limits)
     change = (
@@ -338,7 +364,10 @@ def _format_metrics_by_run(manifest: Mapping[str, Any]) -> list[str]:
 
 
 def majority_accuracy(manifest: Mapping[str, Any]) -> float:
-    """Return the accuracy of always predicting the more frequent class on the test split."""
+    """Return the accuracy of always predicting the more frequent class on the test split.
+
+    The share of positives is that of the test split, or that of all rows if the manifest does not record it.
+    """
     share = manifest["base_rate"] if manifest.get("test_rate") is None else manifest["test_rate"]
     return max(float(share), 1 - float(share))
 

@@ -50,7 +50,7 @@ class EffectSource(Protocol):
     def prompts(self) -> AnswerPrompts: ...
 
     def measure(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[PassageEffects]:
-        """Measure the passages of each question."""
+        """Measure the effect of each passage of each question."""
         ...
 
 
@@ -82,7 +82,7 @@ class ConfidenceSource:
             )
 
     def measure(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[PassageEffects]:
-        """Measure the passages of each question."""
+        """Measure the probe's confidence without passages and with each passage alone."""
         prompts = build_passage_prompts(self.prompts, questions, passages)
         readings = self.model.read(prompts, SignalRequest(layers=self.gate.request.layers, resumable=False))
         values = 1 - self.gate.raw([Question(prompt.text) for prompt in prompts], readings)
@@ -98,7 +98,7 @@ class LikelihoodSource:
     name = "likelihood"
 
     def measure(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[PassageEffects]:
-        """Measure the passages of each question."""
+        """Measure the log-probability of the first gold answer without passages and with each passage alone."""
         if not isinstance(self.model, ScoringModel):
             raise UnsupportedSignal(
                 f"source='likelihood' needs a model that can score a given answer, which {self.model.name} cannot. Use "
@@ -122,12 +122,13 @@ class BenefitSource:
     name = "benefit"
 
     def measure(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[PassageEffects]:
-        """Measure the passages of each question."""
+        """Grade the answers without passages and with each passage alone: 1 for a right answer, 0 for a wrong one."""
         prompts = build_passage_prompts(self.prompts, questions, passages)
         completions = self.model.generate(prompts, max_tokens=self.max_tokens)
         pairs = zip(questions, passages, strict=True)
-        repeated = [*questions, *(question for question, candidates in pairs for _ in candidates)]
-        grades = [grade.correct for grade in self.grader.grade([row[0].text for row in completions], repeated)]
+        question_of_prompt = [*questions, *(question for question, candidates in pairs for _ in candidates)]
+        answers = [row[0].text for row in completions]
+        grades = [grade.correct for grade in self.grader.grade(answers, question_of_prompt)]
         if any(correct is None for correct in grades):
             raise BadInput("source='benefit' needs questions with gold answers, but an answer could not be graded.")
         return _group_by_question([float(bool(correct)) for correct in grades], grades, passages)
@@ -145,11 +146,17 @@ def build_passage_prompts(
 def _group_by_question(
     values: Sequence[float], correct: Sequence[bool | None], passages: Sequence[Sequence[Passage]]
 ) -> list[PassageEffects]:
-    """Group values by question; they come in the order of the prompts of `build_passage_prompts`."""
+    """Group the values and grades of prompts by question.
+
+    Args:
+        values: First the value of each question without passages, then those of each question with each passage.
+        correct: The grades of the answers in the same order.
+        passages: The passages of each question.
+    """
     n = len(passages)
-    rest, verdicts = iter(values[n:]), iter(correct[n:])
+    passage_values, passage_grades = iter(values[n:]), iter(correct[n:])
     return [
-        PassageEffects(base, [next(rest) for _ in candidates], [next(verdicts) for _ in candidates])
+        PassageEffects(base, [next(passage_values) for _ in candidates], [next(passage_grades) for _ in candidates])
         for base, candidates in zip(values[:n], passages, strict=True)
     ]
 
@@ -227,18 +234,20 @@ class PreferenceLabeler:
         return [truncate_passages(self.source.model, candidates, self.cut) for candidates in passages]
 
     def _label_batch(self, questions: Sequence[Question], candidates: Sequence[Sequence[Passage]]) -> list[Preference]:
-        """Measure a batch. If that fails, shorten passages that exceed the context window and measure again."""
+        """Measure the candidate passages of each question, without duplicates.
+
+        If that fails, shorten the passages that exceed the context window and measure again.
+        """
         distinct = [deduplicate_passages(passages) for passages in candidates]
         try:
-            fitting, effects = distinct, self.source.measure(questions, distinct)
+            shown, effects = distinct, self.source.measure(questions, distinct)
         except BadInput:  # Usually a passage is too long. Checking all of them first is slow.
-            fitting = [self._fit(question, passages) for question, passages in zip(questions, distinct, strict=True)]
-            effects = self.source.measure(questions, fitting)
-        rows = zip(questions, self._get_splits(questions), candidates, distinct, fitting, effects, strict=True)
-        return [
-            self._make_row(question, split, shown, effect, len(found) - len(unique), _count_changed(unique, shown))
-            for question, split, found, unique, shown, effect in rows
-        ]
+            shown = [self._fit(question, passages) for question, passages in zip(questions, distinct, strict=True)]
+            effects = self.source.measure(questions, shown)
+        duplicates = [len(every) - len(unique) for every, unique in zip(candidates, distinct, strict=True)]
+        changed = [_count_changed(*pair) for pair in zip(distinct, shown, strict=True)]
+        rows = zip(questions, self._get_splits(questions), shown, effects, duplicates, changed, strict=True)
+        return [self._make_row(*row) for row in rows]
 
     def _fit(self, question: Question, passages: Sequence[Passage]) -> list[Passage]:
         """Shorten or drop passages that exceed the context window."""
@@ -255,7 +264,10 @@ class PreferenceLabeler:
         n_duplicates: int,
         n_truncated: int,
     ) -> Preference:
-        """Make the preference row of a question from the measured effects."""
+        """Make the preference row of a question from the measured effects.
+
+        A passage is positive or negative by its shift: its value minus the value without passages.
+        """
         candidates = tuple(
             CandidatePassage(passage.id, passage.text, passage.title, passage.score, value - effects.base, correct)
             for passage, value, correct in zip(passages, effects.values, effects.correct, strict=True)
@@ -287,7 +299,7 @@ def _count_changed(passages: Sequence[Passage], shown: Sequence[Passage]) -> int
 def assign_splits(texts: Sequence[str], seed: int) -> list[str]:
     """Return "train", "dev" or "test" for each question.
 
-    Gates use the same division, so a question that tests one is never trained on by the other.
+    Gates are fitted on the same division, so no question that tests a gate trains a reranker, or the other way round.
     """
     split = split_questions(texts, seed)
     names = {**dict.fromkeys(split.dev.tolist(), "dev"), **dict.fromkeys(split.test.tolist(), "test")}
@@ -311,9 +323,12 @@ def truncate_passages(model: Model, passages: Sequence[Passage], n_tokens: int) 
 
 
 def truncate_text(model: TokenizingModel, text: str, n_tokens: int) -> str | None:
-    """Return the longest prefix of at most `n_tokens` tokens; None if the text is shorter than that."""
+    """Return the longest prefix of at most `n_tokens` tokens; None if the whole text has fewer tokens."""
     if len(model.tokenize(text)) < n_tokens:
         return None
-    # A longer prefix has at least as many tokens, except for a merge at its very end, so bisection works.
-    end = bisect_right(range(len(text)), n_tokens, key=lambda last: len(model.tokenize(text[: last + 1])))
-    return text[:end]
+
+    def count_tokens(last: int) -> int:
+        return len(model.tokenize(text[: last + 1]))
+
+    # Bisection works, because a longer prefix has at least as many tokens, except for a merge at its very end.
+    return text[: bisect_right(range(len(text)), n_tokens, key=count_tokens)]

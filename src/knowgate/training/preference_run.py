@@ -100,9 +100,9 @@ class PreferenceProgress:
         failed: Rows with an error. They count as done, but not as kept, one_sided or bare.
         duplicates: Duplicate passages that were dropped.
         cut: Passages shortened to fit the context window.
-        fresh: Rows made since this start.
-        prompts: Prompts read since this start.
-        seconds: Seconds since this start.
+        fresh: Rows made since the run was started or continued.
+        prompts: Prompts that the LLM has read since then.
+        seconds: Seconds since then.
     """
 
     total: int
@@ -118,12 +118,15 @@ class PreferenceProgress:
     seconds: float = 0.0
 
     def add(self, rows: Sequence[Preference], *, is_fresh: bool = True, seconds: float = 0.0) -> PreferenceProgress:
-        """Return the progress after more rows; see the attributes of the class for what is counted.
+        """Return the progress after more rows: each row is counted as kept, one-sided, bare or failed.
+
+        Kept rows have helpful and harmful passages, one-sided rows only one kind, bare rows no passages, failed rows an
+        error.
 
         Args:
             rows: The rows to count.
             is_fresh: False for rows of an earlier, interrupted run.
-            seconds: Seconds since this start. They replace the earlier value.
+            seconds: Seconds since the run was started or continued. They replace the earlier value.
         """
         good = [row for row in rows if row.error is None]
         return replace(
@@ -135,9 +138,9 @@ class PreferenceProgress:
             failed=self.failed + len(rows) - len(good),
             duplicates=self.duplicates + sum(row.duplicates for row in good),
             cut=self.cut + sum(row.cut for row in good),
-            fresh=self.fresh + is_fresh * len(rows),
-            # One prompt without a passage, and one for each candidate.
-            prompts=self.prompts + is_fresh * sum(1 + len(row.candidates) for row in good),
+            fresh=self.fresh + (len(rows) if is_fresh else 0),
+            # The LLM reads one prompt without a passage, and one for each candidate passage.
+            prompts=self.prompts + (sum(1 + len(row.candidates) for row in good) if is_fresh else 0),
             seconds=seconds,
         )
 
@@ -175,11 +178,9 @@ def measure_preferences(
     folders = _open_runs(runs)
     questions = _collect_questions(folders, options)
     llm = _load_labeled_model(folders, model)
-    spec = PreferenceJobSpec(
-        (require_name("model", model or folders[0].settings()["model"]) if is_remote else "") or "",
-        prompts or AnswerPrompts(),
-        options.replace(runner=None),
-    )
+    # Other machines load the model by its name.
+    model_name = require_name("model", model or folders[0].settings()["model"]) if is_remote else None
+    spec = PreferenceJobSpec(model_name or "", prompts or AnswerPrompts(), options.replace(runner=None))
     labeler = spec.create_labeler(llm, load_retriever(options.index) if options.index else None)
     runner: Runner = PREFERENCE_RUNNER
     if is_remote:

@@ -50,7 +50,7 @@ def fit_probe(
     ] = False,
     seed: int = 0,
 ) -> FitResult:
-    """Train CBDR's network, or a logistic regression, on the hidden state of one layer."""
+    """Train a classifier (probe) that predicts from a hidden state of the LLM whether a question needs retrieval."""
     number = pick_layer(examples, layer)
     features = stack_hidden_states(examples.readings, number, position)
     check_finite(features)
@@ -68,7 +68,7 @@ def fit_probe(
 
 
 def train_probe(features: Vector, examples: Examples, kind: ProbeKind, *, by_accuracy: bool = False) -> Tensors:
-    """Train the network or the best linear classifier on the train split, tuned on the dev split."""
+    """Train a neural network ('mlp') or a logistic regression on the train split, tuned on the dev split."""
     train, dev = select_train_and_dev(features, examples)
     return fit_mlp(train, dev, by_accuracy=by_accuracy) if kind == "mlp" else tune_linear(train, dev).tensors
 
@@ -87,7 +87,9 @@ def predict_out_of_fold(rows: LabeledFeatures, texts: Sequence[str], strength: f
 def stratify_folds(texts: Sequence[str], needed: BoolArray, count: int = 5) -> NDArray[np.int64]:
     """Assign each row to a fold; equal questions share a fold, and both classes are spread evenly."""
     needs = map_questions_to_needs(texts, needed)
-    fold = {key: index % count for index, key in enumerate(sorted(needs, key=lambda key: needs[key]))}
+    by_class = sorted(needs, key=lambda key: needs[key])
+    # Dealing the sorted questions out in turn gives every fold its share of both classes.
+    fold = {key: index % count for index, key in enumerate(by_class)}
     return np.array([fold[fingerprint_text(text)] for text in texts])
 
 
@@ -103,9 +105,10 @@ class BalancedExamples:
 
 
 def balance_examples(examples: Examples, seed: int) -> BalancedExamples:
-    """Draw CBDR's number of questions of each class for each split, or as many as the rarer class has.
+    """Draw equally many known and unknown questions for each split, as in the CBDR paper.
 
-    The calibration split stays as it is. Warns if there are too few training questions for a fixed threshold.
+    The numbers are those of the paper, or lower if the rarer class has fewer questions. The calibration split stays as it
+    is. A note for the card warns if there are too few training questions for a fixed threshold.
     """
     if examples.target != "known":
         raise BadSetting(
@@ -119,8 +122,7 @@ def balance_examples(examples: Examples, seed: int) -> BalancedExamples:
     counts = {name: len(indices) // 2 for name, indices in drawn.items()}
     sizes = ", ".join(f"{name} {count} + {count}" for name, count in counts.items())
     short = [f"{size} + {size} for {name}" for name, size in BALANCED_SIZES.items() if counts[name] < size]
-    note = f"balanced: {sizes}" + (f"; the runs are too small for the paper's {', '.join(short)}" if short else "")
-    notes = [note]
+    notes = [f"balanced: {sizes}" + (f"; the runs are too small for the paper's {', '.join(short)}" if short else "")]
     if counts["train"] < MIN_KNOWN_ROWS:
         notes.append(
             f"only {counts['train']} training questions of each class: below {MIN_KNOWN_ROWS} the raw confidence shows "
@@ -140,11 +142,12 @@ def draw_balanced(indices: NDArray[np.int64], needed: BoolArray, limit: int, see
 
 
 def _describe_balance(even: BalancedExamples, raw: Callable[[Sequence[int]], FloatArray]) -> list[str]:
-    """Return the sizes, and the accuracy of the raw score on the balanced test questions."""
+    """Return notes on the balanced examples: their numbers, and how often a raw score above 0.5 is right on the test."""
     test = even.examples.split.test
     if not len(test):
         return even.notes
-    accuracy = float(((raw(test.tolist()) > 0.5) == even.examples.needed[test]).mean())
+    predicted = raw(test.tolist()) > 0.5
+    accuracy = float((predicted == even.examples.needed[test]).mean())
     return [*even.notes, f"its raw verdict is right for {accuracy:.1%} of the balanced test questions (majority 50.0%)"]
 
 
@@ -152,12 +155,11 @@ def _describe_balance(even: BalancedExamples, raw: Callable[[Sequence[int]], Flo
 
 
 def pick_layer(examples: Examples, layer: str) -> int:
-    """Resolve the name of a layer to its number.
+    """Return the number of a layer that the label runs recorded.
 
     Args:
-        examples: Their label runs say which layers were recorded.
-        layer: A number, or 'mid' (CBDR 3.1: entry floor(len / 2) of the hidden states, embeddings included), 'late'
-            or 'last'.
+        examples: The label rows with their recorded hidden states.
+        layer: A number, or a name: 'mid' (the middle of all hidden states, as in CBDR 3.1), 'late' or 'last'.
     """
     recorded = sorted(examples.readings[0].hidden)
     if not recorded:
@@ -188,16 +190,17 @@ def _resolve_named_layer(examples: Examples, layer: str, recorded: Sequence[int]
 
 
 def infer_depths(examples: Examples, recorded: Sequence[int]) -> list[int]:
-    """Return how many hidden states the LLM may have; several numbers if the label runs leave it open.
+    """Return how many hidden states per token the LLM may have: all numbers that the label runs allow.
 
-    New label runs store the number. For older ones it is derived from the middle layer that SeaKR stores, or from the
-    recorded layers, if they are the named layers (mid, late, last) of one network.
+    New label runs store the number. For older ones it is derived from the number of the middle layer, which the settings
+    of SeaKR contain. Otherwise the first recorded layer may be the middle one, if all recorded layers are the named layers
+    (mid, late, last) of one network.
     """
     settings = examples.settings
     if settings.get("depth"):
         return [int(settings["depth"])]
     middle = int(settings.get("seakr_layer") or recorded[0])
-    possible = [2 * middle, 2 * middle + 1]
+    possible = [2 * middle, 2 * middle + 1]  # the middle layer is half of the depth, rounded down
     if settings.get("seakr_layer"):
         return possible
     return [depth for depth in possible if len(recorded) > 1 and set(recorded) <= set(named_layers(depth).values())]

@@ -60,16 +60,16 @@ class TruncationCounts:
 
 @dataclass(frozen=True)
 class AlignedReranker:
-    """A reranker aligned to an LLM.
+    """A cross-encoder aligned to an LLM: trained to rank passages that help this LLM above the others.
 
     Attributes:
         model: The trained cross-encoder.
-        base: A copy of it before alignment, if it was trained on relevance here.
+        base: Copy of the model before alignment, if it was trained on relevance first; else None.
         spec: Spec of the model that training started from.
         training: Hyperparameters of the alignment.
         relevance: Log of the relevance training, if there was one.
         alignment: Log of the alignment.
-        cut: Texts that were truncated.
+        cut: Number of texts that were truncated.
         reads_question: False for a control that ignores the question.
         tested: Held-out rows.
         before: Ranking metrics of each held-out row before alignment.
@@ -105,8 +105,8 @@ def fit_reranker(
         rows: Preferences of one LLM.
         base: Cross-encoder to start from.
         training: Hyperparameters of the alignment.
-        relevance: Groups to train relevance on first. Default: none; for the packaged base, which cannot rank yet,
-            the candidates of the rows themselves, by whether they contain a gold answer.
+        relevance: Examples of relevance to train on first. Default: none. The packaged base cannot rank yet, so its
+            default is the candidates of the rows, which are relevant if they contain a gold answer.
         first: Hyperparameters of the relevance training.
         reads_question: False trains a control that learns which passages are preferred whatever the question is.
         watch: Called with the stage and its progress.
@@ -162,7 +162,7 @@ def fit_relevance(
     training: RerankerTrainingOptions = RELEVANCE_TRAINING,
     watch: StageProgressCallback = lambda stage, progress: None,
 ) -> RelevanceReranker:
-    """Train a cross-encoder on which passages contain an answer."""
+    """Train a cross-encoder to rank passages that contain a gold answer above the others."""
     model = reranker_trainer.open_cross_encoder(base, seed=training.seed)
     short, cut = truncate_groups(model, groups)
     log = reranker_trainer.train_groups(model, short, training, lambda progress: watch("relevance", progress))
@@ -170,32 +170,41 @@ def fit_relevance(
 
 
 def make_preference_groups(rows: Sequence[Preference]) -> list[RankingGroup]:
-    """Make the training groups of preferences: helpful passages are positive, harmful ones negative."""
+    """Make one training example of each row that has both helpful (positive) and harmful (negative) passages."""
     groups = []
     for row in (row for row in rows if row.is_kept):
-        passages = tuple(format_passage(row.candidates[index].passage) for index in (*row.positives, *row.negatives))
-        groups.append(RankingGroup(row.question, passages, (1.0,) * len(row.positives) + (0.0,) * len(row.negatives)))
+        positives, negatives = ([row.candidates[i].passage for i in part] for part in (row.positives, row.negatives))
+        groups.append(_make_group(row.question, positives, negatives))
     return groups
 
 
 def truncate_groups(model: Any, groups: Sequence[RankingGroup]) -> tuple[list[RankingGroup], TruncationCounts]:
-    """Cut the texts of groups to the paper's limits, and count the texts that were cut."""
+    """Truncate questions and passages to the paper's limits, and count the distinct texts that were too long."""
+    truncate = reranker_trainer.truncate_texts
     questions = list({group.question for group in groups})
     passages = list({text for group in groups for text in group.passages})
-    short = dict(zip(questions, reranker_trainer.truncate_texts(model, questions, QUERY_TOKENS), strict=True))
-    shorter = dict(zip(passages, reranker_trainer.truncate_texts(model, passages, PASSAGE_TOKENS), strict=True))
-    counts = TruncationCounts(
-        sum(short[text] != text for text in questions), sum(shorter[text] != text for text in passages)
-    )
-    truncated = [
-        RankingGroup(short[group.question], tuple(shorter[text] for text in group.passages), group.labels)
-        for group in groups
-    ]
-    return truncated, counts
+    short_questions = dict(zip(questions, truncate(model, questions, QUERY_TOKENS), strict=True))
+    short_passages = dict(zip(passages, truncate(model, passages, PASSAGE_TOKENS), strict=True))
+    truncated = []
+    for group in groups:
+        group_passages = tuple(short_passages[text] for text in group.passages)
+        truncated.append(RankingGroup(short_questions[group.question], group_passages, group.labels))
+    n_questions = sum(short != text for text, short in short_questions.items())
+    n_passages = sum(short != text for text, short in short_passages.items())
+    return truncated, TruncationCounts(n_questions, n_passages)
 
 
 def measure_ranking(model: Any, rows: Sequence[Preference], reads_question: bool = True) -> dict[str, FloatArray]:
-    """Return the ranking metrics of each row, over its positives and negatives; empty without rows."""
+    """Measure how well a cross-encoder ranks the positive passages of each row above the negative ones.
+
+    Args:
+        model: The cross-encoder.
+        rows: Questions with positive and negative passages. Other candidates are left out.
+        reads_question: False for a control that sees the passages without the question.
+
+    Returns:
+        One value per row for each ranking metric; empty without rows.
+    """
     if not rows:
         return {}
     pools = [row.keep_pool() for row in rows]
@@ -210,32 +219,32 @@ def measure_ranking(model: Any, rows: Sequence[Preference], reads_question: bool
 def make_relevance_groups(
     questions: Sequence[Question], retriever: Retriever | None = None, *, candidates: int = 20, seed: int = 0
 ) -> list[RankingGroup]:
-    """Make groups of passages that contain a gold answer and passages that do not. No LLM is needed.
+    """Make training examples for relevance: passages with a gold answer are positive, others negative.
+
+    Questions with too few negatives get passages of other questions as well. No LLM is needed.
 
     Args:
         questions: Questions with gold answers; their contexts are candidates.
         retriever: Finds further candidates.
-        candidates: Passages to search for.
-        seed: Seed of the passages of other questions, which fill up questions with fewer than seven negatives.
+        candidates: Number of passages to search for.
+        seed: Seed by which passages of other questions are drawn.
     """
     results = retriever.search([q.text for q in questions], candidates) if retriever else [[] for _ in questions]
-    pools = [deduplicate_passages([*q.contexts, *found]) for q, found in zip(questions, results, strict=True)]
+    pools = [deduplicate_passages([*q.contexts, *hits]) for q, hits in zip(questions, results, strict=True)]
     every_passage = [passage for pool in pools for passage in pool]
     matcher, rng = AnswerMatcher(), np.random.default_rng(seed)
     groups: list[RankingGroup] = []
     for question, pool in zip(questions, pools, strict=True):
         answers = [text for gold in list_gold_answers(question) if (text := join_tokens(gold)).strip()]
-        has_answer = [matcher.contains(passage, answers) for passage in pool]
-        if not any(has_answer):
+        positives = [passage for passage in pool if matcher.contains(passage, answers)]
+        if not positives:
             continue
-        positives = [passage for passage, is_positive in zip(pool, has_answer, strict=True) if is_positive]
-        negatives = [passage for passage, is_positive in zip(pool, has_answer, strict=True) if not is_positive]
-        negatives = negatives[:MAX_NEGATIVES]
+        negatives = [passage for passage in pool if not matcher.contains(passage, answers)][:MAX_NEGATIVES]
         if (missing := MAX_NEGATIVES - len(negatives)) > 0:
             drawn = [every_passage[int(index)] for index in rng.integers(0, len(every_passage), 3 * missing)]
             negatives += [p for p in deduplicate_passages(drawn) if not matcher.contains(p, answers)][:missing]
         if negatives:
-            groups.append(_make_group(question, positives[:MAX_POSITIVES], negatives))
+            groups.append(_make_group(question.text, positives[:MAX_POSITIVES], negatives))
     return groups
 
 
@@ -253,9 +262,9 @@ class AnswerMatcher:
         return any(answer in self.normalized[text] for answer in answers)
 
 
-def _make_group(question: Question, positives: Sequence[Passage], negatives: Sequence[Passage]) -> RankingGroup:
+def _make_group(question: str, positives: Sequence[Passage], negatives: Sequence[Passage]) -> RankingGroup:
     passages = tuple(format_passage(passage) for passage in (*positives, *negatives))
-    return RankingGroup(question.text, passages, (1.0,) * len(positives) + (0.0,) * len(negatives))
+    return RankingGroup(question, passages, (1.0,) * len(positives) + (0.0,) * len(negatives))
 
 
 def extract_preference_questions(rows: Iterable[Preference]) -> list[Question]:
@@ -290,7 +299,7 @@ class RankingGains:
 
 
 def measure_ranking_gains(fitted: AlignedReranker) -> RankingGains:
-    """Estimate the ranking metrics with intervals."""
+    """Average the ranking metrics over the test rows, with confidence intervals, before and after alignment."""
     difference = {name: fitted.after[name] - fitted.before[name] for name in fitted.after}
     return RankingGains(_estimate_means(fitted.before), _estimate_means(fitted.after), _estimate_means(difference))
 
@@ -378,7 +387,7 @@ def _summarize_losses(log: TrainingLog) -> dict[str, Any]:
 
 
 def render_reranker_card(manifest: Mapping[str, Any], command: str) -> str:
-    """Render the model card."""
+    """Render the model card of a reranker from its manifest."""
     aligned, training, cut = manifest["aligned_to"], manifest["training"], manifest["cut"]
     losses = [
         (f"{stage} loss", f"{loss['first']} at the start, {loss['last']} at the end, {loss['groups']} groups")

@@ -109,7 +109,14 @@ class RerankerTrainingOptions:
 
 @dataclass(frozen=True)
 class RerankerProgress:
-    """Progress of a training, in groups over all epochs; `rate` is in groups per second."""
+    """Progress of a training. A group is one training example: a question with its passages.
+
+    Attributes:
+        done: Number of groups that were trained on, over all epochs.
+        total: Number of groups of all epochs.
+        rate: Groups per second.
+        loss: Loss of the last update.
+    """
 
     done: int
     total: int
@@ -119,7 +126,13 @@ class RerankerProgress:
 
 @dataclass(frozen=True)
 class TrainingLog:
-    """The loss of each update, the number of groups, and the training time in seconds."""
+    """Record of a finished training.
+
+    Attributes:
+        losses: Loss of each update.
+        groups: Number of training examples; each is a question with its passages.
+        seconds: Training time.
+    """
 
     losses: tuple[float, ...]
     groups: int
@@ -135,7 +148,13 @@ def train_groups(
     training: RerankerTrainingOptions,
     watch: RerankerProgressCallback = lambda progress: None,
 ) -> TrainingLog:
-    """Train a `CrossEncoder` in place.
+    """Train a `CrossEncoder` of sentence-transformers in place.
+
+    Args:
+        model: The cross-encoder.
+        groups: Questions with their passages, each of which is labeled as positive or negative.
+        training: Hyperparameters.
+        watch: Called with the progress after each update.
 
     Raises:
         BadInput: There are no groups.
@@ -174,7 +193,7 @@ def shuffle_batches(groups: Sequence[RankingGroup], training: RerankerTrainingOp
 
 @dataclass(frozen=True)
 class RerankerOptimizer:
-    """AdamW with a linear schedule and warm-up."""
+    """AdamW whose learning rate rises linearly (warm-up) and then falls linearly to 0."""
 
     parameters: list[Any]
     optimizer: Any
@@ -182,7 +201,7 @@ class RerankerOptimizer:
 
     @classmethod
     def create(cls, model: Any, training: RerankerTrainingOptions, updates: int) -> RerankerOptimizer:
-        """Create the optimizer of a model. Biases and norms are exempt from weight decay."""
+        """Create the optimizer of a model. Biases and norms, which have one dimension, are exempt from weight decay."""
         import torch
 
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -195,7 +214,9 @@ class RerankerOptimizer:
         warm_up = round(training.warm_up * updates)
 
         def compute_rate_share(update: int) -> float:
-            return update / warm_up if update < warm_up else (updates - update) / max(1, updates - warm_up)
+            if update < warm_up:
+                return update / warm_up
+            return (updates - update) / max(1, updates - warm_up)
 
         return cls(parameters, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, compute_rate_share))
 
@@ -229,7 +250,7 @@ def open_cross_encoder(spec: str, *, seed: int = 0, device: str | None = None) -
 
 
 def _open_minilm(seed: int, device: str | None) -> Any:
-    """Open MiniLM's encoder with a new head; it ranks nothing until it is trained."""
+    """Open MiniLM as a cross-encoder with a new, random output layer; it cannot rank until it is trained."""
     import torch
 
     source = embedded_weights.fetch_weights(MINILM)
@@ -287,10 +308,8 @@ def truncate_texts(model: Any, texts: Sequence[str], limit: int) -> list[str]:
     for start in range(0, len(texts), TOKENIZER_BATCH):
         batch = list(texts[start : start + TOKENIZER_BATCH])
         encoded = model.tokenizer(batch, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        truncated += [
-            text if len(offsets) <= limit else text[: offsets[limit - 1][1]]
-            for text, offsets in zip(batch, encoded["offset_mapping"], strict=True)
-        ]
+        for text, offsets in zip(batch, encoded["offset_mapping"], strict=True):  # start and end of each token
+            truncated.append(text if len(offsets) <= limit else text[: offsets[limit - 1][1]])
     return truncated
 
 

@@ -60,7 +60,9 @@ def fit_cross_fitted_judge(
     work: Path,
     watch: FitProgressCallback = ignore_progress,
 ) -> FitResult:
-    """Fine-tune an ensemble of judges on the train and dev rows; each leaves out one fold of them.
+    """Fine-tune an ensemble of judges on the train and dev rows; each is trained without one fold of them.
+
+    So every row can be scored by a judge that was not trained on it.
 
     Args:
         examples: The training data. The judges learn whether the closed-book answer is right, whatever the target is.
@@ -83,11 +85,12 @@ def fit_cross_fitted_judge(
 
 
 def stack_judges(examples: Examples, judges: Sequence[FitResult], *, cheap: bool = False, work: Path) -> FitResult:
-    """Combine fitted judges with all other signals in a fusion.
+    """Combine fitted judges with all other signals in a fusion, i.e. a logistic regression over signals.
 
     Args:
         examples: The training data.
-        judges: At most four gates, such as judges or IK, whose `raw` scores train rows out of fold.
+        judges: At most four fitted gates, such as judges or IK. The `raw` score of a train row must come from models that
+            were not trained on it, or the fusion would trust the judges too much.
         cheap: Leave out signals that need samples or extra passes.
         work: Folder in which the folders of the judges are prepared.
 
@@ -121,13 +124,16 @@ def stack_judges(examples: Examples, judges: Sequence[FitResult], *, cheap: bool
 
 
 def select_known_target(examples: Examples) -> Examples:
-    """Return the training data of a judge: it learns what is known, or without gold answers where both answers agree."""
+    """Return the examples with the target that judges learn: 'known', whether the closed-book answer is right.
+
+    Examples with the target 'agree' stay as they are, because they have no gold answers.
+    """
     if examples.target in ("known", "agree"):
         return examples
     return replace(examples, needed=~examples.table.closed_right.astype(bool), target="known")
 
 
 def _write_judge(judge: FitResult, examples: Examples, folder: Path) -> dict[str, bytes]:
-    """Write the complete folder of a judge and return its files by path."""
+    """Write a fitted judge as a complete gate folder and return its files, keyed by their path in the folder."""
     save_fitted(judge, examples, folder, keep_questions=False)
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -68,15 +68,15 @@ class TopicResult:
     """How an LLM does on the questions of one topic.
 
     Attributes:
-        name: Most telling words of the topic, or a value of the data.
+        name: The words that distinguish the topic most or, if topics are the values of a data field, that value.
         n: Number of questions.
         closed: Share answered right from memory.
         opened: Share answered right with passages; None if no question was answered with passages.
-        benefit: `opened` minus `closed`, paired.
+        benefit: `opened` minus `closed`, with an interval.
         searches: Share of the questions that the policy retrieves for; None without a policy.
-        rows: Mask of the questions.
-        examples: The most central questions; empty for topics that are values of the data.
-        similarity: Cosine similarity to the mean of the examples that separates the topic from the others best.
+        rows: Which questions belong to the topic.
+        examples: The most central questions; empty if topics are the values of a data field.
+        similarity: Cosine similarity to the mean of the examples from which a question belongs to the topic.
     """
 
     name: str
@@ -128,7 +128,15 @@ def measure_topics(
 def measure_clusters(
     table: LabelTable, vectors: Vector, count: int, *, retrieve: BoolArray | None = None, resamples: int = 1_000
 ) -> list[TopicResult]:
-    """Cluster questions by their embeddings, name the clusters and measure them; see `measure_topics`."""
+    """Cluster questions by their embeddings, and measure what the LLM knows about each cluster.
+
+    Args:
+        table: The labeled questions.
+        vectors: Embedding of each question.
+        count: Number of clusters.
+        retrieve: Whether a policy retrieves for each question; None for no policy.
+        resamples: Bootstrap resamples for the intervals.
+    """
     texts = [question.text for question in table.questions]
     assigned, centers = cluster_vectors(vectors, count)
     names = name_clusters(texts, assigned, len(centers))
@@ -185,7 +193,7 @@ def _measure(table: LabelTable, name: str, rows: BoolArray, retrieve: BoolArray 
 def cluster_vectors(
     vectors: Vector, count: int, *, seed: int = 0, rounds: int = 50, starts: int = 4
 ) -> tuple[NDArray[np.int64], Vector]:
-    """Group unit vectors by spherical k-means; the best of several starts counts.
+    """Group unit vectors by spherical k-means, and keep the best of several random starts.
 
     Args:
         vectors: One unit vector per question.
@@ -199,19 +207,24 @@ def cluster_vectors(
     """
     rng = np.random.default_rng(seed)
     runs = [_run_k_means(vectors, _choose_starts(vectors, count, rng), rounds) for _ in range(starts)]
-    assigned, centers = max(runs, key=lambda run: float((vectors * run[1][run[0]]).sum()))
-    used, numbers = np.unique(assigned, return_inverse=True)
+    # The best run has the largest sum of cosine similarities between the vectors and their centers.
+    similarities = [float((vectors * centers[assigned]).sum()) for assigned, centers in runs]
+    assigned, centers = runs[int(np.argmax(similarities))]
+    used, numbers = np.unique(assigned, return_inverse=True)  # drops empty clusters and numbers the others from 0
     return numbers.astype(np.int64), centers[used]
 
 
 def _choose_starts(vectors: Vector, count: int, rng: np.random.Generator) -> Vector:
-    """Choose distant starting centers (k-means++)."""
+    """Choose starting centers that are far from each other (k-means++).
+
+    Each vector is drawn with a probability that grows with its cosine distance from the centers so far.
+    """
     chosen = [int(rng.integers(len(vectors)))]
     distances = np.ones(len(vectors))
     while len(chosen) < count:
         distances = np.minimum(distances, np.maximum(0, 1 - vectors @ vectors[chosen[-1]]))
         total = float(distances.sum())
-        probabilities = distances / total if total > 0 else None
+        probabilities = distances / total if total > 0 else None  # None: all vectors are equal, so any will do
         chosen.append(int(rng.choice(len(vectors), p=probabilities)))
     return vectors[chosen]
 
@@ -233,16 +246,16 @@ def name_clusters(texts: Sequence[str], assigned: NDArray[Any], count: int) -> l
     """Name each cluster by the words that are most frequent in it compared with the others (c-TF-IDF)."""
     split = Tokenizer(stem=False)
     words = [{word for word in split(text) if word not in QUESTION_WORDS and len(word) > 1} for text in texts]
-    everywhere = Counter(word for question in words for word in question)
+    total_uses = Counter(word for question in words for word in question)
     names = []
     for number in range(count):
         members = [words[index] for index in np.flatnonzero(assigned == number)]
-        inside = Counter(word for question in members for word in question)
-        smallest = max(2, MIN_WORD_SHARE * len(members))
+        cluster_uses = Counter(word for question in members for word in question)
+        min_uses = max(2, MIN_WORD_SHARE * len(members))
         weights = {
-            word: (uses / len(members)) * np.log(1 + len(texts) / everywhere[word])
-            for word, uses in inside.items()
-            if uses >= smallest
+            word: (uses / len(members)) * np.log(1 + len(texts) / total_uses[word])
+            for word, uses in cluster_uses.items()
+            if uses >= min_uses
         }
         best = sorted(weights, key=lambda word: (-weights[word], word))[:NAME_WORDS]
         names.append(", ".join(best) or "other questions")
@@ -284,20 +297,22 @@ def _format_share(share: Proportion) -> str:
 
 def describe_extremes(topics: Sequence[TopicResult]) -> str:
     """Name the topics that the LLM knows most and least about, in one sentence."""
-    most, least = (choose(topics, key=lambda topic: topic.closed.value or 0.0) for choose in (max, min))
+    most = max(topics, key=lambda topic: topic.closed.value or 0.0)
+    least = min(topics, key=lambda topic: topic.closed.value or 0.0)
     shares = [f"{format_percent(topic.closed.value)} about '{topic.name}'" for topic in (most, least)]
     return f"By topic, the LLM knows most ({shares[0]}) and least ({shares[1]}). The card has all {len(topics)} topics."
 
 
 def propose_rules(topics: Sequence[TopicResult]) -> list[TopicRule]:
-    """Propose rules for topics where the decision is clear: always retrieve, or never.
+    """Propose rules for topics where it is clear that the LLM should always retrieve, or never.
 
     Args:
-        topics: Measured topics. Those with fewer than 30 questions and those that are values of the data get no rule.
+        topics: Measured topics. Those with fewer than 30 questions get no rule. Nor do topics that were taken from a field
+            of the data, because a rule recognizes a topic by the embeddings of its example questions.
 
     Returns:
-        "retrieve" for topics on which passages certainly gain more than 10 points, and "skip" for topics on which they
-        certainly lose. Without open-book answers: "retrieve" where certainly fewer than 10 % are known.
+        "retrieve" for topics on which passages surely gain more than 10 points of accuracy, and "skip" for topics on
+        which they surely lose. Without answers with passages: "retrieve" where surely fewer than 10 % are known.
     """
     return [
         TopicRule(topic.name, action, topic.examples, topic.similarity, DEFAULT_EMBEDDER)
@@ -345,9 +360,18 @@ def _choose_action(topic: TopicResult) -> RuleAction | None:
 
 
 def _choose_similarity(vectors: Vector, rows: BoolArray, mean: Vector) -> float:
-    """Choose the similarity to the mean of the examples that separates the topic from the other questions best."""
+    """Choose from which cosine similarity to the mean of its examples a question belongs to a topic.
+
+    Args:
+        vectors: Unit vector of each question.
+        rows: Which questions belong to the topic.
+        mean: Mean vector of the topic's examples.
+
+    Returns:
+        The similarity that separates the topic best: the share of its questions above it, minus the share of the others.
+    """
     similarities = vectors @ (mean / max(float(np.linalg.norm(mean)), 1e-12))
     inside, outside = similarities[rows], similarities[~rows]
-    candidates = np.quantile(inside, np.linspace(0, 0.5, 26))
-    balances = [(inside >= cut).mean() - (outside >= cut).mean() if len(outside) else 1.0 for cut in candidates]
-    return round(float(candidates[int(np.argmax(balances))]), 3)
+    candidates = np.quantile(inside, np.linspace(0, 0.5, 26))  # at least half of the topic's questions stay above it
+    gaps = [(inside >= cut).mean() - (outside >= cut).mean() if len(outside) else 1.0 for cut in candidates]
+    return round(float(candidates[int(np.argmax(gaps))]), 3)

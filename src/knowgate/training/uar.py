@@ -52,14 +52,18 @@ def fit_uar(
     model: Annotated[str | None, "LLM that reads these questions. Default: the LLM of the label run."] = None,
     watch: FitProgressCallback = ignore_progress,
 ) -> FitResult:
-    """Train three heads on questions labeled by criterion, which the LLM reads now, and a fourth on the label run."""
+    """Fit the UAR gate: four classifiers on hidden states of the LLM, combined by a decision tree.
+
+    Three of them learn from questions that are labeled by a criterion, such as whether the answer changes with time. The
+    LLM reads these questions now. The fourth learns from the label run whether the LLM knows the answer.
+    """
     questions = _load_criteria(criteria)  # a wrong spec is reported before a model is loaded
     llm = load_model(model or str(examples.settings["model"]))
     return fit_uar_heads(examples, llm, questions, watch=watch)
 
 
 def _load_criteria(spec: str) -> dict[str, list[Question]]:
-    """Load the questions of 'name=SPEC,name=SPEC' by criterion."""
+    """Load the labeled questions of each criterion from a spec such as 'intent=SPEC,knowledge=SPEC,time=SPEC'."""
     pairs = [part.partition("=") for part in spec.split(",")]
     if any(not (equals and value.strip()) for _, equals, value in pairs):
         raise BadSetting(f"uar: criteria='{spec}' is not valid. Write intent=SPEC,knowledge=SPEC,time=SPEC.")
@@ -85,14 +89,17 @@ def fit_uar_heads(
     tree: TreeKind = "soft",
     watch: FitProgressCallback = ignore_progress,
 ) -> FitResult:
-    """Train the four heads.
+    """Train the four linear classifiers (heads) of the UAR paper on hidden states of the LLM.
+
+    Three heads predict whether a question needs retrieval by its intent, by the knowledge it asks for and by whether the
+    answer changes with time. The fourth, 'self', predicts whether the LLM does not know the answer.
 
     Args:
-        examples: Label runs of the same model, with the last layer's states.
-        model: Reads the questions of `criteria`.
-        criteria: Questions labeled by intent, knowledge and time.
+        examples: Label runs of the same model, with the last layer's states. The head 'self' is trained on them.
+        model: The LLM, which reads the questions of `criteria` now.
+        criteria: Labeled questions for each of the three criteria 'intent', 'knowledge' and 'time'.
         prompts: Wording of the answer prompts.
-        tree: Combine the heads by probabilities (soft) or verdicts (hard).
+        tree: Combine the heads by their probabilities ('soft') or by their yes/no decisions ('hard').
         watch: Called with the progress.
     """
     wording = prompts or AnswerPrompts()
@@ -120,7 +127,7 @@ def fit_uar_heads(
 
 @dataclass(frozen=True)
 class StateReader:
-    """Reads the last layer's state at the last prompt token of questions."""
+    """Reads the hidden state of the LLM's last layer at the last prompt token of questions."""
 
     model: Model
     prompts: AnswerPrompts
@@ -136,7 +143,7 @@ class StateReader:
         return self.model.fits([self.prompts.closed(question)], 1)[0]
 
     def read(self, questions: Sequence[Question], stage: str) -> Vector:
-        """Return one state per question."""
+        """Return the hidden state of each question; `stage` names this work in the progress."""
         states: list[Vector] = []
         request = SignalRequest(layers=(self.layer,))
         for start in range(0, len(questions), READ_BATCH_SIZE):
@@ -148,7 +155,7 @@ class StateReader:
 
 @dataclass(frozen=True)
 class CriterionHead:
-    """A trained head with its calibration and a note on its quality."""
+    """A trained classifier of one criterion, with its calibration and a note on its quality for the model card."""
 
     tensors: Tensors
     calibration: dict[str, Any]
@@ -170,7 +177,7 @@ def _fit_criterion(name: str, questions: Sequence[Question], reader: StateReader
 
 
 def train_uar_head(features: Vector, truth: BoolArray) -> Tensors:
-    """Train one head: a logistic regression without bias on standardized states."""
+    """Train one classifier (head) of the UAR gate: a logistic regression without bias on standardized states."""
     tensors = fit_standardization(features)
     standardized = (features - tensors["mean"]) / tensors["scale"]
     fitted = fit_logistic(standardized, truth, C=UAR_C, fit_intercept=False)
@@ -231,15 +238,25 @@ def _describe_head(name: str, truth: BoolArray, needs: FloatArray, n_left_out: i
 def _measure_tree(
     examples: Examples, states: Vector, tensors: Tensors, calibrations: list[dict[str, Any]], tree: TreeKind
 ) -> str:
-    """Measure the whole tree on the test split; the card's metrics are those of the head 'self' alone."""
+    """Measure on the test split the decision tree that combines all four heads, and describe the result for the card.
+
+    The other metrics of the card are those of the head 'self' alone, which predicts whether the LLM knows the answer.
+
+    Args:
+        examples: The label rows.
+        states: Hidden state of each row.
+        tensors: Weights of all heads.
+        calibrations: Calibrations of the other three heads.
+        tree: Combine the heads by their probabilities ('soft') or by their yes/no decisions ('hard').
+    """
     split, needed = examples.split, examples.needed
     scores = apply_head(tensors, SELF_HEAD, states[split.calibration])
     calibration = fit_platt_scaling(scores, needed[split.calibration])
     unknown = apply_calibration(apply_head(tensors, SELF_HEAD, states[split.test]), calibration)
     heads = apply_heads(tensors, calibrations, states[split.test], unknown)
-    score = auroc(needed[split.test], (apply_hard_tree if tree == "hard" else apply_soft_tree)(heads))
-    whole = f"the whole tree has AUROC {_format_auroc(score)} on the same test split"
-    return f"the metrics are those of the head self; {whole}"
+    tree_needs = apply_hard_tree(heads) if tree == "hard" else apply_soft_tree(heads)
+    score = _format_auroc(auroc(needed[split.test], tree_needs))
+    return f"the metrics are those of the head self; the whole tree has AUROC {score} on the same test split"
 
 
 def _format_auroc(score: float | None) -> str:

@@ -10,11 +10,15 @@ from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
 from knowgate.gates.calibration.guarantee import (
     compute_net_p_value,
     compute_required_rows,
-    count_gained,
-    count_harmed,
     learn_then_test,
 )
-from knowgate.gates.calibration.threshold_choice import GateOutcomes, choose_for_accuracy, evaluate_threshold
+from knowgate.gates.calibration.threshold_choice import (
+    GateOutcomes,
+    choose_for_accuracy,
+    count_gained,
+    count_harmed,
+    evaluate_threshold,
+)
 
 TIMES = 500
 

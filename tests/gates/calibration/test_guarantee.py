@@ -10,10 +10,9 @@ from knowgate.gates.calibration.guarantee import (
     THRESHOLD_GRID,
     compute_harm_p_values,
     compute_required_rows,
-    count_harmed,
     learn_then_test,
 )
-from knowgate.gates.calibration.threshold_choice import GateOutcomes
+from knowgate.gates.calibration.threshold_choice import GateOutcomes, count_harmed
 
 
 def outcomes(needs, harmed):

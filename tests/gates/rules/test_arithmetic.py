@@ -43,9 +43,9 @@ def test_what_cannot_be_computed_exactly_is_left_to_the_llm(question):
 
 
 def test_long_expressions_take_no_time():
-    start = time.perf_counter()
+    start = time.thread_time()
     assert compute_arithmetic("9^64*" * 1000 + "1") is None
-    assert time.perf_counter() - start < 0.1
+    assert time.thread_time() - start < 0.1
 
 
 def test_the_pipeline_computes_and_asks_nobody():

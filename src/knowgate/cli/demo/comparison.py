@@ -200,6 +200,9 @@ def extract_open_book_answer(gated: Answer) -> Answer | None:
 
 
 def _keep_stages(answer: Answer, *stages: str) -> Answer:
-    """Return a copy of an answer that counts only the time of these stages, and has no draft."""
+    """Return a copy of an answer that counts only the time of these stages of the pipeline, and has no draft.
+
+    The stages are 'read' (the draft for the gate), 'retrieve', 'fit' (shorten passages to the prompt) and 'answer'.
+    """
     seconds = {stage: duration for stage, duration in answer.seconds.items() if stage in stages}
     return replace(answer, seconds={**seconds, "total": sum(seconds.values())}, draft=None)

@@ -113,7 +113,7 @@ class DemoPage:
         decision, question = outcomes[GATED].answer.decision, outcomes[GATED].answer.question
         text = f"{_format_verdict(decision)}, {decision.rule or f'{decision.need:.2f}'}"
         self.console.print(Text(text, "yellow" if decision.retrieve else "green"))
-        if "asked" in question.meta:
+        if "asked" in question.meta:  # the original text of a question that was rewritten
             self.print_paragraph(f"understood as: {question.text}", style="dim")
 
     def print_totals(self, totals: Mapping[str, OutcomeTotals]) -> None:
@@ -206,7 +206,8 @@ def render_chart(record: DemoRecord, block: str) -> Iterator[str]:
 
     Args:
         record: The recorded results.
-        block: Character that bars are made of. A bar of full width is the best possible choice of answers.
+        block: Character that bars are made of. A bar of full width would be the accuracy of always choosing the better
+            of the two answers (`oracle`).
     """
     bars = [
         ("never", 0.0, record.never),
@@ -226,8 +227,9 @@ def summarize_record(record: DemoRecord) -> str:
     These are the threshold with the fewest searches, and the one with the fewest searches at which the gate is
     significantly better than always searching, if there is one.
     """
-    fewest, better = record.points[0], [point for point in record.points if point.low > 0]
-    gains = [_format_gain(point) for point in dict.fromkeys((fewest, *better[:1]))]
+    fewest = record.points[0]  # points are sorted by their searches
+    better = [point for point in record.points if point.low > 0]
+    gains = [_format_gain(point) for point in dict.fromkeys((fewest, *better[:1]))]  # once if both are the same
     saved = round((1 - fewest.searched) * SAVINGS_QUESTIONS, -3)
     return (
         f"Against always searching, in points of right answers: {'; '.join(gains)} (95 % intervals). The first saves "

@@ -70,8 +70,8 @@ def parse_database_address(spec: str, *, schema: str = DEFAULT_SCHEMA) -> Databa
         )
     query = f"?{urlencode(parameters, quote_via=quote)}" if parameters else ""
     conninfo = f"{SCHEMES[0]}{login}{'@' if login else ''}{path}{query}"
-    values = [unquote(part) for part in login.partition(":")[2:]]
-    values += [parameters.get(key, "") for key in SECRET_PARAMETERS]
+    password = unquote(login.partition(":")[2])
+    values = [password, *(parameters.get(key, "") for key in SECRET_PARAMETERS)]
     # A server may repeat a secret as it is or percent-encoded. Longer secrets are replaced first.
     forms = {form for value in values for form in (value, quote(value, safe="")) if len(form) > 2}
     return DatabaseAddress(conninfo, schema, redact_secrets(spec), tuple(sorted(forms, key=len, reverse=True)))

@@ -202,14 +202,14 @@ def entry_from_record(record: Mapping[str, Any], where: str) -> LogEntry:
         check_number(0 if value is None else value, f"'{key}' of {where}", maximum=MAX_TIMESTAMP)
     try:
         return LogEntry(
-            _check_question(record["question"]),
-            KnowledgeLabel(record["label"]),
-            HistoryScope(str(record["model"]), str(record["prompts"]), str(record.get("tenant") or "")),
-            LabelSource(record.get("source") or "human"),
-            RetrievalOutcome(record["outcome"]) if record.get("outcome") else None,
-            record.get("weight"),
-            record.get("created") or time.time(),
-            record.get("expires"),
+            question=_check_question(record["question"]),
+            label=KnowledgeLabel(record["label"]),
+            scope=HistoryScope(str(record["model"]), str(record["prompts"]), str(record.get("tenant") or "")),
+            source=LabelSource(record.get("source") or "human"),
+            outcome=RetrievalOutcome(record["outcome"]) if record.get("outcome") else None,
+            weight=record.get("weight"),
+            created=record.get("created") or time.time(),
+            expires=record.get("expires"),
         )
     except (KeyError, ValueError) as error:
         raise BadInput(

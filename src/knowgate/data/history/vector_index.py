@@ -117,7 +117,7 @@ class AnnIndex:
 
 
 def _import_faiss() -> Any:
-    """Import faiss, whose type hints lack many overloads."""
+    """Import faiss as an untyped module, because its type hints lack many overloads."""
     import faiss
 
     return faiss
@@ -342,7 +342,7 @@ class VectorIndex:
         write_ann_index(location, ids[first:], vectors[first:], stored)
 
     def _reopen(self, location: IndexLocation) -> None:
-        """Open the stored index if it is newer than the open one, and drop its rows from memory."""
+        """Open the stored index if it is newer than the open one, and drop from memory the rows that it contains."""
         ann = open_ann_index(location, self.width)
         if ann is None or ann.manifest.last <= self.last_indexed_id:
             return

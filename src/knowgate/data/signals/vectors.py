@@ -79,9 +79,10 @@ def _compute_surface(text: str) -> list[float]:
     return [
         math.log1p(len(text)),
         math.log1p(len(words)),
-        size / max(len(words), 1),
+        size / max(len(words), 1),  # characters per word
         float(text.count("\n")),
         float(text.rstrip().endswith(("?", "？"))),
+        # Shares of Chinese characters, digits, capitals and punctuation.
         sum(CJK[0] <= char <= CJK[1] for char in text) / size,
         sum(char.isdigit() for char in text) / size,
         sum(char.isupper() for char in text) / size,

@@ -79,14 +79,15 @@ class RulesArbiter(Arbiter):
 
     @functools.cached_property
     def phrases(self) -> tuple[str, ...]:
-        """The abstention phrases, normalized and surrounded by spaces."""
+        """The abstention phrases, normalized and surrounded by spaces, so that they match whole words only."""
         phrases = _read_phrases(self.words) if self.words else (*ENGLISH_PHRASES, *CHINESE_PHRASES)
         return tuple(join_tokens(phrase) for phrase in phrases)
 
     def abstains(self, answer: str) -> bool:
-        """Return whether an answer is empty, is one such as 'unknown', or starts with an abstention phrase.
+        """Return whether an answer says that it does not know.
 
-        Phrases are looked for in the first `ABSTENTION_WINDOW` characters.
+        It does if it is empty, if it consists of a word such as 'unknown', or if a phrase such as 'cannot determine'
+        occurs in its first `ABSTENTION_WINDOW` characters.
         """
         text = normalize(answer)
         if not text or text in NORMALIZED_ABSTENTIONS:
@@ -102,7 +103,10 @@ class RulesArbiter(Arbiter):
         return [self._estimate(self.abstains(pair.closed.text), self.abstains(pair.open.text)) for pair in answers]
 
     def _estimate(self, closed_abstains: bool, open_abstains: bool) -> Belief:
-        """Return the belief about a pair of answers, by which of them abstain."""
+        """Return the beliefs that the closed-book and the open-book answer are right, given which of them abstain.
+
+        If both beliefs are equal, the open-book answer is given.
+        """
         if open_abstains and not closed_abstains:
             return Belief(NEUTRAL_BELIEF, 0.0, ABSTENTION_REASON)
         return Belief(NEUTRAL_BELIEF, NEUTRAL_BELIEF, OPEN_BOOK_REASONS[closed_abstains, open_abstains])

@@ -28,9 +28,12 @@ def compute_beliefs(arbiter: Arbiter, answers: Sequence[AnswerPair]) -> list[Bel
     Raises:
         ModelError: The arbiter did not return one belief per pair, or returned numbers outside [0, 1].
     """
-    different = [pair for pair in answers if not answers_agree(pair)]
-    beliefs = iter(_estimate(arbiter, different) if different else [])
-    return [None if answers_agree(pair) else next(beliefs) for pair in answers]
+    beliefs: list[Belief | None] = [None] * len(answers)
+    different = [index for index, pair in enumerate(answers) if not answers_agree(pair)]
+    if different:
+        for index, belief in zip(different, _estimate(arbiter, [answers[index] for index in different]), strict=True):
+            beliefs[index] = belief
+    return beliefs
 
 
 def _estimate(arbiter: Arbiter, answers: Sequence[AnswerPair]) -> list[Belief]:
@@ -59,10 +62,11 @@ def choose_answers(arbiter: Arbiter, answers: Sequence[AnswerPair]) -> list[Arbi
 
 
 def _choose(arbiter: str, pair: AnswerPair, belief: Belief | None) -> ArbiterChoice:
-    """Choose the answer with the higher belief; the open-book answer if the answers agree (`belief` is None)."""
+    """Choose the answer that is more likely to be right; the open-book answer if the answers agree (`belief` is None)."""
     texts = (pair.closed.text, pair.open.text)
     if belief is None:
-        return ArbiterChoice(False, arbiter, "the answers with and without passages agree", *texts)
+        is_closed_book, reason = False, "the answers with and without passages agree"
+        return ArbiterChoice(is_closed_book, arbiter, reason, *texts)
     reason = _explain(arbiter, belief)
     return ArbiterChoice(belief.prefers_closed, arbiter, reason, *texts, belief.closed, belief.open)
 

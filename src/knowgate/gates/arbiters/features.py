@@ -18,7 +18,7 @@ from knowgate.data.signals.confidence import geometric_mean, min_probability
 from knowgate.errors import BadInput, UnsupportedSignal
 from knowgate.gates.arbiters.abstention import RULES_ARBITER
 from knowgate.gates.arbiters.fitted_arbiter import FittedArbiter
-from knowgate.gates.artifacts.networks import TensorValidator, apply_network, claim_network
+from knowgate.gates.artifacts.networks import TensorValidator, apply_network, require_network
 from knowgate.stats.metrics import FloatArray
 from knowgate.types import AnswerPair, Completion, Signal, Token, Vector
 
@@ -29,13 +29,19 @@ MIN_PROBABILITY = 1e-6
 
 
 def _log_token_statistic(side: AnswerSide, statistic: Callable[[Sequence[Token]], float]) -> AnswerFeature:
-    """Return a feature: the logarithm of a token statistic of one answer; None without log-probabilities."""
+    """Return a feature: the logarithm of a token statistic of one answer; None without log-probabilities.
+
+    Args:
+        side: Selects the closed-book or the open-book answer of a pair.
+        statistic: Computes a probability from the tokens of the answer.
+    """
 
     def compute(pair: AnswerPair) -> float | None:
         tokens = side(pair).tokens
         if tokens is None:
             return None
-        return math.log(max(statistic(tokens), MIN_PROBABILITY)) if tokens else math.log(MIN_PROBABILITY)
+        probability = statistic(tokens) if tokens else 0.0
+        return math.log(max(probability, MIN_PROBABILITY))
 
     return compute
 
@@ -103,9 +109,9 @@ def _score_lead(pair: AnswerPair) -> float | None:
     The result is 1 with a single scored passage and None without scores.
     """
     scores = _rank_scores(pair)
-    if not scores:
-        return None
-    return (scores[0] - scores[1]) / max(abs(scores[0]), MIN_PROBABILITY) if len(scores) > 1 else 1.0
+    if len(scores) < 2:
+        return 1.0 if scores else None
+    return (scores[0] - scores[1]) / max(abs(scores[0]), MIN_PROBABILITY)
 
 
 # Artifacts refer to features by these names.
@@ -149,7 +155,7 @@ def build_answer_matrix(names: Sequence[str], answers: Sequence[AnswerPair]) -> 
                 "have none. Provide them, or fit the arbiter on answers without them.",
                 brief=f"the label run has no {missing}",
             )
-    return np.array(rows, dtype=np.float32).reshape(len(rows), len(names))
+    return np.array(rows, dtype=np.float32).reshape(len(rows), len(names))  # two dimensions, even without answers
 
 
 @dataclass(frozen=True)
@@ -174,7 +180,7 @@ class FeaturesArbiter(FittedArbiter):
         if not names or not set(names) <= set(ANSWER_FEATURES):
             raise BadInput(f"its features are missing or unknown: {', '.join(names)[:80] or 'none'}.")
         for side in ANSWER_SIDES:
-            claim_network(tensors, f"{side}.", len(names))
+            require_network(tensors, f"{side}.", len(names))
 
     def raw(self, answers: Sequence[AnswerPair]) -> FloatArray:
         """Compute the uncalibrated probability that each answer is right; columns: closed-book, open-book."""

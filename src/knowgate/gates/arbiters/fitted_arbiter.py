@@ -34,7 +34,15 @@ class SideCalibrations:
 
 @dataclass(frozen=True, kw_only=True)
 class ArbiterManifest(gate_manifest.FittedManifest):
-    """Content of `arbiter.json`."""
+    """Content of `arbiter.json`.
+
+    Attributes:
+        arbiter: Kind of arbiter, such as 'features'.
+        wants_passages: Whether the arbiter reads the passages.
+        calibration: Calibrations of its two outputs: P(closed-book answer is right), P(open-book answer is right).
+        files: Digests of the other files in the folder by name.
+        base_rates: Share of right closed-book and open-book answers in training.
+    """
 
     arbiter: str
     wants_passages: bool
@@ -99,7 +107,7 @@ class FittedArbiter(Arbiter):
         arbiter, tensors = cls(artifact, plug_in), TensorValidator(artifact.tensors)
         try:
             arbiter.check(tensors)
-            tensors.finish()
+            tensors.reject_others()
         except BadInput as error:
             raise artifact.make_error(str(error)) from None
         return arbiter
@@ -157,13 +165,12 @@ class FittedArbiter(Arbiter):
             raise ModelError(
                 f"the fitted arbiter '{self.name}' did not return two finite numbers for each pair of answers."
             )
-        closed, opened = (
-            np.clip(apply_calibration(np.clip(raw[:, column], 0, 1), self.artifact.manifest["calibration"][side]), 0, 1)
-            for column, side in enumerate(("closed", "open"))
-        )
+        calibrations = self.artifact.manifest["calibration"]
+        closed = apply_calibration(np.clip(raw[:, 0], 0, 1), calibrations["closed"]).tolist()
+        opened = apply_calibration(np.clip(raw[:, 1], 0, 1), calibrations["open"]).tolist()
+        pairs = zip(closed, opened, strict=True)
         return [
-            Belief(p_closed, p_open, format_probabilities(p_closed, p_open, self.note))
-            for p_closed, p_open in zip(closed.tolist(), opened.tolist(), strict=True)
+            Belief(p_closed, p_open, format_probabilities(p_closed, p_open, self.note)) for p_closed, p_open in pairs
         ]
 
 
@@ -173,16 +180,12 @@ class FittedRulesArbiter(FittedArbiter):
     Needs: the texts of both answers. Cost: nothing beyond the closed-book answer.
     """
 
-    def check(self, tensors: TensorValidator) -> None:
-        """Raise BadInput if the folder holds weights, which rules do not have."""
-        tensors.finish()
-
     def raw(self, answers: Sequence[AnswerPair]) -> FloatArray:
-        """Return the beliefs of the rules, closed-book and open-book."""
+        """Return how much the rules believe in the closed-book (first column) and the open-book answer (second)."""
         return estimate_by_rules(answers)
 
 
 def estimate_by_rules(answers: Sequence[AnswerPair]) -> FloatArray:
-    """Return the beliefs of the rules arbiter as a matrix: closed-book, open-book."""
+    """Return the beliefs (from 0 to 1) of the rules arbiter that each answer is right; columns: closed-book, open-book."""
     beliefs = RULES_ARBITER.estimate(answers)
     return np.array([[belief.closed, belief.open] for belief in beliefs]).reshape(len(answers), 2)

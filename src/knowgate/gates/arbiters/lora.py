@@ -75,15 +75,9 @@ def encode_answer_pairs(
         tokens: Maximum number of tokens of each answer to show.
         passages: Maximum number of passages to show.
     """
-    return [
-        judge.encode(
-            build_arbiter_prompt(
-                pair.question,
-                judge.truncate(pair.closed.text, tokens),
-                judge.truncate(pair.open.text, tokens),
-                side,
-                pair.passages[:passages],
-            )
-        )
-        for pair in answers
-    ]
+    encoded = []
+    for pair in answers:
+        closed, opened = judge.truncate(pair.closed.text, tokens), judge.truncate(pair.open.text, tokens)
+        prompt = build_arbiter_prompt(pair.question, closed, opened, side, pair.passages[:passages])
+        encoded.append(judge.encode(prompt))
+    return encoded

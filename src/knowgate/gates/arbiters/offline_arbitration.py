@@ -52,9 +52,9 @@ class ArbiterChoices:
 
 @dataclass(frozen=True)
 class _NamedArbiter:
-    """An arbiter with the name and fingerprint that its recorded beliefs are stored under.
+    """An arbiter, and the name and fingerprint under which label runs record its beliefs.
 
-    `arbiter` is None if it is not loaded, because only its recorded beliefs are available.
+    `arbiter` is None if only the recorded beliefs are available and the arbiter itself cannot be loaded.
     """
 
     name: str
@@ -124,10 +124,10 @@ def arbitrate(
 
 
 def _resolve_arbiter(table: LabelTable, arbiter: str | Arbiter, plug_in: bool) -> _NamedArbiter:
-    """Load an arbiter and bind it to the LLM of the table.
+    """Load an arbiter and bind it to the LLM of the table, after checking that it was not fitted on these questions.
 
-    A name that is neither a folder nor a registered arbiter refers to beliefs recorded in the label runs, if there are
-    any under this name.
+    A name that is neither a folder nor a registered arbiter may be the name of an arbiter whose beliefs the label runs
+    record. Such an arbiter is not loaded.
     """
     if isinstance(arbiter, str) and not is_arbiter_folder(arbiter) and split_spec(arbiter)[0] not in ARBITERS:
         recorded = {item.arbiter: item for run in table.runs for item in read_beliefs(Path(run))}
@@ -143,7 +143,7 @@ def _resolve_arbiter(table: LabelTable, arbiter: str | Arbiter, plug_in: bool) -
 def _complete_beliefs(
     run: Path, rows: Sequence[LabelRow], named: _NamedArbiter, on_progress: ProgressCallback
 ) -> RecordedBeliefs:
-    """Return an arbiter's beliefs about the rows of a label run; missing ones are computed and recorded.
+    """Return how probable an arbiter finds the answers in a label run; missing beliefs are computed and recorded.
 
     Rows without an open-book answer are skipped.
     """
@@ -167,7 +167,9 @@ def _complete_beliefs(
             beliefs = _add_beliefs(beliefs, batch, named.arbiter)
             n_done += len(batch)
             on_progress(n_done, len(missing))
-            batch_size = min(2 * batch_size, MAX_BATCH) if time.monotonic() - start < FAST_BATCH_SECONDS else batch_size
+            # Larger batches are more efficient, but they report progress less often.
+            if time.monotonic() - start < FAST_BATCH_SECONDS:
+                batch_size = min(2 * batch_size, MAX_BATCH)
     finally:  # an interrupted run keeps the finished batches
         if beliefs.judged:
             write_beliefs(run, beliefs)
@@ -175,17 +177,18 @@ def _complete_beliefs(
 
 
 def _add_beliefs(recorded: RecordedBeliefs, rows: Sequence[LabelRow], arbiter: Arbiter) -> RecordedBeliefs:
-    """Ask an arbiter about further rows and return its recorded beliefs with these added."""
+    """Ask an arbiter about further rows and return its recorded beliefs with these added.
+
+    The arbiter is not asked about answers that agree. Their belief is None, and only the ids of their rows are recorded.
+    """
     computed = compute_beliefs(arbiter, [get_answer_pair(row) for row in rows])
-    by_id = {row.id: belief for row, belief in zip(rows, computed, strict=True)}
-    beliefs = {key: belief for key, belief in by_id.items() if belief is not None}
-    return RecordedBeliefs(
-        recorded.arbiter,
-        recorded.fingerprint,
-        {**recorded.closed, **{key: belief.closed for key, belief in beliefs.items()}},
-        {**recorded.open, **{key: belief.open for key, belief in beliefs.items()}},
-        (*recorded.agreed, *(key for key, belief in by_id.items() if belief is None)),
-    )
+    closed, opened, agreed = dict(recorded.closed), dict(recorded.open), list(recorded.agreed)
+    for row, belief in zip(rows, computed, strict=True):
+        if belief is None:
+            agreed.append(row.id)
+        else:
+            closed[row.id], opened[row.id] = belief.closed, belief.open
+    return RecordedBeliefs(recorded.arbiter, recorded.fingerprint, closed, opened, tuple(agreed))
 
 
 def _check_rows(run: Path, rows: Sequence[LabelRow], arbiter: Arbiter) -> None:

@@ -21,7 +21,7 @@ NO_ARBITER = "none"
 
 
 def get_policy_arbiter(gate: str | Gate) -> str | None:
-    """Return the spec of the arbiter that belongs to a policy.
+    """Return the spec of the arbiter that belongs to a policy: a gate that was fitted together with an arbiter.
 
     Args:
         gate: A gate, or its spec or folder.

@@ -70,7 +70,7 @@ def read_distance_features(
     return surface_features(questions)
 
 
-def claim_distance_tensors(tensors: TensorValidator, source: Mapping[str, Any] | None) -> None:
+def require_distance_tensors(tensors: TensorValidator, source: Mapping[str, Any] | None) -> None:
     """Check the tensors with which a gate computes how far a question is from its training questions.
 
     Args:
@@ -79,19 +79,28 @@ def claim_distance_tensors(tensors: TensorValidator, source: Mapping[str, Any] |
     """
     if source is None:
         return
-    (width,) = tensors.claim(f"{DISTANCE_PREFIX}mean", None if source["of"] == "state" else SURFACE_WIDTH).shape
-    tensors.claim(f"{DISTANCE_PREFIX}scale", width, positive=True)
-    (_, count) = tensors.claim(f"{DISTANCE_PREFIX}directions", width, None).shape
+    features = None if source["of"] == "state" else SURFACE_WIDTH  # the size of a hidden state depends on the LLM
+    (width,) = tensors.require(f"{DISTANCE_PREFIX}mean", features).shape
+    tensors.require(f"{DISTANCE_PREFIX}scale", width, positive=True)
+    (_, count) = tensors.require(f"{DISTANCE_PREFIX}directions", width, None).shape
     for name, size in (("along", count), ("across", 1), ("edge", 1)):
-        tensors.claim(f"{DISTANCE_PREFIX}{name}", size, positive=True)
+        tensors.require(f"{DISTANCE_PREFIX}{name}", size, positive=True)
 
 
 def fit_distance(features: Vector, held_out: Vector) -> dict[str, Vector]:
-    """Summarize the training questions by the tensors that `compute_distances` uses.
+    """Fit the tensors with which `compute_distances` measures how unlike the training questions a question is.
+
+    The distance is a Mahalanobis distance: a variance for each of the first principal directions, and one variance for
+    all others together.
 
     Args:
-        features: Features of the training questions.
-        held_out: Features of questions of the same kind that the gate was not trained on. They define what is far.
+        features: Features of the training questions, one row per question.
+        held_out: Features of questions of the same kind that the gate was not trained on. Most of them have a distance
+            below 1.
+
+    Returns:
+        Mean and scale of the features, principal directions, variances along and across these directions, and the
+        distance that is scaled to 1 (`edge`).
     """
     step = math.ceil(len(features) / MAX_ROWS)
     rows = features[::step].astype(np.float64)  # at most MAX_ROWS, evenly spaced
@@ -109,7 +118,7 @@ def fit_distance(features: Vector, held_out: Vector) -> dict[str, Vector]:
         "directions": directions[:, :count],
         "along": np.maximum(variances[:count], 1e-6),
         "across": np.array([max(float(remaining.mean()) if len(remaining) else 0.0, 1e-6)]),
-        "edge": np.array([1.0]),
+        "edge": np.array([1.0]),  # for the distances that determine the real value, below
     }
     tensors = {f"{DISTANCE_PREFIX}{name}": array.astype(np.float32) for name, array in arrays.items()}
     edge = np.quantile(compute_distances(tensors, held_out), EDGE_QUANTILE)
@@ -119,7 +128,8 @@ def fit_distance(features: Vector, held_out: Vector) -> dict[str, Vector]:
 def compute_distances(tensors: Tensors, features: Vector) -> FloatArray:
     """Compute the distance of each row of features from the training questions.
 
-    A distance above 1 is farther than that of 99 % of held-out questions of the same kind.
+    This is a Mahalanobis distance with the variances `along` the principal directions and one variance `across` them. It
+    is divided by `edge`, so that 99 % of held-out questions of the same kind have a distance below 1.
     """
     mean, scale, directions, along, across, edge = (
         tensors[f"{DISTANCE_PREFIX}{name}"].astype(np.float64)
@@ -143,7 +153,7 @@ def format_far_warning(gate: str, share: float | None, n: int) -> str:
 
     Args:
         gate: Name of the gate.
-        share: Share of far questions.
+        share: Share of questions that are far from the training questions; None if unknown.
         n: Number of questions.
     """
     if share is None or share <= MIN_REPORTED_SHARE:
@@ -270,9 +280,15 @@ def check_state_agreement(artifact: Artifact, model: Model, prompts: AnswerPromp
 def measure_state_agreement(
     reference: ReferenceStates, readings: Sequence[Reading], layers: Sequence[int]
 ) -> StateAgreement:
-    """Compare the hidden states in readings with the stored ones, over all layers.
+    """Compare hidden states that a server returns with those that a gate stores for the same questions.
 
-    If the shapes differ, the agreement is 0.
+    Args:
+        reference: The stored questions and states.
+        readings: What the server returns for these questions, in the same order.
+        layers: Layers to compare.
+
+    Returns:
+        The worst agreement over all layers; no agreement at all if the states have different sizes.
     """
     min_cosine, is_nearest = 1.0, np.ones(len(readings), dtype=bool)
     for layer in layers:

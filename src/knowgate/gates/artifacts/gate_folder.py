@@ -67,7 +67,14 @@ GATE_FORMAT = ArtifactFormat("gate", GATE_MANIFEST, "knowgate fit", read_gate_ma
 
 @dataclass(frozen=True)
 class Artifact:
-    """A fitted gate or arbiter as loaded from its folder `path`: the manifest and the weights."""
+    """A fitted gate or arbiter as loaded from its folder.
+
+    Attributes:
+        path: The folder.
+        manifest: Content of `gate.json` or `arbiter.json`.
+        tensors: The weights by name.
+        format: Names and checks that differ between gates and arbiters.
+    """
 
     path: Path
     manifest: Mapping[str, Any]

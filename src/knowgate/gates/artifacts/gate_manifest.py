@@ -42,7 +42,22 @@ class EstimateRecord:
 
 @dataclass(frozen=True)
 class ReadRequestRecord:
-    """How much of each signal a gate reads from the LLM: the fields of `SignalRequest` with their allowed ranges."""
+    """How much of each signal a gate reads from the LLM before it decides, with the allowed ranges.
+
+    Attributes:
+        draft_tokens: Maximum length of the draft in tokens; 0 for no draft.
+        layers: Layers whose hidden states are read; negative numbers count from the last layer.
+        after_draft: Whether hidden states are also read at the end of the draft.
+        samples: Number of sampled answers.
+        sample_tokens: Maximum length of a sampled answer in tokens.
+        temperature: Sampling temperature.
+        top_p: Share of the probability mass to sample from.
+        top_k: Number of tokens to sample from; 0 for all.
+        seed: Seed of the sampled answers.
+        sample_layer: Layer whose hidden state is read at the end of each sampled answer; None for none.
+        resumable: Whether the draft may be continued later, as the start of the answer.
+        sample_end: Whether `sample_layer` is read at the end-of-sequence token instead of the last text token.
+    """
 
     draft_tokens: Annotated[int, NumberRange(0, MAX_TOKENS)] = 0
     layers: tuple[Annotated[int, NumberRange(-100_000, 100_000)], ...] = ()
@@ -88,7 +103,16 @@ class DistanceRecord:
 
 @dataclass(frozen=True)
 class CalibrationRecord:
-    """Parameters of the function that maps a raw score to a probability; see `apply_calibration`."""
+    """Parameters of the function that maps a raw score to a probability.
+
+    Attributes:
+        kind: 'platt' is a logistic function of the score's logit, 'isotonic' a piecewise linear function.
+        x: Scores at the knots of the piecewise linear function.
+        y: Probabilities at its knots.
+        a: Slope of the logistic function.
+        b: Offset of the logistic function.
+        floor: Scores closer than this to 0 or 1 are clipped before the logit is taken.
+    """
 
     kind: Literal["isotonic", "platt", "none"]
     x: tuple[float, ...] = ()
@@ -102,8 +126,21 @@ class CalibrationRecord:
 class FittedManifest:
     """Fields that `gate.json` and `arbiter.json` share.
 
-    `model` and `prompts` identify the LLM and the answer prompts that the gate or arbiter was fitted on. `files` holds
-    the digests of the other files in the folder, except the model card.
+    Attributes:
+        options: Options of this kind of gate or arbiter.
+        needs: Signals of the LLM that it reads, such as log-probabilities.
+        model: The LLM that it was fitted on.
+        prompts: Fingerprint of the answer prompts of that LLM.
+        checksum: Checksum of all other fields.
+        files: Digests of the other files in the folder by name, except for the model card.
+        retriever: Fingerprint of the retriever of the training answers; None without passages.
+        grader: Name of the grader of the training answers.
+        data: The label runs (folders of graded answers) that it was fitted on.
+        data_hash: Digest of the training data.
+        split: Number of questions in each split, such as 'train' and 'test'.
+        created: Date of the fit.
+        metrics: Quality on the test split by metric.
+        notes: Remarks for the model card.
     """
 
     options: Mapping[str, Any]
@@ -126,19 +163,18 @@ class FittedManifest:
 class GateManifest(FittedManifest):
     """Content of `gate.json`.
 
-    `want` says how much of each signal the gate reads. At most one of `guarantee`, `budget` and `accuracy` is set: the
-    evidence for a threshold that `calibrate` chose.
+    At most one of `guarantee`, `budget` and `accuracy` is set: the evidence for a threshold that `calibrate` chose.
     """
 
-    gate: str
+    gate: str  # kind of gate, such as 'probe'
     want: ReadRequestRecord
     calibration: CalibrationRecord
     threshold: Annotated[float, NumberRange(-1, 2)]
     weights_sha256: str = ""
-    target: str = ""
-    base_rate: UnitInterval | None = None
+    target: str = ""  # what the gate was trained to predict
+    base_rate: UnitInterval | None = None  # share of training questions that need retrieval
     test_rate: UnitInterval | None = None  # base rate of the test split
-    sets: Mapping[str, RunMetricsRecord] = field(default_factory=dict)
+    sets: Mapping[str, RunMetricsRecord] = field(default_factory=dict)  # by label run
     synthetic: NonNegativeInt = 0  # training questions that an LLM wrote
     distance: DistanceRecord | None = None
     reference: bool = False  # whether training questions and their hidden states are stored in the folder
@@ -152,7 +188,10 @@ class GateManifest(FittedManifest):
 
 @dataclass(frozen=True)
 class PolicyRecord:
-    """The arbiter of a policy: 'none', a spec such as 'rules', or 'arbiter' for the one in the folder."""
+    """The part of `gate.json` about the arbiter that was chosen together with the gate.
+
+    `arbiter` is 'none', a spec such as 'rules', or 'arbiter' for the fitted one in the same folder.
+    """
 
     ignore_unknown: ClassVar[bool] = True
     arbiter: str
@@ -160,7 +199,22 @@ class PolicyRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class CountsRecord:
-    """What a threshold does to a set of questions, as counts and rates; see `ThresholdResult` for the fields."""
+    """What a gate with its threshold does to a set of questions, as counts and rates.
+
+    Attributes:
+        n: Number of questions.
+        retrieved: Number of questions that the gate retrieves for.
+        right: Number of right answers with the gate, and the arbiter if there is one.
+        right_always: Number of right answers if always retrieving.
+        right_never: Number of right answers if never retrieving.
+        harmed: Number of questions that always retrieving answers right and the gate answers wrong.
+        gained: Number of questions that the gate answers right and always retrieving answers wrong.
+        right_chosen: Number of right answers if always retrieving and then using the arbiter; None without an arbiter.
+        rate: Share of questions that the gate retrieves for.
+        accuracy: Share of right answers with the gate.
+        loss: Accuracy lost against always retrieving.
+        risk: Share of harmed questions.
+    """
 
     n: Annotated[int, NumberRange(1)]
     retrieved: NonNegativeInt = 0
@@ -195,7 +249,7 @@ class RerankerRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class ChangedAnswersRecord:
-    """Bound on the share of answers that a gate changes, which the alarm of the server tests.
+    """Upper bound on the share of answers that a gate changes. A running server warns if its traffic exceeds it.
 
     Attributes:
         n: Number of held-out questions.
@@ -212,38 +266,42 @@ class ChangedAnswersRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class EvidenceRecord:
-    """How a threshold was chosen, and the setup that it is valid for.
-
-    `test_only` says that the questions only tested the threshold: it was chosen on other ones, as in a policy.
-    """
+    """How a threshold was chosen, and the setup (LLM, prompts, retriever, ...) that it is valid for."""
 
     ignore_unknown: ClassVar[bool] = True
     model: ModelRecord
-    prompts: str
+    prompts: str  # fingerprint of the prompts without passages
     retriever: RetrieverRecord
-    k: int | None
+    k: int | None  # number of passages per question
     grader: str
-    runs: tuple[str, ...]
+    runs: tuple[str, ...]  # label runs: folders of graded answers
     created: str
-    chosen_on: CountsRecord
-    held_out: CountsRecord | None = None
+    chosen_on: CountsRecord  # what the threshold does to the questions that it was chosen on
+    held_out: CountsRecord | None = None  # the same for questions that were held out
     n: NonNegativeInt = 0
     data_hash: str = ""
-    max_tokens: Annotated[int, NumberRange(1)] | None = None
-    open_prompts: str | None = None
+    max_tokens: Annotated[int, NumberRange(1)] | None = None  # maximum length of an answer
+    open_prompts: str | None = None  # fingerprint of the prompts with passages
     reranker: RerankerRecord | None = None
-    left_out: Mapping[str, int] = field(default_factory=dict)
-    seed: int = 0
+    left_out: Mapping[str, int] = field(default_factory=dict)  # number of unused questions, by reason
+    seed: int = 0  # of the split into chosen_on and held_out
     arbiter: ModelRecord | None = None
     changed: ChangedAnswersRecord | None = None
-    test_only: bool = False
+    test_only: bool = False  # the threshold was chosen on other questions, and only tested on these
 
 
 @dataclass(frozen=True, kw_only=True)
 class GuaranteeRecord(EvidenceRecord):
-    """Evidence for a threshold that loses at most `epsilon` accuracy with confidence 1 - `delta`.
+    """Evidence for a threshold that loses at most `epsilon` accuracy against always retrieving.
 
-    See `Guarantee` for the fields.
+    Attributes:
+        epsilon: Maximum loss of accuracy.
+        delta: Maximum probability that the guarantee is wrong.
+        harmed: Questions that the threshold answers wrong and always retrieving answers right.
+        p_value: p-value of the test at the threshold.
+        form: 'harm' ignores answers that skipping gains, 'net' subtracts them from the loss.
+        gained: Questions that the threshold answers right and always retrieving answers wrong.
+        proven: False if, with this arbiter, not even always retrieving is proven to lose at most `epsilon`.
     """
 
     epsilon: UnitInterval

@@ -26,17 +26,17 @@ Shape = tuple[int | None, ...]
 class TensorValidator:
     """Checks that a fitted gate or arbiter has exactly the tensors that it needs.
 
-    `claim` checks one expected tensor, and `finish` rejects tensors that were not claimed.
+    `require` checks one expected tensor. After all of them, `reject_others` rejects the remaining tensors.
     """
 
     def __init__(self, tensors: Mapping[str, NDArray[Any]]):
-        self._unclaimed = dict(tensors)
+        self._remaining = dict(tensors)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._unclaimed
+        return name in self._remaining
 
-    def claim(self, name: str, *shape: int | None, positive: bool = False) -> NDArray[Any]:
-        """Check that an expected tensor is present and valid, mark it as claimed, and return it.
+    def require(self, name: str, *shape: int | None, positive: bool = False) -> NDArray[Any]:
+        """Check that an expected tensor is present and valid, and return it.
 
         Args:
             name: Name of the tensor.
@@ -46,9 +46,9 @@ class TensorValidator:
         Raises:
             BadInput: The tensor is missing, or its shape, type or values are wrong.
         """
-        if name not in self._unclaimed:
+        if name not in self._remaining:
             raise BadInput(f"the tensor '{name}' is missing.")
-        tensor = self._unclaimed.pop(name)
+        tensor = self._remaining.pop(name)
         if not _has_shape(tensor, shape):
             raise BadInput(
                 f"the tensor '{name}' has the shape {_format_shape(tensor.shape)}, not {_format_shape(shape)}."
@@ -60,10 +60,10 @@ class TensorValidator:
             raise BadInput(f"the tensor '{name}' contains numbers that are {limits}.")
         return tensor
 
-    def finish(self) -> None:
-        """Raise BadInput if a tensor was not claimed."""
-        if self._unclaimed:
-            raise BadInput(f"unknown tensor '{min(self._unclaimed)[:80]}'.")
+    def reject_others(self) -> None:
+        """Raise BadInput if a tensor is left that was not required."""
+        if self._remaining:
+            raise BadInput(f"unknown tensor '{min(self._remaining)[:80]}'.")
 
 
 def _has_shape(tensor: NDArray[Any], shape: Shape) -> bool:
@@ -87,8 +87,8 @@ def check_feature_width(features: Vector, width: int) -> None:
         )
 
 
-def claim_network(tensors: TensorValidator, prefix: str = "", width: int | None = None) -> None:
-    """Check the tensors of one ensemble of networks.
+def require_network(tensors: TensorValidator, prefix: str = "", width: int | None = None) -> None:
+    """Check that the tensors of an ensemble of networks are present and valid.
 
     Args:
         tensors: The tensors of the gate or arbiter.
@@ -98,20 +98,23 @@ def claim_network(tensors: TensorValidator, prefix: str = "", width: int | None 
     Raises:
         BadInput: A tensor is missing or wrong.
     """
-    (width,) = tensors.claim(f"{prefix}mean", width).shape
-    tensors.claim(f"{prefix}scale", width, positive=True)
+    (width,) = tensors.require(f"{prefix}mean", width).shape
+    tensors.require(f"{prefix}scale", width, positive=True)
     member = 0
     while member == 0 or f"{prefix}{member}.0.weight" in tensors:
-        _claim_member(tensors, f"{prefix}{member}.", width)
+        _require_member(tensors, f"{prefix}{member}.", width)
         member += 1
 
 
-def _claim_member(tensors: TensorValidator, prefix: str, width: int) -> None:
-    """Check the tensors of one network, layer by layer; each layer must fit the output of the one before it."""
+def _require_member(tensors: TensorValidator, prefix: str, width: int) -> None:
+    """Check the tensors of one network of an ensemble, layer by layer.
+
+    `width` is the number of features. After each layer it becomes the number of outputs, which the next layer reads.
+    """
     layer = 0
     while layer == 0 or f"{prefix}{layer}.weight" in tensors:
-        (width, _) = tensors.claim(f"{prefix}{layer}.weight", None, width).shape
-        tensors.claim(f"{prefix}{layer}.bias", width)
+        (width, _) = tensors.require(f"{prefix}{layer}.weight", None, width).shape
+        tensors.require(f"{prefix}{layer}.bias", width)
         layer += 1
     if width not in (1, 2):
         raise BadInput(f"the last layer '{prefix}{layer - 1}' of a network has {width} outputs instead of one or two.")
@@ -149,20 +152,24 @@ def _standardize(tensors: Tensors, features: Vector, prefix: str) -> FloatArray:
 
 
 def _list_members(tensors: Tensors, prefix: str) -> list[str]:
-    """List the members of an ensemble: the numbers that its tensor names start with, after the prefix."""
+    """List the numbers of the networks in an ensemble. Its tensors are named '<prefix><number>.<layer>.weight'."""
     names = [name.removeprefix(prefix) for name in tensors if name.startswith(prefix) and name.endswith(".weight")]
     return sorted({name.split(".")[0] for name in names})
 
 
 def _apply_member(tensors: Tensors, prefix: str, inputs: FloatArray) -> FloatArray:
-    """Apply one network of an ensemble to standardized features and return the probabilities."""
+    """Apply one network of an ensemble to standardized features and return the probability of the second class.
+
+    The network has ReLU between its layers, and one or two outputs. Its tensors are named like '<prefix>0.weight'.
+    """
     depth = sum(name.startswith(prefix) and name.endswith(".weight") for name in tensors)
+    outputs = inputs
     for layer in range(depth):
-        inputs = inputs @ tensors[f"{prefix}{layer}.weight"].T.astype(np.float64) + tensors[f"{prefix}{layer}.bias"]
+        outputs = outputs @ tensors[f"{prefix}{layer}.weight"].T.astype(np.float64) + tensors[f"{prefix}{layer}.bias"]
         if layer < depth - 1:
-            inputs = np.maximum(inputs, 0.0)
-    logits = inputs[:, -1] - inputs[:, 0] if inputs.shape[1] == 2 else inputs[:, 0]
-    return sigmoid(logits)
+            outputs = np.maximum(outputs, 0.0)
+    # The softmax of two outputs is the sigmoid of their difference.
+    return sigmoid(outputs[:, 1] - outputs[:, 0] if outputs.shape[1] == 2 else outputs[:, 0])
 
 
 def apply_calibration(raw: FloatArray, calibration: Mapping[str, Any]) -> FloatArray:

@@ -38,17 +38,17 @@ def answers_differ(closed_answer: str, open_answer: str) -> bool:
 def bound_changed_answers(
     table: LabelTable, is_skipped: BoolArray, choices: ArbiterChoices | None, is_held: BoolArray, delta: float
 ) -> dict[str, Any] | None:
-    """Bound the share of answers that the gate changes, compared with always retrieving.
+    """Compute an upper bound on the share of answers that a gate changes, compared with always retrieving.
 
-    The answers are compared as in the audits of the server. The bound is computed on the held-out questions, because
-    the threshold depends on the others.
+    The bound is computed on the held-out questions, because the threshold was chosen on the others. A running server
+    compares answers in the same way and warns if the share of changed answers exceeds the bound.
 
     Args:
         table: The label table.
         is_skipped: Whether the gate skips each question.
         choices: Choices of the arbiter after retrieval, if there is one.
         is_held: Whether each question is held out.
-        delta: Half of it is the probability that the bound is too low; the alarm of the server gets the other half.
+        delta: Probability of a false warning of the server. Half of it is the probability that the bound is too low.
 
     Returns:
         The fields of `ChangedAnswersRecord`. None if no question is held out, or if the label runs contain no texts of

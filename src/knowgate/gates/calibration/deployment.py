@@ -158,7 +158,7 @@ def _check_passages(deployment: Deployment, evidence: Mapping[str, Any]) -> Iter
     retriever = evidence["retriever"]
     if _differ(retriever["fingerprint"], deployment.retriever):
         yield f"it was proven for passages of another index ({retriever['name']})"
-    k = count_shown_passages(evidence["k"], retriever["fingerprint"])
+    k = count_shown_passages(evidence["k"], retriever["fingerprint"])  # None if each question had its own passages
     if k not in (None, deployment.k):
         yield f"it was proven for {k} passages, not for {deployment.k}"
     max_tokens, open_prompts = evidence.get("max_tokens"), evidence.get("open_prompts")
@@ -174,9 +174,8 @@ def _check_arbiter(deployment: Deployment, arbiter: Mapping[str, Any] | None) ->
         if deployment.arbiter is not None:
             yield "it was proven without an arbiter"
     elif arbiter["fingerprint"] != deployment.arbiter:
-        yield f"it was proven with the arbiter '{arbiter['name']}'" + (
-            ", fitted differently" if deployment.arbiter is not None else ""
-        )
+        difference = "" if deployment.arbiter is None else ", fitted differently"
+        yield f"it was proven with the arbiter '{arbiter['name']}'{difference}"
 
 
 def _check_reranker(deployment: Deployment, reranker: Mapping[str, Any] | None) -> Iterator[str]:

@@ -6,7 +6,7 @@ It is stored in `gate.json`, described in the model card and in one sentence, an
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,10 +31,11 @@ def save_threshold(
         artifact: The fitted gate.
         threshold: The new threshold.
         kind: What the threshold was chosen for: 'guarantee', 'budget' or 'accuracy'.
-        evidence: The evidence; see `EvidenceRecord`.
+        evidence: How the threshold was chosen, and the setup that it is valid for (the fields of `EvidenceRecord`).
         keys: Fingerprints of the questions that the threshold was chosen on.
         out: Folder to write; may be the folder of the gate itself.
     """
+    # An earlier threshold has its evidence under 'guarantee', 'budget' or 'accuracy'.
     unchanged = {key: value for key, value in artifact.manifest.items() if key not in TARGET_KINDS}
     manifest = {**unchanged, "threshold": threshold, "calibrated": True, kind: dict(evidence)}
     file = artifact.path / CARD_FILE
@@ -53,17 +54,6 @@ def replace_card_section(card: str, section: str) -> str:
 
 def render_card_section(threshold: float, kind: TargetKind, evidence: Mapping[str, Any]) -> str:
     """Render the model card's section about the threshold: a summary, the setup it is valid for, and counts."""
-    retriever, reranker, arbiter = evidence["retriever"], evidence.get("reranker"), evidence.get("arbiter")
-    setup = [
-        f"{'Tested' if evidence.get('test_only') else 'Chosen'} on {evidence['created']} for {evidence['model']['name']}",
-        f"prompts {evidence['prompts']}",
-        f"passages from {retriever['name']} ({retriever['fingerprint'] or 'no fingerprint'})",
-        f"chosen by the reranker {reranker['name']} ({reranker['fingerprint']})" if reranker else "",
-        f"{evidence['k']} at a time" if evidence.get("k") else "",
-        f"answers of up to {evidence['max_tokens']} tokens" if evidence.get("max_tokens") else "",
-        f"with the arbiter {arbiter['name']} ({arbiter['fingerprint']})" if arbiter else "",
-        f"graded by {evidence['grader']}; label runs: {', '.join(evidence['runs'])}.",
-    ]
     summary = summarize_threshold(threshold, kind, evidence)
     if changed := evidence.get("changed"):
         confidence = _format_percent(1 - changed["delta"])
@@ -71,7 +61,27 @@ def render_card_section(threshold: float, kind: TargetKind, evidence: Mapping[st
             f" It changes at most {_format_percent(changed['bound'])} of the answers, right or wrong, with {confidence} "
             f"confidence ({changed['changed']} of {changed['n']} held-out questions)."
         )
-    return "\n\n".join([f"## Threshold\n\n{summary}", ", ".join(filter(None, setup)), _render_counts(evidence)])
+    return "\n\n".join([f"## Threshold\n\n{summary}", _describe_setup(evidence), _render_counts(evidence)])
+
+
+def _describe_setup(evidence: Mapping[str, Any]) -> str:
+    """Describe the setup that a threshold is valid for in one sentence: LLM, prompts, passages, arbiter, grader."""
+    action = "Tested" if evidence.get("test_only") else "Chosen"
+    retriever = evidence["retriever"]
+    parts = [
+        f"{action} on {evidence['created']} for {evidence['model']['name']}",
+        f"prompts {evidence['prompts']}",
+        f"passages from {retriever['name']} ({retriever['fingerprint'] or 'no fingerprint'})",
+    ]
+    if reranker := evidence.get("reranker"):
+        parts.append(f"chosen by the reranker {reranker['name']} ({reranker['fingerprint']})")
+    if k := evidence.get("k"):
+        parts.append(f"{k} at a time")
+    if max_tokens := evidence.get("max_tokens"):
+        parts.append(f"answers of up to {max_tokens} tokens")
+    if arbiter := evidence.get("arbiter"):
+        parts.append(f"with the arbiter {arbiter['name']} ({arbiter['fingerprint']})")
+    return ", ".join([*parts, f"graded by {evidence['grader']}; label runs: {', '.join(evidence['runs'])}."])
 
 
 def _render_counts(evidence: Mapping[str, Any]) -> str:
@@ -89,7 +99,13 @@ def _render_counts(evidence: Mapping[str, Any]) -> str:
 
 
 def summarize_threshold(threshold: float, kind: TargetKind, evidence: Mapping[str, Any]) -> str:
-    """Say in a sentence what a threshold achieves, with a caveat if an LLM wrote some of the questions."""
+    """Say in a sentence what a threshold achieves, with a caveat if an LLM wrote some of the questions.
+
+    Args:
+        threshold: The threshold.
+        kind: What it was chosen for: 'guarantee', 'budget' or 'accuracy'.
+        evidence: How it was chosen, as stored in `gate.json`.
+    """
     n = sum(int(counts["n"]) for counts in (evidence.get("chosen_on"), evidence.get("held_out")) if counts)
     caveat = describe_synthetic(evidence.get("synthetic") or 0, n)
     summary = _summarize_choice(threshold, kind, evidence)
@@ -97,7 +113,7 @@ def summarize_threshold(threshold: float, kind: TargetKind, evidence: Mapping[st
 
 
 def _summarize_choice(threshold: float, kind: TargetKind, evidence: Mapping[str, Any]) -> str:
-    """Say in a sentence what a threshold achieves."""
+    """Say in a sentence what a threshold achieves, depending on what it was chosen for (`kind`)."""
     if kind == "guarantee":
         return _summarize_failure(evidence) if threshold == ALWAYS_RETRIEVE else _summarize_proof(threshold, evidence)
     rule = "always retrieve" if threshold == ALWAYS_RETRIEVE else f"threshold {threshold:g}"
@@ -108,20 +124,21 @@ def _summarize_choice(threshold: float, kind: TargetKind, evidence: Mapping[str,
 
 
 def _summarize_proof(threshold: float, evidence: Mapping[str, Any]) -> str:
-    """Say how much accuracy a threshold with a guarantee loses at most."""
-    is_net, arbiter = evidence.get("form") == "net", evidence.get("arbiter")
-    if is_net:
-        counts = f"{evidence['harmed']} lost and {evidence['gained']} gained"
-    else:
-        counts = f"{evidence['harmed']} {'harmed' if arbiter else 'harmed skips'}"
+    """Say how much accuracy a threshold with a guarantee loses at most.
+
+    A guarantee of the form 'net' subtracts answers that skipping gains from the loss.
+    """
+    arbiter = evidence.get("arbiter")
+    net, counts = "", f"{evidence['harmed']} {'harmed' if arbiter else 'harmed skips'}"
+    if evidence.get("form") == "net":
+        net, counts = ", net of those gained,", f"{evidence['harmed']} lost and {evidence['gained']} gained"
     with_arbiter = f" with the arbiter {arbiter['name']}" if arbiter else ""
     loss, confidence = _format_percent(evidence["epsilon"]), _format_percent(1 - evidence["delta"])
     if not evidence.get("proven", True):
         return f"Threshold {threshold:g}{with_arbiter} has no guarantee ({counts} among {evidence['n']} questions)."
     return (
-        f"Threshold {threshold:g}{with_arbiter} loses at most {loss} of the answers"
-        f"{', net of those gained,' if is_net else ''} against always retrieving, with {confidence} confidence "
-        f"({counts} among {evidence['n']} questions, p = {evidence['p_value']:.2g})."
+        f"Threshold {threshold:g}{with_arbiter} loses at most {loss} of the answers{net} against always retrieving, "
+        f"with {confidence} confidence ({counts} among {evidence['n']} questions, p = {evidence['p_value']:.2g})."
     )
 
 
@@ -174,33 +191,35 @@ def build_calibration_table(threshold: float, chosen: ThresholdResult, held_out:
 
     Shares are shown with 95 % Wilson intervals.
     """
-    results = [chosen, *([held_out] if held_out else [])]
     rule = "always retrieve" if threshold == ALWAYS_RETRIEVE else f"{threshold:g}"
-    cells = {**COMMON_CELLS, **(HARM_CELLS if chosen.right_chosen is None else ARBITER_CELLS)}
-    rows = [("threshold", *(rule for _ in results))]
-    rows += [(title, *(format_cell(result) for result in results)) for title, format_cell in cells.items()]
-    return TextTable("Threshold", ("", "chosen on", "held out")[: len(results) + 1], tuple(rows))
+    columns = [_make_cells(result) for result in (chosen, held_out) if result is not None]
+    rows = [("threshold", *(rule for _ in columns))]
+    rows += [(title, *(cells[title] for cells in columns)) for title in columns[0]]
+    return TextTable("Threshold", ("", "chosen on", "held out")[: len(columns) + 1], tuple(rows))
+
+
+def _make_cells(result: ThresholdResult) -> dict[str, str]:
+    """Return the cells of one column of the table, by the title of their row."""
+    harmed = f"{result.harmed}: {_format_share(result.harmed, result.n)}"
+    cells = {
+        "questions": str(result.n),
+        "retrieval rate": _format_share(result.retrieved, result.n),
+        "accuracy": _format_share(result.right, result.n),
+        "accuracy, always": _format_share(result.right_always, result.n),
+        "accuracy, never": _format_share(result.right_never, result.n),
+        "lost against always": f"{result.loss:+.1%}",
+    }
+    if result.right_chosen is None:  # without an arbiter, only skipping can lose a right answer
+        return {**cells, "harmed skips": harmed}
+    return {
+        **cells,
+        "accuracy, always and then the arbiter": _format_share(result.right_chosen, result.n),
+        "harmed": harmed,
+        "gained": f"{result.gained}: {_format_share(result.gained, result.n)}",
+    }
 
 
 def _format_share(hits: int, n: int) -> str:
     """Format a share with its Wilson interval."""
     low, high = wilson_interval(hits, n)
     return f"{hits / n:.1%} [{low:.1%}, {high:.1%}]"
-
-
-COMMON_CELLS: dict[str, Callable[[ThresholdResult], str]] = {
-    "questions": lambda result: str(result.n),
-    "retrieval rate": lambda result: _format_share(result.retrieved, result.n),
-    "accuracy": lambda result: _format_share(result.right, result.n),
-    "accuracy, always": lambda result: _format_share(result.right_always, result.n),
-    "accuracy, never": lambda result: _format_share(result.right_never, result.n),
-    "lost against always": lambda result: f"{result.loss:+.1%}",
-}
-HARM_CELLS: dict[str, Callable[[ThresholdResult], str]] = {
-    "harmed skips": lambda result: f"{result.harmed}: {_format_share(result.harmed, result.n)}"
-}
-ARBITER_CELLS: dict[str, Callable[[ThresholdResult], str]] = {
-    "accuracy, always and then the arbiter": lambda result: _format_share(result.right_chosen or 0, result.n),
-    "harmed": HARM_CELLS["harmed skips"],
-    "gained": lambda result: f"{result.gained}: {_format_share(result.gained, result.n)}",
-}

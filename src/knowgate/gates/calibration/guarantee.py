@@ -33,8 +33,8 @@ import numpy as np
 
 from knowgate.errors import BadSetting, require_extra
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
-from knowgate.gates.calibration.threshold_choice import GateOutcomes
-from knowgate.stats.metrics import BoolArray, FloatArray
+from knowgate.gates.calibration.threshold_choice import GateOutcomes, count_gained, count_harmed, find_smallest_count
+from knowgate.stats.metrics import FloatArray
 
 # Fixed in advance, so that it does not depend on the questions. A finer grid costs a fixed sequence nothing.
 THRESHOLD_GRID: FloatArray = np.concatenate([[ALWAYS_RETRIEVE], np.arange(1001) / 1000])
@@ -104,9 +104,16 @@ def learn_then_test(
 
 
 def _walk_net_p_values(harmed: Any, gained: Any, n: int, epsilon: float, delta: float) -> list[float]:
-    """Compute the p-values of the form 'net', one per threshold, up to and including the first above delta.
+    """Compute p-values for the net loss (lost minus gained questions), one per threshold, up to the first above delta.
 
-    Later p-values are not needed, and each is expensive.
+    `learn_then_test` stops at the first p-value above delta, so later ones, which are expensive, are not needed.
+
+    Args:
+        harmed: Number of lost questions at each threshold.
+        gained: Number of gained questions at each threshold.
+        n: Number of questions.
+        epsilon: Net loss to test against, as a share of the questions.
+        delta: Maximum probability that the guarantee is wrong.
     """
     p_values: list[float] = []
     for n_harmed, n_gained in zip(harmed.tolist(), gained.tolist(), strict=True):
@@ -114,31 +121,6 @@ def _walk_net_p_values(harmed: Any, gained: Any, n: int, epsilon: float, delta: 
         if p_values[-1] > delta:
             break
     return p_values
-
-
-def count_harmed(outcomes: GateOutcomes, grid: FloatArray) -> Any:
-    """Count for each threshold the questions that it answers wrong while always retrieving answers them right."""
-    return _count_by_threshold(outcomes.needs, outcomes.harmed, outcomes.harmed_anyway, grid)
-
-
-def count_gained(outcomes: GateOutcomes, grid: FloatArray) -> Any:
-    """Count for each threshold the questions that it answers right while always retrieving answers them wrong."""
-    wrong = ~outcomes.open_right
-    return _count_by_threshold(outcomes.needs, outcomes.closed_right & wrong, outcomes.retrieved_right & wrong, grid)
-
-
-def _count_by_threshold(needs: FloatArray, if_skipped: BoolArray, if_retrieved: BoolArray, grid: FloatArray) -> Any:
-    """Count for each threshold the questions that are affected by its decisions.
-
-    Args:
-        needs: Need for retrieval of each question; it is skipped if the need is at most the threshold.
-        if_skipped: Whether a question counts if it is skipped.
-        if_retrieved: Whether a question counts if it is retrieved for.
-        grid: The thresholds.
-    """
-    n_skipped = np.searchsorted(np.sort(needs[if_skipped]), grid, side="right")
-    n_retrieved = if_retrieved.sum() - np.searchsorted(np.sort(needs[if_retrieved]), grid, side="right")
-    return n_skipped + n_retrieved
 
 
 def compute_harm_p_values(harmed: Any, n: int, epsilon: float) -> FloatArray:
@@ -158,13 +140,17 @@ def compute_harm_p_values(harmed: Any, n: int, epsilon: float) -> FloatArray:
 
 
 def compute_required_rows(epsilon: float, delta: float, form: LossForm = "harm") -> int:
-    """Compute the smallest number of questions with which a guarantee can be proven if none is harmed.
+    """Compute the smallest number of questions with which a guarantee can be proven if none of them is lost.
 
-    For the form 'harm' this is the smallest n with (1 - epsilon)^n <= delta.
+    Args:
+        epsilon: Maximum loss of accuracy against always retrieving.
+        delta: Maximum probability that the guarantee is wrong.
+        form: 'harm' ignores answers that skipping gains: the result is the smallest n with (1 - epsilon)^n <= delta.
+            'net' subtracts gained answers from the loss.
     """
     check_loss_and_confidence(epsilon, delta)
     if form == "net":
-        return compute_net_required_rows(epsilon, delta)
+        return find_smallest_count(lambda n: compute_net_p_value(0, 0, n, epsilon, delta) <= delta)
     return math.ceil(math.log(delta) / math.log1p(-epsilon) - 1e-9)  # a rounding error must not add a question
 
 
@@ -213,10 +199,9 @@ def compute_net_p_value(lost: int, gained: int, n: int, epsilon: float, delta: f
 
 
 def _list_likely_counts(n: int, low: float, high: float) -> FloatArray:
-    """List the likely numbers of questions that are lost or gained, out of n.
+    """List the likely values of a binomial variable with n trials and a success probability from `low` to `high`.
 
-    The share of such questions is between `low` and `high`. Numbers more than about eight standard deviations away are
-    omitted; together their probability is below 1e-14.
+    Values more than about eight standard deviations away are omitted; together their probability is below 1e-14.
     """
     first = n * low - 8 * math.sqrt(n * low) - 1
     last = n * high + 8 * math.sqrt(n * high) + 20
@@ -241,24 +226,6 @@ def _binomial_cdf(k: FloatArray, n: FloatArray, p: FloatArray) -> FloatArray:
     a, b = np.where(is_possible, n - k, 1.0), np.where(is_possible, k + 1, 1.0)
     cdf: FloatArray = _load_special().betainc(a, b, 1 - p)
     return np.where(is_possible, cdf, (k >= n).astype(float))
-
-
-def compute_net_required_rows(epsilon: float, delta: float) -> int:
-    """Compute the smallest number of questions with which the form 'net' can be proven if none is lost or gained.
-
-    The number is doubled until it is enough, and then found by bisection.
-    """
-    n = 1
-    while compute_net_p_value(0, 0, n, epsilon, delta) > delta:
-        n *= 2
-    low, high = n // 2, n
-    while high - low > 1:
-        middle = (low + high) // 2
-        if compute_net_p_value(0, 0, middle, epsilon, delta) <= delta:
-            high = middle
-        else:
-            low = middle
-    return high
 
 
 @functools.cache

@@ -27,7 +27,8 @@ from knowgate.gates.calibration.changed_answers import bound_changed_answers
 from knowgate.gates.calibration.evidence import TargetKind, build_calibration_table, save_threshold, summarize_threshold
 from knowgate.gates.calibration.guarantee import LossForm, compute_required_rows, learn_then_test
 from knowgate.gates.calibration.threshold_choice import GateOutcomes, ThresholdResult, evaluate_threshold
-from knowgate.gates.offline_scoring import get_gate_folder, get_gate_name, get_verdict, mark_seen_rows, score_gate
+from knowgate.gates.fitted_gate import get_gate_folder, get_gate_name, get_verdict
+from knowgate.gates.offline_scoring import mark_seen_rows, score_gate
 from knowgate.labels.options import count_shown_passages
 from knowgate.types import Arbiter, Gate
 from knowgate.types.markup import escape_html
@@ -102,9 +103,8 @@ class CalibrationOptions(Options):
             )
         if self.max_loss is not None:
             confidence = DEFAULT_CONFIDENCE if self.confidence is None else self.confidence
-            return CalibrationTarget(
-                "guarantee", self.max_loss, round(1 - confidence, 12), "net" if self.net else "harm"
-            )
+            delta = round(1 - confidence, 12)  # without rounding, 1 - 0.95 is 0.050000000000000044
+            return CalibrationTarget("guarantee", self.max_loss, delta, "net" if self.net else "harm")
         if self.confidence is not None or self.net:
             option = "net" if self.net else "confidence"
             raise BadSetting(
@@ -142,7 +142,7 @@ class Calibration:
     def gate(self) -> Gate:
         """The gate with its new threshold.
 
-        A gate that is not fitted cannot store a threshold, so it is returned unchanged. Pass `threshold` with it.
+        A gate that is not fitted cannot store a threshold, so it is returned unchanged. Use `threshold` together with it.
         """
         return load_gate(self.source) if isinstance(self.source, str) else self.source
 
@@ -199,7 +199,8 @@ def calibrate(
     arbiter = str(arbiter) if isinstance(arbiter, Path) else arbiter
     if isinstance(gate, str):
         check_gate_spec(gate)
-    arbiter = None if (named := arbiter or get_policy_arbiter(gate)) == NO_ARBITER else named
+    named = arbiter or get_policy_arbiter(gate)
+    arbiter = None if named == NO_ARBITER else named
     folder = get_gate_folder(gate)
     if options.out is not None and folder is None:
         raise BadSetting(
@@ -397,7 +398,12 @@ def _check_gate_matches_runs(artifact: Artifact, table: LabelTable) -> None:
 
 
 def _check_reading_lengths(manifest: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """Raise BadSetting if drafts or samples in the runs differ in length from those that the gate reads."""
+    """Raise BadSetting if the label runs have longer or shorter drafts, or more or fewer samples, than the gate reads.
+
+    Args:
+        manifest: Content of `gate.json`; `want` says how much the gate reads from the LLM.
+        settings: Settings of the label runs.
+    """
     request, features = manifest["want"], set(manifest["options"].get("features", ()))
     draft_tokens, samples = int(request.get("draft_tokens", 0)), int(request.get("samples", 0))
     lengths = []
@@ -414,7 +420,10 @@ def _check_reading_lengths(manifest: Mapping[str, Any], settings: Mapping[str, A
 
 
 def describe_setup(table: LabelTable, outcomes: GateOutcomes, keys: Sequence[str]) -> dict[str, Any]:
-    """Return the setup that a threshold is valid for, as fields of `EvidenceRecord`."""
+    """Return the setup that a threshold is valid for (LLM, prompts, retriever, ...), for the evidence in `gate.json`.
+
+    `outcomes` and `keys` are the grades and fingerprints of the questions that the threshold was chosen on.
+    """
     settings, reranker = table.settings, None
     if settings.get("reranker_fingerprint"):
         reranker = {

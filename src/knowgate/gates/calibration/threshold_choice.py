@@ -8,6 +8,7 @@ on, is small and its upper confidence limit is not large either.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from statistics import NormalDist
 from typing import Any
@@ -20,7 +21,7 @@ from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
 from knowgate.stats.metrics import BoolArray, FloatArray
 
 RATE_STEPS = 40  # thresholds are tried at retrieval rates of 0, 2.5, 5, ... 100 %
-MAX_REQUIRED_ROWS = 1_000_000  # more rows than anybody labels
+MAX_REQUIRED_ROWS = 1 << 19  # more rows than anybody labels
 
 
 class SafetyLimits(Options):
@@ -53,7 +54,13 @@ class SafetyLimits(Options):
 
 @dataclass(frozen=True)
 class NetLoss:
-    """How many of `n` questions a rule loses and gains against always retrieving."""
+    """How many of `n` questions a decision rule loses and gains against always retrieving.
+
+    Attributes:
+        lost: Questions that the rule answers wrong and always retrieving answers right.
+        gained: Questions that the rule answers right and always retrieving answers wrong.
+        n: Number of all questions.
+    """
 
     lost: int
     gained: int
@@ -65,31 +72,41 @@ class NetLoss:
         return (self.lost - self.gained) / self.n
 
     def upper(self, confidence: float = 0.95) -> float:
-        """Return the one-sided upper confidence limit of the net loss.
+        """Return the one-sided upper confidence limit of the net loss, as a share of the questions.
 
-        A normal approximation after adding one lost question, which keeps the limit above zero if nothing was lost:
-        without lost and gained questions it is 2.6 / n, where the exact limit is 3.0 / n.
+        This is a normal approximation. One lost question is added to the data, because the limit would otherwise be zero
+        if no question was lost.
         """
         return _upper_limit(self.lost / self.n, self.gained / self.n, self.n, confidence)
 
     def count_required_rows(self, limits: SafetyLimits) -> int | None:
         """Return how many questions would show that this loss is within the limits.
 
-        Assumes that the shares of lost and gained questions stay as they are. None if no number of questions would do.
+        Assumes that the shares of lost and gained questions stay as they are. Returns None if the loss itself is above a
+        limit, or if more than MAX_REQUIRED_ROWS questions are required.
         """
         lost, gained = self.lost / self.n, self.gained / self.n
-        if lost - gained > min(limits.max_loss + 1e-9, limits.loss_bound - 1e-6):
-            return None
-        low, high = 0, 1
-        while _upper_limit(lost, gained, high, limits.confidence) > limits.loss_bound:
-            low, high = high, 2 * high
-            if high > MAX_REQUIRED_ROWS:
-                return None
-        while high - low > 1:
-            middle = (low + high) // 2
-            is_enough = _upper_limit(lost, gained, middle, limits.confidence) <= limits.loss_bound
-            low, high = (low, middle) if is_enough else (middle, high)
-        return high
+
+        def is_enough(n: int) -> bool:
+            return _upper_limit(lost, gained, n, limits.confidence) <= limits.loss_bound
+
+        # To show that a loss is below a bound that it equals would take infinitely many questions.
+        is_too_large = lost - gained > min(limits.max_loss + 1e-9, limits.loss_bound - 1e-6)
+        return None if is_too_large or not is_enough(MAX_REQUIRED_ROWS) else find_smallest_count(is_enough)
+
+
+def find_smallest_count(is_enough: Callable[[int], bool]) -> int:
+    """Find the smallest positive number that is enough, if all larger numbers are enough, too.
+
+    The number is doubled until it is enough, and then found by bisection.
+    """
+    too_small, enough = 0, 1
+    while not is_enough(enough):
+        too_small, enough = enough, 2 * enough
+    while enough - too_small > 1:
+        middle = (too_small + enough) // 2
+        too_small, enough = (too_small, middle) if is_enough(middle) else (middle, enough)
+    return enough
 
 
 def count_net_loss(right: BoolArray, open_right: BoolArray) -> NetLoss:
@@ -103,9 +120,12 @@ def count_net_loss(right: BoolArray, open_right: BoolArray) -> NetLoss:
 
 
 def _upper_limit(lost: float, gained: float, n: int, confidence: float) -> float:
-    """Return the upper limit of lost - gained, which are shares among n questions."""
-    mean, spread = lost - gained + 1 / n, lost + gained + 1 / n
-    return mean + NormalDist().inv_cdf(confidence) * math.sqrt(max(0.0, spread - mean**2) / n)
+    """Return the upper confidence limit of lost - gained, which are shares among n questions.
+
+    Each question contributes 1 if it is lost, -1 if it is gained and 0 otherwise. One lost question (1 / n) is added.
+    """
+    mean, mean_square = lost - gained + 1 / n, lost + gained + 1 / n
+    return mean + NormalDist().inv_cdf(confidence) * math.sqrt(max(0.0, mean_square - mean**2) / n)
 
 
 THRESHOLD_DIGITS = 6
@@ -236,13 +256,16 @@ def list_candidate_thresholds(needs: FloatArray) -> FloatArray:
 
 
 def _midpoints(low: FloatArray, high: FloatArray) -> FloatArray:
-    """Compute thresholds between pairs of neighboring needs: midpoints, rounded if they still separate the two."""
+    """Compute a threshold t with low <= t < high for each pair of neighboring needs, so that it separates the two.
+
+    It is the midpoint, rounded to THRESHOLD_DIGITS if the rounded midpoint separates the two as well.
+    """
     middle = (low + high) / 2
     rounded = np.round(middle, THRESHOLD_DIGITS)
     return np.select(
         [(low <= rounded) & (rounded < high), middle < high],
         [rounded, middle],
-        default=low,  # no number is between the two, so that the midpoint was rounded up to `high`
+        default=low,  # no floating-point number lies between the two, so the midpoint is equal to `high`
     )
 
 
@@ -266,8 +289,9 @@ def choose_for_accuracy(outcomes: GateOutcomes) -> float:
     """Choose the threshold with the most right answers; of equally good ones, the one that retrieves least."""
     _check_not_empty(len(outcomes))
     thresholds = list_candidate_thresholds(outcomes.needs)
-    n_right = _count_right(outcomes, thresholds)
-    return float(thresholds[np.flatnonzero(n_right == n_right.max())[-1]])
+    n_right = _count_by_threshold(outcomes.needs, outcomes.closed_right, outcomes.retrieved_right, thresholds)
+    best = np.flatnonzero(n_right == n_right.max())
+    return float(thresholds[best[-1]])
 
 
 def choose_safe(outcomes: GateOutcomes, limits: SafetyLimits) -> float:
@@ -279,51 +303,61 @@ def choose_safe(outcomes: GateOutcomes, limits: SafetyLimits) -> float:
     _check_not_empty(len(outcomes))
     thresholds = list_candidate_thresholds(outcomes.needs)
     losses = _count_losses(outcomes, thresholds)
-    unsafe = [number for number, loss in enumerate(losses) if number and not limits.accepts(loss)]
+    # The first threshold always retrieves and is not tested, so there is a threshold before each unsafe one.
+    unsafe = [index for index, loss in enumerate(losses) if index > 0 and not limits.accepts(loss)]
     return float(thresholds[unsafe[0] - 1 if unsafe else -1])
 
 
 def count_required_rows(outcomes: GateOutcomes, limits: SafetyLimits) -> int | None:
     """Return how many questions like these would show that some threshold is safe; None if no number would.
 
-    Thresholds that save less than MIN_SAVING of the searches do not count.
+    Thresholds that skip at most a share MIN_SAVING of the searches are not worth more labels, so they do not count.
     """
     thresholds = list_candidate_thresholds(outcomes.needs)
-    saved = np.searchsorted(np.sort(outcomes.needs), thresholds, side="right") / len(outcomes)
-    losses = _count_losses(outcomes, thresholds)
-    counts = [loss.count_required_rows(limits) for loss, share in zip(losses, saved, strict=True) if share > MIN_SAVING]
+    skipped = np.searchsorted(np.sort(outcomes.needs), thresholds, side="right") / len(outcomes)
+    losses = zip(_count_losses(outcomes, thresholds), skipped, strict=True)
+    counts = [loss.count_required_rows(limits) for loss, share in losses if share > MIN_SAVING]
     return min((count for count in counts if count is not None), default=None)
 
 
 def _count_losses(outcomes: GateOutcomes, thresholds: FloatArray) -> list[NetLoss]:
     """Count the questions that each threshold loses and gains against always retrieving."""
-    order = np.argsort(outcomes.needs, kind="stable")
-    n_skipped = np.searchsorted(outcomes.needs[order], thresholds, side="right")
-    counts = []
-    for skipped, retrieved in (
-        (outcomes.harmed, outcomes.harmed_anyway),
-        (outcomes.closed_right & ~outcomes.open_right, outcomes.retrieved_right & ~outcomes.open_right),
-    ):
-        change = np.concatenate([[0], np.cumsum(skipped[order].astype(int) - retrieved[order].astype(int))])
-        counts.append(retrieved.sum() + change[n_skipped])
-    return [NetLoss(int(lost), int(gained), len(outcomes)) for lost, gained in zip(*counts, strict=True)]
+    counts = zip(count_harmed(outcomes, thresholds).tolist(), count_gained(outcomes, thresholds).tolist(), strict=True)
+    return [NetLoss(lost, gained, len(outcomes)) for lost, gained in counts]
+
+
+def count_harmed(outcomes: GateOutcomes, thresholds: FloatArray) -> Any:
+    """Count for each threshold the questions that it answers wrong while always retrieving answers them right."""
+    return _count_by_threshold(outcomes.needs, outcomes.harmed, outcomes.harmed_anyway, thresholds)
+
+
+def count_gained(outcomes: GateOutcomes, thresholds: FloatArray) -> Any:
+    """Count for each threshold the questions that it answers right while always retrieving answers them wrong."""
+    wrong = ~outcomes.open_right
+    if_skipped, if_retrieved = outcomes.closed_right & wrong, outcomes.retrieved_right & wrong
+    return _count_by_threshold(outcomes.needs, if_skipped, if_retrieved, thresholds)
+
+
+def _count_by_threshold(
+    needs: FloatArray, if_skipped: BoolArray, if_retrieved: BoolArray, thresholds: FloatArray
+) -> Any:
+    """Count the questions with some property under each threshold, when the property depends on the decision.
+
+    Args:
+        needs: Need for retrieval of each question. Retrieval is skipped if the need is at most the threshold.
+        if_skipped: Whether each question has the property if retrieval is skipped.
+        if_retrieved: Whether each question has the property after retrieval.
+        thresholds: The thresholds.
+    """
+    n_skipped = np.searchsorted(np.sort(needs[if_skipped]), thresholds, side="right")
+    n_retrieved = if_retrieved.sum() - np.searchsorted(np.sort(needs[if_retrieved]), thresholds, side="right")
+    return n_skipped + n_retrieved
 
 
 def _check_not_empty(n: int) -> None:
     """Raise BadInput if there are no questions."""
     if not n:
         raise BadInput("there are no questions to choose or test a threshold on. Label some with `knowgate label`.")
-
-
-def _count_right(outcomes: GateOutcomes, thresholds: FloatArray) -> Any:
-    """Count the right answers under each threshold.
-
-    Starts from always retrieving and adds, in the order of the needs, what skipping each question gains or loses.
-    """
-    order = np.argsort(outcomes.needs, kind="stable")
-    gains = outcomes.closed_right[order].astype(int) - outcomes.retrieved_right[order].astype(int)
-    n_skipped = np.searchsorted(outcomes.needs[order], thresholds, side="right")
-    return outcomes.retrieved_right.sum() + np.concatenate([[0], np.cumsum(gains)])[n_skipped]
 
 
 def list_rate_thresholds(needs: FloatArray) -> list[float]:
@@ -335,5 +369,6 @@ def list_rate_thresholds(needs: FloatArray) -> list[float]:
     if len(values) < 2:
         return []
     quantiles = np.quantile(needs, np.arange(1, RATE_STEPS) / RATE_STEPS)
-    upper = np.clip(np.searchsorted(values, quantiles, side="right"), 1, len(values) - 1)
-    return sorted({float(threshold) for threshold in (values[upper - 1] + values[upper]) / 2})
+    # The position in `values` of the first need above each quantile.
+    above = np.clip(np.searchsorted(values, quantiles, side="right"), 1, len(values) - 1)
+    return sorted({float(threshold) for threshold in (values[above - 1] + values[above]) / 2})

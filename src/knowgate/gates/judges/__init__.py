@@ -117,6 +117,7 @@ def encode_answers(
     prompt, encoded = ANSWER_PROMPTS[prompt_name], []
     for question, text in zip(questions, texts, strict=True):
         answer = judge.truncate(text, tokens) if tokens else None
+        # An encoder reads the pair of question and answer, every other judge the prompt.
         pair_answer = None if answer is None else answer + prompt.encoder_suffix
         encoded.append(judge.encode_answer(render_choices(question), pair_answer, prompt.build(question, answer)))
     return encoded
@@ -127,7 +128,12 @@ def score_answers(
 ) -> FloatArray:
     """Compute the uncalibrated need for retrieval of each question: 1 - the judge's P(known).
 
-    See `encode_answers` for the arguments.
+    Args:
+        prompt_name: What to ask the judge, a key of `ANSWER_PROMPTS`.
+        judge: The judge.
+        questions: The questions.
+        texts: The LLM's answers.
+        tokens: How many tokens of each answer the judge reads; with 0 it reads the question only.
     """
     return 1 - judge.predict_known(encode_answers(prompt_name, judge, questions, texts, tokens))
 

@@ -132,7 +132,7 @@ class CausalJudge:
             BadSetting: Both labels start with the same token, so that they cannot be told apart.
         """
         try:
-            return encode_labels(self.model, self.labels)
+            return encode_labels(self.model.tokenize, self.labels)
         except BadSetting:
             raise BadSetting(
                 f"{self.model.name} cannot be a judge: in its tokenizer the labels {' and '.join(self.labels)} start "
@@ -175,7 +175,7 @@ class CausalJudge:
         return [first for first, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
 
     def _tokenize_turn(self, text: str) -> list[int]:
-        """Tokenize a user message, with the chat template of the model if it has one."""
+        """Tokenize a user message with the chat template of the model, or with special tokens if it has none."""
         has_template = bool(self.model.loaded.tokenizer.chat_template)
         return self.model.tokenize(self.model.render(text), special=not has_template)
 
@@ -192,7 +192,7 @@ class CausalJudge:
         return [self._predict(member, prompts) for member in self.members or (JudgeMember(self.model),)]
 
     def _predict(self, member: JudgeMember, prompts: Sequence[LabelPromptTokens]) -> FloatArray:
-        """Predict P(known) / (P(known) + P(unknown)) with one member of the ensemble."""
+        """Predict P(known) / (P(known) + P(unknown)) at the last label of each prompt, with one ensemble member."""
         from knowgate.models.hf.local_model import read_label_logits
 
         with member.activate() as model:
@@ -200,9 +200,9 @@ class CausalJudge:
                 [prompt.ids for prompt in prompts],
                 lambda rows: read_label_logits(model, [prompts[row] for row in rows], self.label_tokens),
             )
-        # The last row belongs to the last label. Its columns are the logits of known and unknown.
-        margins = np.array([float(rows[-1][0]) - float(rows[-1][1]) for rows in logits], dtype=np.float64)
-        return sigmoid(margins)
+        # The last row of a prompt's logits belongs to its last label. Its columns are known and unknown.
+        log_odds = np.array([float(rows[-1][0]) - float(rows[-1][1]) for rows in logits], dtype=np.float64)
+        return sigmoid(log_odds)
 
     def truncate(self, text: str, n_tokens: int) -> str:
         """Return the start of a text, cut after `n_tokens` tokens."""
@@ -343,7 +343,8 @@ def compute_adapter_digest(folder: Path) -> str:
         raise ArtifactError(
             f"'{folder}' is not an adapter that knowgate wrote: {problem}. Allowed file types: {', '.join(ADAPTER_SUFFIXES)}."
         )
-    return sha256_text(*(part for path in files for part in (path.relative_to(folder).as_posix(), sha256_file(path))))
+    names_and_digests = [(path.relative_to(folder).as_posix(), sha256_file(path)) for path in files]
+    return sha256_text(*itertools.chain.from_iterable(names_and_digests))
 
 
 # --- judges run by llama.cpp ----------------------------------------------------------------------
@@ -359,8 +360,8 @@ class LlamaJudge:
     def encode_answer(self, question: str, answer: str | None, text: str) -> LabelPromptTokens:
         """Tokenize the prompt `text`. `question` and `answer` are ignored; only encoders read them."""
         turn = self.options.turn
-        ids = self.members[0].tokenize(turn.render(text), special=not turn.chat)
-        return LabelPromptTokens(ids, [len(ids) - 1])
+        ids = self.members[0].tokenize(turn.render(text), special=not turn.chat)  # a chat template adds its own
+        return LabelPromptTokens(ids, [len(ids) - 1])  # the label is predicted after the last token
 
     def truncate(self, text: str, n_tokens: int) -> str:
         """Return the start of a text, cut after `n_tokens` tokens."""
@@ -376,7 +377,7 @@ class LlamaJudge:
         return np.asarray(np.mean(self.predict_members(prompts), axis=0))
 
     def measure_deviation(self, n_prompts: int | None = None) -> float:
-        """Return how much the predictions for the reference prompts differ from those before the export, at most.
+        """Return the largest difference of a prediction for a reference prompt from that before the export.
 
         Args:
             n_prompts: Number of reference prompts to run. Default: all. Without any, the result is 0.

@@ -66,7 +66,7 @@ class PairEncoder:
             from transformers import AutoModelForSequenceClassification, AutoTokenizer
         from knowgate.models.hf.loader import silence_transformers, translate_loading_errors
 
-        torch.manual_seed(self.seed)
+        torch.manual_seed(self.seed)  # a folder without a classification head gets a random one
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         with (
             silence_transformers(),
@@ -122,7 +122,8 @@ class EncoderJudge:
 
     def encode_answer(self, question: str, answer: str | None, text: str) -> LabelPromptTokens:
         """Tokenize question and answer as a pair. `text`, the prompt for causal models, is ignored."""
-        return LabelPromptTokens(self.encoders[0].encode(question, answer or ""), [0])
+        ids = self.encoders[0].encode(question, answer or "")
+        return LabelPromptTokens(ids, positions=[0])  # an encoder classifies the pair at its first token
 
     def truncate(self, text: str, n_tokens: int) -> str:
         """Return the start of a text, cut after `n_tokens` tokens, with its original casing and spaces."""

@@ -27,9 +27,12 @@ def compute_arithmetic(question: str) -> str | None:
         The result as text, or None if the question holds no single expression that can be computed exactly within the
         limits, for example because it divides by zero.
     """
-    text = OPERATOR_WORD.sub(lambda match: OPERATOR_WORDS[match[0]], question[: MAX_CHARACTERS + 1].lower())
-    expressions = EXPRESSION.findall(re.sub(r"(?<=[\d)+*/^(-])\s+(?=[\d(+*/^)-])", "", text))
-    if len(question) > MAX_CHARACTERS or len(expressions) != 1 or "%" in text:
+    if len(question) > MAX_CHARACTERS or "%" in question:  # percentages are not computed
+        return None
+    text = OPERATOR_WORD.sub(lambda match: OPERATOR_WORDS[match[0]], question.lower())
+    without_spaces = re.sub(r"(?<=[\d)+*/^(-])\s+(?=[\d(+*/^)-])", "", text)  # between numbers and operators only
+    expressions = EXPRESSION.findall(without_spaces)
+    if len(expressions) != 1:
         return None
     try:
         return _format(_Parser(TOKEN.findall(expressions[0])).parse())
@@ -41,10 +44,10 @@ class _Parser:
     """Parses and computes a list of tokens by precedence: sums, products, signs, powers, parentheses."""
 
     def __init__(self, tokens: list[str]):
-        self._tokens = tokens[::-1]
+        self._tokens = tokens[::-1]  # the next token is the last of this list, so that pop() takes it
 
     def parse(self) -> Fraction:
-        """Compute the whole expression. Raises ValueError if something is left over."""
+        """Compute the whole expression; raise ValueError if tokens are left after its end."""
         value = self._sum()
         if self._tokens:
             raise ValueError("the expression does not end here")
@@ -56,13 +59,15 @@ class _Parser:
     def _sum(self) -> Fraction:
         value = self._product()
         while self._next_is("+-"):
-            value = value + self._product() if self._tokens.pop() == "+" else value - self._product()
+            sign = 1 if self._tokens.pop() == "+" else -1
+            value += sign * self._product()
         return value
 
     def _product(self) -> Fraction:
         value = self._signed()
         while self._next_is("*/"):
-            value = value * self._signed() if self._tokens.pop() == "*" else value / self._signed()
+            operator, factor = self._tokens.pop(), self._signed()
+            value = value * factor if operator == "*" else value / factor
         return _check_size(value)
 
     def _signed(self) -> Fraction:

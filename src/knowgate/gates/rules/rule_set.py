@@ -101,22 +101,25 @@ class Rule:
     def matches(self, text: str, deadline: float | None = None) -> bool:
         """Return whether any pattern matches a text.
 
+        Packaged rules read only the two ends of a long text. Their patterns are known to be fast and need no deadline.
+
         Args:
             text: The message of the user.
-            deadline: Time of `time.monotonic` after which a pattern of the user does not match any more. Default:
+            deadline: Time of `time.monotonic` at which the search for patterns of the user is given up. Default:
                 USER_RULES_SECONDS from now.
         """
         if self.is_packaged and len(text) > 2 * PACKAGED_RULE_CHARS:
             if self.whole:
-                return False  # small talk and arithmetic are short
+                return False  # messages that consist of small talk or arithmetic only are short
             text = f"{text[:PACKAGED_RULE_CHARS]}\n{text[-PACKAGED_RULE_CHARS:]}"
-        message = INNER_PUNCTUATION.sub(" ", text.strip(EDGE_CHARACTERS)).strip() if self.whole else text
+        if self.whole:
+            text = INNER_PUNCTUATION.sub(" ", text.strip(EDGE_CHARACTERS)).strip()
         if self.is_packaged:
-            return any(self._find_match(pattern)(message) for pattern in self.compiled_patterns)
+            return any(self._find_match(pattern)(text) for pattern in self.compiled_patterns)
         end = time.monotonic() + USER_RULES_SECONDS if deadline is None else deadline
         try:
             return any(
-                self._find_match(pattern)(message, timeout=max(1e-6, end - time.monotonic()))
+                self._find_match(pattern)(text, timeout=max(1e-6, end - time.monotonic()))
                 for pattern in self.compiled_patterns
             )
         except TimeoutError:
@@ -124,7 +127,7 @@ class Rule:
             return False
 
     def _find_match(self, pattern: Any) -> Any:
-        """Return the method that applies a pattern: to the whole message, or to any part of it."""
+        """Return the method of a compiled pattern that matches the whole message, or that searches in it."""
         return pattern.fullmatch if self.whole else pattern.search
 
     @property
@@ -171,26 +174,39 @@ class RuleSet:
     rules: tuple[Rule | CutoffRule | TopicRule, ...] = field(default_factory=tuple)
 
     def decide(self, question: str) -> RuleMatch | None:
-        """Return the decision of the first rule that matches a question; None if no rule does and the gate decides."""
+        """Return the decision of the first rule that matches a question; None if no rule matches.
+
+        If no rule matches the whole question, it may still consist of several pieces of small talk ("Bye, thanks").
+        """
         text, deadline = question[:MAX_QUESTION_CHARS], time.monotonic() + USER_RULES_SECONDS
-        match = next((rule.match for rule in self.rules if rule.matches(text, deadline)), None)
-        return match or self._match_small_talk(text, deadline)
+        return self._find_first_match(text, deadline) or self._match_small_talk(text, deadline)
+
+    def _find_first_match(self, text: str, deadline: float) -> RuleMatch | None:
+        """Return the decision of the first rule that matches a text; None if no rule matches."""
+        return next((rule.match for rule in self.rules if rule.matches(text, deadline)), None)
 
     def _match_small_talk(self, text: str, deadline: float) -> RuleMatch | None:
-        """Return the first match if a short text consists of several sentences that are all small talk."""
-        if len(text) > MAX_SMALL_TALK:
-            return None
-        rules = [rule for rule in self.rules if rule.is_small_talk]
+        """Return the match of the first sentence if a short text consists of several sentences of small talk."""
         sentences = [sentence for sentence in SENTENCE_BREAK.split(text) if sentence.strip()]
-        matches = [
-            next((rule.match for rule in rules if rule.matches(sentence, deadline)), None) for sentence in sentences
-        ]
-        return matches[0] if len(sentences) > 1 and all(matches) else None
+        if len(text) > MAX_SMALL_TALK or len(sentences) < 2:
+            return None
+        small_talk = RuleSet(tuple(rule for rule in self.rules if rule.is_small_talk))
+        matches = [small_talk._find_first_match(sentence, deadline) for sentence in sentences]
+        return matches[0] if all(matches) else None
 
 
 @dataclass(frozen=True)
 class RuleEntry:
-    """A `[[rule]]` entry of a rules file; see `Rule` for the fields. `words` are matched literally."""
+    """A `[[rule]]` entry of a rules file, which is written in TOML.
+
+    Attributes:
+        name: Name of the rule.
+        action: Whether to retrieve or to skip retrieval.
+        patterns: Regular expressions; case is ignored.
+        words: Words that are matched literally, as alternatives to the patterns.
+        whole: Whether a pattern must match the whole message or any part of it.
+        reason: Explanation for the user.
+    """
 
     name: str
     action: RuleAction
@@ -207,7 +223,16 @@ class RuleEntry:
 
 @dataclass(frozen=True)
 class TopicEntry:
-    """A `[[topic]]` entry of a rules file; see `TopicRule` for the fields."""
+    """A `[[topic]]` entry of a rules file: the rule matches questions that are similar to its examples.
+
+    Attributes:
+        name: Name of the topic.
+        action: Whether to retrieve or to skip retrieval.
+        examples: Questions about the topic.
+        similarity: Minimum cosine similarity to the mean of the examples.
+        embedder: Name of the embedding model.
+        reason: Explanation for the user.
+    """
 
     name: str
     action: RuleAction
@@ -218,8 +243,7 @@ class TopicEntry:
 
     def to_rule(self) -> TopicRule:
         """Convert the entry to a rule."""
-        reason = self.reason or f"the question is about the topic '{self.name}'"
-        return TopicRule(self.name, self.action, self.examples, self.similarity, self.embedder, reason)
+        return TopicRule(self.name, self.action, self.examples, self.similarity, self.embedder, self.reason)
 
 
 @dataclass(frozen=True)
@@ -305,7 +329,9 @@ def _compile_interruptible(pattern: str) -> Any:
 def _build_word_pattern(word: str) -> str:
     """Build a regular expression that matches a word, but not inside a longer word.
 
-    Ends of the word that are not ASCII are not checked, because Chinese does not separate words.
+    No letter may come directly before or after the word. Ends of the word that are not ASCII are not checked, because
+    Chinese does not separate words.
     """
-    start, end = (r"(?<![^\W\d_])" if word[:1].isascii() else ""), (r"(?![^\W\d_])" if word[-1:].isascii() else "")
+    start = r"(?<![^\W\d_])" if word[:1].isascii() else ""
+    end = r"(?![^\W\d_])" if word[-1:].isascii() else ""
     return f"{start}{re.escape(word)}{end}"

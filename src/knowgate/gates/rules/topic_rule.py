@@ -47,7 +47,7 @@ class TopicRule:
         name: Name of the topic.
         action: "retrieve" or "skip".
         examples: Typical questions of the topic.
-        similarity: Cosine similarity to the mean of the examples from which on a question matches.
+        similarity: Minimum cosine similarity to the mean of the examples for a question to match.
         embedder: Spec of the embedding model.
         reason: Explanation for the user.
     """
@@ -75,13 +75,13 @@ class TopicRule:
 
     @cached_property
     def center(self) -> Vector:
-        """The mean direction of the examples."""
+        """The mean embedding of the examples, scaled to length 1."""
         mean = self.model.embed(self.examples).mean(axis=0)
         center: Vector = mean / max(float(np.linalg.norm(mean)), 1e-12)
         return center
 
     def matches(self, text: str, deadline: float | None = None) -> bool:
-        """Return whether a question is similar enough to the examples. The deadline of patterns does not apply."""
+        """Return whether a question is similar enough to the examples. `deadline` is ignored; only pattern rules use it."""
         return bool(text.strip()) and float(self.model.embed([text])[0] @ self.center) >= self.similarity
 
     @property

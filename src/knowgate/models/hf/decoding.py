@@ -124,11 +124,11 @@ class DecodingBatch:
         return DecodingBatch(
             self.model,
             cache,
-            self.mask[index],
-            None if self.logits is None else self.logits[index],
-            {layer: state[index] for layer, state in self.hidden.items()},
-            None if self.pending is None else self.pending[index],
-            None if self.partial is None else self.partial.select(index, cache),
+            mask=self.mask[index],
+            logits=None if self.logits is None else self.logits[index],
+            hidden={layer: state[index] for layer, state in self.hidden.items()},
+            pending=None if self.pending is None else self.pending[index],
+            partial=None if self.partial is None else self.partial.select(index, cache),
         )
 
 

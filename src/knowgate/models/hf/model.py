@@ -112,7 +112,7 @@ class HFModel(LocalModel, LocalBackend):
 
         A label prompt has several parts, and the LLM would write one of the labels, such as 'true', after each.
         """
-        label_ids = encode_labels(self, labels)
+        label_ids = encode_labels(self.tokenize, labels)
         encoded = encode_label_prompts(self, prompts, label_ids)
         return self.run_batched(
             [prompt.ids for prompt in encoded],

@@ -240,10 +240,10 @@ def join_prefills(parts: Sequence[DecodingBatch]) -> DecodingBatch:
             part.cache.layers[number] = DynamicLayer()  # frees the memory before the next layer is joined
     return DecodingBatch(
         parts[0].model,
-        DynamicCache(layers),
-        torch.cat([torch.nn.functional.pad(part.mask, (width - part.mask.shape[1], 0)) for part in parts]),
-        torch.cat([part.compute_logits() for part in parts]),
-        {layer: torch.cat([part.hidden[layer] for part in parts]) for layer in parts[0].hidden},
+        cache=DynamicCache(layers),
+        mask=torch.cat([torch.nn.functional.pad(part.mask, (width - part.mask.shape[1], 0)) for part in parts]),
+        logits=torch.cat([part.compute_logits() for part in parts]),
+        hidden={layer: torch.cat([part.hidden[layer] for part in parts]) for layer in parts[0].hidden},
     )
 
 

@@ -96,7 +96,7 @@ def feed_last_tokens(
     """
     tokens = [answer.end if feed_end and answer.end is not None else answer.tokens[-1] for answer in answers]
     inputs = [
-        InputToken(token, answer.length, answer.sequence, needs_output=True)
+        InputToken(token, position=answer.length, sequence=answer.sequence, needs_output=True)
         for token, answer in zip(tokens, answers, strict=True)
     ]
     logits, states = engine.feed(inputs, layers)
@@ -157,6 +157,7 @@ def draw_tokens(answers: Sequence[SequenceState], logits: Vector, sampling: Samp
         logits: Logits of the next token of each answer (answers x vocabulary).
         sampling: Temperature, top_p and top_k.
     """
+    # The condition is always true; it tells the type checker so.
     uniforms = [float(answer.uniforms[len(answer.tokens)]) for answer in answers if answer.uniforms is not None]
     scaled = (logits / np.float32(sampling.temperature)).astype(np.float32)
     # `is_whole` means that neither top_k nor top_p excludes tokens.

@@ -183,7 +183,7 @@ class LlamaCppModel(LocalBackend):
         """
         logits: dict[int, Vector] = {}
         with self.lock:
-            label_ids = encode_labels(self, labels)
+            label_ids = encode_labels(self.tokenize, labels)
             encoded = encode_label_prompts(self, prompts, label_ids)
             for group in self._group_prompts([len(prompt.ids) for prompt in encoded], samples=0, max_tokens=1):
                 results = self._read_labels([encoded[i] for i in group], label_ids)

@@ -39,7 +39,7 @@ from knowgate.models.openai.responses import (
     translate_format_errors,
 )
 from knowgate.models.openai.server import NEUTRAL_SAMPLING, WIDE_TOP_TOKENS, ModelEndpoint
-from knowgate.models.tokenization import LabelPromptTokens
+from knowgate.models.tokenization import LabelPromptTokens, encode_labels, join_label_parts
 from knowgate.types import LabelPrompt, Prompt, Vector
 
 LABEL_SERVERS = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp"}
@@ -82,8 +82,9 @@ class ServerLabelReader:
             labels: The labels.
             top: Number of tokens that a vLLM server lists at each position.
         """
-        endpoint, label_ids = self._endpoint, self._encode_labels(labels)
-        tokens = self._encode_prompt(prompt, labels, label_ids)
+        endpoint = self._endpoint
+        label_ids = encode_labels(lambda label: self._tokenize(label, False), labels)
+        tokens = self._encode_prompt(prompt, label_ids)
         if endpoint.server == "llamacpp":
             rows = [_read_llamacpp(endpoint, tokens.ids[: end + 1], label_ids) for end in tokens.positions]
         elif endpoint.server == "sglang":
@@ -147,18 +148,7 @@ class ServerLabelReader:
         tokens = parse_token_logprobs(response)
         return [(_parse_token_id(text), value) for text, value in (tokens[0].top if tokens else ())]
 
-    def _encode_labels(self, labels: Sequence[str]) -> list[int]:
-        """Return the first token of each label; raises BadSetting if two labels begin with the same token."""
-        tokens = [self._tokenize(label, False) for label in labels if label]
-        ids = [label_tokens[0] for label_tokens in tokens if label_tokens]
-        if len(ids) < len(labels) or len(set(ids)) < len(ids):
-            raise BadSetting(
-                f"the labels {', '.join(map(repr, labels))} cannot be told apart: each must begin with a token of its "
-                "own. Choose other labels."
-            )
-        return ids
-
-    def _encode_prompt(self, prompt: LabelPrompt, labels: Sequence[str], label_ids: Sequence[int]) -> LabelPromptTokens:
+    def _encode_prompt(self, prompt: LabelPrompt, label_ids: Sequence[int]) -> LabelPromptTokens:
         """Tokenize a label prompt, and find the positions of the tokens after which the LLM predicts a label.
 
         These are the last tokens of the parts. Every part except the first begins with the label of the part before. The
@@ -167,23 +157,18 @@ class ServerLabelReader:
         Raises:
             BadSetting: A later part does not begin with a label, or there is no text before the first label.
         """
-        ids = [*self._tokenize(prompt.prefix, True)] if prompt.prefix else []
-        positions: list[int] = []
-        for number, part in enumerate(prompt.parts):
-            tokens = self._tokenize(part, number == 0 and not prompt.prefix)
-            if number and (not tokens or tokens[0] not in label_ids):
-                raise BadSetting(
-                    f"part {number + 1} of a label prompt must begin with the first token of a label "
-                    f"({', '.join(map(repr, labels))}). Choose other labels."
-                )
-            ids += tokens
-            positions.append(len(ids) - 1)
-        if not positions or positions[0] < 0:
+        prefix = self._tokenize(prompt.prefix, True) if prompt.prefix else ()
+        parts = [
+            self._tokenize(part, number == 0 and not prompt.prefix)  # only the beginning of the text has special tokens
+            for number, part in enumerate(prompt.parts)
+        ]
+        tokens = join_label_parts(prefix, parts, label_ids)
+        if not tokens.positions or tokens.positions[0] < 0:
             raise BadSetting(
                 "a label prompt has no text before its first label, but a label can only be read after some text. Put "
                 "text into its prefix or its first part."
             )
-        return LabelPromptTokens(ids, positions)
+        return tokens
 
 
 # --- vLLM -----------------------------------------------------------------------------------------

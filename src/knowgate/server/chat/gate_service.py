@@ -18,7 +18,7 @@ from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.server.chat.request_options import FilteredRetriever, RequestOptions, read_request_options
 from knowgate.server.json_api import ApiError
 from knowgate.server.learning.arms import Experiment
-from knowgate.server.load_limits import CircuitBreaker
+from knowgate.server.load_limits import BreakersByKey, CircuitBreaker
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.draft import use_draft
 from knowgate.types import (
@@ -65,7 +65,7 @@ class GateService:
         self.timeout = timeout
         self.strict = strict
         self.staleness = describe_staleness(rag)
-        self.gate_breaker = CircuitBreaker("gate")
+        self.gate_breakers = BreakersByKey("gate")
         self.retriever_breaker = CircuitBreaker("retriever")
         self.experiment: Experiment | None = None  # set if the server learns from traffic
         self.always_gate, self.never_gate = load_gate("always"), load_gate("never")
@@ -125,12 +125,16 @@ class GateService:
         """Whether the gate of the pipeline was calibrated for another LLM, prompt or index than the server uses."""
         return bool(self.staleness) and rag.gate is self.rag.gate
 
-    def get_signal_request(self, rag: AdaptiveRAG) -> SignalRequest:
+    def get_signal_request(self, rag: AdaptiveRAG, owner: str) -> SignalRequest:
         """Return the signals of the LLM, such as a draft, that the gate reads before it decides.
 
         The request is empty if the gate is not going to be used, because it is stale or keeps failing.
+
+        Args:
+            rag: The pipeline with the gate.
+            owner: Name of the API key of the request, or "" if the server uses no keys.
         """
-        is_unusable = self.is_stale(rag) or self.gate_breaker.state == "open"
+        is_unusable = self.is_stale(rag) or self.gate_breakers.get(owner).state == "open"
         return SignalRequest() if is_unusable else rag.bound_gate.request
 
     # --- decisions --------------------------------------------------------------------------------
@@ -171,18 +175,19 @@ class GateService:
         trace.draft = draft
         if self.is_stale(rag):
             return self.bypass_stale_gate(rag, trace)
-        if not self.gate_breaker.try_acquire():
+        breaker = self.gate_breakers.get(trace.owner)
+        if not breaker.try_acquire():
             return self.bypass_failed_gate(rag, trace, "the gate failed repeatedly and is not used for a while")
         try:
             with use_draft(draft), trace.measure("gate"):
                 decision = await self._run_gate(rag, question, draft)
         except asyncio.CancelledError:
-            self.gate_breaker.record_cancellation()
+            breaker.record_cancellation()
             raise
         except Exception as error:  # noqa: BLE001 - whatever the gate raises, the question is answered
-            self.gate_breaker.record_failure()
+            breaker.record_failure()
             return self.bypass_failed_gate(rag, trace, describe_error(error, self.timeout))
-        self.gate_breaker.record_success()
+        breaker.record_success()
         trace.decision = decision
         return decision
 

@@ -14,7 +14,7 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 from prometheus_client.registry import Collector
 
 from knowgate.server.learning.learner import TrafficLearner
-from knowgate.server.load_limits import CircuitBreaker
+from knowgate.server.load_limits import BreakersByKey, CircuitBreaker
 from knowgate.server.telemetry.trace import RequestTrace
 
 DURATION_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -29,7 +29,7 @@ class ServerMetrics:
         breakers: Circuit breakers whose states are reported.
     """
 
-    def __init__(self, breakers: list[CircuitBreaker]):
+    def __init__(self, breakers: list[CircuitBreaker | BreakersByKey]):
         self.registry = CollectorRegistry()
         self.breakers = breakers
         self.requests = self._counter("requests", "Requests by route and status.", ["route", "status"])

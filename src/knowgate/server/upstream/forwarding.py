@@ -131,7 +131,7 @@ class UpstreamForwarder:
         trace, search = request.trace, None
         trace.question, trace.way = question.text, "question"
         trace.decision = self.gate_service.apply_rules(rag, question)
-        if trace.decision is None and self.gate_service.get_signal_request(rag).is_empty:
+        if trace.decision is None and self.gate_service.get_signal_request(rag, trace.owner).is_empty:
             await self.gate_service.decide(rag, question, None, trace)
         elif trace.decision is None:
             trace.way = "race" if self.options.way == "race" else "draft"

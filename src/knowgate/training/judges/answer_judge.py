@@ -57,7 +57,10 @@ def fit_answer_judge(
     work: Path,
     watch: FitProgressCallback = ignore_progress,
 ) -> FitResult:
-    """Fine-tune a small model to say whether the LLM's answer is right; for LLMs behind an API."""
+    """Fine-tune a model to predict whether the LLM's answer is right.
+
+    It needs nothing of the LLM but its answers, so the LLM may be behind an API.
+    """
     tokens = limit_answer_tokens(examples, options.tokens)
     check_trainable_bits(options)
     check_judge_answers(examples, tokens, options.both)
@@ -75,12 +78,12 @@ class AnswerTask:
     """What a judge of answers is trained to do.
 
     Attributes:
-        gate: "judge" or "ik", which determines the question it is asked.
-        tokens: Answer tokens it reads; 0 for the question alone.
+        gate: "judge" or "ik", which determines the wording of its prompt.
+        tokens: Maximum number of answer tokens that it reads; 0 for the question alone.
         base: Model to fine-tune; None for the answering LLM.
-        bits: Precision of the base's weights; 0 for the default.
-        labels: What it learns; None for the grades.
-        both: Learn from the open-book answers, too.
+        bits: Bits per weight of the base, 4 or 8; 0 for its default precision.
+        labels: The labels to learn; None for the grades of the answers (right or wrong).
+        both: Learn from the open-book answers (with passages), too, not only from the closed-book answers.
     """
 
     gate: str
@@ -99,12 +102,12 @@ def train_answer_judge(
     work: Path,
     watch: FitProgressCallback | None = None,
 ) -> FitResult:
-    """Fine-tune a judge on the closed-book answers.
+    """Fine-tune a judge that predicts whether an answer is right.
 
     Args:
-        task: What it learns.
+        task: Base model, prompt and labels.
         examples: The training data.
-        members: The trainings.
+        members: The trainings to run, one per member of the ensemble.
         work: Folder for checkpoints.
         watch: Called with the progress.
     """
@@ -139,7 +142,13 @@ def train_answer_judge(
 
 @dataclass(frozen=True)
 class AnswerEncoder:
-    """Encodes questions and answers as prompts of a judge."""
+    """Encodes questions and answers as prompts of a judge.
+
+    Attributes:
+        task: Which prompt to use and how much of an answer to show.
+        examples: The label rows with questions and answers.
+        labels: Probability that each closed-book answer is right.
+    """
 
     task: AnswerTask
     examples: Examples
@@ -156,13 +165,13 @@ class AnswerEncoder:
         return encode_answers(self.task.gate, judge, questions, [self.drafts[i] for i in indices], self.task.tokens)
 
     def make_examples(self, judge: AnswerJudge, indices: Sequence[int]) -> list[TrainingExample]:
-        """Make an example of each closed-book answer and, if the task says so, of open-book answers."""
+        """Make a training example of each closed-book answer and, if `task.both` is set, of open-book answers."""
         prompts = zip(self.encode(judge, indices), indices, strict=True)
         closed_book = [TrainingExample(prompt, (float(self.labels.shares[i]),)) for prompt, i in prompts]
         return closed_book + (self._make_open_book_examples(judge, indices) if self.task.both else [])
 
     def _make_open_book_examples(self, judge: AnswerJudge, indices: Sequence[int]) -> list[TrainingExample]:
-        """Make examples of graded open-book answers that differ from the closed-book ones."""
+        """Make examples of graded open-book answers, except those that repeat the closed-book answer."""
         questions, answers = [], []
         for index in indices:
             closed_book, open_book = self.examples.rows[index].closed, self.examples.rows[index].open
@@ -183,11 +192,13 @@ class AnswerEncoder:
 
 
 def make_default_training(options: AnswerJudgeFitOptions, seed: int) -> JudgeTrainingOptions:
-    """Fill in the defaults that suit the base: causal model or encoder."""
-    is_encoder = is_encoder_spec(options.base or "")
-    epochs = options.epochs if options.epochs is not None else 4 if is_encoder else 2
-    default = ENCODER_LEARNING_RATES.get(options.base or "", ENCODER_LEARNING_RATE) if is_encoder else None
-    rate = default if options.learning_rate is None else options.learning_rate
+    """Return the hyperparameters of the options. Defaults depend on the base, which is a causal model or an encoder."""
+    base, epochs, rate = options.base or "", options.epochs, options.learning_rate
+    is_encoder = is_encoder_spec(base)
+    if epochs is None:
+        epochs = 4 if is_encoder else 2
+    if rate is None and is_encoder:
+        rate = ENCODER_LEARNING_RATES.get(base, ENCODER_LEARNING_RATE)
     training = make_answer_training(epochs, options.batch, rate, full=options.full or is_encoder, seed=seed)
     return replace(training, frozen_layers=options.frozen_layers)
 
@@ -195,7 +206,7 @@ def make_default_training(options: AnswerJudgeFitOptions, seed: int) -> JudgeTra
 def make_answer_training(
     epochs: int, batch: int, rate: float | None, *, full: bool = False, seed: int = 0
 ) -> JudgeTrainingOptions:
-    """Return the hyperparameters of judges of answers (METHODS, section 9), with two dev evaluations per epoch."""
+    """Return the hyperparameters of a judge that reads answers. It is evaluated on the dev split twice per epoch."""
     return JudgeTrainingOptions(
         epochs,
         batch,
@@ -215,7 +226,7 @@ def make_answer_training(
 def plan_answer_ensemble(
     examples: Examples, options: AnswerJudgeFitOptions, training: JudgeTrainingOptions
 ) -> list[EnsembleMember]:
-    """Plan the trainings that the options ask for."""
+    """Plan one training per seed, or one per fold of the questions, as the options say."""
     texts = [question.text for question in examples.questions]
     return plan_ensemble(examples.split, training, options.seeds, options.folds, texts)
 
@@ -262,7 +273,13 @@ def check_judge_answers(examples: Examples, tokens: int, both: bool = False) -> 
 def describe_cost(
     fitted: FittedJudge[Any], encode: Callable[[AnswerJudge, Sequence[int]], list[LabelPromptTokens]], n_rows: int
 ) -> str:
-    """Describe how many tokens the judge reads per question on average, measured on a sample of the questions."""
+    """Describe how many tokens the judge reads per question on average, measured on a sample of the rows.
+
+    Args:
+        fitted: The judge.
+        encode: Makes the judge's prompts for the rows with the given indices.
+        n_rows: Number of rows.
+    """
     indices = list(range(0, n_rows, max(1, n_rows // COST_SAMPLE_SIZE)))
     mean = sum(len(prompt.ids) for prompt in encode(fitted.judge, indices)) / len(indices)
     times = f", read {len(fitted.members)} times" if len(fitted.members) > 1 else ""
@@ -274,7 +291,12 @@ def describe_cost(
 
 @dataclass(frozen=True)
 class SoftLabels:
-    """The labels that a judge learns: the probability that each answer is right, and notes for the model card."""
+    """The labels that a judge learns.
+
+    Attributes:
+        shares: For each answer, the probability that it is right, from 0 to 1.
+        notes: Notes for the model card.
+    """
 
     shares: FloatArray
     notes: list[str]
@@ -286,16 +308,17 @@ def make_hard_labels(examples: Examples) -> SoftLabels:
 
 
 def make_soft_labels(examples: Examples, teacher: str, indices: Iterable[int]) -> SoftLabels:
-    """Mix grades with the probabilities of a fitted judge (distillation).
+    """Average the grades of answers with the probabilities that a fitted judge predicts (distillation).
 
     Args:
         examples: The training data.
         teacher: Folder of the fitted judge.
-        indices: Rows to mix; the others, by which training stops, keep their grades.
+        indices: Rows to average. The other rows, such as those that decide when training stops, keep their grades.
     """
     gate, shares = load_fitted_gate(teacher), make_hard_labels(examples).shares
     _check_teacher(teacher, gate)
     rows = sorted(indices)
+    # A need is the probability that an answer is wrong.
     needs = gate.score([examples.questions[i] for i in rows], [examples.readings[i] for i in rows])
     shares[rows] = GOLD_LABEL_WEIGHT * shares[rows] + (1 - GOLD_LABEL_WEIGHT) * (1 - np.array(needs))
     note = f"distilled from the gate '{gate.artifact.path.name}': its probability and the grade count half each"

@@ -28,10 +28,17 @@ STATE_FILE, WEIGHTS_FILE, MOMENTS_FILE, BEST_FOLDER = (
 
 
 class TrainingSegment(NamedTuple):
-    """The outcome of one segment: a part of an epoch, followed by an evaluation on the dev split."""
+    """The outcome of one segment of the training: a part of an epoch, after which the dev split is evaluated.
+
+    Attributes:
+        loss: Mean training loss.
+        rate: Examples per second.
+        skipped: Updates that were skipped because a gradient was not finite.
+        seconds: Training time.
+    """
 
     loss: float
-    rate: float  # examples per second
+    rate: float
     skipped: int
     seconds: float
 
@@ -45,10 +52,10 @@ class DevEvaluation(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainingState:
-    """The segments finished so far.
+    """What is known about the finished segments of a training. A segment is a part of an epoch.
 
     Attributes:
-        key: Hash of data and hyperparameters.
+        key: Hash of data and hyperparameters, to recognize the checkpoint of the same training.
         losses: Training loss of each segment.
         dev_losses: Dev loss after each segment.
         dev_aurocs: Dev AUROC after each segment.
@@ -141,9 +148,9 @@ def save_checkpoint(work: Path, state: TrainingState, parameters: Sequence[Any],
     with atomic_folder(_segment_folder(work, state.n_done)) as folder:
         weights = {str(i): value.detach().contiguous() for i, value in enumerate(parameters)}
         save_file(weights, folder / WEIGHTS_FILE)
-        moments = optimizer.state_dict()["state"]
-        flat = {f"{i}.{name}": value for i, values in moments.items() for name, value in values.items()}
-        save_file(flat, folder / MOMENTS_FILE)
+        moments = optimizer.state_dict()["state"]  # Adam's tensors of each parameter, by name
+        named_moments = {f"{i}.{name}": value for i, values in moments.items() for name, value in values.items()}
+        save_file(named_moments, folder / MOMENTS_FILE)
         digests = compute_digests(folder)
     write_json(work / STATE_FILE, {**asdict(state), "files": digests})
     shutil.rmtree(_segment_folder(work, state.n_done - 1), ignore_errors=True)
@@ -156,7 +163,7 @@ def save_final_state(work: Path, state: TrainingState) -> None:
 
 
 def restore_checkpoint(work: Path, state: TrainingState, parameters: Sequence[Any], optimizer: Any) -> None:
-    """Load weights and moments of the last finished segment into parameters and optimizer."""
+    """Load the weights after the last finished segment into the parameters, and Adam's moments into the optimizer."""
     import torch
     from safetensors.torch import load_file
 

@@ -53,14 +53,17 @@ def plan_ensemble(
     texts: Sequence[str] = (),
     rows: NDArray[np.int64] | None = None,
 ) -> list[EnsembleMember]:
-    """Plan one training per seed on the train split, or one per fold without a dev split.
+    """Plan the trainings of an ensemble: one per seed on the train split, or one per fold of the questions.
+
+    With folds, each member is trained on all folds but one, so that every row can be scored by a judge that did not see it.
+    No rows are left for a dev split then.
 
     Args:
         split: Train and dev rows.
         training: Hyperparameters; each member gets its own seed.
         seeds: Number of members if there are no folds.
         folds: Number of folds; 0 for none.
-        texts: All questions, by which folds are made.
+        texts: All questions; equal questions share a fold.
         rows: Indices of the rows that are divided into folds. The others are scored by every member. Default: all rows.
     """
     if folds and not 2 <= folds <= MAX_MEMBERS:
@@ -94,9 +97,14 @@ def average_unseen_votes(
     """Average for each row the predictions of the members that were not trained on it.
 
     If all members were trained on a row, all of them are averaged.
+
+    Args:
+        votes: Predictions of each member for the rows.
+        members: The members, with the rows that each was trained on.
+        indices: Indices of the rows.
     """
     unseen: BoolArray = np.array([[index not in member.seen for index in indices] for member in members], dtype=bool)
-    unseen |= ~unseen.any(axis=0)
+    unseen |= ~unseen.any(axis=0)  # rows that every member has seen: use all members
     mean: FloatArray = np.average(np.array(votes), axis=0, weights=unseen)
     return mean
 
@@ -106,9 +114,9 @@ class FittedJudge(Generic[JudgeType]):
     """A trained judge, loaded from its files as the gate will load it.
 
     Attributes:
-        judge: The judge.
-        members: The trainings behind it.
-        options: What the gate's manifest stores.
+        judge: The judge, which averages the predictions of its members.
+        members: The models of the ensemble, with the rows that each was trained on.
+        options: Options to store in the gate's manifest.
         notes: Lines for the model card.
         files: The judge's files by path.
     """
@@ -121,11 +129,16 @@ class FittedJudge(Generic[JudgeType]):
 
     @property
     def seen(self) -> frozenset[int]:
-        """Rows that some member was trained on."""
+        """Indices of the rows that at least one member was trained or tuned on."""
         return frozenset().union(*(member.seen for member in self.members))
 
     def predict_known(self, prompts: Sequence[LabelPromptTokens], indices: Sequence[int]) -> FloatArray:
-        """Return the probability that the LLM knows each answer, by members that were not trained on that row."""
+        """Return the probability that the LLM knows the answer of each row, averaged over members that did not see it.
+
+        Args:
+            prompts: Prompts of the rows.
+            indices: Indices of the rows.
+        """
         return average_unseen_votes(self.judge.predict_members(prompts), self.members, indices)
 
 
@@ -184,7 +197,14 @@ def fit_judge(
 
 @dataclass(frozen=True)
 class TrainedMember:
-    """The result of one training; `n_dropped` examples were too long."""
+    """The result of training one member of an ensemble.
+
+    Attributes:
+        judge: The trained judge.
+        base_fingerprint: Hash of the weights that training started from.
+        n_dropped: Number of examples that were left out because they were too long.
+        notes: Notes for the model card.
+    """
 
     judge: TrainedJudge
     base_fingerprint: str
@@ -201,7 +221,7 @@ def _train_member(
     work: Path,
     watch: FitProgressCallback,
 ) -> TrainedMember:
-    """Run one training. The model is freed afterwards: the judge is loaded from its files."""
+    """Train one member of an ensemble. The model is freed afterwards; the judge is loaded from its files later."""
     setup, max_tokens = kind.start(base, labels, member.training.seed), member.training.max_tokens
     every_train, every_dev = (make_examples(setup.judge, rows) for rows in (member.train, member.dev))
     train, dev = (drop_long_examples(examples, max_tokens) for examples in (every_train, every_dev))

@@ -47,7 +47,10 @@ def fit_gain(
     work: Path,
     watch: FitProgressCallback = ignore_progress,
 ) -> FitResult:
-    """Fine-tune a small model to say whether the LLM's answer is right, and whether an open-book one would be."""
+    """Fine-tune a model to predict whether the LLM's answer is right, and whether its answer with passages would be.
+
+    The gate retrieves if the second is more probable by enough.
+    """
     _check_target(examples)
     tokens = answer_judge.limit_answer_tokens(examples, options.tokens)
     answer_judge.check_trainable_bits(options)
@@ -96,14 +99,20 @@ def _check_target(examples: Examples) -> None:
 
 @dataclass(frozen=True)
 class GainEncoder:
-    """Encodes the two prompts of the gain judge: is the answer right, and would an open-book answer be?"""
+    """Encodes the two prompts of the gain judge: is the answer right, and would an answer with passages be right?
+
+    Attributes:
+        examples: The label rows.
+        drafts: The closed-book answer of each row.
+        tokens: Maximum number of answer tokens that the judge reads.
+    """
 
     examples: Examples
     drafts: list[str]
     tokens: int
 
     def encode(self, prompt: str, judge: AnswerJudge, indices: Sequence[int]) -> list[LabelPromptTokens]:
-        """Encode one of the two prompts for the rows with the given indices."""
+        """Encode one of the two prompts ('judge' or 'search') for the rows with the given indices."""
         questions = [self.examples.questions[i] for i in indices]
         return encode_answers(prompt, judge, questions, [self.drafts[i] for i in indices], self.tokens)
 
@@ -112,7 +121,10 @@ class GainEncoder:
         return [tokens for prompt in GAIN_PROMPTS for tokens in self.encode(prompt, judge, indices)]
 
     def make_examples(self, judge: AnswerJudge, indices: Sequence[int]) -> list[TrainingExample]:
-        """Make an example of each closed-book answer, and of each row with an open-book answer."""
+        """Make a training example of each row with the prompt 'judge', and one with 'search' if it has passages.
+
+        'judge' asks whether the closed-book answer is right, 'search' whether an answer with passages would be right.
+        """
         table = self.examples.table
         with_passages = [index for index in indices if self.examples.rows[index].open is not None]
         closed_book = zip(self.encode("judge", judge, indices), table.closed_right[list(indices)], strict=True)

@@ -56,7 +56,8 @@ class ExportedJudge:
     Attributes:
         folder: Folder of the new gate.
         megabytes: Size of its GGUF files.
-        max_deviation: Largest change of a probability on the check questions; None if llama.cpp is not installed.
+        max_deviation: Largest change of a probability that the export caused, measured on a few fixed questions; None if
+            llama.cpp is not installed.
     """
 
     folder: Path
@@ -112,7 +113,14 @@ def _check_gate(gate: FittedGate, out: Path) -> None:
 
 @dataclass(frozen=True)
 class ExportedMember:
-    """One exported training: label tokens, chat template, and its probabilities on the check questions."""
+    """One exported member of a judge's ensemble, with what is needed to check that llama.cpp computes the same.
+
+    Attributes:
+        pair: Ids of the two label tokens, whose probabilities are the judgment.
+        turn: Chat template of a user message.
+        ids: Token ids of the prompt of each check question.
+        known: Probability for each check question that the answer is right, before the export.
+    """
 
     pair: tuple[int, int]
     turn: Any
@@ -147,7 +155,7 @@ def _write_member(
 
 
 def merge_adapter(folder: Path, options: Mapping[str, Any]) -> HFModel:
-    """Return the base with one training's adapter merged into its weights, or a judge that was trained in full."""
+    """Load the base model with a LoRA adapter merged into its weights, or a judge whose weights were all trained."""
     if not causal_judge.is_adapter_folder(folder):
         return causal_judge.load_full_judge(folder)
     model = causal_judge.load_judge_base(str(options["base"]), str(options["base_fingerprint"]), folder)
@@ -186,7 +194,10 @@ def _update_card(gate: FittedGate, kind: GgufFormat) -> str:
 
 
 def _measure_deviation(folder: Path) -> float | None:
-    """Return the largest change of a probability on the check questions; None if llama.cpp is not installed."""
+    """Return by how much the export changed the judge: the largest change of a probability on the check questions.
+
+    None if llama.cpp, which runs the exported judge, is not installed.
+    """
     from knowgate.gates.judges import load_answer_judge
     from knowgate.gates.judges.causal_judge import LlamaJudge
 

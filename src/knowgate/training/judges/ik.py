@@ -60,9 +60,18 @@ def fit_ik_judge(
     work: Path,
     watch: FitProgressCallback | None = None,
 ) -> FitResult:
-    """Fine-tune a judge of answers with IK's question: can you answer, given the question and part of the draft?
+    """Fine-tune a model to predict from a question and the start of the LLM's draft whether the LLM knows the answer.
 
-    The paper's target is closed-book correctness: examples with target 'known'.
+    This follows the IK ("I know") paper, where an answer is known if the closed-book answer is right, so the examples
+    should have the target 'known'.
+
+    Args:
+        examples: The training data.
+        tokens: Number of draft tokens that the model reads.
+        base: Model to fine-tune. Default: the answering LLM.
+        training: Hyperparameters.
+        work: Folder for checkpoints.
+        watch: Called with the progress.
     """
     _check_draft_length(examples, tokens)
     members = plan_ensemble(examples.split, training or make_answer_training(2, 32, None))
@@ -72,7 +81,15 @@ def fit_ik_judge(
 
 
 def fit_ik_text(examples: Examples, *, tokens: int = 32, embedder: str | Embedder = DEFAULT_EMBEDDER) -> FitResult:
-    """Train a linear classifier over embeddings of recorded answers; the LLM and its weights are not needed."""
+    """Train a classifier that predicts from text embeddings whether the LLM knows the answer.
+
+    It reads the question and the first `tokens` tokens of the LLM's recorded answer, so the LLM itself is not needed.
+
+    Args:
+        examples: The training data.
+        tokens: Number of answer tokens; 0 for the question alone.
+        embedder: Text embedding model, or its name.
+    """
     encoder = SentenceEmbedder(embedder) if isinstance(embedder, str) else embedder
     _check_draft_length(examples, tokens)
     texts = draft_texts(examples.readings) if tokens else [""] * len(examples.questions)

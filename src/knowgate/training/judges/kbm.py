@@ -58,7 +58,10 @@ def fit_kbm(
     work: Path,
     watch: FitProgressCallback = ignore_progress,
 ) -> FitResult:
-    """Fine-tune a judge of mastery and certainty, on bare questions and on questions with passages."""
+    """Fine-tune a model to predict mastery and certainty of a question, alone or with passages (KBM paper).
+
+    Mastery is the share of sampled answers that are right; certainty is how much they agree.
+    """
     training = JudgeTrainingOptions(options.epochs, rate=options.learning_rate, full=options.full, seed=seed)
     return fit_kbm_judge(
         examples, head=options.head, tau=options.tau, base=options.base, training=training, work=work, watch=watch
@@ -75,12 +78,14 @@ def fit_kbm_judge(
     work: Path,
     watch: FitProgressCallback | None = None,
 ) -> FitResult:
-    """Fine-tune a judge to write the JSON of mastery and certainty; the gate reads one of the two.
+    """Fine-tune a model to write mastery and certainty of a question as JSON with two booleans.
+
+    Mastery is the share of sampled answers that are right; certainty is how much they agree.
 
     Args:
         examples: The training data; its rows need sampled answers.
         head: Which of the two the gate decides by.
-        tau: An indicator of at least this counts as True. Default: chosen on the dev split, for each indicator.
+        tau: Mastery and certainty count as true from this value on. Default: chosen for each of them on the dev split.
         base: The causal model to fine-tune. Default: the answering LLM.
         training: Hyperparameters.
         work: Folder for checkpoints.
@@ -120,9 +125,16 @@ def fit_kbm_judge(
 def _measure_verdict(
     examples: Examples, head: str, taus: Mapping[str, float], raw: Callable[[Sequence[int]], FloatArray]
 ) -> list[str]:
-    """Measure on the test split how often the judge's own verdict (True or False) matches the label.
+    """Measure on the test split how often the judge predicts the label (known or not) without calibration.
 
-    Returns a note for the card; empty without test questions.
+    Args:
+        examples: The label rows.
+        head: The indicator that the gate decides by: 'mastery' or 'certainty'.
+        taus: A question is known if its indicator is at least its tau.
+        raw: Returns the judge's probability that a question is not known, for the rows with the given indices.
+
+    Returns:
+        One note for the card; empty without test questions.
     """
     test = examples.split.test.tolist()
     if not test:
@@ -131,7 +143,8 @@ def _measure_verdict(
     answers = [answer for index in test if (answer := examples.rows[index].closed)]
     known = np.array([make_kbm_labels(answer, taus)[column] for answer in answers], dtype=bool)
     predicted = raw(test) < RAW_THRESHOLD
-    accuracy, majority = float((predicted == known).mean()), max(float(known.mean()), 1 - float(known.mean()))
+    accuracy, share_known = float((predicted == known).mean()), float(known.mean())
+    majority = max(share_known, 1 - share_known)
     return [
         f"its own verdict (P(True) > P(False)) on the test split: '{head} >= {taus[head]:g}' is predicted right for "
         f"{accuracy:.1%} (majority {majority:.1%}); it says True for {float(predicted.mean()):.1%}. Decide by it: "
@@ -142,7 +155,7 @@ def _measure_verdict(
 def _make_examples(
     examples: Examples, taus: Mapping[str, float], max_tokens: int, judge: CausalJudge, indices: Sequence[int]
 ) -> list[TrainingExample]:
-    """Make an example of each bare question and, if it has passages, one of the question with them."""
+    """Make a training example of each question alone, and another one with its passages if that was sampled, too."""
     made = []
     for index in indices:
         row, question = examples.rows[index], examples.questions[index]
@@ -167,7 +180,14 @@ def make_kbm_labels(answer: GradedAnswer, taus: Mapping[str, float]) -> tuple[bo
 def choose_tau(examples: Examples, head: str) -> float:
     """Choose the threshold tau with the most right answers on the dev split.
 
-    Questions whose mastery or certainty is at least tau are answered without passages, the others with passages.
+    Questions whose indicator is at least tau are answered without passages, the others with passages.
+
+    Args:
+        examples: The label rows with their split.
+        head: The indicator: 'mastery' (share of sampled answers that are right) or 'certainty' (their agreement).
+
+    Returns:
+        Tau, or the paper's value if no dev row has a graded answer with passages.
     """
     rows = [examples.rows[index] for index in examples.split.dev]
     usable = [row for row in rows if row.open is not None and row.open.correct is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,7 +58,7 @@ def drop_long_examples(examples: Sequence[TrainingExample], max_tokens: int) -> 
 
 
 class TrainableModel(Protocol):
-    """A model that can be trained as a judge. `prepare` comes first."""
+    """A model that can be trained as a judge. Call `prepare` before the other methods."""
 
     @property
     def fingerprint(self) -> str: ...
@@ -73,7 +74,7 @@ class TrainableModel(Protocol):
         """Return the mean loss of a batch, with gradients."""
 
     def compute_margins(self, examples: Sequence[TrainingExample]) -> list[float]:
-        """Return the logit of the first label against the second at the last position of each example."""
+        """Return the logit of the first label minus that of the second, at the last position of each example."""
         ...
 
     def save(self, folder: Path) -> None:
@@ -112,7 +113,10 @@ class TrainableCausalModel:
         self.base.loaded.model.train(on)
 
     def compute_loss(self, examples: Sequence[TrainingExample]) -> Any:
-        """Return the mean cross-entropy of the labels over all positions."""
+        """Return the mean cross-entropy of the labels over all positions.
+
+        A label competes with the other label only, or with all tokens if `whole_vocabulary` is set.
+        """
         import torch
 
         targets = [target for example in examples for target in example.targets]
@@ -124,20 +128,26 @@ class TrainableCausalModel:
         return torch.nn.functional.cross_entropy(logits, torch.tensor(labels, device=logits.device))
 
     def compute_margins(self, examples: Sequence[TrainingExample]) -> list[float]:
-        """Return the logit of the first label against the second at the last position of each example."""
+        """Return the logit of the first label minus that of the second, at the last position of each example."""
         logits = self._compute_logits(examples, self.columns)
-        # Each example has one row of logits per target; this is the index of its last row.
-        last = [sum(len(example.targets) for example in examples[: i + 1]) - 1 for i in range(len(examples))]
-        return [float(margin) for margin in (logits[last, 0] - logits[last, 1]).tolist()]
+        # Each example has one row of logits per target. Only its last row is used.
+        last_rows = [end - 1 for end in itertools.accumulate(len(example.targets) for example in examples)]
+        return [float(margin) for margin in (logits[last_rows, 0] - logits[last_rows, 1]).tolist()]
 
     def _compute_logits(self, examples: Sequence[TrainingExample], columns: Sequence[int] | None) -> Any:
-        """Apply the head at the label positions only, and to the label tokens only if `columns` is given."""
+        """Return the logits at the label positions of all examples, one row per position.
+
+        Args:
+            examples: Tokenized prompts with the positions at which a label is predicted.
+            columns: Tokens whose logits are computed; None for the whole vocabulary.
+        """
         import torch
 
         from knowgate.models.hf.local_model import apply_lm_head
 
         device, model = self.base.loaded.device, self.base.loaded.model
         ids, mask = pad_rows([example.prompt.ids for example in examples], self.base.pad_id, device)
+        # Row and position in the batch of each label, for indexing the hidden states.
         rows = [row for row, example in enumerate(examples) for _ in example.prompt.positions]
         positions = [position for example in examples for position in example.prompt.positions]
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
@@ -150,8 +160,9 @@ class TrainableCausalModel:
         if hasattr(self.trained, "peft_config"):
             self.trained.save_pretrained(str(folder), save_embedding_layers=False)
         else:
-            half = self.base.loaded.device.type == "cuda"
-            state = {key: value.bfloat16() if half else value for key, value in self.trained.state_dict().items()}
+            is_bfloat16 = self.base.loaded.device.type == "cuda"  # the precision in which a GPU runs the judge
+            weights = self.trained.state_dict()
+            state = {key: value.bfloat16() if is_bfloat16 else value for key, value in weights.items()}
             self.trained.save_pretrained(str(folder), state_dict=state)
             self.base.loaded.tokenizer.save_pretrained(str(folder))
         for path in folder.iterdir():
@@ -176,7 +187,12 @@ def prepare_for_training(base: HFModel, training: JudgeTrainingOptions) -> Any:
 
 
 def pair_loss(logits: Any, targets: Any) -> Any:
-    """Return the mean binary cross-entropy of the first label against the second."""
+    """Return the mean binary cross-entropy of choosing between two labels.
+
+    Args:
+        logits: One row per example, with the logits of the first and the second label.
+        targets: Probability of the first label for each example.
+    """
     import torch
 
     return torch.nn.functional.binary_cross_entropy_with_logits(logits[:, 0] - logits[:, 1], targets)
@@ -194,14 +210,15 @@ class TrainableEncoder:
         return self.encoder.fingerprint
 
     def prepare(self, training: JudgeTrainingOptions) -> list[Any]:
-        """Return the parameters to optimize."""
+        """Freeze the embeddings and lower layers if `frozen_layers` is set, and return the parameters to optimize."""
         if not training.full:
             raise BadSetting("an encoder is always trained with all its weights. Use full=True.")
         body = self.encoder.model.base_model
         if training.frozen_layers and not hasattr(getattr(body, "encoder", None), "layer"):
             raise BadSetting("frozen_layers works with encoders that are built like BERT. Leave it out.")
-        for part in [body.embeddings, *body.encoder.layer[: training.frozen_layers]] if training.frozen_layers else []:
-            part.requires_grad_(False)
+        if training.frozen_layers:
+            for part in (body.embeddings, *body.encoder.layer[: training.frozen_layers]):
+                part.requires_grad_(False)
         return [parameter for parameter in self.encoder.model.parameters() if parameter.requires_grad]
 
     def set_training(self, on: bool) -> None:
@@ -246,7 +263,13 @@ JudgeType = TypeVar("JudgeType", bound=VotingJudge)
 
 @dataclass(frozen=True)
 class TrainingSetup(Generic[JudgeType]):
-    """A base that is ready for training: `judge` tokenizes the prompts, `model` is trained, `notes` go on the card."""
+    """A base model that is ready for training.
+
+    Attributes:
+        judge: Tokenizes the prompts.
+        model: The model to train.
+        notes: Notes for the model card.
+    """
 
     judge: JudgeType
     model: TrainableModel
@@ -255,7 +278,7 @@ class TrainingSetup(Generic[JudgeType]):
 
 @dataclass(frozen=True)
 class JudgeKind(Generic[JudgeType]):
-    """How judges of one kind are opened.
+    """How to open judges of one kind: causal models or encoders.
 
     Attributes:
         start: Opens a base for training; takes its spec, the two labels and a seed.
@@ -290,18 +313,24 @@ PAIR_ENCODER_JUDGE = JudgeKind(_start_encoder, _load_encoder, {"pairs": True})
 
 
 def select_judge_kind(base: str, bits: int = 0) -> JudgeKind[Any]:
-    """Select the kind of judge for a base model.
+    """Select how a judge is trained and loaded, by its base model: as an encoder or as a causal model.
 
     Args:
-        base: Spec of an encoder or of a causal model.
-        bits: Precision of a causal base's weights; 0 for the default.
+        base: Spec of the base model.
+        bits: Bits per weight of a causal base, 4 or 8; 0 for its default precision.
+
+    Raises:
+        UnknownName: There is no such model. The error also names the encoders.
     """
     if is_encoder_spec(base):
         return PAIR_ENCODER_JUDGE
+    # The model of imported answers has no weights here. Training reports that with better advice.
     if not base.startswith(RECORDED_PREFIX):
         try:
-            load_model(base)  # reads no weights yet
+            load_model(base)  # checks the name; reads no weights yet
         except UnknownName:
             names = [*ENCODER_NAMES, "encoder:DIR", "smollm", "hf:NAME", "gguf:FILE"]
             raise UnknownName("base", base, names) from None
-    return JudgeKind(functools.partial(_start_causal, bits=bits), load_judge, {"bits": bits}) if bits else CAUSAL_JUDGE
+    if not bits:
+        return CAUSAL_JUDGE
+    return JudgeKind(functools.partial(_start_causal, bits=bits), load_judge, {"bits": bits})

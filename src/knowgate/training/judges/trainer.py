@@ -40,7 +40,15 @@ def format_dev_evaluation(dev: DevEvaluation) -> str:
 
 @dataclass(frozen=True)
 class TrainedJudge:
-    """A trained judge: the files of its best weights, and the losses of each segment of the training."""
+    """A trained judge and the record of its training.
+
+    Attributes:
+        files: Files of the best weights, by name.
+        folder: Folder that holds these files.
+        state: Losses of each segment (part of an epoch) of the training.
+        training: Hyperparameters.
+        n_examples: Number of training examples.
+    """
 
     files: dict[str, bytes] = field(repr=False)
     folder: Path
@@ -52,7 +60,8 @@ class TrainedJudge:
         """Describe the learning curve, the segment that was kept, and skipped updates."""
         state, per_epoch = self.state, self.training.checks
         evaluations = zip(state.dev_losses, state.dev_aurocs, strict=True)
-        dev = [format_dev_evaluation(DevEvaluation(*values)) for values in evaluations] or [""] * state.n_done
+        dev = [format_dev_evaluation(DevEvaluation(*values)) for values in evaluations]
+        dev = dev or [""] * state.n_done  # without a dev split
         lines = [f"epoch {(i + 1) / per_epoch:g}: loss {loss:.4f}{dev[i]}" for i, loss in enumerate(state.losses)]
         lines.append(f"kept: epoch {(state.best + 1) / per_epoch:g}; trained for {state.seconds:.0f} s")
         if state.n_done < self.training.n_segments:
@@ -70,9 +79,15 @@ def train_judge(
     work: Path,
     watch: FitProgressCallback,
 ) -> TrainedJudge:
-    """Train a model, or continue an interrupted training in the folder `work`.
+    """Train a model as a judge, or continue an interrupted training.
 
-    The model is modified; load the judge from the returned files.
+    Args:
+        model: The model. It is modified; load the judge from the returned files.
+        examples: Training examples.
+        dev: Examples that choose the best weights and decide when to stop; may be empty.
+        training: Hyperparameters.
+        work: Folder for checkpoints, which may hold an interrupted training.
+        watch: Called with the progress.
     """
     if not examples:
         raise BadInput("there is no example to train on: all are longer than the token limit, or none is graded.")
@@ -96,7 +111,14 @@ def _hash_training(
 
 @dataclass(frozen=True)
 class _Batch:
-    """The examples of one update, its number, the total number of updates, and the examples before it."""
+    """The examples of one update.
+
+    Attributes:
+        indices: Indices of the examples.
+        update: Number of the update, from 0.
+        updates: Number of updates of the whole training.
+        n_before: Number of examples that were processed before this batch.
+    """
 
     indices: Sequence[int]
     update: int
@@ -141,10 +163,13 @@ class _TrainingRun:
         return state
 
     def _report(
-        self, epoch: float, done: int, rate: float, loss: float, after: str = "", *, is_end: bool = False
+        self, epoch: float, done: int, rate: float, loss: float, evaluation: str = "", *, is_end: bool = False
     ) -> None:
-        """Report epoch, loss and speed (examples per second); `is_end` at the end of a segment."""
-        words = f"epoch {epoch:g}, loss {loss:.3f}{after}, {rate:.1f} examples/s"
+        """Report epoch, loss and speed (`rate`, in examples per second).
+
+        At the end of a segment, `evaluation` describes the dev loss and `is_end` is true.
+        """
+        words = f"epoch {epoch:g}, loss {loss:.3f}{evaluation}, {rate:.1f} examples/s"
         total = self.training.epochs * len(self.examples)
         self.watch(FitProgress(done, total, "examples", "training", words, is_end))
 
@@ -152,22 +177,26 @@ class _TrainingRun:
         return state.is_finished(self.training.n_segments, self.training.patience)
 
     def _save(self, state: TrainingState) -> None:
-        """Save the best weights so far and a checkpoint; without dev rows only the last weights are kept."""
-        if state.best == state.n_done - 1 and (state.dev_losses or self._is_finished(state)):
+        """Save the weights if they are the best so far, and a checkpoint to continue from.
+
+        Without dev rows the last segment counts as the best, so weights are saved only at the end of the training.
+        """
+        is_best, is_finished = state.best == state.n_done - 1, self._is_finished(state)
+        if is_best and (state.dev_losses or is_finished):
             with atomic_folder(self.work / BEST_FOLDER) as folder:
                 self.model.save(folder)
-        if self._is_finished(state):
+        if is_finished:
             checkpoint.save_final_state(self.work, state)
         elif self.training.saves:
             checkpoint.save_checkpoint(self.work, state, self.parameters, self.optimizer)
 
     def _train_segment(self, number: int) -> TrainingSegment:
-        """Train one segment. Repeated after an interruption, it takes the same steps."""
+        """Train one segment, i.e. a part of an epoch. Repeating it after an interruption gives the same result."""
         import torch
 
         self.model.set_training(True)
         batches = self._make_batches(number)
-        torch.manual_seed(self.training.seed * 1_000_003 + number)  # of dropout
+        torch.manual_seed(self.training.seed * 1_000_003 + number)  # dropout differs by seed and segment
         start, losses, n_seen, rate = time.perf_counter(), list[float](), 0, 0.0
         for batch in batches:
             for group in self.optimizer.param_groups:
@@ -187,18 +216,23 @@ class _TrainingRun:
         return TrainingSegment(float(np.mean(finite or [0.0])), rate, n_skipped, time.perf_counter() - start)
 
     def _make_batches(self, number: int) -> list[_Batch]:
-        """Return the batches of one segment, in the order of its epoch."""
-        epoch, part = divmod(number, self.training.checks)
+        """Return the batches of segment `number`; each epoch is cut into `training.checks` segments of equal length."""
+        checks = self.training.checks
+        epoch, part = divmod(number, checks)
         batches, n_before = self._shuffle_epoch(epoch), epoch * len(self.examples)
-        first, last = (round(len(batches) * edge / self.training.checks) for edge in (part, part + 1))
+        first, end = round(len(batches) * part / checks), round(len(batches) * (part + 1) / checks)
         updates = len(batches) * self.training.epochs
         return [
             _Batch(batches[i], epoch * len(batches) + i, updates, n_before + i * self.training.batch)
-            for i in range(first, last)
+            for i in range(first, end)
         ]
 
     def _shuffle_epoch(self, epoch: int) -> list[Sequence[int]]:
-        """Shuffle all examples and cut them into batches; within a window, examples are sorted by length."""
+        """Shuffle all examples and cut them into batches of indices.
+
+        Examples of similar length share a batch, which saves padding: the shuffled examples are cut into windows of several
+        batches, and each window is sorted by length. The batches of a window are shuffled again.
+        """
         import torch
 
         generator = torch.Generator().manual_seed(self.training.seed * 1_000 + epoch)
@@ -207,8 +241,8 @@ class _TrainingRun:
         for window in _cut(order, self.training.batch * self.training.window):
             if self.training.window > 1:
                 window = sorted(window, key=lambda index: len(self.examples[index].prompt.ids))
-            cut = list(_cut(window, self.training.batch))
-            batches += [cut[i] for i in torch.randperm(len(cut), generator=generator).tolist()]
+            window_batches = list(_cut(window, self.training.batch))
+            batches += [window_batches[i] for i in torch.randperm(len(window_batches), generator=generator).tolist()]
         return batches
 
     def _update(self, batch: Sequence[TrainingExample]) -> float:

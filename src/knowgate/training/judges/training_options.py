@@ -141,10 +141,10 @@ def one_cycle(update: int, updates: int) -> float:
 
     It rises over the first 30 % of the updates, then falls.
     """
-    top = max(1.0, RISE_SHARE * updates - 1)
-    if update <= top:
-        return _interpolate(START_SHARE, 1.0, update / top)
-    return _interpolate(1.0, END_SHARE, (update - top) / max(1.0, updates - 1 - top))
+    peak = max(1.0, RISE_SHARE * updates - 1)  # the update with the highest rate
+    if update <= peak:
+        return _interpolate(START_SHARE, 1.0, update / peak)
+    return _interpolate(1.0, END_SHARE, (update - peak) / max(1.0, updates - 1 - peak))
 
 
 def _interpolate(start: float, end: float, progress: float) -> float:

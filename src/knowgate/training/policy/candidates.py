@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from knowgate.core.files import sha256_text
+from knowgate.core.files import sha256_text, write_bytes
 from knowgate.data.signals.features import feature_matrix
 from knowgate.errors import BadInput, BadSetting, UnsupportedSignal, WeightsError
 from knowgate.gates.arbiters.abstention import RULES_ARBITER
@@ -24,7 +24,7 @@ from knowgate.gates.fusion import compute_margin, name_judge
 from knowgate.gates.judges.encoder_judge import is_encoder_spec
 from knowgate.retrieval.embeddings import DEFAULT_EMBEDDER
 from knowgate.stats.metrics import BoolArray, FloatArray
-from knowgate.training.arbiter import load_arbiter_fit_function
+from knowgate.training.arbiter import load_arbiter_fit_function, take_closed
 from knowgate.training.arbiter_pairs import ArbiterResult, check_answer_pairs
 from knowgate.training.classifiers import fit_linear, fit_platt_scaling
 from knowgate.training.examples import MIN_ROWS_PER_CLASS, Examples, Target
@@ -47,9 +47,9 @@ class GateRecipe:
     """How to fit a gate.
 
     Attributes:
-        name: What tables call it.
+        name: Name of the gate in tables.
         gate: Name of the fit function; '' for a single log-probability feature.
-        target: What it learns.
+        target: What the gate learns to predict, such as whether the LLM knows the answer.
         options: Options of the fit function.
         judge_calls: Calls of judge models per question.
         models: Number of trained models.
@@ -67,7 +67,13 @@ class GateRecipe:
 
 @dataclass(frozen=True)
 class ArbiterRecipe:
-    """How to fit an arbiter: the mode of `fit_arbiter` and its options. `rules` is not fitted."""
+    """How to fit an arbiter, which chooses between the closed-book and the open-book answer.
+
+    Attributes:
+        name: Mode of `fit_arbiter`, or `rules` for the arbiter that needs no training.
+        options: Options of the fit.
+        judge_calls: Calls of judge models per retrieved question.
+    """
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -84,31 +90,28 @@ DEFAULT_GATES = (
 
 def list_gate_recipes(evidence: Evidence, options: PolicyOptions, *, has_gpu: bool) -> list[GateRecipe]:
     """List the gates that can be fitted on these rows on this machine."""
-    recipes = [
-        GateRecipe(f"logprob:{name}", "", options={"feature": name})
-        for name in LOGPROB_FEATURES
-        if name in evidence.features
-    ]
+    features = [name for name in LOGPROB_FEATURES if name in evidence.features]
+    recipes = [GateRecipe(f"logprob:{name}", "", options={"feature": name}) for name in features]
     fittable = list_fittable_gates()
-    recipes += [
-        recipe
-        for recipe in DEFAULT_GATES
-        if recipe.gate in fittable and (evidence.has_both or recipe.target == "known")
-    ]
+    for recipe in DEFAULT_GATES:
+        # Targets other than `known` need answers with passages.
+        if recipe.gate in fittable and (evidence.has_both or recipe.target == "known"):
+            recipes.append(recipe)
     if (base := choose_base(evidence, options, has_gpu)) is not None:
         recipes.append(GateRecipe(JUDGE, "judge", options=make_judge_options(base), judge_calls=1.0))
     return [recipe for recipe in recipes if has_both_classes(evidence, recipe.target)]
 
 
 def list_stack_recipes(evidence: Evidence, options: PolicyOptions, *, has_gpu: bool) -> list[GateRecipe]:
-    """List the gates that combine the fusion with a fine-tuned judge; empty if no judge is fine-tuned."""
+    """List the stacks to try: gates that combine the fusion with fine-tuned judges. Empty if no judge is fine-tuned."""
     if (base := choose_base(evidence, options, has_gpu)) is None:
         return []
     targets: list[Target] = ["known", "gain"] if evidence.has_both else ["known"]
+    targets = [target for target in targets if has_both_classes(evidence, target)]
+    fit_options, n_models = {"base": base, "cheap": True}, STACK_JUDGES + 1  # the judges and the fusion
     return [
-        GateRecipe(f"stack ({target})", "stack", target, {"base": base, "cheap": True}, STACK_JUDGES, STACK_JUDGES + 1)
+        GateRecipe(f"stack ({target})", "stack", target, fit_options, judge_calls=STACK_JUDGES, models=n_models)
         for target in targets
-        if has_both_classes(evidence, target)
     ]
 
 
@@ -118,18 +121,24 @@ def list_arbiter_recipes(evidence: Evidence, options: PolicyOptions, *, has_gpu:
         return []
     recipes = [ArbiterRecipe("rules"), ArbiterRecipe("features")]
     base = choose_base(evidence, options, has_gpu)
-    if base is not None and not is_encoder_spec(base):
+    if base is not None and not is_encoder_spec(base):  # the arbiter `lora` needs a causal model
         recipes.append(ArbiterRecipe("lora", {"base": base}, judge_calls=2.0))
     return recipes
 
 
 def make_judge_options(base: str) -> dict[str, Any]:
-    """Return the options of a judge that is fitted once for each fold: `small` is trained faster than by default."""
+    """Return the options of a judge that is fitted once for each fold.
+
+    The base `small` is trained with fewer epochs than by default, because it is trained so often.
+    """
     return {"base": base, **(FAST_TRAINING if base == "small" else {})}
 
 
 def choose_base(evidence: Evidence, options: PolicyOptions, has_gpu: bool) -> str | None:
-    """Return the model to fine-tune as a judge; None if fine-tuning would take too long on this machine."""
+    """Return the model to fine-tune as a judge: the one that the user chose or, on a GPU, the LLM if it is local.
+
+    None without a GPU, because fine-tuning would take too long.
+    """
     if options.base is not None:
         return options.base
     if not has_gpu:
@@ -160,7 +169,11 @@ def detect_gpu() -> bool:
 def fit_recipe(
     recipe: GateRecipe, examples: Examples, evidence: Evidence, work: Path, watch: FitProgressCallback
 ) -> FitResult:
-    """Fit a gate on the train, dev and calibration rows of examples."""
+    """Fit a gate on the train, dev and calibration rows of examples.
+
+    A fusion gets the embedder that all fits of this evidence share. Its options name the default embedder, which is the
+    same model, because a loaded gate cannot share it.
+    """
     if not recipe.gate:
         return fit_single_feature(examples, str(recipe.options["feature"]))
     function = load_fit_function(recipe.gate)
@@ -169,35 +182,39 @@ def fit_recipe(
         result: FitResult = function(examples, **injected, **recipe.options)
         return result
     result = function(examples, **recipe.options, embedder=evidence.embedder)
-    is_text = "embedder" in result.options
-    return replace(result, options={**result.options, "embedder": DEFAULT_EMBEDDER}) if is_text else result
+    if "embedder" not in result.options:
+        return result
+    return replace(result, options={**result.options, "embedder": DEFAULT_EMBEDDER})
 
 
 def fit_single_feature(examples: Examples, feature: str) -> FitResult:
     """Fit a fusion gate that reads one feature of the draft, such as its smallest token probability."""
     values = feature_matrix([feature], examples.questions, examples.readings)
     rows = np.concatenate([examples.split.train, examples.split.dev])
-    head = fit_linear(values[rows], examples.needed[rows])
+    classifier = fit_linear(values[rows], examples.needed[rows])
 
     def raw(indices: Sequence[int]) -> FloatArray:
-        return apply_network(head, values[list(indices)])
+        return apply_network(classifier, values[list(indices)])
 
     options = {"features": [feature], "probes": [], "cheap": True, "early": False}
-    request = SignalRequest(draft_tokens=_count_draft_tokens(examples))
-    tensors = {f"fusion.{name}": value for name, value in head.items()}
+    request = SignalRequest(draft_tokens=int(examples.settings.get("max_tokens", 32)))  # as long as the recorded drafts
+    tensors = {f"fusion.{name}": value for name, value in classifier.items()}
     return FitResult("fusion", options, frozenset({Signal.LOGPROBS}), request, tensors, raw)
 
 
 def cross_fit_gate(recipe: GateRecipe, evidence: Evidence, work: Path, watch: FitProgressCallback) -> GateCandidate:
-    """Return a gate with out-of-fold needs of the rows that the policy is chosen on.
+    """Score each row that the policy is chosen on with a gate that was fitted without the row's fold.
+
+    The scores are stored in `work`, so that an interrupted fit does not compute them again.
 
     Raises:
         BadInput, BadSetting, UnsupportedSignal: The rows do not have what the gate learns from.
     """
     key = _make_key(evidence, recipe)
     file = work / f"needs-{key}.json"
-    needs = _read_numbers(file)
-    if needs is None:
+    if file.is_file():
+        needs = np.array(json.loads(file.read_text(encoding="utf-8")))
+    else:
         scores = np.full(len(evidence.table), np.nan)
         for fold in range(FOLDS):
             watch(FitProgress(fold, FOLDS, "folds", f"trying {recipe.name}"))
@@ -205,24 +222,30 @@ def cross_fit_gate(recipe: GateRecipe, evidence: Evidence, work: Path, watch: Fi
             result = fit_recipe(recipe, examples, evidence, work / f"{key}-{fold}", watch)
             scores[examples.split.test] = score_calibrated(result, examples, examples.split.test)
         needs = scores[evidence.fit_rows]
-        _write_numbers(file, needs)
+        write_bytes(file, json.dumps(needs.tolist()).encode())
     watch(FitProgress(FOLDS, FOLDS, "folds", f"trying {recipe.name}"))
     return make_candidate(recipe, needs)
 
 
 def make_candidate(recipe: GateRecipe, needs: FloatArray) -> GateCandidate:
-    """Return a gate with its out-of-fold needs and costs."""
+    """Make a candidate from the costs of a recipe and the needs that its gate predicts."""
     return GateCandidate(recipe.name, needs, recipe.reads_draft, judge_calls=recipe.judge_calls, models=recipe.models)
 
 
 def cross_fit_stack(
     recipe: GateRecipe, evidence: Evidence, judge_needs: FloatArray, watch: FitProgressCallback
 ) -> GateCandidate:
-    """Return a stack with out-of-fold needs, made from the out-of-fold needs of the judge.
+    """Score each row that the policy is chosen on with a stack, i.e. a fusion that also reads a judge's score.
 
-    No further judge is trained, so that trying a stack is cheap. If the stack is chosen, its judges are trained then.
+    The judge's scores are given, so trying a stack trains no judge. If the stack is chosen, its judges are trained then.
+
+    Args:
+        recipe: The stack.
+        evidence: The rows.
+        judge_needs: Needs that a judge predicted for each row that it was not trained on.
+        watch: Called with the progress.
     """
-    scores = np.full(len(evidence.table), 0.5)
+    scores = np.full(len(evidence.table), 0.5)  # 0.5, "undecided", for the held-out rows, which are not scored here
     scores[evidence.fit_rows] = judge_needs
     margins = {name_judge(0): compute_margin(scores)}
     needs = np.full(len(evidence.table), np.nan)
@@ -235,10 +258,9 @@ def cross_fit_stack(
 
 
 def score_calibrated(result: FitResult, examples: Examples, rows: Any) -> FloatArray:
-    """Return the calibrated needs of rows; the calibration split calibrates."""
-    calibration = fit_platt_scaling(
-        result.raw(examples.split.calibration.tolist()), examples.needed[examples.split.calibration]
-    )
+    """Return the calibrated need for retrieval of each row; Platt scaling is fitted on the calibration split."""
+    held_back = examples.split.calibration
+    calibration = fit_platt_scaling(result.raw(held_back.tolist()), examples.needed[held_back])
     return apply_calibration(result.raw(rows.tolist()), calibration)
 
 
@@ -248,11 +270,10 @@ def score_calibrated(result: FitResult, examples: Examples, rows: Any) -> FloatA
 def cross_fit_arbiter(
     recipe: ArbiterRecipe, evidence: Evidence, work: Path, watch: FitProgressCallback
 ) -> ArbiterCandidate:
-    """Return an arbiter with out-of-fold choices for the rows that the policy is chosen on."""
+    """Let an arbiter choose for each row that the policy is chosen on, fitted without the row's fold."""
+    if recipe.name == "rules":  # not fitted, so no folds are needed
+        return ArbiterCandidate("rules", choose_by_rules(evidence)[evidence.fit_rows])
     takes_closed = np.zeros(len(evidence.table), dtype=bool)
-    if recipe.name == "rules":
-        takes_closed = choose_by_rules(evidence)
-        return ArbiterCandidate("rules", takes_closed[evidence.fit_rows])
     for fold in range(FOLDS):
         watch(FitProgress(fold, FOLDS, "folds", f"trying arbiter {recipe.name}"))
         pairs = evidence.make_pairs(fold)
@@ -264,7 +285,7 @@ def cross_fit_arbiter(
 def fit_arbiter_recipe(
     recipe: ArbiterRecipe, evidence: Evidence, fold: int, work: Path, watch: FitProgressCallback
 ) -> ArbiterResult:
-    """Fit an arbiter without one fold (-1: only without the held-out rows)."""
+    """Fit an arbiter on all folds except `fold`; -1 fits it on all folds. The held-out rows are never used."""
     function = load_arbiter_fit_function(recipe.name)
     folder = work / f"arbiter-{recipe.name}-{fold}"
     injected = select_injected_arguments(function, {"seed": evidence.seed, "work": folder, "watch": watch})
@@ -275,14 +296,20 @@ def fit_arbiter_recipe(
 
 
 def choose_closed(result: ArbiterResult, differ: BoolArray, rows: Any) -> BoolArray:
-    """Return for which rows a fitted arbiter gives the closed-book answer."""
-    beliefs = result.raw(rows.tolist())
-    chosen: BoolArray = (beliefs[:, 0] > beliefs[:, 1]) & differ[rows]
+    """Return for which rows a fitted arbiter chooses the closed-book answer.
+
+    Args:
+        result: The fitted arbiter. Its `raw` returns the probabilities that the closed-book answer (column 0) and the
+            open-book answer (column 1) are right.
+        differ: For all rows, whether the two answers differ. If not, there is nothing to choose.
+        rows: Numbers of the rows to choose for.
+    """
+    chosen: BoolArray = take_closed(result.raw(rows.tolist())) & differ[rows]
     return chosen
 
 
 def choose_by_rules(evidence: Evidence) -> BoolArray:
-    """Return for which rows the rules arbiter gives the closed-book answer."""
+    """Return for which rows the arbiter `rules`, which needs no training, chooses the closed-book answer."""
     beliefs = compute_beliefs(RULES_ARBITER, evidence.make_pairs(-1).answers)
     return np.array([belief is not None and belief.prefers_closed for belief in beliefs], dtype=bool)
 
@@ -293,9 +320,9 @@ def choose_by_rules(evidence: Evidence) -> BoolArray:
 def try_candidates(
     recipes: Sequence[Any], cross_fit: Callable[[Any], Any], watch: FitProgressCallback
 ) -> Iterator[Any]:
-    """Yield the cross-fitted candidate of each recipe.
+    """Yield the candidate of each recipe, as `cross_fit` makes it.
 
-    Recipes that these rows do not support, or whose weights cannot be downloaded, are reported and skipped.
+    Recipes that cannot be fitted on these rows, or whose weights cannot be downloaded, are reported and skipped.
     """
     for recipe in recipes:
         try:
@@ -305,26 +332,11 @@ def try_candidates(
 
 
 def _make_key(evidence: Evidence, recipe: GateRecipe) -> str:
-    """Return a hash of the rows, the recipe and the seed."""
-    settings = evidence.table.settings
+    """Return a hash of all that the scores of a gate depend on: rows, grades, recipe and seed.
+
+    Stored scores are found again by this key.
+    """
+    data = evidence.table.settings["data_fingerprint"]
     parts = [recipe.gate, recipe.target, json.dumps(dict(recipe.options), sort_keys=True), str(evidence.seed)]
     grades = "".join(map(str, evidence.list_needed(recipe.target).astype(int)))
-    return sha256_text(settings["data_fingerprint"], *evidence.table.keys, grades, *parts)[:16]
-
-
-def _read_numbers(file: Path) -> FloatArray | None:
-    """Read stored needs; None if there are none."""
-    return np.array(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
-
-
-def _write_numbers(file: Path, values: FloatArray) -> None:
-    """Store needs for a later continuation."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(".part")
-    partial.write_text(json.dumps(values.tolist()), encoding="utf-8", newline="\n")
-    partial.replace(file)
-
-
-def _count_draft_tokens(examples: Examples) -> int:
-    """Return the length of the recorded drafts in tokens."""
-    return int(examples.settings.get("max_tokens", 32))
+    return sha256_text(data, *evidence.table.keys, grades, *parts)[:16]

@@ -48,8 +48,8 @@ class RejectedPolicy:
 
     Attributes:
         name: Gate and arbiter.
-        result: What the policy does to those questions.
-        failure: The limit that it exceeds, as the continuation of a sentence.
+        result: Accuracy and cost of the policy on those questions.
+        failure: What is wrong with it, as the rest of a sentence.
     """
 
     name: str
@@ -59,7 +59,7 @@ class RejectedPolicy:
 
 @dataclass(frozen=True)
 class PolicyChoice:
-    """The chosen policy and what it was compared with.
+    """The chosen policy (a gate, a threshold and perhaps an arbiter) and the policies that it was compared with.
 
     Attributes:
         chosen: The chosen policy, on the questions that it was chosen on.
@@ -68,14 +68,15 @@ class PolicyChoice:
         constant: The best constant policy: always, never, or always with an arbiter.
         reference: The policy that always retrieves and that losses are counted against; it may have an arbiter.
         tried: The best safe setting of each pair of gate and arbiter, most valuable first.
-        estimate: The whole choice, made on some folds and applied to the others: an honest estimate.
+        estimate: Result of the choice by cross-validation: a policy is chosen on all folds but one and applied to that
+            one. Unlike `chosen`, it is not too optimistic.
         reason: Why this policy was chosen, in one sentence.
-        required_rows: If always retrieving was chosen because no other policy is proven safe: the number of questions
-            to choose on that would prove it. None otherwise, or if no number would.
-        frontier: The gate and arbiter of the choice, or of the best other policy if it is constant, at increasing shares of
-            searches.
-        rejected: If a constant policy was chosen because another one failed on questions that it was not chosen on: that
-            policy, cross-validated. None otherwise.
+        required_rows: How many questions to choose on could prove that another policy is safe, if always retrieving was
+            chosen for lack of proof. None if it was not, or if no number of questions would do.
+        frontier: The chosen gate and arbiter at increasing shares of searches. If the chosen policy is constant, those of
+            the best policy that is not.
+        rejected: The policy that looked best but failed on questions that it was not chosen on, so that a constant policy
+            was chosen instead. None if there is no such policy.
     """
 
     chosen: PolicyResult
@@ -147,7 +148,10 @@ def choose_policy(
 
 
 def _choose(questions: GradedQuestions, folds: NDArray[np.int64]) -> PolicyChoice:
-    """Choose a policy with the given limits, then with stricter ones; after that the best constant policy."""
+    """Choose the most valuable policy that also holds out of fold, else the best constant policy.
+
+    If a policy fails on folds that it was not chosen on, another one is chosen that may lose less (see LOSS_SHARES).
+    """
     constant, limits, rejected = _select_constant(questions), questions.options, None
     choice = PolicyChoice(
         chosen=constant,
@@ -195,14 +199,15 @@ def apply_policy(
 
     Args:
         chosen: The policy, such as `PolicyChoice.chosen`.
-        needs: Need of each question, on the scale of the candidate that was chosen; ignored for constant gates.
+        needs: Need for retrieval of each question, on the scale of the chosen gate; ignored for constant gates.
         closed_right: Whether each closed-book answer is right.
         open_right: Whether each open-book answer is right.
-        takes_closed: The choices of the arbiter, if the policy has one.
-        like: The candidate that was chosen, for its costs. Default: a gate that reads a draft.
-        reference_takes_closed: The choices of the reference's arbiter, if the reference has one.
+        takes_closed: For which questions the arbiter prefers the closed-book answer, if the policy has an arbiter.
+        like: Gate whose costs are used. Default: a gate that reads a closed-book draft.
+        reference_takes_closed: The same as `takes_closed` for the arbiter of the policy that losses are counted against.
         options: Prices.
     """
+    # A constant gate decides by its threshold alone, so any need between 0 and 1 does.
     values = np.full(len(closed_right), 0.5) if chosen.is_constant else np.asarray(needs, dtype=float)
     costs = like or GateCandidate(chosen.gate, values, reads_draft=not chosen.is_constant, models=chosen.models)
     gate = replace(costs, name=chosen.gate, needs=values)
@@ -219,65 +224,79 @@ def apply_policy(
 
 
 def _trace_frontier(questions: GradedQuestions, choice: PolicyChoice) -> list[PolicyResult]:
-    """Return the chosen gate and arbiter at a few shares of searches; those of the best other policy if it is constant."""
-    shown = next((item for item in (choice.chosen, *choice.tried) if not item.is_constant), None)
-    if shown is None:
+    """Evaluate one gate with its arbiter at the thresholds that retrieve 10 % to 90 % of the questions (FRONTIER_RATES).
+
+    It is the chosen gate, or that of the most valuable policy with a gate if the chosen policy is constant.
+    """
+    policy = next((item for item in (choice.chosen, *choice.tried) if not item.is_constant), None)
+    if policy is None:
         return []
-    needs = questions.gates[shown.gate].needs
-    thresholds = dict.fromkeys(float(np.quantile(needs, 1 - rate)) for rate in FRONTIER_RATES)
-    return [questions.evaluate(shown.gate, shown.arbiter, threshold) for threshold in thresholds]
+    needs = questions.gates[policy.gate].needs
+    thresholds = dict.fromkeys(float(np.quantile(needs, 1 - rate)) for rate in FRONTIER_RATES)  # drops duplicates
+    return [questions.evaluate(policy.gate, policy.arbiter, threshold) for threshold in thresholds]
 
 
 # --- selection ------------------------------------------------------------------------------------
 
 
 def _try_policies(questions: GradedQuestions) -> list[PolicyResult]:
-    """Return the best safe setting of each pair of gate and arbiter, most valuable first."""
-    gates = [name for name in questions.gates if name != NEVER]
+    """Return each pair of gate and arbiter at its best safe threshold, most valuable first."""
+    gates = [name for name in questions.gates if name != NEVER]  # without retrieval, an arbiter has no choice
     arbiters = (NO_ARBITER, *questions.arbiters)
     best = [_find_best_setting(questions, gate, arbiter) for gate in gates for arbiter in arbiters]
     return sorted((result for result in best if result is not None), key=lambda result: -result.value)
 
 
 def _find_best_setting(questions: GradedQuestions, gate: str, arbiter: str) -> PolicyResult | None:
-    """Return the most valuable safe threshold of a gate with an arbiter; None if no threshold is safe."""
+    """Evaluate a gate with an arbiter at its most valuable safe threshold; return None if no threshold is safe.
+
+    Always retrieving without an arbiter counts as safe, because all losses are counted against it.
+    """
     if gate in CONSTANT_GATES:
         results = [questions.evaluate_constant(gate, arbiter)]
     else:
         thresholds = list_rate_thresholds(questions.gates[gate].needs)
         results = [questions.evaluate(gate, arbiter, threshold) for threshold in thresholds]
-    is_fallback = (gate, arbiter) == (ALWAYS, NO_ARBITER)
-    safe = [result for result in results if is_fallback or result.is_safe(questions.options)]
+    is_always_safe = (gate, arbiter) == (ALWAYS, NO_ARBITER)
+    safe = [result for result in results if is_always_safe or result.is_safe(questions.options)]
     return max(safe, key=lambda result: (result.value, -result.searches), default=None)
 
 
 def _select(questions: GradedQuestions, tried: Sequence[PolicyResult]) -> tuple[PolicyResult, str]:
-    """Return the most valuable policy and why it was chosen; a constant one unless another beats it clearly."""
+    """Select a policy and say why, as the rest of a sentence.
+
+    A constant policy, which always or never retrieves, is selected unless a policy with a gate is worth more by more than
+    one standard error.
+
+    Args:
+        questions: The questions to compare the policies on.
+        tried: Safe policies.
+    """
     constant = _select_constant(questions)
-    rivals = [result for result in tried if not result.is_constant]
-    if not rivals:
-        return constant, _praise(constant) + "no other policy is safe and worth more"
-    best = _prefer_simple(rivals)
-    gain, error = questions.compare_values(best, constant)
-    if gain <= error:
-        return constant, _praise(constant) + f"no policy with a gate is clearly worth more than {constant.name}"
+    praise = "the arbiter is worth its LLM calls, and " if constant.arbiter else ""
+    with_gate = [result for result in tried if not result.is_constant]
+    if not with_gate:
+        return constant, praise + "no other policy is safe and worth more"
+    best = _prefer_simple(with_gate)
+    gain, standard_error = questions.compare_values(best, constant)
+    if gain <= standard_error:
+        return constant, praise + f"no policy with a gate is clearly worth more than {constant.name}"
     return best, f"{best.name} is worth the most: right answers minus the price of searches and LLM calls"
 
 
-def _praise(constant: PolicyResult) -> str:
-    """Say that an arbiter pays if everything is searched, as the first half of a sentence; '' without an arbiter."""
-    return "the arbiter is worth its LLM calls, and " if constant.arbiter else ""
-
-
 def _prefer_simple(results: Sequence[PolicyResult]) -> PolicyResult:
-    """Return the most valuable policy, or one that is worth hardly less and has fewer models."""
+    """Return the policy with the fewest models among those that are worth nearly as much as the best one."""
     top = max(result.value for result in results)
     near = [result for result in results if result.value >= top - SIMPLER_MARGIN]
     return min(near, key=lambda result: (result.models, -result.value))
 
 
 def _select_constant(questions: GradedQuestions) -> PolicyResult:
-    """Return the best constant policy: always, never if it is safe, or always with an arbiter that clearly pays."""
+    """Return the best policy that decides the same for every question.
+
+    That is always retrieving, never retrieving if this is safe and worth more, or always retrieving with an arbiter if
+    this is safe and worth more by more than one standard error.
+    """
     always, never = questions.evaluate_constant(ALWAYS), questions.evaluate_constant(NEVER)
     plain = never if never.is_safe(questions.options) and never.value > always.value else always
     arbitrated = [questions.evaluate_constant(ALWAYS, arbiter) for arbiter in questions.arbiters]
@@ -285,27 +304,29 @@ def _select_constant(questions: GradedQuestions) -> PolicyResult:
     if not safe:
         return plain
     best = _prefer_simple(safe)
-    gain, error = questions.compare_values(best, plain)
-    return best if gain > error else plain
+    gain, standard_error = questions.compare_values(best, plain)
+    return best if gain > standard_error else plain
 
 
 def _choose_reference_arbiter(questions: GradedQuestions) -> str:
-    """Return the arbiter that gives the most right answers if everything is searched; '' if none pays.
+    """Return the arbiter with the most right answers when every question is retrieved for; '' if none is worth using.
 
-    It must give clearly more right answers than always retrieving, and its LLM calls must not clearly cost more than that.
+    To be worth using, it must give more right answers than no arbiter by more than one standard error. Its LLM calls may
+    cost at most one standard error more than these answers are worth.
     """
     always = questions.evaluate_constant(ALWAYS)
-    best, most = NO_ARBITER, always.right
+    best, most_right = NO_ARBITER, always.right
     for arbiter in questions.arbiters:
         result = questions.evaluate_constant(ALWAYS, arbiter)
-        gain, error = questions.compare_values(result, always)
-        if result.right > most and result.right - always.right > error and gain > -error:
-            best, most = arbiter, result.right
+        gain, standard_error = questions.compare_values(result, always)
+        has_more_right = result.right > most_right and result.right - always.right > standard_error
+        if has_more_right and gain > -standard_error:
+            best, most_right = arbiter, result.right
     return best
 
 
 def _estimate_out_of_fold(questions: GradedQuestions, folds: NDArray[np.int64]) -> PolicyResult:
-    """Choose a policy without each fold, apply it to that fold, and sum up what happens."""
+    """Cross-validate the choice: for each fold, choose a policy on the other folds and evaluate it on this one."""
     results = []
     for fold in np.unique(folds):
         others, own = questions.select(folds != fold), questions.select(folds == fold)
@@ -315,9 +336,16 @@ def _estimate_out_of_fold(questions: GradedQuestions, folds: NDArray[np.int64]) 
 
 
 def _explain_constant(questions: GradedQuestions, constant: PolicyResult, reason: str) -> tuple[str, int | None]:
-    """Return why a constant policy is chosen, and how many questions would prove another one safe.
+    """Explain why a constant policy is chosen, and count the questions that would prove another one safe.
 
-    Names the limit that the nearest setting exceeds: the one that needs the fewest questions, or else loses least.
+    Args:
+        questions: The questions that the policy was chosen on.
+        constant: The constant policy.
+        reason: Explanation to return if no other policy is worth more, or one that is worth more is safe.
+
+    Returns:
+        The explanation, and the number of questions; None if more questions would not help. Both are about the unsafe
+        policy that needs the fewest questions or, if no number of questions is enough, that loses least.
     """
     settings = [
         (name, arbiter, threshold)
@@ -331,16 +359,16 @@ def _explain_constant(questions: GradedQuestions, constant: PolicyResult, reason
     limits = questions.options
     if constant.gate != ALWAYS or not better or any(item.is_safe(limits) for item in better):
         return reason, None
-    counts = {item: item.reference_loss.count_required_rows(limits) for item in better}
-    nearest = min(better, key=lambda item: (counts[item] is None, counts[item] or 0, item.reference_loss.mean))
+    required = {item: item.reference_loss.count_required_rows(limits) for item in better}
+    nearest = min(better, key=lambda item: (required[item] is None, required[item] or 0, item.reference_loss.mean))
     name = f"{nearest.name} with {nearest.searches:.0%} searches"
-    return f"no other policy is safe. For {name}, {nearest.describe_violation(limits)}", counts[nearest]
+    return f"no other policy is safe. For {name}, {nearest.describe_violation(limits)}", required[nearest]
 
 
 def _check_lengths(
     n: int, open_right: BoolArray, gates: Sequence[GateCandidate], arbiters: Sequence[ArbiterCandidate]
 ) -> None:
-    """Raise BadInput unless there are questions, and every candidate has one prediction per question."""
+    """Raise BadInput unless there are questions and every candidate has one finite prediction for each of the n."""
     if not n:
         raise BadInput("there are no questions to choose a policy on. Label some with `knowgate label`.")
     lengths = {"open_right": len(open_right)}

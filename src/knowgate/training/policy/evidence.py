@@ -19,7 +19,7 @@ from knowgate.gates.arbiters.offline_arbitration import get_answer_pair
 from knowgate.retrieval.embeddings import DEFAULT_EMBEDDER, SentenceEmbedder
 from knowgate.stats.metrics import BoolArray
 from knowgate.training.arbiter_pairs import AnswerPairs
-from knowgate.training.examples import MIN_GRADED_ROWS, SHARED_SETTINGS, Examples, Target
+from knowgate.training.examples import MIN_GRADED_ROWS, SHARED_SETTINGS, Examples, Target, check_texts
 from knowgate.training.fusion import TOKEN_FEATURES
 from knowgate.training.policy.outcomes import ChoiceOptions
 from knowgate.training.topics import TOPICS_HELP
@@ -71,11 +71,11 @@ class MemoryEmbedder:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Graded rows for a policy, split into folds to choose it and held-out rows to test it.
+    """Graded questions for a policy, split into folds to choose it on and held-out rows to test it on.
 
     Attributes:
-        table: The rows; if both answers are known, only rows with both.
-        has_both: Whether the rows have closed-book and open-book answers.
+        table: The rows, one per graded question.
+        has_both: Whether all rows have a closed-book and an open-book answer, i.e. answers without and with passages.
         folds: Fold of each row, from 0; -1 for held-out rows.
         seed: Seed of the splits.
         embedder: Sentence embedder that all fits share.
@@ -99,7 +99,7 @@ class Evidence:
 
     @cached_property
     def features(self) -> list[str]:
-        """Names of the features of the readings that every row has."""
+        """Names of the features, such as the mean token probability of the draft, that every row has."""
         return available_features(self.table.questions, self.table.readings)
 
     @property
@@ -114,7 +114,8 @@ class Evidence:
 
     def describe(self) -> str:
         """Say in one sentence what the rows hold."""
-        signals = ["hidden states"] * self.has_states + ["log-probabilities"] * self.has_logprobs
+        available = {"hidden states": self.has_states, "log-probabilities": self.has_logprobs}
+        signals = [name for name, is_available in available.items() if is_available]
         answers = "answers with and without passages" if self.has_both else "answers without passages only"
         return (
             f"{len(self.table)} graded questions, {answers}, {' and '.join(signals) or 'text alone'}; "
@@ -122,24 +123,32 @@ class Evidence:
         )
 
     def list_needed(self, target: Target) -> BoolArray:
-        """Return which questions need retrieval, as the target defines it."""
+        """Return which questions need retrieval.
+
+        With the target `known`: those whose closed-book answer is wrong. With other targets: those of them whose
+        open-book answer is right, because the others gain nothing from retrieval.
+        """
         closed = self.table.closed_right
         return ~closed if target == "known" else ~closed & self.table.always_right
 
     def split(self, fold: int) -> Split:
-        """Return a split whose test part is a fold; the other fit rows train and calibrate. -1: the held-out rows."""
+        """Return a split whose test part is one fold; -1 stands for the held-out rows.
+
+        The other folds are the train, dev and calibration parts. Each question has a pseudo-random number from 0 to 1,
+        which TRAIN_EDGES assigns to a part, so equal questions share a part.
+        """
         others = np.flatnonzero((self.folds >= 0) & (self.folds != fold))
         texts = [self.table.questions[row].text for row in others.tolist()]
-        shares = [hash_to_unit("policy part", str(self.seed), fingerprint_text(text)) for text in texts]
-        part = np.searchsorted(TRAIN_EDGES, shares, side="right")
+        positions = [hash_to_unit("policy part", str(self.seed), fingerprint_text(text)) for text in texts]
+        part = np.searchsorted(TRAIN_EDGES, positions, side="right")
         return Split(others[part == 0], others[part == 1], others[part == 2], np.flatnonzero(self.folds == fold))
 
     def make_examples(self, target: Target, fold: int) -> Examples:
-        """Return the training data of a gate that leaves out a fold (-1: only the held-out rows)."""
+        """Return the data to fit a gate on, with one fold as the test part (-1: the held-out rows)."""
         return Examples(self.table, self.list_needed(target), target, self.split(fold))
 
     def make_pairs(self, fold: int) -> AnswerPairs:
-        """Return the training data of an arbiter that leaves out a fold (-1: only the held-out rows)."""
+        """Return the data to fit an arbiter on, with one fold as the test part (-1: the held-out rows)."""
         return AnswerPairs(self.table, self._pairs, self.split(fold), {})
 
     @cached_property
@@ -156,13 +165,11 @@ def load_evidence(runs: Sequence[Path], seed: int = 0) -> Evidence:
         BadInput: There are too few graded rows, or they are packed without texts.
     """
     table = load_label_table(runs, required_equal=SHARED_SETTINGS)
-    if any(not row.question for row in table.rows):
-        raise BadInput(
-            "the label runs are packed and do not contain the questions. Fit on the original label runs instead."
-        )
+    check_texts(table)
     both = [number for number, row in enumerate(table.rows) if row.open is not None and row.open.correct is not None]
     has_both = 2 * len(both) >= len(table) and len(both) > 0
-    table = table.subset(both) if has_both and len(both) < len(table) else table
+    if has_both and len(both) < len(table):
+        table = table.subset(both)
     if len(table) < MIN_GRADED_ROWS:
         raise BadInput(
             f"fitting a policy needs at least {MIN_GRADED_ROWS} graded questions, but the label runs have {len(table)}. "
@@ -172,7 +179,10 @@ def load_evidence(runs: Sequence[Path], seed: int = 0) -> Evidence:
 
 
 def assign_policy_folds(texts: Sequence[str], seed: int) -> NDArray[np.int64]:
-    """Assign each question to one of four folds, or to the held-out rows (-1); equal questions share a fold."""
-    shares = np.array([hash_to_unit("policy", str(seed), fingerprint_text(text)) for text in texts])
-    folds = np.floor((shares - HELD_OUT_SHARE) / (1 - HELD_OUT_SHARE) * FOLDS).astype(np.int64)
-    return np.where(shares < HELD_OUT_SHARE, -1, np.minimum(folds, FOLDS - 1))
+    """Assign each question to one of four folds, or to the held-out rows (-1); equal questions share a fold.
+
+    Each question has a pseudo-random position from 0 to 1. The first quarter is held out; the rest is cut into folds.
+    """
+    positions = np.array([hash_to_unit("policy", str(seed), fingerprint_text(text)) for text in texts])
+    folds = np.floor((positions - HELD_OUT_SHARE) / (1 - HELD_OUT_SHARE) * FOLDS).astype(np.int64)
+    return np.where(positions < HELD_OUT_SHARE, -1, np.minimum(folds, FOLDS - 1))

@@ -40,15 +40,15 @@ class PolicyParts:
     """The parts of a policy, ready to be written.
 
     Attributes:
-        evidence: The rows.
-        choice: The chosen policy; None if the rows have no open-book answers.
+        evidence: The graded questions.
+        choice: The chosen policy; None if the questions have no open-book answers (answers with passages).
         threshold: Threshold of the fitted gate.
         outcomes: Needs and grades of the held-out rows; None without open-book answers.
-        arbiter: 'none', a spec, or 'arbiter' for a fitted one.
+        arbiter: The arbiter: 'none', a spec such as 'rules', or 'arbiter' for the one in `arbiter_folder`.
         arbiter_folder: Folder of the fitted arbiter, which is moved into the policy.
         confidence: Confidence of the guarantee.
         summary: What was chosen and why, one or two sentences each.
-        topics: What the LLM knows by topic, and the searches of the policy.
+        topics: Accuracy of the LLM and searches of the policy by topic.
     """
 
     evidence: Evidence
@@ -62,8 +62,21 @@ class PolicyParts:
     topics: Sequence[TopicResult] = ()
 
 
+def name_arbiter(chosen: PolicyResult, folder: Path | None, *, reads_draft: bool) -> str:
+    """Return how the manifest names the arbiter of a policy: by its folder inside the policy, or by a spec.
+
+    An arbiter compares the open-book answer with a closed-book draft. If the gate reads no draft, the spec tells the
+    arbiter to generate one.
+    """
+    if folder is not None:
+        return ARBITER_FOLDER
+    if not chosen.arbiter:
+        return NO_ARBITER
+    return chosen.arbiter if reads_draft else ARBITER_WITH_DRAFTS
+
+
 def make_constant_result(examples: Examples) -> FitResult:
-    """Return a constant gate as the result of a fit."""
+    """Return a gate that gives every question the same need, in the form of a fitted gate."""
 
     def raw(indices: Sequence[int]) -> FloatArray:
         return np.full(len(indices), CONSTANT_NEED)
@@ -72,10 +85,10 @@ def make_constant_result(examples: Examples) -> FitResult:
 
 
 def write_policy(parts: PolicyParts, gate_folder: Path, out: Path) -> None:
-    """Write the folder of a policy.
+    """Write the folder of a policy: that of its gate, with arbiter, guarantee and what was tried added.
 
     Args:
-        parts: The parts.
+        parts: The policy.
         gate_folder: Folder of the fitted gate, without arbiter and guarantee.
         out: Folder to write.
     """
@@ -92,7 +105,8 @@ def write_policy(parts: PolicyParts, gate_folder: Path, out: Path) -> None:
         keys = sorted({fingerprint_question(question) for question in held_out})
         texts[CALIBRATION_KEYS_FILE] = "\n".join(keys) + "\n"
     if parts.topics:
-        card = _add_before_notes(card, build_topic_table(parts.topics).markdown().removeprefix("#"))
+        topic_section = build_topic_table(parts.topics).markdown().removeprefix("#")  # a heading of level 2, not 3
+        card = _add_before_notes(card, topic_section)
     folders = {ARBITER_FOLDER: parts.arbiter_folder} if parts.arbiter_folder else {}
     revise_artifact(artifact, manifest, {**texts, CARD_FILE: card}, out, folders)
 
@@ -107,9 +121,9 @@ def _make_record(parts: PolicyParts) -> dict[str, Any]:
 
 
 def _round_result(result: PolicyResult) -> dict[str, Any]:
-    """Return a result as JSON values."""
-    values = asdict(result)
-    return {key: round(value, 4) if isinstance(value, float) else value for key, value in values.items()}
+    """Return the fields of a result, with floats rounded to four decimals."""
+    fields = asdict(result).items()
+    return {name: round(value, 4) if isinstance(value, float) else value for name, value in fields}
 
 
 def _add_before_notes(card: str, section: str) -> str:
@@ -122,15 +136,20 @@ def _add_before_notes(card: str, section: str) -> str:
 
 
 def build_guarantee(parts: PolicyParts, outcomes: GateOutcomes) -> dict[str, Any]:
-    """Return the evidence for the policy's threshold: what the held-out rows, which nothing else used, prove."""
+    """Build the field `guarantee` of the manifest: with confidence 1 - delta, the policy loses at most epsilon.
+
+    Epsilon is the accuracy lost compared with always retrieving. It is proven on the held-out rows, which were used neither
+    for training nor for choosing the policy.
+
+    Args:
+        parts: The policy.
+        outcomes: Needs and grades of the held-out rows.
+    """
     table = parts.evidence.table.subset(parts.evidence.held_out)
     keys = [fingerprint_question(question) for question in table.questions]
     result = evaluate_threshold(outcomes, parts.threshold)
     loss, delta = NetLoss(result.harmed, result.gained, result.n), round(1 - parts.confidence, 12)
     epsilon = find_proven_loss(loss, delta)
-    arbiter = None
-    if parts.arbiter != NO_ARBITER:
-        arbiter = identify_arbiter(parts)
     return {
         "epsilon": epsilon,
         "delta": delta,
@@ -144,7 +163,7 @@ def build_guarantee(parts: PolicyParts, outcomes: GateOutcomes) -> dict[str, Any
         "held_out": None,
         "test_only": True,
         **describe_setup(table, outcomes, keys),
-        "arbiter": arbiter,
+        "arbiter": None if parts.arbiter == NO_ARBITER else identify_arbiter(parts),
         "left_out": {},
         "seed": parts.evidence.seed,
     }
@@ -198,13 +217,16 @@ def render_policy_section(choice: PolicyChoice, summary: Sequence[str]) -> str:
 
 
 def render_frontier(frontier: Sequence[PolicyResult]) -> list[str]:
-    """Render right answers by share of searches as a title and a table; empty without a gate."""
+    """Render a policy at several thresholds, as a title and a table of right answers by share of searches.
+
+    Empty if the policy was not evaluated at other thresholds, because no gate was tried.
+    """
     if not frontier:
         return []
     lines = ["| searches | right | against always |", "|---|---|---|"]
     for result in frontier:
-        n = result.loss.n
-        right = estimate_proportion([True] * round(result.right * n) + [False] * (n - round(result.right * n)))
+        n, n_right = result.loss.n, round(result.right * result.loss.n)
+        right = estimate_proportion([True] * n_right + [False] * (n - n_right))
         interval = "" if right.low is None or right.high is None else f" [{right.low:.1%}, {right.high:.1%}]"
         lines.append(f"| {result.searches:.0%} | {result.right:.1%}{interval} | {format_points(result.loss)} |")
     title = f"{frontier[0].name} at other thresholds, on the same questions (right answers with 95 % intervals):"
@@ -230,6 +252,6 @@ def format_result(name: str, result: PolicyResult) -> list[str]:
 
 
 def format_points(loss: NetLoss) -> str:
-    """Format a net loss as signed points against always retrieving; below 0, right answers are lost."""
+    """Format a loss as a change of accuracy in percentage points, such as '-1.2' for 1.2 points lost."""
     points = round(-100 * loss.mean, 1)
     return f"{points:+.1f}" if points else "0.0"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ CONSTANT_GATES = (ALWAYS, NEVER)
 
 
 class ChoiceOptions(SafetyLimits):
-    """What a policy may lose, and what searches and LLM calls cost."""
+    """Limits for the right answers that a policy may lose, and prices of searches, LLM calls and wrong answers."""
 
     price_search: float = option(
         0.05,
@@ -31,13 +32,13 @@ class ChoiceOptions(SafetyLimits):
 
 @dataclass(frozen=True)
 class GateCandidate:
-    """A gate that may become part of the policy, with its out-of-fold predictions.
+    """A gate that may be chosen for the policy, with predictions for questions that it was not trained on.
 
     Attributes:
         name: Name of the gate.
         needs: Need for retrieval of each question, from 0 to 1, by models that did not see the question.
         reads_draft: Whether the gate reads the closed-book answer, so that a retrieved question costs a second call.
-        extra_calls: LLM calls for each question beside the answers, such as samples.
+        extra_calls: LLM calls per question in addition to those for the answers, such as for samples.
         judge_calls: Calls of judge models for each question.
         models: Number of trained models behind the gate.
     """
@@ -52,11 +53,13 @@ class GateCandidate:
 
 @dataclass(frozen=True)
 class ArbiterCandidate:
-    """An arbiter that may become part of the policy, with its out-of-fold choices.
+    """An arbiter that may be chosen for the policy, with choices for questions that it was not trained on.
+
+    After retrieval, an arbiter chooses between the closed-book answer (without passages) and the open-book answer.
 
     Attributes:
         name: Name of the arbiter.
-        takes_closed: Whether it gives the closed-book answer after retrieval, for each question.
+        takes_closed: For each question, whether it chooses the closed-book answer.
         judge_calls: Calls of judge models for each retrieved question.
         models: Number of trained models behind the arbiter.
     """
@@ -69,7 +72,7 @@ class ArbiterCandidate:
 
 @dataclass(frozen=True)
 class PolicyResult:
-    """What a policy does to graded questions.
+    """Accuracy and cost of a policy, measured on graded questions.
 
     Attributes:
         gate: Name of the gate.
@@ -79,9 +82,9 @@ class PolicyResult:
         right: Share of right answers.
         llm_calls: LLM calls per question.
         judge_calls: Calls of judge models per question.
-        loss: Questions lost and gained against always retrieving.
-        reference_loss: Questions lost and gained against the reference: the best policy that always retrieves, which may
-            have an arbiter.
+        loss: Number of right answers lost and gained compared with always retrieving.
+        reference_loss: The same compared with the reference: the best policy that always retrieves, perhaps with an
+            arbiter.
         value: Right answers minus the price of searches and LLM calls, per question.
         models: Number of trained models behind the policy.
     """
@@ -109,7 +112,7 @@ class PolicyResult:
         return self.gate in CONSTANT_GATES
 
     def describe_violation(self, limits: SafetyLimits) -> str:
-        """Say which limit the losses against always retrieving or against the reference exceed; '' for none."""
+        """Say which limit the loss exceeds, compared with always retrieving or with the reference; '' if none."""
         return limits.describe_violation(self.loss) or limits.describe_violation(self.reference_loss)
 
     def is_safe(self, limits: SafetyLimits) -> bool:
@@ -118,7 +121,7 @@ class PolicyResult:
 
 
 def combine_results(results: Sequence[PolicyResult]) -> PolicyResult:
-    """Return what happens to all questions if each part of them is decided by a policy of its own."""
+    """Combine the results of policies, each on its own questions, into one result on all questions."""
     weights = np.array([result.loss.n for result in results]) / sum(result.loss.n for result in results)
 
     def average(name: str) -> float:
@@ -139,7 +142,7 @@ def combine_results(results: Sequence[PolicyResult]) -> PolicyResult:
 
 
 def add_losses(losses: Iterable[NetLoss]) -> NetLoss:
-    """Return the loss on the questions of all losses together."""
+    """Add up losses that were counted on different questions."""
     items = list(losses)
     return NetLoss(sum(item.lost for item in items), sum(item.gained for item in items), sum(item.n for item in items))
 
@@ -180,27 +183,40 @@ class GradedQuestions:
         return np.where(retrieved, self._answer_retrieved_right(arbiter), self.closed_right)
 
     def _answer_retrieved_right(self, arbiter: str) -> BoolArray:
-        """Return which questions are answered right after retrieval."""
+        """Return which questions would be answered right if all were retrieved for; '' means no arbiter."""
         if not arbiter:
             return self.open_right
         return np.where(self.arbiters[arbiter].takes_closed, self.closed_right, self.open_right)
 
     def compute_values(self, gate: str, arbiter: str, threshold: float) -> FloatArray:
-        """Return the value of a policy for each question: its right answer minus what it costs."""
-        candidate, retrieved = self.gates[gate], self.gates[gate].needs > threshold
-        llm_calls = 1.0 + candidate.extra_calls + (candidate.reads_draft or bool(arbiter)) * retrieved
+        """Return the value of a policy for each question: 1 if it answers right, minus the price of its calls.
+
+        Prices are in units of `price_wrong`, the price of a wrong answer.
+        """
+        retrieved = self.gates[gate].needs > threshold
+        llm_calls = self._count_llm_calls(gate, arbiter, retrieved)
         cost = self.options.price_search * retrieved + self.options.price_llm_call * llm_calls
-        return self.answer_right(gate, arbiter, threshold).astype(float) - cost / self.options.price_wrong
+        values: FloatArray = self.answer_right(gate, arbiter, threshold).astype(float) - cost / self.options.price_wrong
+        return values
+
+    def _count_llm_calls(self, gate: str, arbiter: str, searches: Any) -> Any:
+        """Count the LLM calls that belong to searches, of each question or on average.
+
+        One call answers. After a search, a second one is needed if the gate or the arbiter reads a closed-book draft;
+        without a search, the draft is the answer.
+        """
+        needs_draft = self.gates[gate].reads_draft or bool(arbiter)
+        return 1.0 + self.gates[gate].extra_calls + needs_draft * searches
 
     def evaluate(self, gate: str, arbiter: str, threshold: float) -> PolicyResult:
-        """Evaluate a policy on these questions."""
+        """Evaluate a policy, which retrieves if the gate's need is above the threshold, on these questions."""
         candidate, right = self.gates[gate], self.answer_right(gate, arbiter, threshold)
         searches, right_share = (np.count_nonzero(rows) / len(rows) for rows in (candidate.needs > threshold, right))
-        llm_calls = 1.0 + candidate.extra_calls + (candidate.reads_draft or bool(arbiter)) * searches
+        llm_calls = self._count_llm_calls(gate, arbiter, searches)
         cost = self.options.price_search * searches + self.options.price_llm_call * llm_calls
-        judged, models = candidate.judge_calls, candidate.models
+        judge_calls, models = candidate.judge_calls, candidate.models
         if arbiter:
-            judged += self.arbiters[arbiter].judge_calls * searches
+            judge_calls += self.arbiters[arbiter].judge_calls * searches  # it is called after retrieval only
             models += self.arbiters[arbiter].models
         return PolicyResult(
             gate=gate,
@@ -209,7 +225,7 @@ class GradedQuestions:
             searches=searches,
             right=right_share,
             llm_calls=llm_calls,
-            judge_calls=judged,
+            judge_calls=judge_calls,
             loss=count_net_loss(right, self.open_right),
             reference_loss=count_net_loss(right, self._answer_retrieved_right(self.reference_arbiter)),
             value=right_share - cost / self.options.price_wrong,

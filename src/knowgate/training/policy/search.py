@@ -15,7 +15,7 @@ from knowgate.core.options import with_options
 from knowgate.data.runs.folder import RunsLike, resolve_run_paths
 from knowgate.errors import BadSetting, WeightsError, require_extra
 from knowgate.gates import load_fitted_gate
-from knowgate.gates.arbiters.policy_arbiter import ARBITER_FOLDER, NO_ARBITER
+from knowgate.gates.arbiters.policy_arbiter import ARBITER_FOLDER
 from knowgate.gates.artifacts.gate_folder import GATE_KIND, GATE_MANIFEST
 from knowgate.gates.baselines import CONSTANT_NEED
 from knowgate.gates.calibration.threshold_choice import GateOutcomes, list_candidate_thresholds
@@ -47,11 +47,11 @@ from knowgate.training.policy.candidates import (
 from knowgate.training.policy.choice import PolicyChoice, RejectedPolicy, apply_policy, choose_policy
 from knowgate.training.policy.evidence import Evidence, PolicyOptions, load_evidence
 from knowgate.training.policy.folder import (
-    ARBITER_WITH_DRAFTS,
     PolicyParts,
     find_proven_loss,
     format_points,
     make_constant_result,
+    name_arbiter,
     write_policy,
 )
 from knowgate.training.policy.outcomes import ALWAYS, NEVER, GateCandidate, PolicyResult, combine_results
@@ -80,7 +80,7 @@ class FittedPolicy:
 
     @cached_property
     def gate(self) -> FittedGate:
-        """The gate of the policy. `AdaptiveRAG` uses its arbiter, too."""
+        """The gate of the policy. An `AdaptiveRAG` with this gate also uses the arbiter of the policy."""
         return load_fitted_gate(str(self.path))
 
     def __repr__(self) -> str:
@@ -96,10 +96,10 @@ def fit_policy(
     watch: FitProgressCallback | None = None,
     command: str = "",
 ) -> FittedPolicy:
-    """Choose gate, arbiter and threshold for label runs, test the choice, and write one folder.
+    """Choose gate, arbiter and threshold from label runs, test the choice, and write one folder.
 
-    Gates and arbiters are compared by cross-fitting on three quarters of the questions. The last quarter, which nothing
-    else uses, tests the result. If no gate pays, the policy is to always or never retrieve.
+    Gates and arbiters are compared by cross-validation on three quarters of the questions. The last quarter, which nothing
+    else uses, tests the result. If no gate is worth its cost, the policy is to always or never retrieve.
 
     Args:
         runs: One or more label runs of one LLM.
@@ -134,7 +134,15 @@ def fit_policy(
 
 @dataclass(frozen=True)
 class PolicySearch:
-    """One search for a policy: its rows, options, work folder and progress callback."""
+    """Chooses, fits, tests and writes a policy.
+
+    Attributes:
+        evidence: The graded questions.
+        options: What the policy may lose, what things cost, and which judge may be fine-tuned.
+        work: Folder for checkpoints and intermediate results.
+        watch: Called with the progress.
+        command: The command line that the model card shows.
+    """
 
     evidence: Evidence
     options: PolicyOptions
@@ -160,22 +168,23 @@ class PolicySearch:
     # --- both answers -----------------------------------------------------------------------------
 
     def fit_both(self, out: Path) -> FittedPolicy:
-        """Choose, fit, test and write a policy on rows with both answers."""
+        """Choose, fit, test and write a policy on rows that have a closed-book and an open-book answer."""
         return self._fit_choice(self._choose(), out)
 
     def _fit_choice(self, choice: PolicyChoice, out: Path) -> FittedPolicy:
-        """Fit, test and write a chosen policy; if it fails the test, a constant one."""
+        """Fit, test and write a chosen policy. If it fails the test, do the same with a constant policy."""
         result, examples = self._fit_gate(choice.chosen.gate)
         needs = score_calibrated(result, examples, self.evidence.held_out)
-        reference = self._fit_arbiter(choice.reference.arbiter)[0]
+        reference_takes_closed, _ = self._fit_arbiter(choice.reference.arbiter)
         takes_closed, arbiter_folder = self._fit_arbiter(choice.chosen.arbiter)
         outcomes = self._make_outcomes(needs, takes_closed)
         threshold = _transfer_threshold(choice.chosen, needs)
-        held_out = self._evaluate(choice.chosen, threshold, outcomes, takes_closed, reference)
+        held_out = self._evaluate(choice.chosen, threshold, outcomes, takes_closed, reference_takes_closed)
+        # All questions count in the test: the others were tested by cross-validation when the policy was chosen.
         total = combine_results([choice.estimate, held_out])
         if choice.chosen.name != ALWAYS and not total.is_safe(self.options):
             return self._fit_choice(self._reject(choice, total), out)
-        arbiter = _name_arbiter(choice.chosen, arbiter_folder, reads_draft=bool(result.request.draft_tokens))
+        arbiter = name_arbiter(choice.chosen, arbiter_folder, reads_draft=bool(result.request.draft_tokens))
         topics = self._measure_topics(self._list_retrieved(choice.chosen, outcomes.needs > threshold))
         summary = self._summarize(choice, held_out, total)
         summary += (describe_extremes(topics),) if topics else ()
@@ -194,16 +203,16 @@ class PolicySearch:
         return FittedPolicy(out, choice, held_out, summary)
 
     def _reject(self, choice: PolicyChoice, total: PolicyResult) -> PolicyChoice:
-        """Replace a policy that failed on questions it did not learn from by the best constant one, or by always.
+        """Replace a policy that failed the test by the best constant policy, and that one by always retrieving.
 
         Args:
-            choice: The choice.
-            total: The policy on the folds that it was not chosen on and on the held-out rows.
+            choice: The choice with the policy that failed.
+            total: Its result on all questions, each tested with a policy that did not learn from it.
         """
         failure, chosen = total.describe_violation(self.options), choice.chosen
         constant = choice.always if chosen.is_constant else choice.constant
         required = total.reference_loss.count_required_rows(self.options)
-        if required is not None:  # of all questions; the choice counts those to choose on
+        if required is not None:  # `required` counts all questions, `required_rows` only those to choose on
             required = math.ceil(required * len(self.evidence.fit_rows) / total.loss.n)
         return replace(
             choice,
@@ -215,21 +224,19 @@ class PolicySearch:
         )
 
     def _choose(self) -> PolicyChoice:
-        """Cross-fit all candidates on the fit rows and choose among them."""
-        evidence, rows, gates = self.evidence, self.evidence.fit_rows, self.gates
-        arbiters = list(
-            try_candidates(
-                list(self.arbiter_recipes.values()),
-                lambda recipe: cross_fit_arbiter(recipe, evidence, self.work, self.watch),
-                self.watch,
-            )
-        )
+        """Cross-validate all gates and arbiters on the fit rows, and choose among them."""
+        evidence, rows, gates, watch = self.evidence, self.evidence.fit_rows, self.gates, self.watch
+        recipes = list(self.arbiter_recipes.values())
+        arbiters = list(try_candidates(recipes, lambda r: cross_fit_arbiter(r, evidence, self.work, watch), watch))
         closed, opened = evidence.table.closed_right[rows], evidence.table.always_right[rows]
         return choose_policy(gates, closed, opened, arbiters, folds=evidence.folds[rows], options=self.options)
 
     @cached_property
     def gates(self) -> list[GateCandidate]:
-        """All gates with out-of-fold needs."""
+        """All gates, with the needs that they predict for the fit rows by cross-validation.
+
+        Stacks, which combine a judge with other signals, are tried only if the judge itself could be fitted.
+        """
         evidence, watch = self.evidence, self.watch
         recipes = list(self.gate_recipes.values())
         gates = list(try_candidates(recipes, lambda r: cross_fit_gate(r, evidence, self.work, watch), watch))
@@ -240,7 +247,7 @@ class PolicySearch:
         return gates
 
     def _fit_gate(self, name: str) -> tuple[FitResult, Examples]:
-        """Fit the chosen gate on all fit rows."""
+        """Fit a gate on all fit rows; return it with these rows."""
         if name in (ALWAYS, NEVER):
             examples = self.evidence.make_examples("known", -1)
             return make_constant_result(examples), examples
@@ -250,7 +257,12 @@ class PolicySearch:
         return fit_recipe(recipe, examples, self.evidence, self.work / "final", self.watch), examples
 
     def _fit_arbiter(self, name: str) -> tuple[BoolArray | None, Path | None]:
-        """Fit the chosen arbiter on all fit rows; return its choices on the held-out rows and its folder."""
+        """Fit an arbiter on all fit rows and write its folder.
+
+        Returns:
+            For which held-out rows it chooses the closed-book answer, and its folder. Both are None without an arbiter;
+            the folder is None for the arbiter `rules`, which is not fitted.
+        """
         from knowgate.training.arbiter import save_arbiter
 
         if not name:
@@ -263,11 +275,16 @@ class PolicySearch:
         return choose_closed(result, pairs.differ, self.evidence.held_out), folder
 
     def _make_outcomes(self, needs: FloatArray, takes_closed: BoolArray | None) -> GateOutcomes:
-        """Return needs and grades of the held-out rows."""
+        """Return the needs of the held-out rows and the grades of their answers.
+
+        Args:
+            needs: Need for retrieval of each held-out row.
+            takes_closed: For which rows the arbiter chooses the closed-book answer; None without an arbiter.
+        """
         rows = self.evidence.held_out
         closed, opened = self.evidence.table.closed_right[rows], self.evidence.table.always_right[rows]
-        chosen = None if takes_closed is None else np.where(takes_closed, closed, opened)
-        return GateOutcomes(needs, closed, opened, chosen)
+        arbitrated = None if takes_closed is None else np.where(takes_closed, closed, opened)
+        return GateOutcomes(needs, closed, opened, arbitrated)
 
     def _evaluate(
         self,
@@ -277,7 +294,10 @@ class PolicySearch:
         takes_closed: BoolArray | None,
         reference_takes_closed: BoolArray | None,
     ) -> PolicyResult:
-        """Evaluate the policy on the held-out rows."""
+        """Evaluate the chosen policy at a new threshold on the held-out rows.
+
+        The last two arguments say where its arbiter and that of the reference choose the closed-book answer.
+        """
         recipe = {**self.gate_recipes, **self.stack_recipes}.get(chosen.gate)
         return apply_policy(
             replace(chosen, threshold=threshold),
@@ -290,15 +310,16 @@ class PolicySearch:
             options=self.options,
         )
 
-    def _list_retrieved(self, chosen: PolicyResult, held_out: BoolArray) -> BoolArray:
-        """Return for which questions the policy retrieves: out of fold, and on the held-out rows as given."""
+    def _list_retrieved(self, chosen: PolicyResult, held_out_retrieved: BoolArray) -> BoolArray:
+        """Return for which of all questions the policy retrieves; the decisions on the held-out rows are given."""
         needs = {gate.name: gate.needs for gate in self.gates}.get(chosen.gate, CONSTANT_NEED)
         retrieved = np.empty(len(self.evidence.table), dtype=bool)
-        retrieved[self.evidence.fit_rows], retrieved[self.evidence.held_out] = needs > chosen.threshold, held_out
+        retrieved[self.evidence.fit_rows] = needs > chosen.threshold
+        retrieved[self.evidence.held_out] = held_out_retrieved
         return retrieved
 
     def _measure_topics(self, retrieved: BoolArray | None = None) -> list[TopicResult]:
-        """Measure what the LLM knows by topic; empty if nobody wants it or the embedding model is missing."""
+        """Measure what the LLM knows by topic; empty if `topics` is 'none' or the embedding model is missing."""
         if self.options.topics == NO_TOPICS:
             return []
         table, embedder = self.evidence.table, self.evidence.embedder
@@ -309,7 +330,13 @@ class PolicySearch:
             return []
 
     def _summarize(self, choice: PolicyChoice, held_out: PolicyResult, total: PolicyResult) -> tuple[str, ...]:
-        """Say what was chosen and why, and what the questions show that it did not learn from."""
+        """Say what was chosen and why, and how the policy does on questions that it did not learn from.
+
+        Args:
+            choice: The choice.
+            held_out: The policy on the held-out rows.
+            total: The policy on all questions, each tested with a policy that did not learn from it.
+        """
         lines = [f"Chosen: {choice.chosen.name}, because {choice.reason}."]
         if choice.chosen.name == NEVER:
             lines.append("Retrieval hardly pays here: the LLM answers about as many questions right without it.")
@@ -327,7 +354,7 @@ class PolicySearch:
         )
 
     def _describe_losses(self, choice: PolicyChoice, total: PolicyResult) -> str:
-        """Describe the losses against always retrieving, and against the reference if that has an arbiter."""
+        """Describe the loss compared with always retrieving, and with always retrieving and arbitrating if that is better."""
         limits = self.options
         losses = {f"{ALWAYS} retrieving": total.loss}
         if choice.reference.arbiter and choice.chosen.name != choice.reference.name:
@@ -339,22 +366,25 @@ class PolicySearch:
         )
 
     def _suggest_rows(self, choice: PolicyChoice) -> str:
-        """Say how many graded questions, including those that test, would prove a policy that saves searches."""
+        """Say how many graded questions might prove that a policy may save searches."""
         n, n_fit = len(self.evidence.table), len(self.evidence.fit_rows)
+        # `required_rows` counts only the questions to choose on. The user must also label the share that tests.
         required = 0 if choice.required_rows is None else math.ceil(choice.required_rows * n / n_fit)
-        if required <= n:
-            few = (
-                ""
-                if n >= ENOUGH_QUESTIONS
-                else f" Models that learn from {n} questions are weak; a few hundred more may help."
+        if required > n:
+            return (
+                f"You gave {n} graded questions. About {required} like these could prove a policy that saves searches."
             )
-            return f"The policies that were tried are not better on these questions.{few}"
-        return f"You gave {n} graded questions. About {required} like these could prove a policy that saves searches."
+        is_small = n < ENOUGH_QUESTIONS
+        advice = f" Models that learn from {n} questions are weak; a few hundred more may help." if is_small else ""
+        return f"The policies that were tried are not better on these questions.{advice}"
 
     # --- closed-book answers only -----------------------------------------------------------------
 
     def fit_closed_book(self, out: Path) -> FittedPolicy:
-        """Fit the gate that ranks best what the LLM knows; its threshold is not calibrated."""
+        """Fit the gate that best separates known from unknown questions (AUROC), on closed-book answers alone.
+
+        Its threshold is not calibrated: that would need open-book answers, which show what retrieval gains.
+        """
         needed = self.evidence.list_needed("known")[self.evidence.fit_rows]
         tried = self.gates
         if not tried:
@@ -369,16 +399,12 @@ class PolicySearch:
         parts = PolicyParts(self.evidence, None, UNCALIBRATED_THRESHOLD, None, "rules", topics=topics)
         self._write(parts, result, examples, out)
         figures = ", ".join(f"{name} {auroc:.3f}" for name, auroc in scores.items())
-        return FittedPolicy(
-            out,
-            None,
-            None,
-            (
-                f"Chosen: {best}, which ranks best what the LLM knows (AUROC out of fold: {figures}).",
-                "Its threshold is not calibrated, because the label runs have no answers with passages.",
-                *([describe_extremes(topics)] if topics else []),
-            ),
+        summary = (
+            f"Chosen: {best}, which ranks best what the LLM knows (AUROC out of fold: {figures}).",
+            "Its threshold is not calibrated, because the label runs have no answers with passages.",
+            *([describe_extremes(topics)] if topics else []),
         )
+        return FittedPolicy(out, None, None, summary)
 
     def _write(self, parts: PolicyParts, result: FitResult, examples: Examples, out: Path) -> None:
         """Write the fitted gate to the work folder, then the policy to `out`.
@@ -393,24 +419,19 @@ class PolicySearch:
 
 
 def _transfer_threshold(chosen: PolicyResult, needs: FloatArray) -> float:
-    """Return the threshold at which the fitted gate retrieves as often as the chosen policy did out of fold.
+    """Return the threshold at which the fitted gate retrieves as often as the chosen policy did in cross-validation.
 
-    Only the needs of the held-out rows are used, not their grades.
+    The gate is fitted again on all rows, so the old threshold would retrieve for another share of the questions.
+
+    Args:
+        chosen: The chosen policy.
+        needs: Needs that the fitted gate predicts for the held-out rows. Their grades are not used.
     """
     if chosen.gate in (ALWAYS, NEVER):
         return chosen.threshold
     thresholds = list_candidate_thresholds(needs)
-    rates = 1 - np.searchsorted(np.sort(needs), thresholds, side="right") / len(needs)
-    return float(thresholds[np.argmin(np.abs(rates - chosen.searches))])
-
-
-def _name_arbiter(chosen: PolicyResult, folder: Path | None, *, reads_draft: bool) -> str:
-    """Return how the manifest names the arbiter; it makes drafts itself if the gate reads none."""
-    if folder is not None:
-        return ARBITER_FOLDER
-    if not chosen.arbiter:
-        return NO_ARBITER
-    return chosen.arbiter if reads_draft else ARBITER_WITH_DRAFTS
+    retrieval_rates = 1 - np.searchsorted(np.sort(needs), thresholds, side="right") / len(needs)
+    return float(thresholds[np.argmin(np.abs(retrieval_rates - chosen.searches))])
 
 
 def _say(watch: Callable[[FitProgress], None], words: str) -> None:
