@@ -89,8 +89,18 @@ class ProgressReporter(Protocol):
         """Report the progress of a stage."""
 
 
-class SilentReporter(ProgressReporter):
-    """A progress reporter that shows nothing: it inherits the empty methods."""
+@dataclass(frozen=True)
+class SilentReporter:
+    """A progress reporter that shows nothing."""
+
+    def say(self, line: str) -> None:
+        """Ignore a message."""
+
+    def warn(self, line: str) -> None:
+        """Ignore a warning."""
+
+    def show(self, stage: str, done: int, total: int, unit: str, pace: str = "") -> None:
+        """Ignore progress."""
 
 
 # --- progress file --------------------------------------------------------------------------------
