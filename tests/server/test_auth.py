@@ -57,8 +57,18 @@ def test_a_server_without_keys_listens_only_on_loopback(invented):
 def test_the_clients_key_is_forwarded_if_the_server_has_no_keys(serve, stub):
     address, _ = serve(gate="never")
     body = {"model": "m", "messages": [{"role": "user", "content": "Who?"}]}
-    httpx.post(f"{address}/v1/chat/completions", json=body, headers={"Authorization": "Bearer sk-mine"})
-    assert stub.headers[0]["Authorization"] == "Bearer sk-mine"
+    headers = {"Authorization": "Bearer sk-mine", "OpenAI-Organization": "my-team"}
+    httpx.post(f"{address}/v1/chat/completions", json=body, headers=headers)
+    assert headers.items() <= {**stub.headers[0], "OpenAI-Organization": stub.headers[0]["openai-organization"]}.items()
+
+
+def test_the_clients_account_is_not_forwarded_with_the_key_of_the_server(serve, stub, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-server")
+    address, _ = serve(gate="never")
+    body = {"model": "m", "messages": [{"role": "user", "content": "Who?"}]}
+    httpx.post(f"{address}/v1/chat/completions", json=body, headers={"OpenAI-Organization": "other-team"})
+    assert stub.headers[0]["Authorization"] == "Bearer sk-of-the-server"
+    assert "openai-organization" not in stub.headers[0]
 
 
 @pytest.mark.parametrize("headers", [{"Origin": "https://evil.example"}, {"Host": "evil.example"}])

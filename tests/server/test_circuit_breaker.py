@@ -74,11 +74,12 @@ def test_questions_of_one_key_at_which_the_gate_fails_do_not_stop_it_for_other_k
     gate = use_parts(gate=FailingGate(fail_at_nonsense))
     address, _ = serve(gate="always", change=gate, options={"keys": str(file)})
 
-    def decide(name, question):
-        return httpx.post(f"{address}/v1/decide", json={"question": question}, headers=headers[name]).json()
+    def decide(name, question, **fields):
+        return httpx.post(f"{address}/v1/decide", json={"question": question, **fields}, headers=headers[name]).json()
 
     assert all("fallback" in decide("attacker", "nonsense")["reason"] for _ in range(5))
     assert "failed repeatedly" in decide("attacker", "Who wrote Emma?")["reason"]
+    assert decide("attacker", "Who wrote Emma?", model="knowgate/never")["retrieve"] is False
     assert decide("other", "Who wrote Emma?")["retrieve"] is False
     assert httpx.get(f"{address}/ready").json()["breakers"]["gate"] == "open"
 

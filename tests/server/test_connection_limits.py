@@ -73,10 +73,10 @@ def test_complete_headers_that_are_too_large_are_answered_431(serve, request_byt
     assert send(serve(gate="never")[0], request_bytes).startswith(b"HTTP/1.1 431")
 
 
-def test_a_large_trailer_closes_the_connection(serve):
+def test_a_large_trailer_is_answered_431(serve):
     head = b"POST /v1/decide HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
     trailer = b"X-A: " + b"a" * (33 << 10)
-    assert send(serve(gate="never")[0], head + b"2\r\n{}\r\n0\r\n" + trailer + b"\r\n\r\n") == b""
+    assert send(serve(gate="never")[0], head + b"2\r\n{}\r\n0\r\n" + trailer + b"\r\n\r\n").startswith(b"HTTP/1.1 431")
 
 
 def test_headers_below_the_limit_are_accepted(serve):
@@ -249,3 +249,20 @@ def test_rejected_requests_are_logged_once_a_second(serve, caplog):
         send(address, b"nonsense\r\n\r\n")
     lines = [line for line in caplog.messages if "rejected with status 400" in line]
     assert 1 <= len(lines) <= 2
+
+
+def test_streams_to_http_1_0_clients_are_not_chunked(serve):
+    address, _ = serve(gate="never")
+    body = b'{"model": "m", "stream": true, "messages": [{"role": "user", "content": "Who wrote Emma?"}]}'
+    head = b"POST /v1/chat/completions HTTP/1.0\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n" % len(body)
+    headers, _, content = send(address, head + body).partition(b"\r\n\r\n")
+    assert headers.startswith(b"HTTP/1.1 200")
+    assert b"transfer-encoding" not in headers
+    assert content.startswith(b"data: ")
+    assert content.endswith(b"data: [DONE]\n\n")
+
+
+def test_an_invalid_chunk_size_is_answered_400(serve):
+    address, _ = serve(gate="never")
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    assert send(address, head + b"zz\r\n{}\r\n0\r\n\r\n").startswith(b"HTTP/1.1 400")

@@ -2,7 +2,9 @@
 
 import sqlite3
 import stat
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import httpx
@@ -11,6 +13,7 @@ import pytest
 from knowgate.server.auth.api_keys import add_key
 from knowgate.server.telemetry.decision_log import MAX_FEEDBACK_PER_DAY, DecisionLog
 from tests.server.conftest import KNOWN
+from tests.support.processes import until
 
 
 @pytest.fixture
@@ -119,3 +122,23 @@ def test_questions_in_logs_of_earlier_versions_can_be_forgotten(tmp_path, serve)
     address, _ = serve(gate="never", options={"decisions": str(tmp_path / "d.db")})
     reply = httpx.post(f"{address}/v1/forget", json={"question": KNOWN.upper()})
     assert reply.json()["decisions"] == 1
+
+
+def test_a_question_that_is_forgotten_while_its_request_runs_is_not_stored(tenants, stub):
+    address, keys = tenants
+    stub.waits_for = threading.Event()
+    with ThreadPoolExecutor(1) as thread:
+        request = thread.submit(ask_as, address, keys["alice"])
+        until(lambda: stub.bodies)
+        reply = httpx.post(f"{address}/v1/forget", json={"question": KNOWN}, headers=keys["alice"])
+        assert reply.json()["forgotten"]
+        stub.waits_for.set()
+        id = request.result()
+    assert httpx.get(f"{address}/v1/decisions/{id}", headers=keys["alice"]).status_code == 404
+
+
+def test_a_long_question_cannot_be_forgotten(tenants):
+    address, keys = tenants
+    question = "a" + "\u0301\u0316" * 20_000
+    reply = httpx.post(f"{address}/v1/forget", json={"question": question}, headers=keys["alice"])
+    assert reply.status_code == 400

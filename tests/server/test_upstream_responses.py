@@ -234,3 +234,22 @@ def test_numbers_that_are_not_valid_json_become_null(serve_hostile, hostile, str
     assert "null" in text
     assert "NaN" not in text
     assert "Infinity" not in text
+
+
+def test_many_interim_responses_are_an_error(serve_hostile, hostile):
+    final = JSON_HEAD + json.dumps({"choices": [{"message": {"role": "assistant", "content": "Yes"}}]}).encode()
+    interim = b"HTTP/1.1 103 Early Hints\r\n\r\n"
+    hostile.reply = interim * 50 + final
+    address = serve_hostile()
+    assert ask(address).status_code == 200
+    hostile.reply = interim * 5_000 + final
+    assert ask(address).status_code == 502
+
+
+def test_errors_of_the_upstream_do_not_show_the_key_of_this_server(serve_hostile, hostile, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-of-the-server")
+    message = b'{"error": {"message": "Incorrect API key provided: sk-secret-of-the-server"}}'
+    hostile.reply = JSON_HEAD.replace(b"200 OK", b"401 Unauthorized") + message
+    reply = ask(serve_hostile())
+    assert reply.status_code == 401
+    assert reply.json()["error"]["message"] == "Incorrect API key provided: ***"

@@ -71,9 +71,10 @@ def eval_(
         options = options.replace(price_search=report.price_search)
     progress_bar = labeling_progress_bar() if data else nullcontext(lambda progress: None)
     arbiter = None if options.arbiter is None else str(options.arbiter)
+    specs = split_gate_specs(gates, runs or ())
     with progress_bar as on_progress, show_arbitration_progress(arbiter) as on_arbitrated:
         evaluation = evaluate(
-            split_gate_specs(gates, runs or ()),
+            specs,
             runs or None,
             data=data or None,
             options=options,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -159,19 +160,13 @@ def add_base_reranker(specs: Mapping[str, str], base: str | None) -> dict[str, s
 
 def _cache_reranker(name: str, spec: str, out: Path, progress: ProgressCallback) -> CachedReranker:
     """Load a reranker that caches its scores in `out` and reports progress under its name."""
-
-    def on_progress(done: int, total: int) -> None:
-        progress(done, total, stage=f"reranking: {name}")
-
+    on_progress = partial(progress, stage=f"reranking: {name}")
     return CachedReranker(load_reranker(spec), out / "scores.jsonl", on_progress)
 
 
 def _make_answerers(specs: Sequence[str], out: Path, progress: ProgressCallback) -> dict[str, CachedAnswerer]:
     """Load the LLMs, by name. Their answers are cached in `out`."""
-
-    def on_progress(done: int, total: int) -> None:
-        progress(done, total, stage="answering", unit="answers")
-
+    on_progress = partial(progress, stage="answering", unit="answers")
     grader = load_grader("contains")
     models = [load_model(spec) for spec in specs]
     return {

@@ -97,11 +97,8 @@ def suggest_owning_gates(flag: str) -> str:
     It is appended to the error about an option that the chosen gate does not have.
     """
     name = flag.lstrip("-").removeprefix("no-").replace("-", "_")
-    owners = [
-        gate
-        for gate in FITTED_GATES
-        if FITTED_GATES[gate].fit and name in read_fit_options(load_fit_function(gate)).model_fields
-    ]
+    fittable = [gate for gate, entry in FITTED_GATES.items() if entry.fit]
+    owners = [gate for gate in fittable if name in read_fit_options(load_fit_function(gate)).model_fields]
     return f" It is an option of: {', '.join(owners)}." if owners else ""
 
 

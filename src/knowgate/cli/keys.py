@@ -47,15 +47,11 @@ def add(name: Name, keys: KeysFile = None, rate: Rate = None, admin: Admin = Fal
 @app.command("list")
 def list_keys(keys: KeysFile = None) -> None:
     """List all API keys with their names, creation dates, limits and rights."""
-    rows = [
-        (
-            sanitize_text(key.name),
-            time.strftime("%Y-%m-%d", time.gmtime(key.created)),
-            "" if key.rate is None else f"{key.rate:,}",
-            "yes" if key.admin else "",
-        )
-        for key in read_keys(keys or DEFAULT_KEYS_FILE)
-    ]
+    rows = []
+    for key in read_keys(keys or DEFAULT_KEYS_FILE):
+        created = time.strftime("%Y-%m-%d", time.gmtime(key.created))
+        rate = "" if key.rate is None else f"{key.rate:,}"
+        rows.append((sanitize_text(key.name), created, rate, "yes" if key.admin else ""))
     print_table(("name", "created", "requests per minute", "admin"), rows)
 
 

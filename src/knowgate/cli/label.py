@@ -56,15 +56,8 @@ def import_answers(
     scores.user-feedback --out run
     """
     questions = load_questions(data, limit)
-    count = run_import(
-        RunFolder(out),
-        questions,
-        load_grader(grade),
-        llm=model,
-        data=data,
-        options=options,
-        extra_fields=read_extra_fields(data),
-    )
+    folder, grader, extra = RunFolder(out), load_grader(grade), read_extra_fields(data)
+    count = run_import(folder, questions, grader, llm=model, data=data, options=options, extra_fields=extra)
     inform(f"{count} of {len(questions)} questions imported into {out}. See: knowgate report {out}")
 
 

@@ -218,13 +218,10 @@ def dhicl(labels: LabelsOption, options: DhiclSweepOptions, markdown: AsMarkdown
     """
     counts = parse_integers("--counts", options.counts)
     variants = DhiclVariants(options.history, options.k, counts, _split(options.words), options.embedder)
+    model = load_model(options.model) if options.model else None
+    other_gates = split_gate_specs(options.gates, labels) if options.gates else []
     tables = build_dhicl_tables(
-        labels,
-        variants,
-        model=load_model(options.model) if options.model else None,
-        other_gates=split_gate_specs(options.gates, labels) if options.gates else [],
-        cut_questions=options.learn_cut,
-        notify=inform,
+        labels, variants, model=model, other_gates=other_gates, cut_questions=options.learn_cut, notify=inform
     )
     _print(tables, markdown)
 

@@ -279,10 +279,10 @@ def count_effects(facts: Sequence[QuestionFacts], indicator: str, side: str = "c
 
 
 def correlate_indicators(facts: Sequence[QuestionFacts]) -> Correlation:
-    """Compute Pearson's correlation of closed-book mastery and certainty."""
-    pairs = [(fact.indicators["closed"]["mastery"], fact.indicators["closed"]["certainty"]) for fact in facts]
-    known = [(first, second) for first, second in pairs if first is not None and second is not None]
-    return proportions.pearson_correlation([first for first, _ in known], [second for _, second in known])
+    """Compute Pearson's correlation of closed-book mastery and certainty, over the questions that have both."""
+    values = [(fact.indicators["closed"]["mastery"], fact.indicators["closed"]["certainty"]) for fact in facts]
+    pairs = [(mastery, certainty) for mastery, certainty in values if mastery is not None and certainty is not None]
+    return proportions.pearson_correlation([mastery for mastery, _ in pairs], [certainty for _, certainty in pairs])
 
 
 def measure_copy_rate(facts: Sequence[QuestionFacts]) -> CopyRate | None:
@@ -384,7 +384,7 @@ def _get_setting(manifest: Mapping[str, Any], *names: str) -> str:
 
 
 def _assign_names(runs: Sequence[RunReport]) -> list[RunReport]:
-    """Name each run by the shortest description that is unique: model, model with server, folder, or path."""
+    """Name each run by the first of these descriptions that differs for all runs: model, model@server, folder, path."""
     descriptions: tuple[Callable[[RunReport], str], ...] = (
         lambda run: run.model.split("@")[0],
         lambda run: run.model,

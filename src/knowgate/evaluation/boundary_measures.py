@@ -236,6 +236,9 @@ def compute_run_slices(facts: Sequence[QuestionFacts]) -> tuple[RunSlice, ...]:
 def summarize_slice(dimension: str, value: str, facts: Sequence[QuestionFacts]) -> RunSlice:
     """Measure a group of questions. Means are over the questions that have a value.
 
+    Closed-book accuracy is that of the questions with a graded open-book answer, or of all if there are none, so that
+    the two accuracies can be compared.
+
     Args:
         dimension: What the questions are grouped by, such as 'language'.
         value: The group, such as 'en'.
@@ -264,7 +267,10 @@ def _group_by_value(facts: Sequence[QuestionFacts], dimension: str) -> Mapping[s
 
 
 def _group_by_frequency(facts: Sequence[QuestionFacts]) -> Mapping[str, list[QuestionFacts]]:
-    """Group questions into thirds by answer frequency. Empty thirds are included."""
+    """Group questions into thirds by answer frequency, the number of passages in the corpus that contain the answer.
+
+    Empty thirds are included. Questions of unknown frequency form a fourth group if there are any.
+    """
     thirds = label_rows.assign_frequency_thirds([fact.frequency for fact in facts])
     if not any(thirds):
         return {}

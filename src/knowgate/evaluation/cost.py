@@ -125,7 +125,16 @@ class PolicyCost:
 
 @dataclass(frozen=True)
 class CostComparison:
-    """Costs of always, never and gated retrieval on the same `n` questions; `threshold` is that of the gate."""
+    """Costs of always, never and gated retrieval on the same questions.
+
+    Attributes:
+        n: Number of questions.
+        threshold: The gate retrieves if need is above it.
+        always: Cost of always retrieving.
+        never: Cost of never retrieving.
+        gated: Cost with the gate.
+        prices: Prices of searches, tokens and GPU time.
+    """
 
     n: int
     threshold: float
@@ -267,7 +276,7 @@ class CostAssumptions(Options):
 
 @dataclass(frozen=True)
 class QuestionCost(PolicyCost):
-    """Mean cost per question on label runs: searches, tokens, and the following.
+    """Mean cost per question on label runs: searches, tokens, LLM calls and the time of the decision.
 
     Attributes:
         calls: Number of LLM calls.
@@ -310,9 +319,8 @@ def estimate_gated_cost(
         gate: The gate that decides, whose drafts and samples cost tokens; None for a policy without a gate.
         has_arbiter: Whether an arbiter follows, which needs both answers of every retrieved question.
     """
-    needs_draft = has_arbiter or (
-        gate is not None and gate.drafts
-    )  # also of retrieved questions, which are answered twice
+    # Retrieved questions with a draft are answered twice.
+    needs_draft = has_arbiter or (gate is not None and gate.drafts)
     extra_tokens = gate.extra_tokens if gate else 0.0
     rate = float((~skips).mean())
     draft_tokens = table.closed_tokens * needs_draft

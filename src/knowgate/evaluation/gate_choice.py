@@ -105,8 +105,7 @@ class SkipCounts:
         """
         mean = (self.wins - self.losses - 1) / n
         variance = np.maximum((self.wins + self.losses + 1) / n - mean**2, 0)
-        bounds: FloatArray = mean - Z_BOUND * np.sqrt(variance / n)
-        return bounds
+        return np.asarray(mean - Z_BOUND * np.sqrt(variance / n))
 
 
 def choose_gate(
@@ -163,8 +162,7 @@ def _count_skips(needs: FloatArray, answers: CorrectAnswers, rows: BoolArray, th
         # Entry i of a sum is the count among the i questions of lowest need.
         skipped_sums = np.concatenate([[0], np.cumsum(if_skipped[order])])
         retrieved_sums = np.concatenate([[0], np.cumsum(if_retrieved[order])])
-        counts: NDArray[Any] = skipped_sums[skipped] + retrieved_sums[-1] - retrieved_sums[skipped]
-        return counts
+        return np.asarray(skipped_sums[skipped] + retrieved_sums[-1] - retrieved_sums[skipped])
 
     wins = count(if_skipped=closed & ~opened, if_retrieved=retrieved & ~opened)
     losses = count(if_skipped=opened & ~closed, if_retrieved=opened & ~retrieved)

@@ -411,19 +411,20 @@ def group_into_cells(outcomes: GradedNeeds) -> QuestionCells:
     """Group questions into cells: questions of nearly equal need with the same two grades share a cell."""
     level = _assign_need_levels(outcomes)
     opened = outcomes.closed if outcomes.opened is None else outcomes.opened
-    # The cell id is 4 * level plus the two grades as two bits.
-    ids, cell_of_question = np.unique(level.astype(np.int64) * 4 + 2 * outcomes.closed + opened, return_inverse=True)
-    means = _compute_level_means(outcomes.needs, level)[ids // 4]
-    closed, opened = (ids % 4) // 2 == 1, ids % 2 == 1
-    cells = GradedNeeds(means, outcomes.threshold, closed, None if outcomes.opened is None else opened)
-    return QuestionCells(cells, cell_of_question.astype(np.int32))
+    # The number of a cell is 4 * level + 2 * closed + opened, from which level and grades can be computed again.
+    numbers = level.astype(np.int64) * 4 + 2 * outcomes.closed + opened
+    cells, cell_of_question = np.unique(numbers, return_inverse=True)
+    needs = _compute_level_means(outcomes.needs, level)[cells // 4]
+    closed, opened = (cells % 4) // 2 == 1, cells % 2 == 1
+    as_questions = GradedNeeds(needs, outcomes.threshold, closed, None if outcomes.opened is None else opened)
+    return QuestionCells(as_questions, cell_of_question.astype(np.int32))
 
 
 def _assign_need_levels(outcomes: GradedNeeds) -> NDArray[np.int32]:
-    """Return the number of the level of need that each question is in.
+    """Divide the questions by need into levels of about equal size, and return the level of each question.
 
-    Levels have about equally many questions. A level never spans the threshold or the edge of a bin of the expected
-    calibration error (ECE), and equal needs are in the same level.
+    A level never spans the threshold or the edge of a bin of the expected calibration error (ECE), and equal needs are
+    in the same level.
     """
     order = np.argsort(outcomes.needs, kind="stable")
     needs = outcomes.needs[order]
@@ -439,10 +440,7 @@ def _assign_need_levels(outcomes: GradedNeeds) -> NDArray[np.int32]:
 
 
 def _compute_level_means(needs: FloatArray, level: NDArray[np.int32]) -> FloatArray:
-    """Return the mean need of each level, clipped to the level's range.
-
-    So the mean of equal needs is exactly their value, without rounding error. `level` is the level of each question.
-    """
+    """Return the mean need of each level, clipped to its range, so that the mean of equal needs is exactly their value."""
     means = np.bincount(level, weights=needs) / np.bincount(level)
     low, high = np.full(len(means), np.inf), np.full(len(means), -np.inf)
     np.minimum.at(low, level, needs)

@@ -215,7 +215,13 @@ class GateDecisions:
 
 @dataclass(frozen=True)
 class Decider:
-    """Lets gates decide with one LLM. Each gate has its own forward pass, so that its time is realistic."""
+    """Lets gates decide with one LLM. Each gate has its own forward pass, so that its time is realistic.
+
+    Attributes:
+        model: The LLM.
+        prompts: Wording of the prompts.
+        gates: The gates, ready to decide with the LLM.
+    """
 
     model: Model
     prompts: AnswerPrompts
@@ -246,7 +252,15 @@ class Decider:
 
 @dataclass(frozen=True)
 class DeciderSpec:
-    """Names of an LLM and gates. It is sent to the workers of a cluster, which create the decider from it."""
+    """Description of a decider by names. It is sent to the workers of a cluster, which create the decider from it.
+
+    Attributes:
+        model: Spec of the LLM.
+        gates: Specs of the gates.
+        prompts: Wording of the prompts.
+        plug_in: Also load gates that were fitted on another LLM.
+        index: Required by the runner; always None, because gates search nothing.
+    """
 
     model: str
     gates: tuple[str, ...]
@@ -291,7 +305,14 @@ class BoundGate:
 
 @dataclass(frozen=True)
 class LiveDecider:
-    """Lets gates decide on the questions of label runs, here or on a cluster, and stores their decisions."""
+    """Lets gates decide on the questions of label runs, here or on a cluster, and stores their decisions.
+
+    Attributes:
+        model: The LLM.
+        prompts: Wording of the prompts.
+        gates: The gates, bound to the LLM.
+        options: Where the LLM runs, and further options.
+    """
 
     model: Model
     prompts: AnswerPrompts
@@ -369,12 +390,12 @@ def _bind(name: str, spec: str | Gate, model: Model, prompts: AnswerPrompts, *, 
 def _make_record(gate: BoundGate, decisions: GateDecisions) -> RecordedNeeds:
     """Make the record of a gate's decisions that is stored in a label run, with the mean time of a decision."""
     return RecordedNeeds(
-        gate.name,
-        gate.gate.threshold,
-        decisions.needs,
-        gate.gate.note,
-        decisions.seconds / len(decisions.needs),
-        decisions.raw,
-        compute_far_share(decisions.distances),
-        gate.gate.scoring if isinstance(gate.gate, FittedGate) else "",
+        gate=gate.name,
+        threshold=gate.gate.threshold,
+        needs=decisions.needs,
+        about=gate.gate.note,
+        seconds=decisions.seconds / len(decisions.needs),
+        raw=decisions.raw,
+        far=compute_far_share(decisions.distances),
+        scoring=gate.gate.scoring if isinstance(gate.gate, FittedGate) else "",
     )

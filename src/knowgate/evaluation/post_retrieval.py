@@ -90,6 +90,7 @@ class Cascade:
     @property
     def arbiter_right(self) -> BoolArray:
         """Whether the arbiter's choice between both answers is right, for each question."""
+        # After the gate 'always', which retrieves for every question, the arbiter decides alone.
         return next(result.right for result in self.lines if result.gate == "always")
 
 

@@ -161,7 +161,7 @@ def measure_ranking(
     Raises:
         BadInput: No row has passages of both kinds.
     """
-    with_both = [index for index, row in enumerate(rows) if row.is_kept]
+    with_both = [index for index, row in enumerate(rows) if row.is_kept]  # passages that help, and that do not
     measured = [rows[index] for index in with_both]
     if not measured:
         raise BadInput(

@@ -152,7 +152,7 @@ def recommend(evaluation: Evaluation, max_loss: float = MAX_LOSS) -> Recommendat
 def _list_options(evaluation: Evaluation) -> list[GateOption]:
     """List what can be chosen: never retrieving, and every gate that ranks questions by need."""
     table = evaluation.table
-    options = [GateOption(NEVER, np.zeros(len(table.rows)), table.closed_right)]
+    options = [GateOption(NEVER, needs=np.zeros(len(table.rows)), right=table.closed_right)]
     for gate in evaluation.ranking_gates:
         # If the threshold alone does not explain the final answers, results at other thresholds are unknown.
         expected_right = np.where(gate.retrieve, table.always_right, table.closed_right)
@@ -280,9 +280,12 @@ def _has_enough_questions(evaluation: Evaluation) -> bool:
 def _cross_validate(
     evaluation: Evaluation, answers: CorrectAnswers, max_loss: float
 ) -> list[tuple[BoolArray, GateChoice | None]]:
-    """Return (mask of the fold, choice made on all other questions) per fold. Repeated questions share a fold."""
+    """Return (mask of the fold, choice made on all other questions) per fold.
+
+    A hash of the question decides its fold, so repeated questions share a fold.
+    """
     hashes = (hash_to_unit("recommend", str(key)) for key in evaluation.table.question_fingerprints)
-    fold_of_row = np.array([int(value * FOLDS) for value in hashes])
+    fold_of_row = np.array([int(value * FOLDS) for value in hashes])  # hashes are at least 0 and below 1
     options = _list_options(evaluation)
     folds = [fold_of_row == number for number in range(FOLDS)]
     return [(fold, choose_gate(options, answers, ~fold, max_loss)) for fold in folds if fold.any() and not fold.all()]
@@ -387,6 +390,7 @@ def _choose_level(effect: _SkipEffect, max_loss: float, *, is_guaranteed: bool =
     # With many gates, one of them looks slightly better than chance by luck, so a likely gain is required.
     if not is_guaranteed and not (has_gain and effect.likely_beats_chance):
         return "leave"
+    # A certain loss is accepted only for a certain gain over chance.
     loses_certainly = effect.difference.high is not None and effect.difference.high < 0
     if not effect.beats_chance and loses_certainly:
         return "leave"

@@ -141,7 +141,10 @@ class CachedAnswerer:
 
 @dataclass(frozen=True)
 class CachedReranker:
-    """A reranker whose scores are cached in a file. Several rerankers can share the file."""
+    """A reranker whose scores are cached in a file. Several rerankers can share the file.
+
+    `on_progress` is called with the number of questions scored and their total.
+    """
 
     reranker: Reranker
     file: Path

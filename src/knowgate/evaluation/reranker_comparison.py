@@ -25,7 +25,7 @@ from knowgate.types import Reranker
 
 @dataclass(frozen=True)
 class HeldOutPreferences:
-    """Preferences measured by one source.
+    """Preferences, that is, how much each passage helped the LLM, measured by one source (a method of measuring them).
 
     Attributes:
         name: Name of the source.
@@ -41,7 +41,7 @@ class HeldOutPreferences:
 
     @property
     def rows(self) -> list[Preference]:
-        """The held-out rows that can be used."""
+        """The held-out rows that did not fail and have candidate passages."""
         return ranking.select_usable([row for rows in self.by_data.values() for row in rows])
 
 
@@ -102,7 +102,7 @@ def group_held_out_preferences(
 
 
 def _read_held_out(name: str, folders: Sequence[PreferenceFolder], split: str, limit: int | None) -> HeldOutPreferences:
-    """Read the held-out rows and the training rows of folders with the same source."""
+    """Read the held-out rows (of `split`, at most `limit` per data set) and training rows of folders of one source."""
     by_data: dict[str, list[Preference]] = {}
     training: list[Preference] = []
     for folder in folders:
@@ -206,12 +206,15 @@ def _build_ranking_tables(source: str, result: RankingResult) -> list[TextTable]
 def _build_ranker_table(
     title: str, rankers: list[str], values: EstimateTable, format_estimate: Callable[[Estimate], str]
 ) -> TextTable:
-    """Build a table with a row for each ranker and a column for each measure."""
-    rows = [
-        (name, *(format_estimate(column[name]) if name in column else MISSING_VALUE for column in values.values()))
-        for name in rankers
-        if any(name in column for column in values.values())
-    ]
+    """Build a table with a row for each ranker that has values and a column for each measure.
+
+    `values` holds the estimates by measure and ranker.
+    """
+    rows = []
+    for name in rankers:
+        cells = [format_estimate(column[name]) if name in column else MISSING_VALUE for column in values.values()]
+        if any(name in column for column in values.values()):
+            rows.append((name, *cells))
     return TextTable(title, ("ranker", *values), tuple(rows))
 
 

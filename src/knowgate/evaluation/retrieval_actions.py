@@ -105,8 +105,7 @@ def choose_actions(probabilities: FloatArray, searches: Sequence[float], price: 
         price: Price of a search, in correct answers.
     """
     # argmax returns the first maximum, and actions are in ascending order of searches.
-    best: NDArray[np.int64] = np.argmax(probabilities - price * np.asarray(searches), axis=1)
-    return best
+    return np.asarray(np.argmax(probabilities - price * np.asarray(searches), axis=1))
 
 
 def measure_actions(

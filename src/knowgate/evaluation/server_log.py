@@ -160,7 +160,16 @@ def _read_sqlite_rows(path: Path, query: str) -> Iterator[tuple[Any, ...]]:
 
 @dataclass(frozen=True)
 class DecisionRecord:
-    """The fields that `read_server_log` reads from a stored decision, for validation."""
+    """The fields of a stored decision that are read, to validate them.
+
+    Attributes:
+        retrieve: Whether passages were retrieved.
+        gate: Name of the gate.
+        threshold: Threshold of the gate.
+        need: Need for retrieval that the gate computed; None if a rule decided.
+        rule: Name of the rule that decided instead of the gate.
+        milliseconds: Time of each stage.
+    """
 
     retrieve: bool
     gate: str

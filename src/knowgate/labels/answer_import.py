@@ -158,10 +158,8 @@ def parse_token_counts(value: Any, where: str) -> tuple[int | None, int | None]:
     """
     if not isinstance(value, Mapping):
         return None, _parse_count(value, where)
-    prompt, answer = (
-        next((value[name] for name in names if value.get(name) is not None), None)
-        for names in (PROMPT_TOKEN_FIELDS, ANSWER_TOKEN_FIELDS)
-    )
+    prompt = next((value[name] for name in PROMPT_TOKEN_FIELDS if value.get(name) is not None), None)
+    answer = next((value[name] for name in ANSWER_TOKEN_FIELDS if value.get(name) is not None), None)
     return _parse_count(prompt, where), _parse_count(answer, where)
 
 

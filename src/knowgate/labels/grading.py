@@ -104,12 +104,13 @@ class JudgeGrader:
             self._make_prompt(answer, question) if has_gold_answer(question) else None
             for answer, question in zip(answers, questions, strict=True)
         ]
-        unique = [*dict.fromkeys(prompt for prompt in prompts if prompt is not None)]
-        completions = (
-            self.model.generate([Prompt(text) for text in unique], max_tokens=VERDICT_TOKENS) if unique else []
-        )
-        grades = {text: _parse_verdict(verdict.text) for text, (verdict, *_) in zip(unique, completions, strict=True)}
-        return [Grade(None) if prompt is None else grades[prompt] for prompt in prompts]
+        grades: dict[str | None, Grade] = {None: Grade(None)}  # by prompt
+        unique = list(dict.fromkeys(prompt for prompt in prompts if prompt is not None))
+        if unique:
+            completions = self.model.generate([Prompt(text) for text in unique], max_tokens=VERDICT_TOKENS)
+            for text, (verdict, *_) in zip(unique, completions, strict=True):
+                grades[text] = _parse_verdict(verdict.text)
+        return [grades[prompt] for prompt in prompts]
 
     def _make_prompt(self, answer: str, question: Question) -> str:
         """Fill the template of the judge's style, in the language of the question."""

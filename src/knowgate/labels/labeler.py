@@ -189,7 +189,8 @@ class Labeler:
             graded = self._grade_in_thread(thread, lambda: self._make_closed_rows(questions, closed))
             signals = self._read_signals(questions, closed)
             evidence, open_prompts = self._select_evidence(questions, search.result())
-            opened = self._read_open_answers(open_prompts)
+            n_open = self.plan.samples if self.plan.open_samples is None else self.plan.open_samples
+            opened = self._read(open_prompts, n_open) if open_prompts else []
 
         def finish() -> LabeledBatch:
             pairs = zip(graded.result(), signals, strict=True)
@@ -295,11 +296,6 @@ class Labeler:
         ]
         pairs = zip(questions, evidence, strict=True)
         return evidence, [self.prompts.open(question, item.passages) for question, item in pairs if item.passages]
-
-    def _read_open_answers(self, prompts: Sequence[Prompt]) -> list[Reading]:
-        """Generate the planned number of answers to open-book prompts."""
-        n_samples = self.plan.samples if self.plan.open_samples is None else self.plan.open_samples
-        return self._read(prompts, n_samples) if prompts else []
 
     def _add_open_answers(
         self,
@@ -431,7 +427,7 @@ def _pack_states(readings: Sequence[Reading]) -> dict[str, Vector]:
 
     The names are 'before.LAYER' (last prompt token) and 'after.LAYER' (last token of the answer).
     """
-    layers = list(readings[0].hidden)
+    layers = list(readings[0].hidden)  # all readings have the same layers
     before = {f"before.{layer}": np.stack([reading.hidden[layer] for reading in readings]) for layer in layers}
     after = {f"after.{layer}": np.stack([reading.hidden_after[layer] for reading in readings]) for layer in layers}
     return {name: _to_half_precision(states) for name, states in {**before, **after}.items()}

@@ -71,7 +71,7 @@ class RayCluster:
             )
         address = address or ANY_CLUSTER
         if address not in (LOCAL_CLUSTER, ANY_CLUSTER):
-            _parse_address(address)
+            _parse_address(address)  # raises BadSetting if it is invalid
         return cls(address, WorkerResources(**parse_options(WorkerResources, options, f"runner '{location}'")))
 
     @contextlib.contextmanager

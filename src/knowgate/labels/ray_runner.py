@@ -285,17 +285,16 @@ class RayScheduler(Generic[Result]):
 
         A worker without a batch is starting. It first returns the id, a text, and then the fingerprints.
         """
-        is_starting = worker.batch is None
-        if is_starting and isinstance(value, str):
-            self._create_job(worker, node=value)
-            return
-        if worker.batch is None:
-            self._check_identity(value)
-        else:
+        if worker.batch is not None:
             self.deaths = 0
             seconds = time.perf_counter() - worker.started
             worker.size = self.runner.sizes.next_size(len(worker.batch.questions), seconds)
             yield value
+        elif isinstance(value, str):
+            self._create_job(worker, node=value)
+            return  # it is not idle yet: it loads the model
+        else:
+            self._check_identity(value)
         self.idle.append(worker)
 
     def _check_identity(self, identity: Mapping[str, str]) -> None:

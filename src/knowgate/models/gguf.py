@@ -312,7 +312,7 @@ def _find_pre_tokenizer(description: Mapping[str, Any]) -> str:
         BadSetting: llama.cpp does not know these rules.
     """
     outer = description.get("pre_tokenizer") or {}
-    steps = outer.get("pretokenizers", [outer])
+    steps = outer.get("pretokenizers", [outer])  # a list of steps, or a single one
     kinds = [step.get("type") for step in steps]
     if description["model"]["type"] == "BPE" and kinds and kinds[-1] == "ByteLevel":
         if kinds == ["ByteLevel"]:

@@ -82,7 +82,7 @@ class LocalBackend(Backend):
 
     @abstractmethod
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
-        """Return a reading (the requested signals) of each prompt; see `knowgate.types.Model.read`."""
+        """Return a reading of each prompt: the requested signals, such as a draft, samples and hidden states."""
 
     @abstractmethod
     def _continue_drafts(self, handles: Sequence[object], max_tokens: int) -> list[Completion]:

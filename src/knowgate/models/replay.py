@@ -23,6 +23,7 @@ from knowgate.types import Completion, LabelPrompt, Model, Prompt, Reading, Sign
 
 Result = TypeVar("Result")
 CallOptions = Mapping[str, Any]
+AnyPrompt = Prompt | LabelPrompt
 SHOWN_PROMPT_LENGTH = 60  # characters of a prompt in an error message
 
 
@@ -102,8 +103,8 @@ class RecordingModel(_RecordedIdentity):
         """
         self._prepare_folder()
         readings = self._model.read(prompts, request)
-        keys = _compute_keys(self.fingerprint, "read", prompts, [_reading_options(request)] * len(prompts))
-        self._append("read", keys, map(recording.encode_reading, readings))
+        options = [_reading_options(request)] * len(prompts)
+        keys = self._record("read", prompts, options, map(recording.encode_reading, readings))
         return [
             replace(reading, resume=None if reading.resume is None else RecordedHandle(key, reading.resume))
             for key, reading in zip(keys, readings, strict=True)
@@ -129,8 +130,8 @@ class RecordingModel(_RecordedIdentity):
         completions = self._model.generate(
             prompts, max_tokens=max_tokens, temperature=temperature, n=n, seed=seed, resume=inner
         )
-        keys = _compute_keys(self.fingerprint, "generate", prompts, options)
-        self._append("generate", keys, ([recording.encode_completion(each) for each in row] for row in completions))
+        results = [[recording.encode_completion(completion) for completion in row] for row in completions]
+        self._record("generate", prompts, options, results)
         return completions
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
@@ -144,24 +145,22 @@ class RecordingModel(_RecordedIdentity):
         inner = None if resume is None else check_resume_handle(resume, RecordedHandle).inner
         self._prepare_folder()
         completion = yield from self._model.stream(prompt, max_tokens=max_tokens, resume=inner)
-        keys = _compute_keys(self.fingerprint, "generate", [prompt], options)
-        self._append("generate", keys, [[recording.encode_completion(completion)]])
+        self._record("generate", [prompt], options, [[recording.encode_completion(completion)]])
         return completion
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
         """Return the logits of labels (such as 'true') that the recorded model computes, and record them."""
         self._prepare_folder()
         logits = self._model.label_logits(prompts, labels)
-        keys = _compute_keys(self.fingerprint, "label_logits", prompts, [{"labels": list(labels)}] * len(prompts))
-        self._append("label_logits", keys, map(recording.encode_array, logits))
+        options = [{"labels": list(labels)}] * len(prompts)
+        self._record("label_logits", prompts, options, map(recording.encode_array, logits))
         return logits
 
     def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
         """Record and return whether prompts fit the recorded model's context window."""
         self._prepare_folder()
         results = self._model.fits(prompts, max_tokens)
-        keys = _compute_keys(self.fingerprint, "fits", prompts, [{"max_tokens": max_tokens}] * len(prompts))
-        self._append("fits", keys, results)
+        self._record("fits", prompts, [{"max_tokens": max_tokens}] * len(prompts), results)
         return results
 
     def _prepare_folder(self) -> None:
@@ -179,12 +178,23 @@ class RecordingModel(_RecordedIdentity):
                 "Record into another folder."
             )
 
-    def _append(self, method: str, keys: Sequence[str], results: Iterable[Any]) -> None:
-        """Append the results of a method to the folder."""
-        calls = zip(keys, results, strict=True)
+    def _record(
+        self, method: str, prompts: Sequence[AnyPrompt], options: Sequence[CallOptions], results: Iterable[Any]
+    ) -> list[str]:
+        """Append the results of a call to the folder, one per prompt, and return the keys to find them by.
+
+        Args:
+            method: Name of the method that was called, such as 'read'.
+            prompts: The prompts.
+            options: Options of the call for each prompt.
+            results: The result for each prompt, as JSON.
+        """
+        keys = _compute_keys(self.fingerprint, method, prompts, options)
+        pairs = zip(keys, results, strict=True)
         recording.append_calls(
-            self._folder, [{"key": key, "method": method, "result": result} for key, result in calls]
+            self._folder, [{"key": key, "method": method, "result": result} for key, result in pairs]
         )
+        return keys
 
 
 class ReplayModel(_RecordedIdentity, WordStreamBackend):
@@ -246,7 +256,7 @@ class ReplayModel(_RecordedIdentity, WordStreamBackend):
     def _replay(
         self,
         method: str,
-        prompts: Sequence[Prompt | LabelPrompt],
+        prompts: Sequence[AnyPrompt],
         options: Sequence[CallOptions],
         decode: Callable[[str, Any], Result],
     ) -> list[Result]:
@@ -289,7 +299,7 @@ def _check_bool(value: object) -> bool:
 
 
 def _compute_keys(
-    fingerprint: str, method: str, prompts: Sequence[Prompt | LabelPrompt], options: Sequence[CallOptions]
+    fingerprint: str, method: str, prompts: Sequence[AnyPrompt], options: Sequence[CallOptions]
 ) -> list[str]:
     """Return the key under which the call is recorded, for each prompt."""
     pairs = zip(prompts, options, strict=True)
@@ -331,6 +341,6 @@ def _generate_options(
     return [{**common, "resume": draft} for draft in drafts]
 
 
-def _shorten_prompt(prompt: Prompt | LabelPrompt) -> str:
+def _shorten_prompt(prompt: AnyPrompt) -> str:
     text = prompt.text if isinstance(prompt, Prompt) else "".join(prompt.parts)
     return repr(text if len(text) <= SHOWN_PROMPT_LENGTH else text[:SHOWN_PROMPT_LENGTH] + "…")

@@ -208,7 +208,7 @@ def extract_turn_template(render: Callable[[str], str], special: Sequence[str], 
 def extract_plain_turn_template(
     render: Callable[[str], str], special: Sequence[str], template: str
 ) -> TurnTemplate | None:
-    """Return a fast replacement for a chat template, valid for plain text (see `is_plain_text`).
+    """Return a fast replacement for a chat template, valid for text without brackets, braces and bars.
 
     Args:
         render: Applies the model's chat template to a message.

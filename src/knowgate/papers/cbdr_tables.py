@@ -97,7 +97,7 @@ def group_by_passage_source(runs: Sequence[Path]) -> dict[PassageSource, list[Pa
 
 def read_passage_source(settings: dict[str, Any]) -> PassageSource:
     """Read from the settings of a label run how its passages were selected."""
-    retriever = settings.get("retriever_fingerprint")
+    retriever = settings.get("retriever_fingerprint")  # None if the passages came with the questions
     n_shown = count_shown_passages(settings.get("k"), retriever) or 0
     if "reranker" not in settings:
         return PassageSource(str(settings.get("retriever", "contexts")), str(retriever), n_shown)

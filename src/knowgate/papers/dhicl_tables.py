@@ -87,10 +87,11 @@ class DhiclVariants:
     def make_name(self, gate: DhiclGate) -> str:
         """Name a variant by its options that differ from the defaults, such as 'dhicl:k=5'."""
         default = DhiclGate(self.history, embedder=self.embedder)
+        same_in_all_variants = ("history", "embedder", "tenant", "scope")
         options = []
         for name in (item.name for item in fields(gate)):
             value = getattr(gate, name)
-            if name not in ("history", "embedder", "tenant", "scope") and value != getattr(default, name):
+            if name not in same_in_all_variants and value != getattr(default, name):
                 options.append(f"{name}={str(value).lower() if isinstance(value, bool) else value}")
         return f"dhicl:{','.join(options)}" if options else "dhicl"
 
@@ -190,7 +191,15 @@ def _load_recorded_table(run: Path, variants: DhiclVariants) -> LabelTable:
 
 @dataclass(frozen=True)
 class VariantRecorder:
-    """Lets the variants decide on the questions of a label run, and stores their decisions in the run."""
+    """Lets the variants decide on the questions of a label run, and stores their decisions in the run.
+
+    Attributes:
+        run: Folder of the label run.
+        variants: Variants of the DH-ICL gate.
+        model: The LLM that decides.
+        prompts: Prompts that the run was made with.
+        notify: Called with a message before a variant decides.
+    """
 
     run: Path
     variants: DhiclVariants
@@ -270,11 +279,11 @@ def _build_table(
     """
     columns = ("gate", *(column for run in tables for column in (run, "random", "AUROC")))
     rows = []
-    for name in ("never", "always"):
+    for name, need in (("never", 0.0), ("always", 1.0)):  # at a threshold of 0.5
         cells: list[str] = []
         for table in tables.values():
-            needs = np.full(len(table.rows), float(name == "always"))  # 1 is above the threshold of 0.5, 0 is not
-            cells += (*_make_cells(table, TableScores(name, needs, 0.5))[:2], MISSING_VALUE)
+            accuracy, random, _ = _make_cells(table, TableScores(name, np.full(len(table.rows), need), 0.5))
+            cells += (accuracy, random, MISSING_VALUE)  # equal needs do not rank questions, so they have no AUROC
         rows.append((name, *cells))
     for name in names:
         rows.append((name, *(cell for run in tables for cell in _make_cells(tables[run], scores[run].get(name)))))

@@ -132,9 +132,10 @@ def sweep_variants(table: LabelTable, prefix: str) -> TextTable:
     rows = []
     for name in names:
         gate = score_gate(table, name)
-        decisions = measure_decisions(table, gate.needs > gate.threshold)
-        rows.append((gate.name, format_auroc(table, gate), *decisions[:4]))
-    return TextTable(f"Variants of {prefix}", ("gate", "AUROC", *DECISION_COLUMNS[:4]), tuple(rows))
+        rate, accuracy, random, gain, *_ = measure_decisions(table, gate.needs > gate.threshold)
+        rows.append((gate.name, format_auroc(table, gate), rate, accuracy, random, gain))
+    columns = ("gate", "AUROC", "retrieval", "accuracy", "random", "gain")
+    return TextTable(f"Variants of {prefix}", columns, tuple(rows))
 
 
 def format_auroc(table: LabelTable, gate: TableScores) -> str:

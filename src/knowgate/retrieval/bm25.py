@@ -80,6 +80,7 @@ class Postings:
         Args:
             passages: The list of terms of each passage, in the order of the index.
         """
+        # Passages are counted in blocks, to limit the memory. A block holds the term numbers of its passages.
         iterator = iter(passages)
         while block := [array("i", self._number_terms(terms)) for terms in itertools.islice(iterator, BLOCK_PASSAGES)]:
             postings = _count_terms(block, first_row=len(self.lengths))

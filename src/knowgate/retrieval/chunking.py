@@ -77,7 +77,7 @@ def _pack(text: str, level: int, limit: int) -> list[str]:
     Args:
         text: The text to split.
         level: Index into `_SEPARATORS`: 0 for paragraphs, 1 for sentences, 2 for words.
-        limit: The maximum length of a passage in units (see `_count_units`).
+        limit: The maximum length of a passage in units: 25 for a word, 12 for a Chinese or Japanese character.
     """
     if level == len(_SEPARATORS) or _count_units(text) <= limit:
         return [text]

@@ -175,7 +175,10 @@ def list_files(folder: Path, suffixes: tuple[str, ...]) -> FolderListing:
 
 
 def _scan_visible(folder: Path, subfolder: str) -> Iterator[tuple[str, str]]:
-    """Yield the name and the kind (see `_classify`) of each entry of a folder that is not hidden."""
+    """Yield the name and the kind of each entry of a folder that is not hidden.
+
+    The kind is 'file', 'folder', or the reason why the entry is neither of them.
+    """
     with os.scandir(folder / subfolder) as entries:
         for entry in entries:
             if not entry.name.startswith("."):

@@ -289,10 +289,10 @@ class CorpusScan:
         writer.write(passages)
         self.documents += 1
         old_row = self.previous.find(document.id, self.max_words)
-        if old_row and (old_row.sha256, old_row.count) == (row.sha256, row.count):
+        if old_row and (old_row.sha256, old_row.count) == (row.sha256, row.count):  # the document did not change
             self.previous_rows.extend(range(old_row.first, old_row.first + old_row.count))
             return row
-        self.previous_rows.extend([-1] * row.count)
+        self.previous_rows.extend([-1] * row.count)  # these passages have no row in the previous index
         if document.id in self.previous.rows:
             self.changed += 1
         else:

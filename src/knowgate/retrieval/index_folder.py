@@ -230,7 +230,7 @@ def open_dense(folder: str | Path, embedder: Embedder | None = None) -> dense.De
 
 
 def open_hybrid(folder: str | Path, embedder: Embedder | None = None) -> HybridRetriever:
-    """Open an index folder for BM25 and dense search, whose rankings are merged (see `open_dense`)."""
+    """Open an index folder for BM25 and dense search, whose rankings are merged; takes the arguments of `open_dense`."""
     return HybridRetriever([open_bm25(folder), open_dense(folder, embedder)])
 
 

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 
 from knowgate.core.text import find_anchor_words, fold_text, join_tokens
-from knowgate.errors import BadSetting
+from knowgate.errors import BadInput, BadSetting
 from knowgate.types import Passage, Retriever
 
 MAX_ROUNDS = 3  # searches for one question, including the first
@@ -17,6 +17,14 @@ def check_k(k: int) -> None:
     """Raise BadSetting unless `k`, the number of passages to return, is at least 1."""
     if k < 1:
         raise BadSetting(f"k={k} is not allowed: it must be at least 1.")
+
+
+def check_passage_lists(questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> None:
+    """Raise BadInput unless there is one list of passages for each question."""
+    if len(questions) != len(passages):
+        raise BadInput(
+            f"got {len(questions)} questions but {len(passages)} lists of passages. Pass one list per question."
+        )
 
 
 def format_passage(passage: Passage) -> str:

@@ -80,6 +80,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._write_timer: asyncio.TimerHandle | None = None
         self._linger_timer: asyncio.TimerHandle | None = None
         self._ignores_input = False  # whether further requests of this connection are not read
+        self._ends_with_connection = False  # whether the end of the connection marks the end of the current response
         self._responded_early = False  # whether a response started before the body of its request was complete
         self._address = ""
         # All connections of a server process share its state, so the connections by address are stored there.
@@ -218,7 +219,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing() or self._ignores_input:
             return
         self._log_rejection(status, message)
-        if self.cycle is None or self.cycle.response_complete:
+        is_idle = self.cycle is None or self.cycle.response_complete
+        if is_idle or not (self.cycle.response_started or self.pipeline or not self.cycle.more_body):
             head = f"content-type: text/plain\r\ncontent-length: {len(message)}\r\nconnection: close\r\n\r\n{message}"
             self.transport.write(STATUS_LINE[status] + head.encode())
         elif not self.cycle.more_body:
@@ -245,7 +247,15 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     async def _send(self, cycle: RequestResponseCycle, message: Any) -> None:
         """Send a part of a response. If it starts before the request's body is complete, the connection ends with it."""
-        is_early = message["type"] == "http.response.start" and cycle.more_body
+        is_start = message["type"] == "http.response.start"
+        is_early = is_start and cycle.more_body
+        if is_start:
+            has_length = any(name.lower() == b"content-length" for name, _ in message["headers"])
+            self._ends_with_connection = cycle.scope["http_version"] == "1.0" and not has_length
+            if self._ends_with_connection:  # HTTP/1.0 has no chunks
+                cycle.chunked_encoding, cycle.keep_alive = False, False
+        elif self._ends_with_connection:
+            cycle.expected_content_length = len(message.get("body", b""))  # so that uvicorn accepts any length
         if is_early:
             cycle.keep_alive = False  # adds the header "Connection: close"
         await RequestResponseCycle.send(cycle, message)

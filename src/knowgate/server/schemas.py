@@ -14,6 +14,7 @@ from typing_extensions import TypedDict
 from knowgate.core.options import option
 
 MAX_DECIDED_QUESTIONS = 256
+MAX_QUESTION_CHARS = 20_000  # a longer message is a text to work on, not a question
 MAX_RERANKED_DOCUMENTS = 1000
 MAX_FEEDBACK_CHARS = 10_000
 MAX_FILTER_PATTERNS = 32
@@ -159,7 +160,7 @@ class FeedbackRequest(ApiRequest):
 class DeletionRequest(ApiRequest):
     """Body of POST /v1/forget, with the question to delete from all logs."""
 
-    question: Text
+    question: Text = Field(max_length=MAX_QUESTION_CHARS)
 
 
 class ClearAlarmRequest(ApiRequest):

@@ -180,7 +180,7 @@ class Service:
             self.learner.observe(response, trace)
         if self.decision_log is not None:
             record = {**report, "model": self.gate_service.rag.model.name}
-            commit = self.decision_log.append(record, trace.question, trace.owner)
+            commit = self.decision_log.append(record, trace.question, trace.owner, seconds)
             if self.options.durable:
                 try:
                     async with asyncio.timeout(max(MIN_COMMIT_SECONDS, self.options.deadline - seconds)):

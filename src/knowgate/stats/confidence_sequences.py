@@ -85,7 +85,7 @@ class MeanConfidenceSequence:
 
     def _find_lower_bound(self, total: float) -> float:
         """Find the lower bound by bisection: the largest mean that the observations exclude as too small."""
-        low, high = 0.0, total / self.n if self.n else 0.0
+        low, high = 0.0, total / self.n if self.n else 0.0  # no mean above the observed one is excluded
         for _ in range(BISECTION_STEPS):
             middle = (low + high) / 2
             if self._is_excluded(total, middle):

@@ -96,8 +96,7 @@ def weighted_ece(weights: WeightMatrix, needed: BoolArray, needs: FloatArray) ->
 
 def assign_ece_bins(needs: FloatArray) -> NDArray[np.int64]:
     """Return for each need the index of its bin; the bins divide 0 to 1 into N_ECE_BINS equal parts."""
-    bins: NDArray[np.int64] = np.minimum((needs * N_ECE_BINS).astype(int), N_ECE_BINS - 1)  # 1.0 is in the last bin
-    return bins
+    return np.asarray(np.minimum((needs * N_ECE_BINS).astype(int), N_ECE_BINS - 1))  # 1.0 is in the last bin
 
 
 @dataclass(frozen=True)
@@ -224,22 +223,18 @@ def _cumulate(rows: WeightMatrix) -> WeightMatrix:
 
 def safe_divide(numerator: FloatArray, denominator: FloatArray) -> FloatArray:
     """Divide elementwise; the result is NaN where the denominator is not positive."""
-    quotient: FloatArray = np.divide(
-        numerator, denominator, out=np.full(np.shape(numerator), np.nan), where=denominator > 0
-    )
-    return quotient
+    undefined = np.full(np.shape(numerator), np.nan)
+    return np.asarray(np.divide(numerator, denominator, out=undefined, where=denominator > 0))
 
 
 def _column_dot(first: NDArray[Any], second: NDArray[Any]) -> FloatArray:
     """Return the dot product of each column of `first` with the same column of `second`."""
-    product: FloatArray = np.einsum("ij,ij->j", first, second, dtype=np.float64)
-    return product
+    return np.asarray(np.einsum("ij,ij->j", first, second, dtype=np.float64))
 
 
 def _column_sum(weights: WeightMatrix) -> FloatArray:
     """Return the sum of each column."""
-    total: FloatArray = weights.sum(axis=0, dtype=np.float64)
-    return total
+    return np.asarray(weights.sum(axis=0, dtype=np.float64))
 
 
 # --- unweighted metrics ---------------------------------------------------------------------------

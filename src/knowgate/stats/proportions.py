@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -236,20 +236,24 @@ def format_proportion(proportion: Proportion, missing: str = MISSING_VALUE) -> s
 
 def format_percent_estimate(estimate: Estimate) -> str:
     """Format a share with its interval as '52.0 % [48.1, 55.9]', or a dash if it is not defined."""
-    if estimate.value is None:
-        return MISSING_VALUE
-    if estimate.low is None or estimate.high is None:
-        return format_percent(estimate.value)
-    return f"{format_percent(estimate.value)} [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
+    return _format_estimate(estimate, format_percent, lambda end: f"{100 * end:.1f}")
 
 
 def format_points_estimate(estimate: Estimate) -> str:
     """Format a difference of two shares with its interval, in percentage points, as '+1.2 [-0.3, +2.7]'."""
+    return _format_estimate(estimate, format_points, format_points)
+
+
+def _format_estimate(
+    estimate: Estimate, format_value: Callable[[float], str], format_end: Callable[[float], str]
+) -> str:
+    """Format the value and, if there is one, the interval of an estimate; a dash if it is not defined."""
     if estimate.value is None:
         return MISSING_VALUE
+    value = format_value(estimate.value)
     if estimate.low is None or estimate.high is None:
-        return format_points(estimate.value)
-    return f"{format_points(estimate.value)} [{format_points(estimate.low)}, {format_points(estimate.high)}]"
+        return value
+    return f"{value} [{format_end(estimate.low)}, {format_end(estimate.high)}]"
 
 
 def format_p_value(p_value: float) -> str:

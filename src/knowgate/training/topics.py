@@ -145,13 +145,10 @@ def measure_clusters(
         rows = assigned == number
         members = np.flatnonzero(rows)
         central = members[np.argsort(-(vectors[members] @ centers[number]), kind="stable")][:RULE_EXAMPLES]
-        results.append(
-            replace(
-                _measure(table, name, rows, retrieve, resamples),
-                examples=tuple(texts[index] for index in central),
-                similarity=_choose_similarity(vectors, rows, vectors[central].mean(axis=0)),
-            )
-        )
+        result = _measure(table, name, rows, retrieve, resamples)
+        examples = tuple(texts[index] for index in central)
+        similarity = _choose_similarity(vectors, rows, vectors[central].mean(axis=0))
+        results.append(replace(result, examples=examples, similarity=similarity))
     return sorted(results, key=lambda result: -result.n)
 
 

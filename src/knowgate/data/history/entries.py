@@ -140,7 +140,8 @@ class HistoryStore(Protocol):
     """A log of labeled questions with nearest-neighbor search; several processes may write to it.
 
     `add`, `forget` (by id or text) and `prune` (expired entries) return the number of entries. `scopes` returns the
-    number of entries by scope. `outcomes` and `batches` return entries with the vectors of their questions.
+    number of entries by scope. `batches` and `outcomes` also return the vectors of the questions. `search` finds similar
+    questions, and `sample` draws questions at random.
     """
 
     @property

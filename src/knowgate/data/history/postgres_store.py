@@ -37,7 +37,8 @@ from knowgate.data.history.similarity import (
     select_neighbors,
 )
 from knowgate.data.history.sqlite_connection import ENTRY_COLUMNS
-from knowgate.errors import ArtifactError, BadSetting, KnowgateError
+from knowgate.errors import ArtifactError, KnowgateError
+from knowgate.retrieval.passages import check_k
 from knowgate.types import Embedder, Neighbor, Vector
 
 log = logging.getLogger(__name__)
@@ -123,7 +124,7 @@ class HnswIndex:
 
 
 class PostgresHistory(SqlHistory):
-    """A history log in PostgreSQL; see `HistoryStore`.
+    """A history log in PostgreSQL: earlier questions, each with whether the LLM knew the answer.
 
     Args:
         address: 'postgresql://USER@HOST/DATABASE?schema=NAME'; the default schema is `knowgate`.
@@ -221,8 +222,7 @@ class PostgresHistory(SqlHistory):
 
         The question itself, expired entries and entries with an excluded label are left out.
         """
-        if k < 1:
-            raise BadSetting(f"k={k} is not allowed: it must be at least 1.")
+        check_k(k)
         size = self._estimate_size(scope)
         if not size:
             return [() for _ in questions]

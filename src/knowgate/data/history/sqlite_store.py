@@ -37,7 +37,8 @@ from knowgate.data.history.similarity import (
 )
 from knowgate.data.history.sqlite_connection import SqliteDatabase, explain_log_error
 from knowgate.data.history.vector_index import LOCK_FILE, Hit, IndexLocation, VectorIndex, erase_rows
-from knowgate.errors import BadInput, BadSetting
+from knowgate.errors import BadInput
+from knowgate.retrieval.passages import check_k
 from knowgate.types import Embedder, Neighbor, Vector
 
 CHUNK_ROWS = 10_000  # rows read at a time
@@ -61,7 +62,7 @@ class _ScopeIndex:
 
 
 class SqliteHistory(SqlHistory):
-    """A history log in an SQLite file; see `HistoryStore`.
+    """A history log in an SQLite file: earlier questions, each with whether the LLM knew the answer.
 
     Args:
         path: The file.
@@ -137,8 +138,7 @@ class SqliteHistory(SqlHistory):
 
         The question itself, expired entries and entries with an excluded label are left out.
         """
-        if k < 1:
-            raise BadSetting(f"k={k} is not allowed: it must be at least 1.")
+        check_k(k)
         if not self._database.read(f"SELECT 1 FROM entries WHERE {IN_SCOPE} LIMIT 1", self._scope_values(scope)):
             return [() for _ in questions]
         vectors, depth = self._embedder.embed(questions), k + EXTRA_CANDIDATES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -64,12 +64,13 @@ def load_questions(spec: str, limit: int | None = None) -> list[Question]:
     return questions
 
 
-def _check_unique(questions: Iterator[Question], spec: str) -> Iterator[Question]:
+def _check_unique(questions: Iterable[Question], source: str) -> Iterator[Question]:
+    """Yield the questions unchanged; raises BadInput at the first id that occurs twice. `source` is for the error."""
     ids: set[str] = set()
     for question in questions:
         if question.id in ids:
             raise BadInput(
-                f"two questions of {spec} have the same id {format_value(question.id)}. Give each question its own id."
+                f"two questions of {source} have the same id {format_value(question.id)}. Give each question its own id."
             )
         ids.add(question.id)
         yield question
@@ -99,8 +100,7 @@ def _check_questions(questions: Sequence[Question]) -> None:
     """Raise BadInput for empty questions, invalid texts and duplicate ids."""
     if not questions:
         raise BadInput("the list of questions is empty. Give at least one question.")
-    ids: set[str] = set()
-    for question in questions:
+    for question in _check_unique(questions, "the list"):
         name = f"question {format_value(question.id)}"
         if not question.text.strip():
             raise BadInput(f"{name} is empty. Give it a text, or remove it.")
@@ -110,11 +110,6 @@ def _check_questions(questions: Sequence[Question]) -> None:
             raise BadInput(
                 f"{name} has {len(question.choices)} choices. Use at most {len(CHOICE_LETTERS)}, one per letter."
             )
-        if question.id in ids:
-            raise BadInput(
-                f"two questions have the same id {format_value(question.id)}. Give each question its own id."
-            )
-        ids.add(question.id)
 
 
 def describe_data(data: QuestionSource) -> str:

@@ -235,7 +235,7 @@ class RunFolder(RowFolder):
 
         Args:
             rows: Rows of this run.
-            name: Name of the states, such as "before.12"; see `vector_names`.
+            name: Name of the states, such as "before.12" for layer 12 before the draft.
 
         Returns:
             An array with one row per label row.

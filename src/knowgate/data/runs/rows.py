@@ -213,7 +213,7 @@ def list_slices(row: LabelRow) -> dict[str, str]:
     """Return the slices (groups for reports, such as a language) that a row belongs to, by dimension.
 
     Dimensions that the data set does not record are left out. The answer frequency is not among them, because its
-    thirds depend on the other rows; see `assign_frequency_thirds`.
+    thirds depend on the other rows.
     """
     meta = row.meta
     is_hotpot = str(meta.get("dataset", "")).startswith("hotpotqa")  # `type` has other meanings elsewhere

@@ -142,7 +142,7 @@ class LabelTable(LabelColumns):
 
     @property
     def always_right(self) -> BoolArray:
-        """Whether the answer is right if always retrieving; that of the closed-book answer without open-book answers."""
+        """Whether the answer of always retrieving is right. If no row has an open-book answer, the closed-book one counts."""
         return self.closed_right if self.open_right is None else self.open_right
 
     @property

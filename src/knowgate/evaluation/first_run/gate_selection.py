@@ -285,7 +285,9 @@ class GateSelector:
 
 
 def fit_first_policy(labeled: LabeledParts, options: FirstRunOptions, reporter: ProgressReporter) -> GateChoice | None:
-    """Fit a policy on the parts 'fit' and 'calibration'. The part 'test' is left for the report.
+    """Fit a policy (gate, arbiter and threshold together) on the questions of the parts 'fit' and 'calibration'.
+
+    The part 'test' is left for the report.
 
     Args:
         labeled: The label runs.
@@ -326,10 +328,11 @@ def _make_choice(policy: FittedPolicy, max_loss: float) -> GateChoice:
     saves = policy.gate.threshold != ALWAYS_RETRIEVE
     if evidence is not None and saves and evidence["epsilon"] <= max_loss:  # epsilon is the loss that is proven
         guarantee = summarize_threshold(policy.gate.threshold, "guarantee", evidence)
-        return GateChoice(str(policy.path), None, guarantee, (), policy.summary, is_policy=True)
+        return GateChoice(str(policy.path), guarantee=guarantee, explanations=policy.summary, is_policy=True)
+    if not saves:
+        return GateChoice(ALWAYS_RETRIEVE_GATE, explanations=policy.summary)
     limit = f"It is not proven to lose at most {100 * max_loss:g} % of the answers."
-    explanations = (*policy.summary, *([limit] if saves else []))
-    return GateChoice(ALWAYS_RETRIEVE_GATE, None, "", (str(policy.path),) if saves else (), explanations)
+    return GateChoice(ALWAYS_RETRIEVE_GATE, alternatives=(str(policy.path),), explanations=(*policy.summary, limit))
 
 
 def count_graded_questions(runs: Sequence[Path]) -> int:

@@ -67,12 +67,13 @@ class LabelRounds:
 
     def add(self, questions: Sequence[Question]) -> LabelRounds:
         """Return the rounds plus a new round for each part that has questions not labeled so far."""
-        known = {id for each in self.rounds for id in each.ids}
+        labeled = {question_id for each in self.rounds for question_id in each.ids}
         added = []
         for part, members in split_into_parts(questions).items():
-            ids = tuple(question.id for question in members if question.id not in known)
+            ids = tuple(question.id for question in members if question.id not in labeled)
             number = 1 + sum(each.part == part for each in self.rounds)
-            added += [LabelRound(f"{part}-{number}", part, ids)] if ids else []
+            if ids:
+                added.append(LabelRound(f"{part}-{number}", part, ids))
         return LabelRounds((*self.rounds, *added))
 
 

@@ -119,7 +119,13 @@ class ProgressRecord:
 
 @dataclass
 class ProgressFile:
-    """The progress file of a first run, written atomically after every step."""
+    """The progress file of a first run, written after every step, so that an interrupted run can continue.
+
+    Attributes:
+        folder: Folder of the first run.
+        options: Options of the first run, as plain data.
+        steps: Result of each finished step, by the name of the step.
+    """
 
     folder: Path
     options: dict[str, Any]

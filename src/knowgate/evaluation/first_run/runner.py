@@ -103,7 +103,13 @@ def first_run(
 
 @dataclass
 class _FirstRun:
-    """One execution of a first run."""
+    """Makes a gate for an LLM and documents, from the index to the report; see `run` for the steps.
+
+    Attributes:
+        options: The LLM, documents and questions.
+        reporter: Receives messages and progress.
+        model: Model to use instead of the one that the options name.
+    """
 
     options: FirstRunOptions
     reporter: ProgressReporter
@@ -169,20 +175,23 @@ class _FirstRun:
         return resolve_model(spec)
 
     def _select_gate(self, labeled: LabeledParts, model: Model) -> GateChoice:
-        """Fit a policy or, with too few questions for that, select a gate; or return the recorded choice."""
+        """Fit a policy or, with too few questions for that, select a gate.
 
-        def work() -> dict[str, Any]:
+        If an earlier run has done this with the same inputs, return its choice.
+        """
+
+        def choose() -> dict[str, Any]:
             if (policy := fit_first_policy(labeled, self.options, self.reporter)) is not None:
                 return {"choice": policy.to_record()}
             selector = GateSelector(labeled, model, self.options.out, self.options.max_loss, self.reporter)
             return {"choice": selector.select().to_record()}
 
-        def list_outputs(result: dict[str, Any]) -> list[Path]:
+        def list_outputs(result: dict[str, Any]) -> list[Path]:  # if one is missing, the choice is made again
             gates = [Path(gate) for gate in (result["choice"]["gate"], *result["choice"]["others"])]
             return [gate for gate in gates if gate.is_relative_to(self.options.out)]
 
         inputs = (labeled.key, self.options.max_loss, ALWAYS_RETRIEVE_GATE)
-        return GateChoice.from_record(self.progress.run_step("gate", inputs, work, list_outputs)["choice"])
+        return GateChoice.from_record(self.progress.run_step("gate", inputs, choose, list_outputs)["choice"])
 
     def _write_report(self, labeled: LabeledParts, choice: GateChoice) -> str:
         """Write the report on the test questions, unless it is there already, and return the verdict in words."""

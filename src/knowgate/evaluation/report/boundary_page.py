@@ -290,10 +290,8 @@ def draw_accuracy_chart(runs: Sequence[RunReport]) -> str:
 
 def _get_accuracy(run: RunReport, side: str) -> Proportion:
     """Return the accuracy of the closed, open or masked answers; the closed ones on questions that also have open ones."""
-    if side == "closed":
-        return tables.get_matched_accuracy(run)
-    accuracy: Proportion = getattr(run.boundary.accuracy, side)
-    return accuracy
+    accuracy = run.boundary.accuracy
+    return {"closed": tables.get_matched_accuracy(run), "open": accuracy.open, "mask": accuracy.mask}[side]
 
 
 def draw_copy_rate_chart(runs: Sequence[RunReport]) -> str:

@@ -49,10 +49,16 @@ def build_boundary_tables(runs: Sequence[RunReport]) -> Iterator[TextTable]:
 
 
 def build_settings_table(runs: Sequence[RunReport]) -> TextTable:
-    """Build the table of settings and row counts."""
+    """Build the table of settings and row counts, with a column for each run.
+
+    Temperature and throughput are left out if no run has recorded them.
+    """
     columns = [_describe_run(run) for run in runs]
-    rows = [(label, *(column[label] for column in columns)) for label in columns[0]]
-    rows = [row for row in rows if row[0] not in ("temperature", "throughput") or set(row[1:]) != {NOT_RECORDED}]
+    rows = []
+    for label in columns[0]:
+        cells = [column[label] for column in columns]
+        if label not in ("temperature", "throughput") or set(cells) != {NOT_RECORDED}:
+            rows.append((label, *cells))
     return _build_side_by_side("Settings and counts", runs, rows)
 
 
@@ -173,9 +179,8 @@ def list_sampled_sides(runs: Sequence[RunReport]) -> list[str]:
 
 
 def _has_effects(runs: Sequence[RunReport], side: str) -> bool:
-    """Return whether any run has a question with mastery or certainty of these answers."""
-    intervals = (get_effect_intervals(run, name, side) for run in runs for name in INDICATORS)
-    return any(item.n for by_interval in intervals for item in by_interval)
+    """Return whether any run has a question with mastery or certainty of the 'closed', 'open' or 'mask' answers."""
+    return any(item.n for run in runs for name in INDICATORS for item in get_effect_intervals(run, name, side))
 
 
 def format_interval(item: EffectInterval) -> str:
@@ -259,15 +264,15 @@ def build_run_slice_tables(runs: Sequence[RunReport]) -> list[TextTable]:
 
 def _build_slice_table(runs: Sequence[RunReport], dimension: str) -> TextTable | None:
     """Build the table of one dimension, such as the language; None if no run has several groups."""
+    # For each run, the groups of this dimension by their value, such as 'en'.
     by_value = [{item.value: item for item in run.boundary.slices if item.dimension == dimension} for run in runs]
-    if not any(len(slices) > 1 for slices in by_value):
+    if not any(len(groups) > 1 for groups in by_value):
         return None
-    values = sorted({value for slices in by_value for value in slices}, key=_get_slice_order)
-    rows = [
-        (value, run.name, *_make_slice_cells(slices.get(value, summarize_slice(dimension, value, ()))))
-        for value in values
-        for run, slices in zip(runs, by_value, strict=True)
-    ]
+    rows = []
+    for value in sorted({value for groups in by_value for value in groups}, key=_get_slice_order):
+        empty = summarize_slice(dimension, value, ())
+        for run, groups in zip(runs, by_value, strict=True):
+            rows.append((value, run.name, *_make_slice_cells(groups.get(value, empty))))
     columns = (dimension, "run", "n", "both ways", "closed", "open", "mean benefit", "mastery", "certainty")
     return TextTable(f"By {dimension}", columns, _blank_repeats(rows))
 
@@ -340,10 +345,13 @@ def _shorten(text: str) -> str:
 
 def _blank_repeats(rows: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
     """Blank the first cell of each row that has the same first cell as the row above."""
-    previous = ["", *(row[0] for row in rows)]
-    return tuple(("" if row[0] == above else row[0], *row[1:]) for row, above in zip(rows, previous, strict=False))
+    blanked, above = [], ""
+    for first, *rest in rows:
+        blanked.append(("" if first == above else first, *rest))
+        above = first
+    return tuple(blanked)
 
 
 def _build_side_by_side(title: str, runs: Sequence[RunReport], rows: Sequence[tuple[str, ...]]) -> TextTable:
-    """Build a table with a column for each run."""
+    """Build a table with a column for each run, from rows of a label and one cell per run."""
     return TextTable(title, ("", *(run.name for run in runs)), tuple(rows))

@@ -194,7 +194,7 @@ def _build_cost_table(verdict: EvaluationVerdict, assumptions: CostAssumptions) 
         _make_cost_row(
             "seconds a question, searching and deciding",
             [cost.seconds(assumptions) for cost in policies],
-            lambda seconds: f"{seconds / SAVINGS_QUESTIONS:.3f}",
+            lambda seconds: f"{seconds / SAVINGS_QUESTIONS:.3f}",  # of one question, unlike the other rows
         ),
     )
     columns = ("", "always retrieve", "never", "with the gate", "the gate saves")
@@ -208,12 +208,15 @@ def _make_cost_row(
 
     Args:
         name: Name of the row.
-        amounts: Amounts per question; None if unknown.
+        amounts: Amounts per question of always, never and gated retrieval; None if unknown.
         format_amount: Formats the amount of `SAVINGS_QUESTIONS` questions.
     """
-    first, last = amounts[0], amounts[-1]
-    cells = (*amounts, None if first is None or last is None else first - last)
-    return (name, *(UNKNOWN_AMOUNT if cell is None else format_amount(SAVINGS_QUESTIONS * cell) for cell in cells))
+    always, _, gated = amounts
+    saved = None if always is None or gated is None else always - gated
+    cells = [
+        UNKNOWN_AMOUNT if amount is None else format_amount(SAVINGS_QUESTIONS * amount) for amount in (*amounts, saved)
+    ]
+    return (name, *cells)
 
 
 def _describe_break_even(verdict: EvaluationVerdict, assumptions: CostAssumptions) -> str:
@@ -280,6 +283,7 @@ class DecisionKind:
 def classify_decisions(evaluation: Evaluation, policy: HighlightedPolicy) -> list[DecisionKind]:
     """Divide decisions into good and bad skips, and searches that helped and harmed."""
     closed, opened, skips = evaluation.table.closed_right, evaluation.table.always_right, policy.skips
+    # Of skips, those of lowest need are shown; of searches, those of highest need.
     return [
         DecisionKind("Good skips: right without a search", True, skips & closed, True),
         DecisionKind("Bad skips: only a search would have been right", False, skips & opened & ~closed, True),

@@ -166,9 +166,11 @@ def _make_frontier_row(gate: GateResult) -> tuple[str, ...]:
     """Make the row of a gate: accuracy at each rate, areas, and the tuned threshold."""
     accuracies = [format_percent(gate.at_rate.get(rate)) for rate in RETRIEVAL_RATES]
     frontier, tuned = gate.frontier, gate.tuned
-    areas = (f"{frontier.area:.3f}", f"{frontier.random_area:.3f}") if frontier else (MISSING_VALUE,) * 2
-    tuning = (format_percent(tuned.accuracy), format_percent(tuned.rate), str(tuned.n)) if tuned else None
-    return (gate.gate, *accuracies, *areas, *(tuning or (MISSING_VALUE,) * 3))
+    areas = [f"{frontier.area:.3f}", f"{frontier.random_area:.3f}"] if frontier else [MISSING_VALUE] * 2
+    tuning = [MISSING_VALUE] * 3
+    if tuned:
+        tuning = [format_percent(tuned.accuracy), format_percent(tuned.rate), str(tuned.n)]
+    return (gate.gate, *accuracies, *areas, *tuning)
 
 
 def build_judgment_table(evaluation: Evaluation) -> TextTable:

@@ -241,16 +241,14 @@ def _describe_difference(recommendation: Recommendation) -> str:
 
 def _describe_doubt(recommendation: Recommendation) -> str:
     """Say what is not certain about a gate that is worth a try."""
-    low = recommendation.difference.low
-    if low is not None and low >= -recommendation.max_loss and recommendation.beats_chance:
-        loss = format_point_count(recommendation.max_loss)
-        if recommendation.forbidden_slices:
-            return f"but {recommendation.forbidden_slices[0].name} certainly loses more than {loss}"
-        return f"but only {recommendation.agreeing_folds} of {FOLDS} repeats chose the same gate"
+    low, loss = recommendation.difference.low, format_point_count(recommendation.max_loss)
     if low is None or low < -recommendation.max_loss:
-        loss = format_point_count(recommendation.max_loss)
         return f"so a loss above {loss} is not ruled out{_suggest_more_questions(recommendation)}"
-    return f"but that it chooses better than chance is not certain: {describe_gain(recommendation)}{STRICTER_TEST}"
+    if not recommendation.beats_chance:
+        return f"but that it chooses better than chance is not certain: {describe_gain(recommendation)}{STRICTER_TEST}"
+    if recommendation.forbidden_slices:
+        return f"but {recommendation.forbidden_slices[0].name} certainly loses more than {loss}"
+    return f"but only {recommendation.agreeing_folds} of {FOLDS} repeats chose the same gate"
 
 
 def _suggest_more_questions(recommendation: Recommendation) -> str:

@@ -109,7 +109,12 @@ def _list_answer_effects(comparison: RerankerComparison, reranker: str) -> list[
 
 
 def _choose_level(gain: Estimate, answer_effects: list[Estimate]) -> Literal["use", "try", "leave"]:
-    """Choose the level of a verdict by the gain in ranking, and by the effects on answers if any are known."""
+    """Choose the level of a verdict on a reranker.
+
+    Args:
+        gain: Gain in ranking over the retriever. Without one, the reranker is left.
+        answer_effects: Changes of accuracy of LLMs. 'use' needs at least one, and all must be certain improvements.
+    """
     is_harmful = any(effect.high is not None and effect.high < 0 for effect in answer_effects)
     if gain.value is None or gain.value <= 0 or is_harmful:
         return "leave"

@@ -19,7 +19,7 @@ from knowgate.data.runs.table import LabelTable, load_label_table
 from knowgate.data.splits import fingerprint_question, mark_held_out
 from knowgate.errors import ArtifactError, BadInput, BadSetting
 from knowgate.gates import check_gate_spec, load_gate
-from knowgate.gates.arbiters.offline_arbitration import ArbiterChoices, arbitrate, get_arbiter_folder
+from knowgate.gates.arbiters.offline_arbitration import arbitrate, get_arbiter_folder
 from knowgate.gates.arbiters.policy_arbiter import NO_ARBITER, get_policy_arbiter
 from knowgate.gates.artifacts.gate_folder import SEEN_FILE, Artifact, read_artifact
 from knowgate.gates.calibration import threshold_choice
@@ -247,7 +247,8 @@ def find_threshold(
     is_held = mark_held_out(keys, held_out, seed)
     _check_enough_questions(int((~is_held).sum()), len(keys), target, left_out)
     choices = None if arbiter is None else arbitrate(table, arbiter, on_progress=on_progress)
-    outcomes = compute_outcomes(table, gate, choices)
+    arbitrated_right = None if choices is None else choices.right
+    outcomes = GateOutcomes(score_gate(table, gate).needs, table.closed_right, table.always_right, arbitrated_right)
     _check_any_harm(outcomes, target)
     chosen_outcomes = outcomes.select(~is_held)
     threshold, facts = _choose_threshold(chosen_outcomes, target)
@@ -284,12 +285,6 @@ def _choose_threshold(outcomes: GateOutcomes, target: CalibrationTarget) -> tupl
         threshold = threshold_choice.choose_for_rate(outcomes.needs, target.value)
         return threshold, {"wanted": target.value, "n": len(outcomes)}
     return threshold_choice.choose_for_accuracy(outcomes), {"n": len(outcomes)}
-
-
-def compute_outcomes(table: LabelTable, gate: str | Gate, choices: ArbiterChoices | None = None) -> GateOutcomes:
-    """Score a gate on a label table and combine its needs for retrieval with the grades of the answers."""
-    arbitrated_right = None if choices is None else choices.right
-    return GateOutcomes(score_gate(table, gate).needs, table.closed_right, table.always_right, arbitrated_right)
 
 
 # --- rows -----------------------------------------------------------------------------------------

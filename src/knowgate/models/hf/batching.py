@@ -155,7 +155,7 @@ def estimate_memory_cost(model: Any) -> MemoryCost:
     # Bytes per token. The factor 2 stands for keys and values.
     cache = 2 * layers * heads * head_width * bytes_per_number
     hidden_states = (layers + 1) * int(config.hidden_size) * bytes_per_number  # kept if a gate reads a layer
-    feed_forward = 4 * feed_forward_width * bytes_per_number  # a layer's intermediate arrays, with room to spare
+    feed_forward = 4 * feed_forward_width * bytes_per_number  # about four arrays of this width at once
     logits = 4 * 4 * int(config.vocab_size)  # four arrays of float32 numbers
     # A decoding step copies the cache, so the cache counts twice.
     return MemoryCost(

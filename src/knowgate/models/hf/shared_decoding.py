@@ -16,12 +16,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from knowgate.models.hf.batching import make_nan_error
-from knowgate.models.hf.decoding import (
-    DecodedRow,
-    DecodingBatch,
-    compute_step_statistics,
-    draw_tokens_on_device,
-)
+from knowgate.models.hf.decoding import DecodedRow, DecodingBatch, compute_step_statistics, draw_tokens_on_device
 from knowgate.models.hf.forward_pass import SharedDecodingBatch, start_shared_decoding
 from knowgate.models.local_backend import TokenStep
 from knowgate.types import Sampling

@@ -28,7 +28,7 @@ class SequenceState:
     """One answer while it is generated.
 
     Args:
-        sequence: Number of the engine's sequence (a row of its key-value cache) that holds prompt and answer.
+        sequence: Number of the sequence in the engine's key-value cache that holds prompt and answer.
         length: Number of tokens that the model has read, including the prompt's. The last of `tokens` may be unread.
         limit: Maximum number of answer tokens.
         uniforms: Uniform numbers to draw tokens with; None to choose greedily.
@@ -178,7 +178,7 @@ def _draw_from_top(probabilities: Vector, uniform: float, sampling: Sampling) ->
     order = np.argsort(-probabilities, kind="stable")[: sampling.top_k or None]
     top = probabilities[order]
     if sampling.top_k:
-        top = top / top.sum()
+        top = top / top.sum()  # top_p is a share of what top_k leaves
     # A token is kept if the tokens before it do not reach top_p yet.
     is_kept = np.cumsum(top) - top < sampling.top_p
     is_kept[0] = True  # sums are rounded; the most probable token always stays

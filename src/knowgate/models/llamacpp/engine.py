@@ -239,7 +239,10 @@ class LlamaEngine:
     # --- hidden states ----------------------------------------------------------------------------
 
     def _get_tensor_names(self, layer: int) -> tuple[bytes, ...]:
-        """Return the names that llama.cpp may give to the hidden state of a layer; layer 0 is the embeddings."""
+        """Return the names that llama.cpp may give to the hidden state of a layer; layer 0 is the embeddings.
+
+        If several of these tensors are computed, the last one counts.
+        """
         if layer == self.depth - 1:  # as in transformers, the last hidden state is taken after the final norm
             return (b"result_norm",)
         return (f"l_out-{layer - 1}".encode(),) if layer else (b"embd", b"inp_embd")

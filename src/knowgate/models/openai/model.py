@@ -174,7 +174,7 @@ class OpenAIModel(Backend):
     # --- reading and generating -------------------------------------------------------------------
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
-        """Return the requested signals of each prompt; see `knowgate.types.Model.read`."""
+        """Return the requested signals of each prompt, such as its draft, samples and hidden states."""
         self.check_request(request)
         drafts = self._read_drafts(prompts, request)
         samples = self._sample(prompts, request.sample_tokens, request.sampling, request.samples, request.seed)
@@ -206,6 +206,7 @@ class OpenAIModel(Backend):
         """
         if resume is not None:
             check_resume_options(temperature, n)
+            # A handle contains its prompt. `zip` only checks that there are as many handles as prompts.
             drafts = [check_resume_handle(item, ServerDraft) for _, item in zip(prompts, resume, strict=True)]
             return self._map(lambda draft: [self._finish_draft(draft, max_tokens)], drafts)
         if temperature > 0:
@@ -380,7 +381,7 @@ class OpenAIModel(Backend):
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
         """Return the log-probabilities of the labels after each part of each prompt (parts x labels).
 
-        If the server does not list a label, its log-probability is an upper bound; see `compute_label_logprobs`.
+        Servers list only the most probable tokens. A label that is not among them gets an upper bound.
         """
         for prompt in prompts:
             if len(prompt.parts) != 1:

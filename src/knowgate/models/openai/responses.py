@@ -116,9 +116,9 @@ def _parse_completion(choice: dict[str, Any], n_tokens: int) -> Completion:
     logprobs = parse_logprobs(choice.get("logprobs"))
     tokens = None if logprobs is None else tuple(item.as_token() for item in logprobs)
     message = choice.get("message")
-    # If both fields are missing, `choice` itself stands for the text, so that the check below fails.
-    text = message.get("content") if isinstance(message, dict) else choice.get("text", choice)
-    if text is not None and not isinstance(text, str):
+    has_text = isinstance(message, dict) or "text" in choice
+    text = message.get("content") if isinstance(message, dict) else choice.get("text")
+    if not has_text or not isinstance(text, str | None):
         raise ModelError(f"the server's response has no answer text. {NOT_OPENAI_HINT}")
     return Completion(
         text=text or "",  # null means that nothing was generated

@@ -82,7 +82,7 @@ class TemplateSet:
         Args:
             key: Name of the template.
             lang: Language of the template.
-            values: Placeholder name -> text. The texts are escaped; see `escape_values`.
+            values: Placeholder name -> text. The texts are escaped, so that they cannot pass for parts of the template.
         """
         template = self.templates[lang][key]
         return template.format(**escape_values(template, values))

@@ -43,7 +43,7 @@ class ChromaRetriever(EngineRetriever):
 
     Args:
         collection: A collection of a Chroma client.
-        options: See `EngineRetriever`.
+        options: Keyword arguments of `EngineRetriever`, such as `fields`, `embedder` and `where` (a filter).
     """
 
     name = "chroma"

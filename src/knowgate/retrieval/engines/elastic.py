@@ -37,7 +37,7 @@ class ElasticRetriever(EngineRetriever):
         index: The name of the index.
         mode: `bm25` searches the words of text and title. `knn` searches the vectors in `fields.vector`.
         transport: An httpx transport that replaces the network in tests.
-        options: See `EngineRetriever`.
+        options: Keyword arguments of `EngineRetriever`, such as `fields`, `embedder` and `where` (a filter).
     """
 
     name = "elastic"
@@ -116,7 +116,7 @@ class ElasticRetriever(EngineRetriever):
 class OpenSearchRetriever(ElasticRetriever):
     """Searches an OpenSearch index, whose API differs from Elasticsearch only in kNN search.
 
-    See `ElasticRetriever` for the arguments.
+    It takes the arguments of `ElasticRetriever`.
     """
 
     name = "opensearch"

@@ -30,7 +30,7 @@ class LanceDBRetriever(EngineRetriever):
 
     Args:
         table: A table of a LanceDB connection.
-        options: See `EngineRetriever`.
+        options: Keyword arguments of `EngineRetriever`, such as `fields`, `embedder` and `where` (a filter).
     """
 
     name = "lancedb"

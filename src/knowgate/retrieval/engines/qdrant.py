@@ -37,7 +37,8 @@ class QdrantRetriever(EngineRetriever):
     Args:
         client: A `QdrantClient`.
         collection: The name of the collection.
-        options: See `EngineRetriever`. If a record has several vectors, `fields.vector` names the one to search.
+        options: Keyword arguments of `EngineRetriever`, such as `embedder` and `where` (a filter). If a record has
+            several vectors, `fields.vector` names the one to search.
     """
 
     name = "qdrant"

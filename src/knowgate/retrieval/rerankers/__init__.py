@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from knowgate.core.registry import RegistryEntry, load_entry, split_spec
-from knowgate.errors import BadSetting, ModelError
+from knowgate.errors import ModelError
+from knowgate.retrieval.passages import check_k
 from knowgate.types import Passage, Reranker
 
 RERANKER_GROUP = "knowgate.rerankers"
@@ -56,8 +57,7 @@ def rerank(
         passages: The retrieved passages of each question. Passages with equal scores keep their order.
         k: How many passages to return for each question.
     """
-    if k < 1:
-        raise BadSetting(f"k={k} is not allowed: the number of passages must be at least 1.")
+    check_k(k)
     scores = reranker.score(questions, passages)
     return [_select_best(row, row_scores, k) for row, row_scores in zip(passages, scores, strict=True)]
 
@@ -75,7 +75,8 @@ def can_skip_reranking(passages: Sequence[Passage], margin: float | None) -> boo
 
     Args:
         passages: The retrieved passages with their scores.
-        margin: The lead (see `compute_score_lead`) from which reranking is skipped. With None, it is never skipped.
+        margin: The lead, from 0 to 1, from which reranking is skipped: the difference between the best and the second
+            score, divided by the best. With None, reranking is never skipped.
     """
     return margin is not None and compute_score_lead(passages) >= margin
 

@@ -22,7 +22,7 @@ from knowgate.core.files import sha256_file, sha256_text
 from knowgate.core.schema import read_record
 from knowgate.core.validation import expand_path, read_json
 from knowgate.errors import ArtifactError, BadInput, BadSetting, ModelError, WeightsError, require_extra
-from knowgate.retrieval.passages import format_passage
+from knowgate.retrieval.passages import check_passage_lists, format_passage
 from knowgate.types import Passage
 
 RERANKER_VERSION = 1
@@ -193,10 +193,7 @@ class CrossEncoderReranker:
             questions: The questions.
             passages: A list of passages for each question.
         """
-        if len(questions) != len(passages):
-            raise BadInput(
-                f"got {len(questions)} questions but {len(passages)} lists of passages. Pass one list per question."
-            )
+        check_passage_lists(questions, passages)
         seen_questions = questions if self.reads_question else [EMPTY_QUESTION] * len(questions)
         pairs = [
             [(question, format_passage(passage)) for passage in row]

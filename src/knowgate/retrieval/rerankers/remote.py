@@ -19,7 +19,7 @@ from knowgate.core.http_client import JsonClient, replace_surrogates
 from knowgate.core.redaction import redact_urls
 from knowgate.core.schema import NonNegativeInt, read_record
 from knowgate.errors import BadInput, BadSetting, ServerError
-from knowgate.retrieval.passages import format_passage
+from knowgate.retrieval.passages import check_passage_lists, format_passage
 from knowgate.types import Passage
 
 RERANK_KEY_VARIABLE = "KNOWGATE_RERANK_KEY"
@@ -91,10 +91,7 @@ class RemoteReranker:
             questions: The questions.
             passages: A list of passages for each question.
         """
-        if len(questions) != len(passages):
-            raise BadInput(
-                f"got {len(questions)} questions but {len(passages)} lists of passages. Pass one list per question."
-            )
+        check_passage_lists(questions, passages)
         pairs = list(zip(questions, passages, strict=True))
         return self._server.map(lambda pair: self._score_passages(*pair), pairs)
 
@@ -149,7 +146,7 @@ class TeiReranker(RemoteReranker):
 
     Args:
         spec: The URL, which ends in `/rerank`.
-        options: See `RemoteReranker`.
+        options: Keyword arguments of `RemoteReranker`, such as `deadline`.
     """
 
     MAX_BATCH_SIZE = 32  # maximum texts per request, the default limit of the server

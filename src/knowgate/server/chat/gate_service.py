@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from knowgate.errors import ArtifactError, KnowgateError
 from knowgate.gates import PACKAGED_GATES, load_gate
+from knowgate.gates.baselines import AlwaysGate, NeverGate
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.server.chat.request_options import FilteredRetriever, RequestOptions, read_request_options
@@ -175,6 +176,9 @@ class GateService:
         trace.draft = draft
         if self.is_stale(rag):
             return self.bypass_stale_gate(rag, trace)
+        if isinstance(rag.gate, AlwaysGate | NeverGate):  # they cannot fail, so no breaker applies to them
+            trace.decision = rag.decide(question)
+            return trace.decision
         breaker = self.gate_breakers.get(trace.owner)
         if not breaker.try_acquire():
             return self.bypass_failed_gate(rag, trace, "the gate failed repeatedly and is not used for a while")

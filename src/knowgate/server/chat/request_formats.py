@@ -24,9 +24,9 @@ from knowgate.models.prompts.templates import (
 )
 from knowgate.pipeline.conversation import question_from_messages
 from knowgate.server.options import PassagePlacement
+from knowgate.server.schemas import MAX_QUESTION_CHARS
 from knowgate.types import Model, Passage, Question
 
-MAX_QUESTION_CHARS = 20_000  # a longer message is a text to work on, not a question
 MAX_PROMPT_CHARS = 500  # a longer prompt is a text to continue, not a question
 TAG_OPENINGS, SLASHES = "<＜﹤‹«⟨〈\u2329《❮˂", "/／∕⁄⧸"
 HIDDEN_CHARACTERS = INVISIBLE_CHARACTERS + "\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff"  # and combining ones

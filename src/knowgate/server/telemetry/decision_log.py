@@ -89,7 +89,9 @@ class DecisionLog:
             ) from None
         self._thread.submit(self._delete_expired)
 
-    def append(self, record: dict[str, Any], question: str | None, owner: str = "") -> Future[None]:
+    def append(
+        self, record: dict[str, Any], question: str | None, owner: str = "", seconds: float = 0.0
+    ) -> Future[None]:
         """Queue a decision for writing, and return at once.
 
         If too many decisions are waiting to be written, this one is lost.
@@ -98,6 +100,7 @@ class DecisionLog:
             record: The decision, as JSON.
             question: The question, which is stored only if that is enabled.
             owner: Name of the API key of the request.
+            seconds: Duration of the request. If its question was deleted meanwhile, the decision is not stored.
 
         Returns:
             A future that completes when the decision is committed. It raises an error if the decision is lost. Other
@@ -105,7 +108,7 @@ class DecisionLog:
         """
         text = question if self.stores_questions else None
         key = None if text is None else question_key(text)
-        row = (record["id"], time.time(), text, json.dumps(record), owner, key)
+        row = (record["id"], time.time() - seconds, text, json.dumps(record), owner, key)
         with self._lock:
             is_full = len(self._pending) >= MAX_PENDING_ROWS
             if not is_full:

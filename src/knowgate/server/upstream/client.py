@@ -28,13 +28,35 @@ from knowgate.server.streaming import InvalidResponse
 from knowgate.server.upstream.response_body import parse_upstream_json, read_content, run_for_size
 
 FORWARDED_RESPONSE_HEADERS = ("content-type", "retry-after", "x-request-id", "openai-processing-ms")
-FORWARDED_REQUEST_HEADERS = (
-    "openai-organization", "openai-project", "openai-beta", "x-request-id", "traceparent", "tracestate"
-)  # fmt: skip
+FORWARDED_REQUEST_HEADERS = ("openai-beta", "x-request-id", "traceparent", "tracestate")
+ACCOUNT_HEADERS = ("openai-organization", "openai-project")  # forwarded together with the API key of the client
 MAX_CONNECTIONS = 256
 MAX_STATUS = 599
+MAX_INTERIM_RESPONSES = 100
 PROBE_SECONDS = 5.0  # maximum time in which an upstream that failed repeatedly must list its models
 DEADLINE_SHARE = 0.9  # maximum time to the first byte, as a share of the deadline of a request
+
+
+class LimitedResponse(aiohttp.ClientResponse):
+    """A response of the upstream with a limit on interim responses (status 1xx), of which aiohttp skips any number."""
+
+    async def start(self, connection: Any) -> aiohttp.ClientResponse:
+        protocol, reads_left = connection.protocol, MAX_INTERIM_RESPONSES + 1
+        read = protocol.read
+
+        async def read_limited() -> Any:
+            nonlocal reads_left
+            reads_left -= 1
+            if reads_left < 0:
+                connection.close()
+                raise aiohttp.ClientPayloadError("too many interim responses")
+            return await read()
+
+        protocol.read = read_limited
+        try:
+            return await super().start(connection)
+        finally:
+            del protocol.read  # the connection may be used again
 
 
 class UpstreamClient:
@@ -75,6 +97,7 @@ class UpstreamClient:
                 timeout=aiohttp.ClientTimeout(
                     total=None, sock_connect=self._connect_timeout, sock_read=self._first_byte_timeout
                 ),
+                response_class=LimitedResponse,
                 auto_decompress=False,  # `iter_chunks` decompresses, with a limit
                 skip_auto_headers=("User-Agent",),
                 **_find_proxy(self.url),
@@ -168,14 +191,22 @@ class UpstreamClient:
         headers = {name: client_headers[name] for name in FORWARDED_REQUEST_HEADERS if name in client_headers}
         headers["Content-Type"] = "application/json"
         headers["Accept-Encoding"] = "identity"  # without compression, streams can be forwarded as they are
-        key, _ = find_api_key()
-        if self._login:
-            headers["Authorization"] = self._login
-        elif key:
-            headers["Authorization"] = f"Bearer {key}"
+        if own_login := self._get_login():
+            headers["Authorization"] = own_login
         elif self._forwards_keys and "authorization" in client_headers:
             headers["Authorization"] = client_headers["authorization"]
+            headers |= {name: client_headers[name] for name in ACCOUNT_HEADERS if name in client_headers}
         return headers
+
+    def _get_login(self) -> str:
+        """Return the header with which this server logs in to the upstream, or "" if it has no login of its own."""
+        key, _ = find_api_key()
+        return self._login or (f"Bearer {key}" if key else "")
+
+    def redact_login(self, content: bytes) -> bytes:
+        """Replace the secret of this server's login in a response, because some servers repeat it in their errors."""
+        secret = self._get_login().partition(" ")[2].encode()
+        return content.replace(secret, b"***") if secret else content
 
     async def list_models(self, headers: Headers) -> list[dict[str, Any]]:
         """Return the models that the upstream lists, or an empty list if it has no valid list of models."""

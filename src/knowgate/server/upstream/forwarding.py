@@ -322,13 +322,10 @@ class UpstreamForwarder:
 async def forward_response(
     upstream: UpstreamClient, response: aiohttp.ClientResponse, trace: RequestTrace, *, annotates_body: bool = True
 ) -> Response:
-    """Read a response of the upstream that is not streamed, and return it for the client.
+    """Read a response of the upstream that is not streamed, and return it for the client, with the trace in its headers.
 
-    Args:
-        upstream: The upstream.
-        response: The response of the upstream.
-        trace: Trace of the request, which is added to the headers.
-        annotates_body: Whether to add the `knowgate` object to the body of a successful response.
+    With `annotates_body`, the `knowgate` object is added to the body of a successful response. The login of this server
+    is removed from error messages.
 
     Raises:
         ApiError: The connection failed.
@@ -339,6 +336,8 @@ async def forward_response(
         if response.status == 200 and annotates_body:
             await parse_completion(content)
             content = await run_for_size(len(content), lambda: _annotate_body(content, trace))
+        elif response.status != 200:
+            content = upstream.redact_login(content)
     except (ClientError, OSError, InvalidResponse) as error:
         raise upstream.record_body_error(error, response) from None
     return Response(content, response.status, build_response_headers(response, trace.headers))

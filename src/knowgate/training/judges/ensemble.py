@@ -153,10 +153,10 @@ def fit_judge(
     work: Path,
     watch: FitProgressCallback | None,
 ) -> FittedJudge[JudgeType]:
-    """Train every member and load the result.
+    """Train every member of an ensemble of judges, and load the result.
 
     Args:
-        members: The trainings.
+        members: The members, with the rows that each is trained on.
         labels: The two words that the judge chooses from.
         prompts: Name of the packaged prompts.
         make_examples: Makes the training examples of the rows with the given indices.
@@ -170,9 +170,11 @@ def fit_judge(
         folder = work if len(members) == 1 else work / f"member-{number}"
         trained.append(_train_member(kind, base, labels, make_examples, member, folder, watch or ignore_progress))
     folders = list_adapter_folders(work / ADAPTER_FOLDER, len(trained))
+    files: dict[str, bytes] = {}
     for folder, member_result in zip(folders, trained, strict=True):
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(member_result.judge.folder, folder)
+        files |= {f"{folder.name}/{name}": data for name, data in member_result.judge.files.items()}
     digests = [compute_adapter_digest(folder) for folder in folders]
     training = members[0].training
     options = {
@@ -185,11 +187,6 @@ def fit_judge(
         "adapter_sha256": digests[0],
         **kind.options,
         **({"more_sha256": digests[1:]} if len(digests) > 1 else {}),
-    }
-    files = {
-        f"{folder.name}/{name}": data
-        for folder, member_result in zip(folders, trained, strict=True)
-        for name, data in member_result.judge.files.items()
     }
     judge = kind.load(folders[0], options, prompts)
     return FittedJudge(judge, members, options, _describe_trainings(trained), files)

@@ -170,12 +170,9 @@ class GradedQuestions:
     def select(self, rows: BoolArray) -> GradedQuestions:
         """Return the questions that `rows` marks as True."""
         gates = {name: replace(gate, needs=gate.needs[rows]) for name, gate in self.gates.items()}
-        arbiters = {
-            name: replace(arbiter, takes_closed=arbiter.takes_closed[rows]) for name, arbiter in self.arbiters.items()
-        }
-        return replace(
-            self, closed_right=self.closed_right[rows], open_right=self.open_right[rows], gates=gates, arbiters=arbiters
-        )
+        arbiters = {name: replace(item, takes_closed=item.takes_closed[rows]) for name, item in self.arbiters.items()}
+        closed, opened = self.closed_right[rows], self.open_right[rows]
+        return replace(self, closed_right=closed, open_right=opened, gates=gates, arbiters=arbiters)
 
     def answer_right(self, gate: str, arbiter: str, threshold: float) -> BoolArray:
         """Return which questions a policy answers right."""
@@ -238,7 +235,6 @@ class GradedQuestions:
 
     def compare_values(self, policy: PolicyResult, other: PolicyResult) -> tuple[float, float]:
         """Return the mean gain in value of one policy over another, and its standard error."""
-        gain = self.compute_values(policy.gate, policy.arbiter, policy.threshold) - self.compute_values(
-            other.gate, other.arbiter, other.threshold
-        )
+        values = [self.compute_values(each.gate, each.arbiter, each.threshold) for each in (policy, other)]
+        gain = values[0] - values[1]
         return float(gain.mean()), float(gain.std() / np.sqrt(len(gain)))

@@ -188,17 +188,8 @@ class PolicySearch:
         topics = self._measure_topics(self._list_retrieved(choice.chosen, outcomes.needs > threshold))
         summary = self._summarize(choice, held_out, total)
         summary += (describe_extremes(topics),) if topics else ()
-        parts = PolicyParts(
-            self.evidence,
-            choice,
-            threshold,
-            outcomes,
-            arbiter,
-            arbiter_folder,
-            self.options.confidence,
-            summary,
-            topics,
-        )
+        evidence, confidence = self.evidence, self.options.confidence
+        parts = PolicyParts(evidence, choice, threshold, outcomes, arbiter, arbiter_folder, confidence, summary, topics)
         self._write(parts, result, examples, out)
         return FittedPolicy(out, choice, held_out, summary)
 
