@@ -205,8 +205,9 @@ def test_a_request_ends_at_its_deadline(serve, stub, streamed):
     reply = ask(address, stream=streamed)
     if streamed:
         assert events(reply)[-1]["error"]["code"] == "deadline"
-    else:  # the first byte of the upstream must arrive a little before the deadline
-        assert (reply.status_code, reply.json()["error"]["code"]) == (504, "upstream_timeout")
+    else:  # the first byte of the upstream must arrive 30 ms before the deadline, which a busy machine may miss
+        assert reply.status_code == 504
+        assert reply.json()["error"]["code"] in ("upstream_timeout", "deadline")
 
 
 @pytest.mark.parametrize("streamed", [False, True])
