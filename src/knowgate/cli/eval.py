@@ -123,7 +123,10 @@ def _print_evaluation(evaluation: Evaluation, report: ReportOptions, *, full: bo
         return
     verdict = build_verdict(evaluation, report, report.max_loss)
     print_text(" ".join([f"{verdict.label}:", verdict.text, *([verdict.note] if verdict.note else [])]))
-    if verdict.recommendation.is_positive and verdict.savings.money is None:
+    if not evaluation.ranking_gates and evaluation.has_open_answers:
+        labels = " ".join(f"--labels {run}" for run in evaluation.table.runs)
+        inform(f"Next: knowgate fit {labels} --out my-policy")
+    if verdict.level in ("saves", "may-save") and verdict.savings.money is None:
         inform("To see whether it pays, set the price of an LLM call: --price-llm-call PRICE.")
     if rules := describe_rules(propose_rules(evaluation.topics)):
         print_text(f"{rules} Write them to a file: knowgate report RUN --topic-rules FILE")

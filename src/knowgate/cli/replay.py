@@ -35,6 +35,14 @@ LogArgument = Annotated[
         help="Output of `knowgate ask --json`, the decision log of the server (`serve --decisions`), or a label run.",
     ),
 ]
+ArbiterOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR|rules|none",
+        help="Arbiter that chooses between the answers with and without passages. Label runs only. [default: that of the "
+        "policy]",
+    ),
+]
 # Column titles by how both answers are known. "Differ" means that the answers with and without passages disagree;
 # "lost" means that only the answer with passages is correct.
 RISK_COLUMNS = {
@@ -60,13 +68,7 @@ def replay_command(
             help="Gate to replay. Required for a label run; for a log, a fitted gate whose own threshold to show too."
         ),
     ] = None,
-    arbiter: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR|rules",
-            help="Arbiter that chooses between the answers with and without passages. Label runs only.",
-        ),
-    ] = None,
+    arbiter: ArbiterOption = None,
     arm: Annotated[
         str | None,
         typer.Option(
@@ -88,12 +90,7 @@ def replay_command(
     Example: knowgate replay traffic.jsonl --thresholds 0.2,0.4,0.6 --price-search 0.001
     """
     requested = parse_thresholds(thresholds)
-    location = parse_log_location(log)
-    if arbiter is not None and not (isinstance(location, Path) and location.is_dir()):
-        raise BadSetting(
-            "--arbiter needs a label run: a log does not record both answers. Leave --arbiter out, or give a label run."
-        )
-    logged = read_traffic(location, gate, arbiter, arm)
+    logged = read_traffic(parse_log_location(log), gate, arbiter, arm)
     names = name_thresholds(logged, gate)
     traffic = Traffic(logged.events)
     results = replay_traffic(traffic, [*requested, *names], prices)
@@ -140,14 +137,25 @@ def read_traffic(
     Args:
         log: File, folder or database of the log.
         gate: Gate that decides the questions of a label run; ignored for other logs.
-        arbiter: Arbiter that chooses between the two answers of a label run; ignored for other logs.
+        arbiter: Arbiter that chooses between the two answers of a label run; None for that of the policy.
         arm: Arm of an A/B test ('a' or 'b') whose decisions to read. Server logs only.
     """
+    if arbiter is not None and not (isinstance(log, Path) and log.is_dir()):
+        raise BadSetting(
+            "--arbiter needs a label run: a log does not record both answers. Leave --arbiter out, or give a label run."
+        )
     if not isinstance(log, Path) or is_server_log(log):
         return read_server_log(log, arm)
     if arm is not None:
         raise BadSetting("--arm needs a decision log of the server: other logs have one gate only. Leave --arm out.")
-    return read_label_run_traffic(log, gate, arbiter) if log.is_dir() else read_traffic_log(log)
+    if not log.is_dir():
+        return read_traffic_log(log)
+    if gate is None:
+        raise BadSetting(
+            f"'{log}' is a label run, which needs a gate to decide on its questions. Fit a policy: knowgate fit --labels "
+            f"{log} --out my-policy. Then set --gate my-policy."
+        )
+    return read_label_run_traffic(log, gate, arbiter)
 
 
 def name_thresholds(log: LoggedTraffic, gate: str | None) -> dict[float, str]:
@@ -216,7 +224,8 @@ def _format_share(share: Proportion) -> str:
 def print_log_summary(log: LoggedTraffic, traffic: Traffic) -> None:
     """Print how many questions the numbers are based on, what was left out, and what was estimated."""
     n = len(log.events)
-    inform(f"{n} questions decided by the gate {', '.join(log.gates)} for {', '.join(log.models)}.")
+    arbiter = f" with the arbiter {log.arbiter}" if log.arbiter else ""
+    inform(f"{n} questions decided by the gate {', '.join(log.gates)}{arbiter} for {', '.join(log.models)}.")
     if log.bad_lines:
         inform(f"Lines left out: {log.describe_bad_lines()}.")
     if log.left_out:

@@ -182,7 +182,7 @@ def _evaluate_runs(
     if arbiter is not None:
         choices = arbitrate(table, arbiter, plug_in=options.plug_in, on_progress=on_arbitrated)
         cascade = evaluate_cascade(table, _add_baselines(table, scores, ["always"]), choices, bootstrap)
-        evaluation = replace(evaluation, cascade=cascade)
+        evaluation = replace(evaluation, cascade=replace(cascade, is_policy=options.arbiter is None))
     fingerprint = choices.fingerprint if choices else None
     guarantees = read_guarantees(table, named, plug_in=options.plug_in, arbiter=fingerprint)
     evaluation = replace(evaluation, guarantees=guarantees)

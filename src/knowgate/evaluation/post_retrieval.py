@@ -80,12 +80,14 @@ class Cascade:
         fingerprint: Fingerprint of the arbiter.
         from_memory: Share of questions that get the closed-book answer if all are retrieved for.
         lines: One result per gate.
+        is_policy: Whether the arbiter is that of the evaluated policy, so that these results are those of the policy.
     """
 
     arbiter: str
     fingerprint: str
     from_memory: float
     lines: list[CascadeResult]
+    is_policy: bool = False
 
     @property
     def arbiter_right(self) -> BoolArray:
@@ -165,7 +167,8 @@ def build_cascade_table(cascade: Cascade) -> TextTable:
         )
         for result in cascade.lines
     ]
-    return TextTable(f"Cascade: the arbiter {cascade.arbiter} chooses after retrieval", columns, tuple(rows))
+    title = "The policy as it runs" if cascade.is_policy else "Cascade"
+    return TextTable(f"{title}: the arbiter {cascade.arbiter} chooses after retrieval", columns, tuple(rows))
 
 
 # --- second look: a judge drops useless passages (KBM, section 5.4) -------------------------------

@@ -44,14 +44,17 @@ def build_boundary_sections(runs: Sequence[RunReport]) -> list[str]:
     texts = [describe_synthetic(count.synthetic, count.rows) for count in counts]
     cautions = [text for text in texts if text]
     settings = [html.render_table(tables.build_settings_table(runs))]
+    # Imported answers have no samples, so neither mastery nor certainty.
+    has_samples = any(tables.has_effects(runs, side) for side in tables.SIDE_NAMES)
+    has_effects = has_samples or not all(run.boundary.counts.with_open for run in runs)
     return [
         html.render_cautions(cautions),
         _build_summary_section(runs),
         _build_accuracy_section(runs),
-        _build_saving_section(runs),
+        _build_saving_section(runs) if has_effects else "",
         *(_build_extremes_section(runs, name) for name in ("harmed", "helped")),
-        _build_effect_section(runs),
-        _build_copy_rate_section(runs),
+        _build_effect_section(runs) if has_effects else "",
+        _build_copy_rate_section(runs) if any(run.boundary.copying for run in runs) else "",
         _build_slice_section(runs),
         _build_agreement_section(runs),
         html.render_folded_section("runs", "Runs", "What was asked of which model, and how it was graded.", settings),

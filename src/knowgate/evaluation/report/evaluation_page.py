@@ -41,7 +41,8 @@ MIN_SLICE_QUESTIONS = 10
 EXAMPLES_PER_KIND = 5
 RECOMMENDATION_STEPS = (
     "A gate whose folder holds a guarantee that applies here (same LLM, wording, passages, answer length) is used at its own "
-    "threshold; of several, the one that skips most. Grades do not influence this choice, so all questions measure it.",
+    "threshold; of several, the one that skips most. Grades do not influence this choice, so all questions measure it. A "
+    "policy is measured with its arbiter. If a calibrated gate is the only one, the verdict is about its own threshold.",
     "Otherwise every gate is tried at every threshold, and so is doing without retrieval. A skip wins if only the "
     "closed-book answer is right, and loses if only the open-book one is.",
     "A threshold is acceptable if (wins - losses - 1) / n, minus 1.645 standard errors, is above minus half of the "
@@ -154,8 +155,8 @@ def _build_cost_section(verdict: EvaluationVerdict, policy: HighlightedPolicy, a
     """Build the section on money and latency; rows with unknown amounts are collapsed."""
     intro = (
         f"Of {policy.name}, at {describe_prices(assumptions)} and {assumptions.search_seconds:g} s a search. Searches, LLM "
-        "calls and generated tokens are counted in the rows. Set price_search, price_token or price_llm_call, and "
-        f"search_seconds for your own. {_describe_break_even(verdict, assumptions)}".rstrip()
+        "calls and generated tokens are counted in the rows. Prices and seconds are options of the evaluation. "
+        f"{_describe_break_even(verdict, assumptions)}".rstrip()
     )
     table = _build_cost_table(verdict, assumptions)
     known = tuple(row for row in table.rows if UNKNOWN_AMOUNT not in row)
@@ -339,13 +340,13 @@ def _build_folded_sections(evaluation: Evaluation, policy: HighlightedPolicy | N
 
 
 def _build_ranking_section(evaluation: Evaluation, policy: HighlightedPolicy | None) -> str:
-    """Build the section with ROC curves, calibration and distribution of needs."""
+    """Build the section with ROC curves, calibration and distribution of needs; '' without gates."""
     intro = "How well need tells what the LLM does not know, at any threshold; and whether it is a probability."
     gates = _order_by_auroc(evaluation, policy)
-    figures = []
-    if gates:
-        roc = charts.draw_roc_chart(evaluation, gates[:MAX_ROC_CURVES])
-        figures.append(html.render_figure(roc, "ROC curves, with AUROC"))
+    if not gates:
+        return ""
+    roc = charts.draw_roc_chart(evaluation, gates[:MAX_ROC_CURVES])
+    figures = [html.render_figure(roc, "ROC curves, with AUROC")]
     for gate in gates[:MAX_CHARTED_GATES]:
         calibration = charts.draw_reliability_chart(evaluation, gate)
         figures.append(html.render_figure(calibration, f"Calibration: {gate.gate}"))
