@@ -311,7 +311,11 @@ class Service:
     def _require_decision_log(self) -> DecisionLog:
         """Return the decision log, or raise a 404 error if there is none."""
         if self.decision_log is None:
-            raise ApiError(404, "this server has no decision log. Set `decisions` in its settings.", "no_log")
+            message = (
+                "this server has no decision log. Start it with one: use the option `decisions` of `knowgate serve`, or "
+                "set `decisions` in the table [serve] of knowgate.toml."
+            )
+            raise ApiError(404, message, "no_log")
         return self.decision_log
 
     async def _find_decision(self, id: str, trace: RequestTrace) -> dict[str, Any]:
