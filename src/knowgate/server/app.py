@@ -108,10 +108,10 @@ class EndpointApp:
                 self.service.spans.export(request.method, path, status, trace, request.headers)
 
     async def _respond(self, request: Request, trace: RequestTrace) -> Response:
-        """Check API key, rate and load, wait for the body, then run the handler.
+        """Check the API key, its rate and the number of active requests, wait for the body, then run the handler.
 
-        GET requests skip the check of load, and requests to public endpoints also that of the rate. A streaming response
-        counts as an active request until its last event has been sent.
+        Public endpoints need no key. GET requests do not count as active. A streaming response counts as an active
+        request until its last event has been sent.
         """
         service = self.service
         try:
@@ -313,6 +313,7 @@ class SettingsReloader:
         async with self._lock:
             try:
                 settings = await asyncio.to_thread(self._read_settings)
+                # With an upstream, the server has no LLM of its own that could change.
                 keeps_model = settings.model == self._settings.model or self._service.forwarder is not None
                 model = self._service.gate_service.rag.model if keeps_model else None
                 gate_service = await asyncio.to_thread(build_gate_service, settings, self._service.options, model)
