@@ -79,7 +79,7 @@ class ChatModel(Backend):
     """
 
     name: str
-    depth = 0
+    depth = 0  # a chat interface returns no hidden states
 
     def __init__(self, name: str, *, logprobs: bool = False):
         self.name = name
@@ -113,7 +113,7 @@ class ChatModel(Backend):
         return MAX_CONCURRENT_REQUESTS
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest, /) -> list[Reading]:
-        """Draft and sample answers as requested; see `knowgate.types.Model.read`.
+        """Return, for each prompt, a draft (a greedy answer) and sampled answers, as far as they are requested.
 
         Raises:
             UnsupportedSignal: Hidden states were requested, which a chat interface does not return.
@@ -154,7 +154,7 @@ class ChatModel(Backend):
             check_resume_options(temperature, n)
             drafts = [check_resume_handle(handle, ChatDraft) for _, handle in zip(prompts, resume, strict=True)]
             return self._map(lambda draft: [self._continue_draft(draft, max_tokens)], drafts)
-        if temperature == 0:
+        if temperature == 0:  # one request per prompt, whose completion is returned n times
             return self._map(
                 lambda prompt: [self._complete_greedily(prompt, max_tokens, seed)] * n if n else [], prompts
             )
@@ -166,8 +166,8 @@ class ChatModel(Backend):
         answer = draft.get_answer(max_tokens)
         if answer is None:
             with wrap_errors(self.name):
-                request = ChatRequest(_get_user_message(draft.prompt), max_tokens)
-                return self._check_logprobs((yield from self._stream(request)))
+                completion = yield from self._stream(ChatRequest(_get_user_message(draft.prompt), max_tokens))
+                return self._check_logprobs(completion)
         if answer.text:
             yield answer.text
         return answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -79,8 +80,8 @@ class Service:
 
     def __post_init__(self) -> None:
         options = self.options
-        # On a server with API keys, one key can use only half of the capacity.
-        share = options.waiting if options.keys is None else -(-options.waiting // 2)
+        # On a server with API keys, one key can use only half of the capacity, rounded up.
+        share = options.waiting if options.keys is None else math.ceil(options.waiting / 2)
         self.active_requests = RequestSlots(options.waiting, share)
         self.unfinished_bodies = RequestSlots(UPLOAD_FACTOR * options.waiting, options.waiting)
         self._parser_lock = asyncio.Lock()
@@ -161,8 +162,8 @@ class Service:
     async def record(self, route: str, response: Response, trace: RequestTrace) -> Response:
         """Record a request whose response is about to be sent.
 
-        Every request is counted in the metrics. If a decision was made, it is also added to the recent decisions and to
-        the decision log, and the response is passed on to the learner.
+        Every request is counted in the metrics. If the gate decided whether to retrieve, the decision is also added to
+        the recent decisions and to the decision log, and the response is passed on to the learner.
 
         Returns:
             The response to send. With the option `durable`, this is an error if the decision could not be stored.
@@ -178,19 +179,21 @@ class Service:
         self.recent.append(report, trace.question)
         if self.learner is not None and trace.client_request is not None:
             self.learner.observe(response, trace)
-        if self.decision_log is not None:
-            record = {**report, "model": self.gate_service.rag.model.name}
-            commit = self.decision_log.append(record, trace.question, trace.owner, seconds)
-            if self.options.durable:
-                try:
-                    async with asyncio.timeout(max(MIN_COMMIT_SECONDS, self.options.deadline - seconds)):
-                        await asyncio.shield(asyncio.wrap_future(commit))
-                except STORE_ERRORS:  # also after the timeout
-                    if isinstance(response, EventStreamResponse):
-                        await response.events.aclose()
-                        response.on_close()
-                    message = "the decision could not be stored, so it is not acknowledged. Try again later."
-                    return ApiError(503, message, "log_down", trace.headers).to_response()
+        if self.decision_log is None:
+            return response
+        record = {**report, "model": self.gate_service.rag.model.name}
+        commit = self.decision_log.append(record, trace.question, trace.owner, seconds)
+        if not self.options.durable:
+            return response
+        try:
+            async with asyncio.timeout(max(MIN_COMMIT_SECONDS, self.options.deadline - seconds)):
+                await asyncio.shield(asyncio.wrap_future(commit))
+        except STORE_ERRORS:  # these include TimeoutError
+            if isinstance(response, EventStreamResponse):
+                await response.events.aclose()
+                response.on_close()
+            message = "the decision could not be stored, so it is not acknowledged. Try again later."
+            return ApiError(503, message, "log_down", trace.headers).to_response()
         return response
 
     async def count_requests(self, key: ApiKey | None, count: int = 1) -> None:
