@@ -181,10 +181,10 @@ class UpstreamForwarder:
             return None
         if draft.calls_tool:
             request.trace.ungated_reason = "the LLM called a tool"
-            return await _send_draft(self.upstream, draft, request)
+            return await _make_draft_response(self.upstream, draft, request)
         decision = await self.gate_service.decide(rag, question, draft.completion, request.trace)
         if not decision.retrieve or rag.retriever is None:
-            return await _send_draft(self.upstream, draft, request)
+            return await _make_draft_response(self.upstream, draft, request)
         if draft.has_ended and rag.bound_arbiter is not None:
             await draft.read_to_end()  # the arbiter compares complete answers only
         request.draft = draft
@@ -214,7 +214,7 @@ class UpstreamForwarder:
         if trace.decision is not None and "retriever" not in trace.degraded:
             trace.decision = replace(trace.decision, notes=(*trace.decision.notes, DecisionNote.NOTHING_FOUND))
         if request.draft is not None and request.draft.completion is not None:
-            return await _send_draft(self.upstream, request.draft, request)
+            return await _make_draft_response(self.upstream, request.draft, request)
         _close_draft(request)
         return await self.forward(request)
 
@@ -249,7 +249,7 @@ class UpstreamForwarder:
         is_beginning_accepted = answer.remaining_lines is not None and not answer.has_ended
         if not is_beginning_accepted:
             answer = await self._arbitrate(arbiter, question, draft, answer, request.trace)
-        return await _send_draft(self.upstream, answer, request)
+        return await _make_draft_response(self.upstream, answer, request)
 
     async def _arbitrate(
         self, arbiter: Arbiter, question: Question, draft: UpstreamDraft, answer: UpstreamDraft, trace: RequestTrace
@@ -322,14 +322,14 @@ class UpstreamForwarder:
             response = await self.upstream.send("POST", path, request.content, request.headers)
             if response.status != 200 or response.content_type != EVENT_STREAM:
                 return await forward_response(self.upstream, response, request.trace)
-        return _send_stream(self.upstream, response, request, StreamAnnotator(request.trace))
+        return _make_stream_response(self.upstream, response, request, StreamAnnotator(request.trace))
 
     async def pass_through(self, request: ForwardedRequest, path: str) -> Response:
         """Forward a request without a decision. The response body stays unchanged; the trace is in its headers."""
         await self.set_model(request)
         response = await self.upstream.send("POST", path, request.content, request.headers)
         if response.status == 200 and response.content_type == EVENT_STREAM:
-            return _send_stream(self.upstream, response, request, None)
+            return _make_stream_response(self.upstream, response, request, None)
         return await forward_response(self.upstream, response, request.trace, annotates_body=False)
 
 
@@ -363,7 +363,7 @@ def _close_draft(request: ForwardedRequest) -> None:
         request.draft.response.close()
 
 
-async def _send_draft(upstream: UpstreamClient, draft: UpstreamDraft, request: ForwardedRequest) -> Response:
+async def _make_draft_response(upstream: UpstreamClient, draft: UpstreamDraft, request: ForwardedRequest) -> Response:
     """Return a draft as the response to the client. The draft of a stream may have been read only in part.
 
     Raises:
@@ -383,7 +383,7 @@ async def _send_draft(upstream: UpstreamClient, draft: UpstreamDraft, request: F
     return Response(content, 200, headers)
 
 
-def _send_stream(
+def _make_stream_response(
     upstream: UpstreamClient,
     response: aiohttp.ClientResponse,
     request: ForwardedRequest,
