@@ -57,6 +57,11 @@ LONGEST_FILES = (
     "test_answer_judge.py",
     "test_first_run.py",
 )
+# Caches of hundreds of megabytes, which are emptied at the end of each file: label runs of tables, and parsed sources.
+LARGE_CACHES = {
+    "benchmarks.tables.common": ("trial_of", "evaluation"),
+    "tools.structure": ("tree", "nodes", "functions"),
+}
 MODEL_FILES = pytest.StashKey[set[Path]]()  # files with tests that are marked `model`
 loaded_weights = {}  # arguments of `load_transformers` -> the embedded model as it was loaded with them
 embedded_models = []  # models that use these weights
@@ -143,9 +148,12 @@ def pytest_collection_modifyitems(session, items):
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item, nextitem):
-    """At the end of a file, return unused memory to the system, and the embedded model if no test needs it any more."""
+    """At the end of a file, release memory: large caches, and the embedded model if no test needs it any more."""
     if nextitem is None or nextitem.path == item.path:
         return
+    for name in LARGE_CACHES.keys() & sys.modules.keys():
+        for function in LARGE_CACHES[name]:
+            getattr(sys.modules[name], function).cache_clear()
     files = item.session.stash[MODEL_FILES]
     if item.path in files and nextitem.path not in files:
         loaded_weights.clear()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.processes import python
-from tools.structure import SOURCE, files, modules, tree
+from tools.structure import SOURCE, files, modules, nodes
 
 # Libraries are loaded before: they have their own ways on Windows, which are not what is tested. `os.name` cannot be
 # 'nt', or `pathlib` would make Windows paths; what is neither is enough for code that asks for 'posix'.
@@ -74,7 +74,7 @@ class TextCall:
 
 
 def text_calls(path: Path) -> list[TextCall]:
-    calls = [node for node in ast.walk(tree(path)) if isinstance(node, ast.Call)]
+    calls = [node for node in nodes(path) if isinstance(node, ast.Call)]
     modes = [(call, _mode(call)) for call in calls]
     return [
         TextCall(call.lineno, mode != "r", frozenset(keyword.arg for keyword in call.keywords))

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks import results
-from benchmarks.tables import common
 from benchmarks.tables.claims import FROM_RECORD, claims_table, list_claims
 from knowgate.cli.main import run
 
@@ -17,14 +16,6 @@ pytestmark = pytest.mark.records
 ROOT = Path(__file__).parent.parent
 BENCHMARKS = ROOT / "benchmarks"
 PAGES = [BENCHMARKS / "RESULTS.md", *sorted((BENCHMARKS / "results").glob("*.md"))]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _free_memory():
-    """Forget the runs that the tables have loaded: they take hundreds of megabytes."""
-    yield
-    for function in (common.trial_of, common.evaluation):
-        function.cache_clear()
 
 
 # Pages that take longest: they evaluate all gates on all runs, or resample thousands of times.

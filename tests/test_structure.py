@@ -28,17 +28,10 @@ API_KEYS = {(str(structure.SOURCE / "server" / "schemas.py"), "promised")}
 FORBIDDEN_WORDS = ("doorkeeper", "gatekeeper", "promised", "schooling", "pupil", "weighing", "going_on", "wishes")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _free_memory():
-    """Forget the parsed files: they take 200 MB."""
-    yield
-    structure.tree.cache_clear()
-
-
 def imported_packages(path: Path) -> set[str]:
     """The top-level packages that a file imports, at any place."""
     names: set[str] = set()
-    for node in ast.walk(structure.tree(path)):
+    for node in structure.nodes(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -66,7 +59,7 @@ def test_benchmarks_do_not_import_tests_or_each_other_in_a_cycle():
     graph = {
         stem: {
             name.removeprefix("benchmarks.").split(".")[0]
-            for node in ast.walk(structure.tree(path))
+            for node in structure.nodes(path)
             if isinstance(node, ast.ImportFrom)
             for name in [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
             if name.startswith("benchmarks.")
@@ -126,7 +119,7 @@ def test_words_of_the_early_dialect_do_not_come_back():
     names = {
         (str(path), name)
         for path in structure.files()
-        for node in ast.walk(structure.tree(path))
+        for node in structure.nodes(path)
         for name in [getattr(node, "name", None), getattr(node, "id", None), getattr(node, "arg", None)]
         if isinstance(name, str)
     }

@@ -47,6 +47,8 @@ LAYERS = [
 ]
 LEVEL = {part: len(LAYERS) - number for number, part in enumerate(LAYERS)}
 
+DOCUMENTED_NODES = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)  # nodes that may have a docstring
+
 # Limits that the tests enforce.
 MOST_MODULES = 372
 MOST_CODE_LINES = 47_050  # the goal is 35,000: lower this limit whenever the package shrinks
@@ -240,6 +242,12 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Every node of the parsed source of a file. To walk through a tree takes longer than to parse it."""
+    return tuple(ast.walk(tree(path)))
+
+
 def package_of(module: str) -> str:
     """`knowgate.gates.flare` -> `gates`; the top-level package itself is `__init__`."""
     pieces = module.split(".")
@@ -263,7 +271,7 @@ def imports(path: Path) -> tuple[Import, ...]:
 
 def _imports(path: Path) -> Iterator[Import]:
     own = module_name(path)
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names if alias.name.split(".")[0] == "knowgate"]
             yield from (Import(own, name, "", node.lineno) for name in names)
@@ -359,6 +367,7 @@ def export_users() -> Counter[int]:
 # --- sizes ----------------------------------------------------------------------------------------
 
 
+@cache
 def code_lines(path: Path) -> int:
     """Lines of code, without docstrings, comments and blank lines."""
     text = path.read_text(encoding="utf-8")
@@ -368,23 +377,17 @@ def code_lines(path: Path) -> int:
         if token.type not in COMMENTS
         for line in range(token.start[0], token.end[0] + 1)
     }
-    for node in ast.walk(tree(path)):
-        if isinstance(node, (ast.Module, ast.ClassDef, *_function_kinds())) and ast.get_docstring(node, clean=False):
+    for node in nodes(path):
+        if isinstance(node, DOCUMENTED_NODES) and ast.get_docstring(node, clean=False):
             docstring = node.body[0]
             lines -= set(range(docstring.lineno, (docstring.end_lineno or docstring.lineno) + 1))
     return len(lines)
 
 
-def _function_kinds() -> tuple[type[ast.FunctionDef], type[ast.AsyncFunctionDef]]:
-    return ast.FunctionDef, ast.AsyncFunctionDef
-
-
 @cache
 def functions() -> tuple[tuple[str, Function], ...]:
     """Every function and method, with the module it is in."""
-    return tuple(
-        (name, node) for name, path in modules().items() for node in ast.walk(tree(path)) if isinstance(node, Function)
-    )
+    return tuple((name, node) for name, path in modules().items() for node in nodes(path) if isinstance(node, Function))
 
 
 def function_length(function: Function) -> int:
@@ -422,7 +425,7 @@ def odd_names() -> list[str]:
     classes = [
         (f"{name}.{node.name}", re.sub(r"(?<!^)(?=[A-Z])", "_", node.name.lstrip("_")).lower())
         for name, path in modules().items()
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.ClassDef)
     ]
     return [where for where, stem in [*stems, *classes] if not _is_noun(stem)]
@@ -439,7 +442,7 @@ def vague_variables() -> Counter[str]:
     """How often variables are called by a name that does not describe their value."""
     names: Counter[str] = Counter()
     for path in files():
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in VAGUE_VARIABLES:
                 names[node.id] += 1
             elif isinstance(node, ast.arg) and node.arg in VAGUE_VARIABLES:
@@ -456,20 +459,18 @@ def messages_with_flags() -> list[str]:
         f"{name}:{node.lineno}: {node.value.strip()[:90]}"
         for name, path in modules().items()
         if package_of(name) not in ("cli", "__main__") and name not in CARD_MODULES
-        for node in _strings(tree(path))
+        for node in _strings(path)
         if FLAG.search(node.value) and len(node.value.split()) > 1
     ]
 
 
-def _strings(root: ast.Module) -> Iterator[ast.Constant]:
+def _strings(path: Path) -> Iterator[ast.Constant]:
     docstrings = {
         id(node.body[0].value)
-        for node in ast.walk(root)
-        if isinstance(node, (ast.Module, ast.ClassDef, *_function_kinds()))
-        and node.body
-        and isinstance(node.body[0], ast.Expr)
+        for node in nodes(path)
+        if isinstance(node, DOCUMENTED_NODES) and node.body and isinstance(node.body[0], ast.Expr)
     }
-    for node in ast.walk(root):
+    for node in nodes(path):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
             yield node
 

@@ -8,15 +8,15 @@ from knowgate.gates.fusion import describe_signals
 
 
 def test_features_are_described_in_plain_words():
-    assert describe_feature("min", np.log(0.03)) == "its least certain word 3%"
-    assert describe_feature("length", np.log1p(5)) == "length of its draft in tokens: 5"
-    assert describe_feature("probe-post-23", 0.0) == "its inner state after the answer"
+    assert describe_feature("min", np.log(0.03)) == "its least certain word is 3 % certain"
+    assert describe_feature("length", np.log1p(5)) == "the length of its draft in tokens is 5"
+    assert describe_feature("probe-post-23", 0.0) == "its hidden states after the answer"
 
 
 def test_the_strongest_signals_are_named_on_both_sides():
     values, weights = np.array([np.log(0.03), np.log(0.9), 0.0]), np.array([1.5, -0.8, 0.01])
     assert describe_signals(["min", "first", "unfinished"], values, weights) == (
-        "raised by its least certain word 3%; lowered by certainty of its first word 90%"
+        "its least certain word is 3 % certain (for retrieval); its first word is 90 % certain (against retrieval)"
     )
 
 

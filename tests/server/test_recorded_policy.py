@@ -41,7 +41,7 @@ def policy(tmp_path_factory):
     import_answers(run, [make_question(i) for i in range(600)], StringGrader(), llm="my-llm", data="x", options=options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(candidates, "DEFAULT_GATES", ())  # without the embedding model, which is slow to load
-        return fit_policy(folder / "run", out=folder / "my-policy").path
+        return fit_policy(folder / "run", out=folder / "my-policy", topics="none").path
 
 
 def ask(address, text):

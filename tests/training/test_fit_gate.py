@@ -77,7 +77,7 @@ def test_a_safe_threshold_says_what_it_saves_and_loses(tmp_path):
 
 
 def test_without_open_book_answers_the_card_says_that_the_threshold_is_not_calibrated(run, tmp_path):
-    made = fit("fusion", run, out=tmp_path / "gate", cheap=True).artifact.manifest
+    made = fit("fusion", run, out=tmp_path / "gate", cheap=True, text=False).artifact.manifest
     assert made["threshold"] == 0.5
     assert made["calibrated"] is False
     assert "not calibrated" in (tmp_path / "gate" / "README.md").read_text(encoding="utf-8")
@@ -86,7 +86,8 @@ def test_without_open_book_answers_the_card_says_that_the_threshold_is_not_calib
 def test_a_larger_loss_spares_more_searches(tmp_path):
     run = pair_run(tmp_path / "both", 300)
     strict, lax = (
-        fit("fusion", run, out=tmp_path / str(loss), max_loss=loss, cheap=True).threshold for loss in (0.0, 0.3)
+        fit("fusion", run, out=tmp_path / str(loss), max_loss=loss, cheap=True, text=False).threshold
+        for loss in (0.0, 0.3)
     )
     assert strict < lax
 

@@ -14,6 +14,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -198,6 +199,6 @@ def _is_in_cache(path: str) -> bool:
     from knowgate.core.files import cache_dir
 
     try:
-        return path.startswith(str(cache_dir()))
+        return Path(path).is_relative_to(cache_dir())
     except KnowgateError:  # there is no cache folder
         return False

@@ -61,7 +61,8 @@ class Preference:
         base: The LLM's confidence without a passage; None if it was not measured.
         candidates: Candidate passages in the order of the retriever.
         positives: Indices of the candidates that help most, strongest first.
-        negatives: Indices of the candidates that hurt most, strongest first.
+        negatives: Indices of the candidates that hurt most, strongest first. If answers were graded: those that lead to a
+            wrong answer, most confident first.
         duplicates: Number of passages dropped because another has the same text.
         cut: Number of passages shortened to fit the context window.
         error: Why the measurement failed; None if it succeeded.

@@ -170,7 +170,6 @@ def compute_saving_curve(facts: Sequence[QuestionFacts], indicator: str) -> Savi
     n_correct = list(itertools.accumulate(changes, initial=n_open_correct))
 
     def make_point(threshold: float | None, n_skipped: int) -> SavingPoint:
-        """Make the point at which the first `n_skipped` questions are skipped."""
         saved = n_skipped / n
         return SavingPoint(threshold, saved, n_correct[n_skipped] / n, saved * never + (1 - saved) * always)
 

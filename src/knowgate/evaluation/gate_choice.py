@@ -153,20 +153,26 @@ def _count_skips(needs: FloatArray, answers: CorrectAnswers, rows: BoolArray, th
 
     Skipped questions get the closed-book answer. The others get the open-book answer, or the one that an arbiter chooses.
     """
-    closed, opened, retrieved = answers.closed[rows], answers.opened[rows], answers.retrieved[rows]
     order = np.argsort(needs, kind="stable")
-    skipped = np.searchsorted(needs[order], thresholds, side="right")  # number of needs at or below each threshold
+    n_skipped = np.searchsorted(needs[order], thresholds, side="right")  # number of needs at or below each threshold
+    closed, opened, retrieved = (right[rows][order] for right in (answers.closed, answers.opened, answers.retrieved))
+    wins = _count_changes(closed & ~opened, retrieved & ~opened, n_skipped)
+    losses = _count_changes(opened & ~closed, opened & ~retrieved, n_skipped)
+    return SkipCounts(wins, losses, n_skipped)
 
-    def count(if_skipped: BoolArray, if_retrieved: BoolArray) -> NDArray[Any]:
-        """Count the questions that `if_skipped` marks among the skipped, and `if_retrieved` among the others."""
-        # Entry i of a sum is the count among the i questions of lowest need.
-        skipped_sums = np.concatenate([[0], np.cumsum(if_skipped[order])])
-        retrieved_sums = np.concatenate([[0], np.cumsum(if_retrieved[order])])
-        return np.asarray(skipped_sums[skipped] + retrieved_sums[-1] - retrieved_sums[skipped])
 
-    wins = count(if_skipped=closed & ~opened, if_retrieved=retrieved & ~opened)
-    losses = count(if_skipped=opened & ~closed, if_retrieved=opened & ~retrieved)
-    return SkipCounts(wins, losses, skipped)
+def _count_changes(if_skipped: BoolArray, if_retrieved: BoolArray, n_skipped: NDArray[Any]) -> NDArray[Any]:
+    """Count the answers that change at each threshold, in one direction.
+
+    Args:
+        if_skipped: Whether the answer to each question changes if it is skipped. The lowest need comes first.
+        if_retrieved: Whether it changes if it is retrieved for.
+        n_skipped: Number of questions, those of lowest need, that are skipped at each threshold.
+    """
+    # Entry i of a sum is the count among the i questions of lowest need.
+    skipped_sums = np.concatenate([[0], np.cumsum(if_skipped)])
+    retrieved_sums = np.concatenate([[0], np.cumsum(if_retrieved)])
+    return np.asarray(skipped_sums[n_skipped] + retrieved_sums[-1] - retrieved_sums[n_skipped])
 
 
 def _count_fixed_skips(option: GateOption, answers: CorrectAnswers, rows: BoolArray, threshold: float) -> SkipCounts:

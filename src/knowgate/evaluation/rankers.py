@@ -82,10 +82,10 @@ class RankerMeasures:
 
 def _estimate_table(values: ValueTable) -> EstimateTable:
     """Estimate mean and interval for each measure and ranker, on the same resamples. NaN values are left out."""
-    cells = [(measure, name) for measure, by_ranker in values.items() for name in by_ranker]
-    estimates = estimate_means([values[measure][name] for measure, name in cells])
+    pairs = [(measure, name) for measure, by_ranker in values.items() for name in by_ranker]
+    estimates = estimate_means([values[measure][name] for measure, name in pairs])  # one call, so they share resamples
     table: EstimateTable = {measure: {} for measure in values}
-    for (measure, name), estimate in zip(cells, estimates, strict=True):
+    for (measure, name), estimate in zip(pairs, estimates, strict=True):
         table[measure][name] = estimate
     return table
 

@@ -30,11 +30,11 @@ SEARCH_PRICES: tuple[float, ...] = (0.0, 0.01, 0.02, 0.05, 0.1)  # prices of a s
 
 @dataclass(frozen=True)
 class ActionResult:
-    """Results of choosing among the three actions at one price of a search.
+    """Results of choosing between skipping, one retrieval and several rounds, at one price of a search.
 
     Attributes:
         gate: Name of the gate.
-        price: Price of a search, in correct answers.
+        price: Price of a search, in correct answers: at 0.05, twenty searches cost as much as one correct answer is worth.
         shares: Share of the questions that get each action, in the order of `ACTIONS`.
         searches: Mean number of searches per question.
         accuracy: Accuracy of the final answers.

@@ -256,13 +256,13 @@ def describe_signals(names: Sequence[str], values: Vector, contributions: FloatA
         contributions: How much each signal adds to the logit of the need for retrieval.
     """
     strongest = sorted(range(len(names)), key=lambda column: -abs(contributions[column]))[:MAX_NAMED_SIGNALS]
-    descriptions: dict[str, list[str]] = {"raised by": [], "lowered by": []}
+    descriptions: dict[str, list[str]] = {"for retrieval": [], "against retrieval": []}
     for column in strongest:
-        side = descriptions["raised by" if contributions[column] > 0 else "lowered by"]
+        side = descriptions["for retrieval" if contributions[column] > 0 else "against retrieval"]
         description = describe_feature(names[column], float(values[column]))
         if abs(contributions[column]) >= MIN_CONTRIBUTION and description not in side:
             side.append(description)
-    return "; ".join(f"{side} {', '.join(texts)}" for side, texts in descriptions.items() if texts)
+    return "; ".join(f"{', '.join(texts)} ({side})" for side, texts in descriptions.items() if texts)
 
 
 def add_self_assessment(reading: Reading, gate: str) -> Reading:

@@ -348,7 +348,7 @@ def _make_answers(
     if not key:
         return [None] * len(records)
     has_recorded_grades = bool(options.get_key(name, "_correct"))
-    second_grader = grader.name if has_recorded_grades else ""  # recorded grades count more than those of the grader
+    second_grader = grader.name if has_recorded_grades else ""  # if grades are recorded, the grader's are only stored
     texts = [str(record.get(key)) for record in records]
     verdicts = [grade.correct for grade in grader.grade(texts, [record.question for record in records])]
     return [

@@ -63,6 +63,8 @@ class IkVariant:
 class IkAblations:
     """Settings of the ablations: a judge is fitted for every combination of `tokens`, `rows` and `graders`.
 
+    A judge is a model that predicts from a question and the LLM's draft whether the LLM knows the answer.
+
     Attributes:
         tokens: Numbers of draft tokens.
         rows: Maximum numbers of training rows; None for all.

@@ -11,7 +11,9 @@ from knowgate.evaluation.first_run.gate_selection import ALWAYS_RETRIEVE_GATE, G
 from knowgate.evaluation.first_run.options import FirstRunOptions, SilentReporter
 from knowgate.evaluation.first_run.runner import render_config
 from knowgate.training.policy import candidates
+from knowgate.training.policy.evidence import MemoryEmbedder
 from tests.support.hand_gate import write_rows
+from tests.support.hash_embedder import HashEmbedder
 from tests.support.pairs_by_hand import pair_row
 
 
@@ -28,7 +30,8 @@ class OneRun:
 @pytest.fixture
 def fit(tmp_path, monkeypatch):
     """Fit a policy on rows whose closed-book answer is sure if and only if it is right."""
-    monkeypatch.setattr(candidates, "DEFAULT_GATES", ())  # they need an embedding model
+    monkeypatch.setattr(candidates, "DEFAULT_GATES", ())  # they need an embedding model, and so do topics
+    monkeypatch.setattr(MemoryEmbedder, "embed", lambda self, texts: HashEmbedder().embed(texts))
 
     def fit_rows(n: int, max_loss: float) -> tuple[GateChoice | None, FirstRunOptions]:
         rows = [pair_row(f"r{i}", 0.1 if i % 2 == 0 else 0.9, i % 2 == 0, True) for i in range(n)]

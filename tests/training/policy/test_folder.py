@@ -24,8 +24,8 @@ from tests.support.pairs_by_hand import pair_rows
 def policy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("policy")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(candidates, "DEFAULT_GATES", ())
-        return fit_policy(write_rows(folder / "run", pair_rows(800)), out=folder / "policy")
+        patch.setattr(candidates, "DEFAULT_GATES", ())  # without the embedding model, which is slow to load
+        return fit_policy(write_rows(folder / "run", pair_rows(800)), out=folder / "policy", topics="none")
 
 
 def get_arbiter_fingerprint(folder):

@@ -147,32 +147,37 @@ def _nan_if_none(value: float | None) -> float:
 # --- descriptions ---------------------------------------------------------------------------------
 
 
-def _format_log_share(words: str) -> FeatureFormatter:
-    """Make a formatter that shows the logarithm of a share as a percentage after some words."""
-    return lambda value: f"{words} {math.exp(min(value, 0.0)):.0%}"
+def _format_log_share(text: str) -> FeatureFormatter:
+    """Make a formatter that puts a share, which is given as a logarithm, into a text as a percentage."""
+    return lambda value: text.format(100 * math.exp(min(value, 0.0)))
 
 
-def _format_log_count(words: str) -> FeatureFormatter:
-    """Make a formatter that shows log(1 + count) as a count after some words."""
-    return lambda value: f"{words} {math.expm1(value):.0f}"
+def _format_surprisal(text: str) -> FeatureFormatter:
+    """Make a formatter for the logarithm of a surprisal, which is shown as a probability in percent."""
+    return lambda value: text.format(100 * math.exp(-math.exp(value)))
+
+
+def _format_log_count(text: str) -> FeatureFormatter:
+    """Make a formatter that puts a count, which is given as log(1 + count), into a text."""
+    return lambda value: text.format(math.expm1(value))
 
 
 FEATURE_FORMATTERS: dict[str, FeatureFormatter] = {
-    "first": _format_log_share("certainty of its first word"),
-    "mean": _format_log_share("mean certainty of its words"),
-    "min": _format_log_share("its least certain word"),
-    "mean_surprisal": lambda value: f"mean certainty of its words {math.exp(-math.exp(value)):.0%}",
-    "min_surprisal": lambda value: f"its least certain word {math.exp(-math.exp(value)):.0%}",
-    "entropy": _format_log_share("certainty over all candidate words"),
-    "margin": _format_log_share("lead over the second choice of words"),
-    "length": _format_log_count("length of its draft in tokens:"),
+    "first": _format_log_share("its first word is {:.0f} % certain"),
+    "mean": _format_log_share("its words are {:.0f} % certain on average"),
+    "min": _format_log_share("its least certain word is {:.0f} % certain"),
+    "mean_surprisal": _format_surprisal("its words are {:.0f} % certain on average"),
+    "min_surprisal": _format_surprisal("its least certain word is {:.0f} % certain"),
+    "entropy": _format_log_share("its choice among all words is {:.0f} % certain"),
+    "margin": _format_log_share("its words lead over their alternatives by {:.0f} %"),
+    "length": _format_log_count("the length of its draft in tokens is {:.0f}"),
     "unfinished": lambda value: "the draft was cut off" if value else "the draft is complete",
-    "question_length": _format_log_count("length of the question in characters:"),
+    "question_length": _format_log_count("the question has {:.0f} characters"),
     SELF_ASSESSMENT: lambda value: f"it says it {'can' if value > 0 else 'cannot'} answer ({value:+.1f})",
-    "certainty": lambda value: f"samples agree {value:.0%}",
-    "agreement": lambda value: f"samples equal the draft {value:.0%}",
-    SEAKR: lambda value: f"dispersion of the samples {value:.2f}",
-    SEAKR_END: lambda value: f"dispersion of the samples {value:.2f}",
+    "certainty": lambda value: f"{100 * value:.0f} % of its samples agree",
+    "agreement": lambda value: f"{100 * value:.0f} % of its samples equal the draft",
+    SEAKR: lambda value: f"its samples differ by {value:.2f}",
+    SEAKR_END: lambda value: f"its samples differ by {value:.2f}",
 }
 
 
@@ -186,5 +191,5 @@ def describe_feature(name: str, value: float) -> str:
         return FEATURE_FORMATTERS[name](value)
     probe = PROBE_NAME.fullmatch(name)
     if probe is None:
-        return f"{name} (need {sigmoid(value):.0%})"
-    return f"its inner state {POSITION_WORDS[probe['position']]} the answer"
+        return f"{name} (need {100 * sigmoid(value):.0f} %)"
+    return f"its hidden states {POSITION_WORDS[probe['position']]} the answer"

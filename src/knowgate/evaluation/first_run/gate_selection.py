@@ -383,7 +383,10 @@ def can_prove(n: int, loss: float, delta: float = 1 - CONFIDENCE) -> bool:
 
 
 def describe_provable_loss(n: int, max_loss: float | None = None, delta: float = 1 - CONFIDENCE) -> str:
-    """Describe what n questions can prove, and how many it takes for `max_loss` and for common losses."""
+    """Describe which loss of answers n questions can prove, and how many it takes for `max_loss` and common losses.
+
+    `delta` is the allowed probability that the proof is wrong.
+    """
     losses = {*COMMON_LOSSES, *([max_loss] if max_loss else [])}
     out_of_reach = sorted((loss for loss in losses if not can_prove(n, loss, delta)), reverse=True)
     needed = ", ".join(f"{100 * loss:g} % takes {compute_required_rows(loss, delta)}" for loss in out_of_reach)
