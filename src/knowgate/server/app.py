@@ -36,7 +36,7 @@ from knowgate.server.service import Service
 from knowgate.server.streaming import DisconnectError, EventStreamResponse
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.client import UpstreamClient
-from knowgate.server.upstream.draft import UpstreamDraftModel
+from knowgate.server.upstream.draft import UpstreamDraftModel, arbiter_makes_drafts
 from knowgate.server.upstream.forwarding import UpstreamForwarder
 from knowgate.types import Completion, Gate, Model, Question, Reading, Signal, Token
 
@@ -221,10 +221,11 @@ def build_gate_service(settings: PipelineOptions, options: ServeOptions, model: 
             f"way='question' does not work with the gate '{rag.gate.name}', which reads a draft. "
             "Set `way` to draft or race, or use a gate that reads only the question."
         )
-    has_unused_arbiter = rag.bound_arbiter is not None and settings.arbiter is not None and not reads_draft
+    uses_drafts = reads_draft or (arbiter_makes_drafts(rag) and options.way != "question")
+    has_unused_arbiter = rag.bound_arbiter is not None and settings.arbiter is not None and not uses_drafts
     if options.upstream is not None and has_unused_arbiter:
         raise BadSetting(
-            f"`arbiter` compares drafts, but the gate '{rag.gate.name}' reads only the question. "
+            f"`arbiter` compares drafts, but no draft is made: the gate '{rag.gate.name}' reads only the question. "
             "Remove `arbiter`, or use a gate that reads drafts."
         )
     return gate_service

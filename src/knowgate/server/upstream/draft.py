@@ -25,6 +25,7 @@ from knowgate.models.openai.client import ApiClient
 from knowgate.models.openai.model import OpenAIModel
 from knowgate.models.openai.responses import StreamedResponse, parse_completions
 from knowgate.models.openai.server import ModelEndpoint
+from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.server.json_api import LARGE_BODY_BYTES, dump_json, replace_non_finite
 from knowgate.server.streaming import InvalidResponse, check_chunk, parse_event_data, read_event_lines, remove_logprobs
 from knowgate.server.telemetry.trace import RequestTrace, TokenUsage
@@ -95,6 +96,11 @@ class UpstreamDraft:
             return self.content
         remove_logprobs(self.body)
         return dump_json(self.body)
+
+
+def arbiter_makes_drafts(rag: AdaptiveRAG) -> bool:
+    """Return whether the arbiter of a pipeline gets a draft to compare, even if the gate reads only the question."""
+    return rag.retriever is not None and rag.bound_arbiter is not None and rag.bound_arbiter.makes_drafts
 
 
 def build_draft_request(request: dict[str, Any], reader: Gate | Arbiter) -> dict[str, Any]:

@@ -41,6 +41,7 @@ from knowgate.server.upstream.client import UpstreamClient, build_response_heade
 from knowgate.server.upstream.draft import (
     UpstreamDraft,
     annotate_body,
+    arbiter_makes_drafts,
     build_draft_request,
     measure_draft,
     read_draft,
@@ -54,6 +55,7 @@ CHAT_PATH, EVENT_STREAM = "/chat/completions", "text/event-stream"
 PARTIAL_DRAFT_REASON = (
     "only the beginning of this stream was drafted. The arbiter compares answers only without streaming"
 )
+WHOLE_DRAFT = 1 << 62  # number of tokens that no draft has
 LOGPROBS_REFUSAL_STATUSES = (400, 404, 422, 501)  # statuses with which servers refuse to return log-probabilities
 
 
@@ -130,17 +132,20 @@ class UpstreamForwarder:
     async def _answer_question(self, request: ForwardedRequest, rag: AdaptiveRAG, question: Question) -> Response:
         """Decide whether to retrieve, and answer the question with or without passages.
 
-        A rule decides if one applies, otherwise the gate. If the gate reads the LLM, it gets a draft, i.e. an answer
-        without passages. In mode "race", the search runs while the draft is generated.
+        A rule decides if one applies, otherwise the gate. A draft, i.e. an answer without passages, is requested for a
+        gate or arbiter that reads it. A search runs meanwhile if it is needed anyway, or in mode "race".
         """
         trace, search = request.trace, None
         trace.question, trace.way = question.text, "question"
         trace.decision = self.gate_service.apply_rules(rag, question)
+        needs_draft = trace.decision is None
         if trace.decision is None and self.gate_service.get_signal_request(rag, trace.owner).is_empty:
-            await self.gate_service.decide(rag, question, None, trace)
-        elif trace.decision is None:
+            decision = await self.gate_service.decide(rag, question, None, trace)
+            needs_draft = decision.retrieve and arbiter_makes_drafts(rag) and self.options.way != "question"
+        if needs_draft:
             trace.way = "race" if self.options.way == "race" else "draft"
-            search = BackgroundSearch(self.gate_service, rag, question) if trace.way == "race" else None
+            if trace.way == "race" or trace.decision is not None:
+                search = BackgroundSearch(self.gate_service, rag, question)
             needs_passages = False
             try:
                 response = await self._answer_with_draft(request, rag, question)
@@ -160,29 +165,32 @@ class UpstreamForwarder:
     async def _answer_with_draft(
         self, request: ForwardedRequest, rag: AdaptiveRAG, question: Question
     ) -> Response | None:
-        """Request a draft, and let the gate decide.
+        """Request a draft, and let the gate decide on it, unless it has decided already.
 
         Returns:
             The draft as response if the gate skips retrieval or the LLM called a tool, or the upstream's error. None if
             passages must be retrieved; `request.draft` is then the draft, unless the upstream refused it.
         """
-        gate = rag.bound_gate
+        gate, trace = rag.bound_gate, request.trace
+        # If the gate has decided already, the draft is for the arbiter, which reads all of it.
+        reader: Gate | Arbiter = gate if trace.decision is None else rag.bound_arbiter or gate
+        token_count = gate.request.draft_tokens if trace.decision is None else WHOLE_DRAFT
         draft = await self._request_answer(
-            request, gate, "draft", lambda response: read_first_tokens(response, gate.request.draft_tokens)
+            request, reader, "draft", lambda response: read_first_tokens(response, token_count)
         )
         if not isinstance(draft, UpstreamDraft):
-            adds_logprobs = build_draft_request(request.upstream_body, gate) != request.upstream_body
+            adds_logprobs = build_draft_request(request.upstream_body, reader) != request.upstream_body
             if not adds_logprobs or draft.status not in LOGPROBS_REFUSAL_STATUSES:
-                return await forward_response(self.upstream, draft, request.trace)
+                return await forward_response(self.upstream, draft, trace)
             # The upstream may have refused only the log-probabilities, so the request is answered without the gate.
             draft.close()
             reason = f"the upstream returns no log-probabilities (status {draft.status})"
-            self.gate_service.bypass_failed_gate(rag, request.trace, reason)
+            self.gate_service.bypass_failed_gate(rag, trace, reason)
             return None
         if draft.calls_tool:
-            request.trace.ungated_reason = "the LLM called a tool"
+            trace.ungated_reason = "the LLM called a tool"
             return await _make_draft_response(self.upstream, draft, request)
-        decision = await self.gate_service.decide(rag, question, draft.completion, request.trace)
+        decision = trace.decision or await self.gate_service.decide(rag, question, draft.completion, trace)
         if not decision.retrieve or rag.retriever is None:
             return await _make_draft_response(self.upstream, draft, request)
         if draft.has_ended and rag.bound_arbiter is not None:
@@ -238,8 +246,7 @@ class UpstreamForwarder:
     ) -> Response:
         """Generate the answer with passages, and send either this answer or the draft, as the arbiter chooses.
 
-        A streamed answer is held back until the arbiter accepts its beginning, after which it is sent without
-        comparison, or until it ends.
+        A streamed answer is held back until it ends, or until the arbiter accepts its beginning without comparison.
         """
         answer = await self._request_answer(
             request, arbiter, "answer", lambda response: read_until(response, arbiter.accepts_beginning)
