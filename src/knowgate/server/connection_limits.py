@@ -187,6 +187,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """Add a header to the current request, and reject the request if there are too many. Called by the parser."""
         if len(self.headers) >= MAX_HEADERS:
             raise ValueError(f"more than {MAX_HEADERS} headers")  # uvicorn answers 400 and closes the connection
         self._count_parsed(len(name) + len(value) + len(": \r\n"))

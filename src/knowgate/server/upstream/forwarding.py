@@ -132,8 +132,8 @@ class UpstreamForwarder:
     async def _answer_question(self, request: ForwardedRequest, rag: AdaptiveRAG, question: Question) -> Response:
         """Decide whether to retrieve, and answer the question with or without passages.
 
-        A rule decides if one applies, otherwise the gate. If the gate reads a draft, i.e. an answer without passages, one
-        is requested first. Otherwise the arbiter may need one. Meanwhile a search runs if it is needed, or in mode "race".
+        A rule decides if one applies, otherwise the gate. A draft, i.e. an answer without passages, is requested for a
+        gate or arbiter that reads it. A search runs meanwhile if it is needed anyway, or in mode "race".
         """
         trace, search = request.trace, None
         trace.question, trace.way = question.text, "question"
@@ -165,13 +165,14 @@ class UpstreamForwarder:
     async def _answer_with_draft(
         self, request: ForwardedRequest, rag: AdaptiveRAG, question: Question
     ) -> Response | None:
-        """Request a draft, and let the gate decide, unless it has decided already.
+        """Request a draft, and let the gate decide on it, unless it has decided already.
 
         Returns:
             The draft as response if the gate skips retrieval or the LLM called a tool, or the upstream's error. None if
             passages must be retrieved; `request.draft` is then the draft, unless the upstream refused it.
         """
         gate, trace = rag.bound_gate, request.trace
+        # If the gate has decided already, the draft is for the arbiter, which reads all of it.
         reader: Gate | Arbiter = gate if trace.decision is None else rag.bound_arbiter or gate
         token_count = gate.request.draft_tokens if trace.decision is None else WHOLE_DRAFT
         draft = await self._request_answer(
@@ -188,10 +189,10 @@ class UpstreamForwarder:
             return None
         if draft.calls_tool:
             trace.ungated_reason = "the LLM called a tool"
-            return await _send_draft(self.upstream, draft, request)
+            return await _make_draft_response(self.upstream, draft, request)
         decision = trace.decision or await self.gate_service.decide(rag, question, draft.completion, trace)
         if not decision.retrieve or rag.retriever is None:
-            return await _send_draft(self.upstream, draft, request)
+            return await _make_draft_response(self.upstream, draft, request)
         if draft.has_ended and rag.bound_arbiter is not None:
             await draft.read_to_end()  # the arbiter compares complete answers only
         request.draft = draft
@@ -221,7 +222,7 @@ class UpstreamForwarder:
         if trace.decision is not None and "retriever" not in trace.degraded:
             trace.decision = replace(trace.decision, notes=(*trace.decision.notes, DecisionNote.NOTHING_FOUND))
         if request.draft is not None and request.draft.completion is not None:
-            return await _send_draft(self.upstream, request.draft, request)
+            return await _make_draft_response(self.upstream, request.draft, request)
         _close_draft(request)
         return await self.forward(request)
 
@@ -245,8 +246,7 @@ class UpstreamForwarder:
     ) -> Response:
         """Generate the answer with passages, and send either this answer or the draft, as the arbiter chooses.
 
-        A streamed answer is held back until the arbiter accepts its beginning, after which it is sent without
-        comparison, or until it ends.
+        A streamed answer is held back until it ends, or until the arbiter accepts its beginning without comparison.
         """
         answer = await self._request_answer(
             request, arbiter, "answer", lambda response: read_until(response, arbiter.accepts_beginning)
@@ -256,7 +256,7 @@ class UpstreamForwarder:
         is_beginning_accepted = answer.remaining_lines is not None and not answer.has_ended
         if not is_beginning_accepted:
             answer = await self._arbitrate(arbiter, question, draft, answer, request.trace)
-        return await _send_draft(self.upstream, answer, request)
+        return await _make_draft_response(self.upstream, answer, request)
 
     async def _arbitrate(
         self, arbiter: Arbiter, question: Question, draft: UpstreamDraft, answer: UpstreamDraft, trace: RequestTrace
@@ -329,14 +329,14 @@ class UpstreamForwarder:
             response = await self.upstream.send("POST", path, request.content, request.headers)
             if response.status != 200 or response.content_type != EVENT_STREAM:
                 return await forward_response(self.upstream, response, request.trace)
-        return _send_stream(self.upstream, response, request, StreamAnnotator(request.trace))
+        return _make_stream_response(self.upstream, response, request, StreamAnnotator(request.trace))
 
     async def pass_through(self, request: ForwardedRequest, path: str) -> Response:
         """Forward a request without a decision. The response body stays unchanged; the trace is in its headers."""
         await self.set_model(request)
         response = await self.upstream.send("POST", path, request.content, request.headers)
         if response.status == 200 and response.content_type == EVENT_STREAM:
-            return _send_stream(self.upstream, response, request, None)
+            return _make_stream_response(self.upstream, response, request, None)
         return await forward_response(self.upstream, response, request.trace, annotates_body=False)
 
 
@@ -370,7 +370,7 @@ def _close_draft(request: ForwardedRequest) -> None:
         request.draft.response.close()
 
 
-async def _send_draft(upstream: UpstreamClient, draft: UpstreamDraft, request: ForwardedRequest) -> Response:
+async def _make_draft_response(upstream: UpstreamClient, draft: UpstreamDraft, request: ForwardedRequest) -> Response:
     """Return a draft as the response to the client. The draft of a stream may have been read only in part.
 
     Raises:
@@ -390,7 +390,7 @@ async def _send_draft(upstream: UpstreamClient, draft: UpstreamDraft, request: F
     return Response(content, 200, headers)
 
 
-def _send_stream(
+def _make_stream_response(
     upstream: UpstreamClient,
     response: aiohttp.ClientResponse,
     request: ForwardedRequest,
