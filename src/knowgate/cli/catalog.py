@@ -10,7 +10,7 @@ import typer
 from knowgate.cli.console import inform, print_table
 from knowgate.core.files import cache_dir
 from knowgate.core.registry import RegistryEntry, find_plugins
-from knowgate.gates import FALLBACK_GATE, FITTED_GATES, GATES, PACKAGED_GATES, TEXT_ONLY_GATE
+from knowgate.gates import FALLBACK_GATE, FITTED_GATES, GATES, TEXT_ONLY_GATE
 from knowgate.models import MODELS
 from knowgate.models import embedded_weights as weights
 
@@ -28,7 +28,6 @@ def list_gates() -> None:
     print_table(("gate", "retrieves when", "needs", "extra cost", "reference"), rows)
     typer.echo(f"default: the packaged gate of the LLM (smollm has one), else {FALLBACK_GATE};", err=True)
     typer.echo(f"         {TEXT_ONLY_GATE} for an LLM that returns only text", err=True)
-    typer.echo(f"to evaluate the packaged gate: --gates {PACKAGED_GATES / 'smollm'}", err=True)
     typer.echo("write options after a colon, as in logprob:mean or random:rate=0.3,seed=1", err=True)
 
 
