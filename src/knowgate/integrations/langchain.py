@@ -144,6 +144,7 @@ class KnowgateRunnable(Runnable[Any, AIMessage]):
         return _make_message(answer)
 
     async def _aanswer(self, input: Any, run_manager: Any) -> AIMessage:
+        """Do the same as `_answer`, without blocking the event loop."""
         answer = await self.rag.aanswer(await asyncio.to_thread(_parse_input, input, self.rag))
         await _apublish(run_manager, answer.decision)
         return _make_message(answer)
@@ -157,6 +158,7 @@ class KnowgateRunnable(Runnable[Any, AIMessage]):
             yield from _make_chunks(event)
 
     async def _astream_answer(self, inputs: AsyncIterator[Any], run_manager: Any) -> AsyncIterator[AIMessageChunk]:
+        """Do the same as `_stream_answer`, without blocking the event loop."""
         question = await asyncio.to_thread(_parse_input, await anext(inputs), self.rag)
         async for event in self.rag.aanswer_stream(question):
             if isinstance(event, DecisionEvent):
@@ -182,6 +184,7 @@ def route(
     source = as_decider(decider)
 
     def decide(state: Any, config: RunnableConfig) -> str:
+        """Decide on the question in the state, send the decision to callbacks, and return the next node."""
         decision = _decide_on_state(source, state, key)
         dispatch_custom_event(DECISION_EVENT, decision_record(decision), config=config)
         return retrieve if decision.retrieve else skip
@@ -254,14 +257,14 @@ class _ToolFilter:
 
 
 def _publish(run_manager: Any, decision: Decision) -> RunnableConfig:
-    """Send a decision to the callbacks of a run; return the config for calls inside the run."""
+    """Send a decision to the callbacks of a run, and return the config for calls inside the run."""
     config, record = _note_decision(run_manager, decision)
     dispatch_custom_event(DECISION_EVENT, record, config=config)
     return config
 
 
 async def _apublish(run_manager: Any, decision: Decision) -> RunnableConfig:
-    """Send a decision to the asynchronous callbacks of a run; return the config for calls inside the run."""
+    """Send a decision to the asynchronous callbacks of a run, and return the config for calls inside the run."""
     config, record = _note_decision(run_manager, decision)
     await adispatch_custom_event(DECISION_EVENT, record, config=config)
     return config
@@ -288,7 +291,7 @@ def _decide_on_state(decider: Decider, state: Any, key: str) -> Decision:
 
 
 def _get(container: Any, name: str) -> Any:
-    """Return an item of a mapping or an attribute of an object; None if it is missing."""
+    """Return an item of a mapping, or an attribute of another object, or None if it is missing."""
     return container.get(name) if isinstance(container, Mapping) else getattr(container, name, None)
 
 
@@ -328,7 +331,7 @@ def _make_message(answer: Answer) -> AIMessage:
 
 
 def _make_chunks(event: Any) -> Iterator[AIMessageChunk]:
-    """Convert an event of a streamed answer to message chunks; other events give none."""
+    """Convert a decision, a text or the end of a streamed answer to a message chunk. Other events give no chunk."""
     if isinstance(event, DecisionEvent):
         yield AIMessageChunk("", response_metadata={METADATA_KEY: decision_record(event.decision)})
     elif isinstance(event, TextEvent):

@@ -37,6 +37,7 @@ def enable_tool(
     decide, falls_open = cache_decisions(decider, on_decision), as_decider(decider).fall_open
 
     async def is_enabled(context: Any, agent: Any) -> bool:
+        """Return whether the question in the context of the run needs retrieval."""
         text = (question or _get_question)(context.context)
         if isinstance(text, str) and text.strip():
             return (await asyncio.to_thread(decide, text)).retrieve

@@ -79,6 +79,7 @@ class Service:
     upload_budget: UploadBudget = field(init=False, default_factory=UploadBudget)
 
     def __post_init__(self) -> None:
+        """Create all components that the options enable, except for the learner (`start_learning`)."""
         options = self.options
         # On a server with API keys, one key can use only half of the capacity, rounded up.
         share = options.waiting if options.keys is None else math.ceil(options.waiting / 2)
@@ -209,7 +210,8 @@ class Service:
         """Count each question of POST /v1/decide as a request. The request itself was counted as the first one.
 
         Raises:
-            ApiError: 400 if the rate of the key never allows so many, 429 or 503 as in `count_requests`.
+            ApiError: 400 if there are more questions than the key may ever ask in a minute, 429 if it has used up its
+                requests per minute, 503 if they cannot be counted.
         """
         if key is not None and key.rate is not None and count > key.rate:
             message = f"this API key allows {key.rate} requests per minute, and each question counts as one."
@@ -262,11 +264,8 @@ class Service:
             ApiError: 404 if the server has no upstream.
         """
         if self.forwarder is None:
-            raise ApiError(
-                404,
-                f"this server has no upstream, which {request.url.path} needs. Set `upstream` in its settings.",
-                "no_upstream",
-            )
+            message = f"this server has no upstream, which {request.url.path} needs. Set `upstream` in its settings."
+            raise ApiError(404, message, "no_upstream")
         path = request.url.path.removeprefix("/v1")
         max_values = MAX_JSON_VALUES if path in REQUEST_FORMATS else MAX_FORWARDED_VALUES
         raw_body, body = await self.read_request(request, max_values)
@@ -331,9 +330,8 @@ class Service:
 
     async def get_decision(self, request: Request, trace: RequestTrace) -> Response:
         """Answer GET /v1/decisions/{id} with a decision and its feedback."""
-        return json_response(
-            schemas.StoredDecision.model_validate(await self._find_decision(request.path_params["id"], trace))
-        )
+        decision = await self._find_decision(request.path_params["id"], trace)
+        return json_response(schemas.StoredDecision.model_validate(decision))
 
     async def add_feedback(self, request: Request, trace: RequestTrace) -> Response:
         """Answer POST /v1/feedback, which stores a rating or correction of an answer."""

@@ -265,6 +265,7 @@ class CancelOnDisconnect:
         self._is_disconnected = False
 
     async def __aenter__(self) -> None:
+        """Start to watch the connection."""
         task = asyncio.current_task()
         assert task is not None
         self._body, self._earlier_cancellations = task, task.cancelling()
@@ -277,6 +278,7 @@ class CancelOnDisconnect:
         self._body.cancel()
 
     async def __aexit__(self, exception_type: type[BaseException] | None, *_: object) -> None:
+        """Stop watching, and replace the cancellation by DisconnectError if the client disconnected."""
         self._watcher.cancel()
         if self._is_disconnected:
             # As in asyncio.timeout: if someone else cancelled the task, too, that cancellation must go on.
@@ -314,6 +316,7 @@ class EventStreamResponse(Response):
         self.on_close: Callable[[], None] = lambda: None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response, and stop if the client disconnects."""
         try:
             with suppress(DisconnectError):
                 async with CancelOnDisconnect(receive):
@@ -323,18 +326,15 @@ class EventStreamResponse(Response):
             self.on_close()
 
     async def _send_events(self, send: Send) -> None:
-        """Send the events; after the deadline, send an error event and stop."""
+        """Send the headers and the events. If the deadline passes or the stream fails, an error is the last event."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
             async with asyncio.timeout_at(self.deadline):
                 async for event in self.events:
                     await send({"type": "http.response.body", "body": event, "more_body": True})
         except TimeoutError:
-            error = ApiError(
-                504,
-                "the answer was not complete before the deadline of the server, so the stream ends here.",
-                "deadline",
-            )
+            message = "the answer was not complete before the deadline of the server, so the stream ends here."
+            error = ApiError(504, message, "deadline")
             await send({"type": "http.response.body", "body": format_event(error.to_json()), "more_body": True})
         except (OSError, DisconnectError):
             raise

@@ -167,7 +167,7 @@ class TrafficLearner:
         }
 
     def _arm_to_json(self, arm: ExperimentArm) -> dict[str, Any]:
-        """Return the results of one arm, as in `ArmReport`."""
+        """Return the gate of an arm, its threshold, the number of audits by result, and what they measured."""
         audits = {result: count for (name, result), count in self.auditor.counts.items() if name == arm.name}
         return {"gate": arm.gate_spec, "threshold": arm.rag.used_threshold, "audits": audits, **arm.monitor.to_json()}
 

@@ -180,7 +180,10 @@ class LossMonitor:
         return {owner: reason for owner, reason in alarms.items() if reason and reason != self.alarm}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the measured loss and drift, as in `LossReport` and `DriftReport`."""
+        """Return the measured share of changed answers (`loss`) and of unusual questions (`drift`) as JSON.
+
+        The class `LossReport` describes the fields.
+        """
         keys = {name: {"drawn": audits.count, "lost": audits.changed} for name, audits in self._keys.items() if name}
         loss = {
             "drawn": self.loss.n,

@@ -216,23 +216,8 @@ class DecisionLog:
         Raises:
             ApiError: 429 if this owner has given too much feedback within a day.
         """
-
-        def insert(store: Store) -> bool:
-            # All steps run in one job. Otherwise the decision could be deleted in between, and the comment would stay.
-            if _find_decision(store, id) is None:
-                return False
-            recent = "SELECT COUNT(*) FROM feedback WHERE owner = ? AND at > ? AND decision <> ?"
-            if store.fetch_rows(recent, (owner, time.time() - DAY_SECONDS, id))[0][0] >= MAX_FEEDBACK_PER_DAY:
-                message = f"this API key has rated {MAX_FEEDBACK_PER_DAY:,} decisions within a day. Try again tomorrow."
-                raise ApiError(429, message, "too_much_feedback", {"retry-after": "3600"})
-            with store.transaction() as transaction:
-                transaction.execute(
-                    "DELETE FROM feedback WHERE decision = ? AND (owner = ? OR owner IS NULL)", (id, owner)
-                )
-                transaction.execute(INSERT_FEEDBACK, (id, time.time(), rating, comment, owner))
-            return True
-
-        return await self.run(insert)
+        # All steps run in one job. Otherwise the decision could be deleted in between, and the comment would stay.
+        return await self.run(lambda store: _store_feedback(store, id, rating, comment, owner))
 
     async def run(self, work: Callable[[Store], Result]) -> Result:
         """Run a function on the tables, in the background thread and after all pending writes.
@@ -259,14 +244,14 @@ class DecisionLog:
             ApiError: 503 if the store is unavailable.
         """
 
-        def run(store: Store) -> None:
+        def run_all(store: Store) -> None:
             with store.transaction() as transaction:
                 for query, values in statements:
                     transaction.execute(query, values)
             if vacuum:
                 store.vacuum(vacuum)
 
-        await self.run(run)
+        await self.run(run_all)
 
     def run_blocking(self, work: Callable[[Store], Result]) -> Result:
         """Run a function on the tables and wait for it. For use before the event loop has started."""
@@ -325,6 +310,26 @@ def _find_decision(store: Store, id: str, owner: str | None = None) -> dict[str,
         )
     ]
     return {**_to_decision(*rows[0][:3]), "feedback": feedback}
+
+
+def _store_feedback(store: Store, id: str, rating: str, comment: str | None, owner: str) -> bool:
+    """Store the feedback of an owner on a decision, in place of an earlier one, and return whether there is a decision.
+
+    Raises:
+        ApiError: 429 if this owner has given too much feedback within a day.
+    """
+    if _find_decision(store, id) is None:
+        return False
+    query = "SELECT COUNT(*) FROM feedback WHERE owner = ? AND at > ? AND decision <> ?"
+    ((rated_count,),) = store.fetch_rows(query, (owner, time.time() - DAY_SECONDS, id))
+    if rated_count >= MAX_FEEDBACK_PER_DAY:
+        message = f"this API key has rated {MAX_FEEDBACK_PER_DAY:,} decisions within a day. Try again tomorrow."
+        raise ApiError(429, message, "too_much_feedback", {"retry-after": "3600"})
+    deletion = "DELETE FROM feedback WHERE decision = ? AND (owner = ? OR owner IS NULL)"  # NULL: from old versions
+    with store.transaction() as transaction:
+        transaction.execute(deletion, (id, owner))
+        transaction.execute(INSERT_FEEDBACK, (id, time.time(), rating, comment, owner))
+    return True
 
 
 def _find_owners(store: Store, id: str, question: str) -> list[tuple[Any, ...]]:

@@ -132,8 +132,8 @@ class UpstreamForwarder:
     async def _answer_question(self, request: ForwardedRequest, rag: AdaptiveRAG, question: Question) -> Response:
         """Decide whether to retrieve, and answer the question with or without passages.
 
-        A rule decides if one applies, otherwise the gate. If the gate reads a draft, i.e. an answer without passages, one
-        is requested first. Otherwise the arbiter may need one. Meanwhile a search runs if it is needed, or in mode "race".
+        A rule decides if one applies, otherwise the gate. A draft, i.e. an answer without passages, is requested for a
+        gate or arbiter that reads it. A search runs meanwhile if it is needed anyway, or in mode "race".
         """
         trace, search = request.trace, None
         trace.question, trace.way = question.text, "question"
@@ -141,7 +141,9 @@ class UpstreamForwarder:
         needs_draft = trace.decision is None
         if trace.decision is None and self.gate_service.get_signal_request(rag, trace.owner).is_empty:
             decision = await self.gate_service.decide(rag, question, None, trace)
-            needs_draft = decision.retrieve and arbiter_makes_drafts(rag) and self.options.way != "question"
+            # A stale gate was calibrated for another LLM, and so was its arbiter.
+            allows_draft = self.options.way != "question" and not self.gate_service.is_stale(rag)
+            needs_draft = decision.retrieve and allows_draft and arbiter_makes_drafts(rag)
         if needs_draft:
             trace.way = "race" if self.options.way == "race" else "draft"
             if trace.way == "race" or trace.decision is not None:
@@ -165,7 +167,7 @@ class UpstreamForwarder:
     async def _answer_with_draft(
         self, request: ForwardedRequest, rag: AdaptiveRAG, question: Question
     ) -> Response | None:
-        """Request a draft, and let the gate decide, unless it has decided already.
+        """Request a draft, and let the gate decide on it. If it has decided already, the draft is for the arbiter.
 
         Returns:
             The draft as response if the gate skips retrieval or the LLM called a tool, or the upstream's error. None if
@@ -181,17 +183,16 @@ class UpstreamForwarder:
             adds_logprobs = build_draft_request(request.upstream_body, reader) != request.upstream_body
             if not adds_logprobs or draft.status not in LOGPROBS_REFUSAL_STATUSES:
                 return await forward_response(self.upstream, draft, trace)
-            # The upstream may have refused only the log-probabilities, so the request is answered without the gate.
-            draft.close()
+            draft.close()  # the upstream may have refused only the log-probabilities, so continue without the gate
             reason = f"the upstream returns no log-probabilities (status {draft.status})"
             self.gate_service.bypass_failed_gate(rag, trace, reason)
             return None
         if draft.calls_tool:
             trace.ungated_reason = "the LLM called a tool"
-            return await _send_draft(self.upstream, draft, request)
+            return await _make_draft_response(self.upstream, draft, request)
         decision = trace.decision or await self.gate_service.decide(rag, question, draft.completion, trace)
         if not decision.retrieve or rag.retriever is None:
-            return await _send_draft(self.upstream, draft, request)
+            return await _make_draft_response(self.upstream, draft, request)
         if draft.has_ended and rag.bound_arbiter is not None:
             await draft.read_to_end()  # the arbiter compares complete answers only
         request.draft = draft
@@ -221,7 +222,7 @@ class UpstreamForwarder:
         if trace.decision is not None and "retriever" not in trace.degraded:
             trace.decision = replace(trace.decision, notes=(*trace.decision.notes, DecisionNote.NOTHING_FOUND))
         if request.draft is not None and request.draft.completion is not None:
-            return await _send_draft(self.upstream, request.draft, request)
+            return await _make_draft_response(self.upstream, request.draft, request)
         _close_draft(request)
         return await self.forward(request)
 
@@ -245,8 +246,7 @@ class UpstreamForwarder:
     ) -> Response:
         """Generate the answer with passages, and send either this answer or the draft, as the arbiter chooses.
 
-        A streamed answer is held back until the arbiter accepts its beginning, after which it is sent without
-        comparison, or until it ends.
+        A streamed answer is held back until it ends, or until the arbiter accepts its beginning without comparison.
         """
         answer = await self._request_answer(
             request, arbiter, "answer", lambda response: read_until(response, arbiter.accepts_beginning)
@@ -256,7 +256,7 @@ class UpstreamForwarder:
         is_beginning_accepted = answer.remaining_lines is not None and not answer.has_ended
         if not is_beginning_accepted:
             answer = await self._arbitrate(arbiter, question, draft, answer, request.trace)
-        return await _send_draft(self.upstream, answer, request)
+        return await _make_draft_response(self.upstream, answer, request)
 
     async def _arbitrate(
         self, arbiter: Arbiter, question: Question, draft: UpstreamDraft, answer: UpstreamDraft, trace: RequestTrace
@@ -329,14 +329,14 @@ class UpstreamForwarder:
             response = await self.upstream.send("POST", path, request.content, request.headers)
             if response.status != 200 or response.content_type != EVENT_STREAM:
                 return await forward_response(self.upstream, response, request.trace)
-        return _send_stream(self.upstream, response, request, StreamAnnotator(request.trace))
+        return _make_stream_response(self.upstream, response, request, StreamAnnotator(request.trace))
 
     async def pass_through(self, request: ForwardedRequest, path: str) -> Response:
         """Forward a request without a decision. The response body stays unchanged; the trace is in its headers."""
         await self.set_model(request)
         response = await self.upstream.send("POST", path, request.content, request.headers)
         if response.status == 200 and response.content_type == EVENT_STREAM:
-            return _send_stream(self.upstream, response, request, None)
+            return _make_stream_response(self.upstream, response, request, None)
         return await forward_response(self.upstream, response, request.trace, annotates_body=False)
 
 
@@ -370,7 +370,7 @@ def _close_draft(request: ForwardedRequest) -> None:
         request.draft.response.close()
 
 
-async def _send_draft(upstream: UpstreamClient, draft: UpstreamDraft, request: ForwardedRequest) -> Response:
+async def _make_draft_response(upstream: UpstreamClient, draft: UpstreamDraft, request: ForwardedRequest) -> Response:
     """Return a draft as the response to the client. The draft of a stream may have been read only in part.
 
     Raises:
@@ -390,7 +390,7 @@ async def _send_draft(upstream: UpstreamClient, draft: UpstreamDraft, request: F
     return Response(content, 200, headers)
 
 
-def _send_stream(
+def _make_stream_response(
     upstream: UpstreamClient,
     response: aiohttp.ClientResponse,
     request: ForwardedRequest,
