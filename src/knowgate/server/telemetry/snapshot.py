@@ -140,7 +140,7 @@ class MetricsSnapshot(BaseModel):
         if trace.decision is None:
             return
         passage_tokens = sum(estimate_tokens(f"{passage.title} {passage.text}") for passage in trace.passages)
-        for arm in {"", trace.arm}:
+        for arm in {"", trace.arm}:  # "" has the sums over all requests
             self.totals.setdefault(arm, DecisionTotals()).add_request(trace, passage_tokens)
         if not trace.decision.rule and not trace.degraded:  # the gate decided, by the estimated need for retrieval
             needs = self.retrieved_needs if trace.decision.retrieve else self.skipped_needs
