@@ -68,11 +68,8 @@ def _read_questions(rag: AdaptiveRAG, request: DecideRequest) -> list[Question]:
         ApiError: 400 if the request has none or several of these fields, or if the chat does not end with a question.
     """
     if sum(field is not None for field in (request.question, request.questions, request.messages)) != 1:
-        raise ApiError(
-            400,
-            "the request must have exactly one of the fields 'question', 'questions' and 'messages'.",
-            "invalid_question",
-        )
+        message = "the request must have exactly one of the fields 'question', 'questions' and 'messages'."
+        raise ApiError(400, message, "invalid_question")
     if request.messages is not None:
         question = extract_question(rag.model, request.messages)
         if isinstance(question, UngatedRequest):
@@ -107,7 +104,7 @@ async def _decide_question(
             try:
                 if response.status == 200:
                     answer = await read_draft(response)
-                    draft, trace.extra_usage = answer.completion, measure_draft(answer, body)
+                    draft, trace.extra_usage = answer.completion, await measure_draft(answer, body)
                     forwarder.upstream.record_body()
             except (ClientError, OSError, InvalidResponse) as error:
                 raise forwarder.upstream.record_body_error(error, response) from None
