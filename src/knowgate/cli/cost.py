@@ -29,8 +29,7 @@ from knowgate.evaluation.traffic_log import LoggedTraffic
 
 ASSUMED_PRICES = Prices(search=DEFAULT_SEARCH_PRICE, input_token=DEFAULT_TOKEN_PRICE, output_token=DEFAULT_TOKEN_PRICE)
 ASSUMED_PRICES_MESSAGE = (
-    "These are default prices in US dollars. Set your own with --prices FILE, or with --price-search and the other "
-    "price flags."
+    "These are default prices in US dollars. Set your own: --price-search, --prices FILE and others."
 )
 
 

@@ -39,8 +39,7 @@ ArbiterOption = Annotated[
     str | None,
     typer.Option(
         metavar="DIR|rules|none",
-        help="Arbiter that chooses between the answers with and without passages. Label runs only. [default: that of the "
-        "policy]",
+        help="Arbiter that chooses between the two answers of a label run. [default: the policy's]",
     ),
 ]
 # Column titles by how both answers are known. "Differ" means that the answers with and without passages disagree;
@@ -101,9 +100,8 @@ def replay_command(
     print_log_summary(logged, traffic)
     if any(not result.has_evidence for result in results):
         inform(
-            f"The risk of a threshold is unknown if fewer than {MIN_KNOWN_QUESTIONS} of the questions that it skips have "
-            "answers both with and without passages. Do not choose such a threshold from this log: collect more answers "
-            "first (knowgate serve --audit 0.1, with --shadow to try a gate without risk)."
+            f"The risk of a threshold is unknown if fewer than {MIN_KNOWN_QUESTIONS} skipped questions have both answers. "
+            "Do not choose such a threshold from this log: first collect more answers (knowgate serve --audit 0.1 --shadow)."
         )
 
 
@@ -141,9 +139,7 @@ def read_traffic(
         arm: Arm of an A/B test ('a' or 'b') whose decisions to read. Server logs only.
     """
     if arbiter is not None and not (isinstance(log, Path) and log.is_dir()):
-        raise BadSetting(
-            "--arbiter needs a label run: a log does not record both answers. Leave --arbiter out, or give a label run."
-        )
+        raise BadSetting("--arbiter needs a label run: a log does not record both answers. Leave --arbiter out.")
     if not isinstance(log, Path) or is_server_log(log):
         return read_server_log(log, arm)
     if arm is not None:
@@ -232,17 +228,12 @@ def print_log_summary(log: LoggedTraffic, traffic: Traffic) -> None:
         inform("Rows left out: " + ", ".join(f"{count} {reason}" for reason, count in log.left_out.items()) + ".")
     n_skip_costs, n_retrieval_costs = traffic.count_known("closed"), traffic.count_known("opened")
     if min(n_skip_costs, n_retrieval_costs) < n:
-        inform(
-            f"The log records the cost of retrieving for {n_retrieval_costs} of them and the cost of skipping for "
-            f"{n_skip_costs}. For the others, the mean is assumed."
-        )
+        counts = f"of retrieving for {n_retrieval_costs} of them and the cost of skipping for {n_skip_costs}"
+        inform(f"The log records the cost {counts}. For the others, the mean is assumed.")
     if log.n_estimated:
         inform(f"Prompt tokens are estimated from the text for {log.n_estimated} of them.")
     if not traffic.checks:
-        inform(
-            "The risk is unknown: no question has answers both with and without passages. Log with a gate that drafts "
-            "an answer first, or use a label run."
-        )
+        inform("The risk is unknown: no question has both answers. Log with a gate that drafts, or use a label run.")
 
 
 def _make_record(

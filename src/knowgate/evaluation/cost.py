@@ -229,9 +229,7 @@ def _compute_mean_amount(traffic: Traffic, measure: str, retrieve: BoolArray, st
     return None if math.isnan(mean) else mean
 
 
-def _compare_answers(
-    traffic: Traffic, retrieve: BoolArray, *, has_arbiter: bool
-) -> tuple[Proportion | None, Proportion | None]:
+def _compare_answers(traffic: Traffic, retrieve: BoolArray, *, has_arbiter: bool) -> tuple[Proportion | None, ...]:
     """Return the shares of questions that are lost and gained against always retrieving without an arbiter.
 
     None for a log, where it is only known whether the answers differ, not whether one is wrong.
@@ -414,13 +412,12 @@ class Savings:
 
 def describe_prices(assumptions: CostAssumptions) -> str:
     """Name the prices, and for each whether it is assumed or set by the user."""
-    if assumptions.price_llm_call is not None:
-        llm = f"{format_price(assumptions.price_llm_call)} an LLM call"
-    else:
-        llm = f"{format_price(1e6 * assumptions.price_token)} a million tokens"
-    names = {"price_search": f"{format_price(assumptions.price_search)} a search", "price_token": llm}
-    given = {*assumptions.model_fields_set, *(["price_token"] if assumptions.price_llm_call is not None else [])}
-    return " and ".join(f"{text} ({'your price' if name in given else 'assumed'})" for name, text in names.items())
+    given, call_price = assumptions.model_fields_set, assumptions.price_llm_call
+    search, tokens = ("your price" if name in given else "assumed" for name in ("price_search", "price_token"))
+    llm = f"{format_price(1e6 * assumptions.price_token)} a million tokens ({tokens})"
+    if call_price is not None:
+        llm = f"{format_price(call_price)} an LLM call (your price)"
+    return f"{format_price(assumptions.price_search)} a search ({search}) and {llm}"
 
 
 def format_money(amount: float | None) -> str:

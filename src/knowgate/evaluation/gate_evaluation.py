@@ -134,9 +134,7 @@ def _check_source(
     """Raise BadSetting if gates, label runs, questions and options do not go together."""
     check_integer(options.resamples, "the number of resamples", minimum=0, maximum=MAX_RESAMPLES)
     if (runs is None) == (data is None):
-        raise BadSetting(
-            "either `runs` (label runs) or `data` (questions to answer now) must be given. Give one of them."
-        )
+        raise BadSetting("give either `runs` (label runs) or `data` (questions to answer now).")
     if data is not None and options.out is None:
         raise BadSetting("`data` needs a folder for the answers. Name one with `out`.")
     if data is None and options.rerank is not None:
@@ -146,7 +144,7 @@ def _check_source(
         )
     if not gates:
         raise BadSetting(
-            "no gate is given. Use 'auto' for all gates that the label runs allow. To list gates: knowgate gates"
+            "no gate is given. Use 'auto' for all that the label runs allow. To list gates: knowgate gates"
         )
 
 

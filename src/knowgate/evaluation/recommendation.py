@@ -152,9 +152,12 @@ def recommend(evaluation: Evaluation, max_loss: float = MAX_LOSS) -> Recommendat
     # A choice looks better on the questions it was made on, so only half of the loss is allowed there.
     all_rows = np.ones(n, dtype=bool)
     choice = choose_gate(_list_options(evaluation), answers, all_rows, max_loss / 2)
-    if choice is None:
-        return Recommendation("leave" if _has_enough_questions(evaluation) else "unknown", n, max_loss)
-    return _recommend_choice(evaluation, choice, answers, max_loss)
+    recommendation = Recommendation("leave" if _has_enough_questions(evaluation) else "unknown", n, max_loss)
+    if choice is not None:
+        recommendation = _recommend_choice(evaluation, choice, answers, max_loss)
+    # Without a gate that ranks questions, nothing is known about gates.
+    is_known = recommendation.is_positive or evaluation.ranking_gates
+    return recommendation if is_known else replace(recommendation, level="unknown")
 
 
 def _list_options(evaluation: Evaluation) -> list[GateOption]:
@@ -194,11 +197,8 @@ def _recommend_own_threshold(
     """
     guarantee = evaluation.guarantees[gate.gate]
     cascade = evaluation.cascade if guarantee.has_arbiter else None
-    skips, right = ~gate.retrieve, gate.right
-    if cascade is None:
-        answers = replace(answers, arbitrated=None)
-    else:
-        right = np.where(skips, answers.closed, answers.retrieved)
+    answers, skips = answers if cascade else replace(answers, arbitrated=None), ~gate.retrieve
+    right = np.where(skips, answers.closed, answers.retrieved) if cascade else gate.right
     changes = right.astype(float) - answers.opened  # 1 or -1 where the gate is right or wrong, unlike always
     effect = _measure_effect(evaluation, answers, skips, changes)
     accepted = guarantee.max_loss if guarantee.holds else max_loss

@@ -20,7 +20,7 @@ from knowgate.core.validation import parse_json
 from knowgate.data.runs.folder import RunFolder
 from knowgate.data.runs.rows import GradedAnswer, LabelRow
 from knowgate.data.runs.table import LabelTable, load_label_table
-from knowgate.errors import BadInput, BadSetting
+from knowgate.errors import BadInput
 from knowgate.evaluation.replay import EventCost, TrafficEvent
 from knowgate.gates import load_gate
 from knowgate.gates.arbiters.offline_arbitration import arbitrate, get_arbiter_folder
@@ -236,7 +236,7 @@ def _get_passages(record: Mapping[str, Any]) -> list[str]:
 # --- label runs -----------------------------------------------------------------------------------
 
 
-def read_label_run_traffic(path: Path, gate: str | None, arbiter: str | None = None) -> LoggedTraffic:
+def read_label_run_traffic(path: Path, gate: str, arbiter: str | None = None) -> LoggedTraffic:
     """Read a label run as if its questions were traffic that a gate decides on.
 
     Needs come from the gate, and risks from the grades of both answers. Elapsed times are unknown. Questions that the
@@ -244,19 +244,13 @@ def read_label_run_traffic(path: Path, gate: str | None, arbiter: str | None = N
 
     Args:
         path: Folder of the run.
-        gate: Spec or folder of the gate. Required.
+        gate: Spec or folder of the gate.
         arbiter: Arbiter that chooses between both answers after retrieval; 'none' for no arbiter, None for that of the
             policy. The risk of skipping is to lose the answer that the arbiter would have chosen.
 
     Raises:
-        BadSetting: No gate is given.
         BadInput: The gate or the arbiter was fitted on all questions of the run.
     """
-    if not gate:
-        raise BadSetting(
-            f"'{path}' is a label run, which needs a gate to decide on its questions. Set `gate` to the folder of a "
-            "policy, which `knowgate fit` writes."
-        )
     arbiter = arbiter or get_policy_arbiter(gate) or NO_ARBITER
     artifact = read_artifact(gate) if is_artifact(gate) else None
     table, left_out = select_usable_rows(load_label_table([path]), artifact, get_arbiter_folder(arbiter))

@@ -24,10 +24,7 @@ from knowgate.gates.artifacts.drift import format_far_warning
 from knowgate.stats.bootstrap import Estimate
 from knowgate.stats.proportions import format_points_estimate
 
-STRICTER_TEST = (
-    "; the interval alone does not decide: a gate that was chosen among several must gain more than "
-    f"{Z_CERTAIN:.1f} standard errors"
-)
+STRICTER_TEST = f"; a gate that was chosen among several must gain more than {Z_CERTAIN:.1f} standard errors"
 LEVEL_LABELS = {
     "use": "Worth using",
     "try": "Worth a try",
@@ -117,14 +114,14 @@ def build_verdict(evaluation: Evaluation, assumptions: CostAssumptions, max_loss
         headline = _write_negative_headline(recommendation, evaluation)
         return EvaluationVerdict(recommendation, headline, sentences, [], savings, never)
     sentences = [
-        _describe_skips(recommendation),
+        f"It skips {format_percent(recommendation.skipped.value)} of the searches.",
         recommendation.guarantee,
         _describe_difference(recommendation),
         *arbiter,
         _describe_losing_slices(recommendation),
         _describe_calls(savings),
         _warn_about_distance(recommendation, evaluation),
-        describe_savings(savings),
+        "" if recommendation.skips_nothing else describe_savings(savings),
     ]
     return EvaluationVerdict(
         recommendation,
@@ -202,13 +199,6 @@ def _write_headline(recommendation: Recommendation, savings: Savings) -> str:
     if savings.money is None:
         return f"{setting} pays if an LLM call costs less than {format_price(savings.break_even_call)}."
     return f"{setting} saves no money at these prices."
-
-
-def _describe_skips(recommendation: Recommendation) -> str:
-    """Say what share of the searches is skipped."""
-    if recommendation.is_without_retrieval:
-        return "It saves every search."
-    return f"It skips {format_percent(recommendation.skipped.value)} of the searches."
 
 
 def _describe_choice(recommendation: Recommendation, evaluation: Evaluation) -> str:
@@ -327,19 +317,14 @@ def _find_reason(recommendation: Recommendation, evaluation: Evaluation) -> str:
     aurocs = [gate.measures["auroc"].value or 0.0 for gate in evaluation.ranking_gates]
     if known_share < LOW_KNOWN_SHARE:
         return f"The LLM answers only {known} of these questions right without passages, so there is little to skip."
+    knows = f"The LLM knows {known} of these questions, but"
     if max(aurocs) < LOW_AUROC:
-        return (
-            f"The LLM knows {known} of these questions, but no gate tells which: the best AUROC is {max(aurocs):.2f}."
-        )
+        return f"{knows} no gate tells which: the best AUROC is {max(aurocs):.2f}."
     if (recommendation.held_out_skipped.value or 0.0) >= MIN_SKIPPED and not recommendation.beats_chance:
-        return (
-            f"The LLM knows {known} of these questions, but that gates choose better than chance which "
-            "searches to skip is not shown."
-        )
+        return f"{knows} that gates choose better than chance which searches to skip is not shown."
     return (
-        f"The LLM knows {known} of these questions, but {recommendation.n} do not show that a threshold chosen on "
-        f"some of them keeps the loss within {format_point_count(recommendation.max_loss)} on the others and skips "
-        "enough: a curve that looks better may be luck, and more questions would tell."
+        f"{knows} {recommendation.n} do not show that a threshold chosen on some of them keeps the loss within "
+        f"{format_point_count(recommendation.max_loss)} on the others and skips enough. More questions would tell."
     )
 
 
@@ -377,8 +362,6 @@ def describe_savings(savings: Savings) -> str:
     """Describe in one to three sentences what a policy saves, and at which price it breaks even."""
     start = f"On {SAVINGS_QUESTIONS:,} questions that saves {savings.searches:,.0f} searches"
     prices = describe_prices(savings.assumptions)
-    if savings.money is None and not savings.searches:
-        return f"On {SAVINGS_QUESTIONS:,} questions that makes {savings.extra_calls:,.0f} more LLM calls."
     if savings.money is None:
         worth = format_money(savings.search_money)
         return (
