@@ -22,6 +22,7 @@ from knowgate.types import AnswerPair, Arbiter, Belief, ModelIdentity, Signal
 
 ARBITER_MANIFEST = "arbiter.json"
 ARBITER_KIND = "a fitted arbiter"
+ARBITER_FOLDER = "arbiter"  # folder inside a policy that holds its fitted arbiter
 
 
 @dataclass(frozen=True)
@@ -117,8 +118,9 @@ class FittedArbiter(Arbiter):
 
     @property
     def name(self) -> str:
-        """Name of the arbiter, which is the name of its folder."""
-        return self.artifact.path.name
+        """Name of the arbiter: that of its folder or, for the arbiter of a policy, its kind, such as 'features'."""
+        folder = self.artifact.path.name
+        return str(self.artifact.manifest["arbiter"]) if folder == ARBITER_FOLDER else folder
 
     @property
     def fingerprint(self) -> str:

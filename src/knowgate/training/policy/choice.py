@@ -170,7 +170,7 @@ def _choose(questions: GradedQuestions, folds: NDArray[np.int64]) -> PolicyChoic
         if chosen.is_constant:
             continue
         estimate = _estimate_out_of_fold(stricter, folds)
-        failure = estimate.describe_violation(limits)
+        failure = estimate.describe_violation(limits, choice.reference.name)
         if not failure and estimate.value <= constant.value:
             failure = f"it is not worth more than {constant.name}"
         if not failure:
@@ -179,7 +179,7 @@ def _choose(questions: GradedQuestions, folds: NDArray[np.int64]) -> PolicyChoic
     if rejected is None:
         reason, required = _explain_constant(questions, constant, _select(questions, choice.tried)[1])
         return replace(choice, reason=reason, required_rows=required)
-    reason = f"{rejected.name} looked best, but on questions that it was not chosen on {rejected.failure}"
+    reason = f"{rejected.name} looked best, but on questions that it was not chosen on, {rejected.failure}"
     required = rejected.result.reference_loss.count_required_rows(limits)
     return replace(choice, reason=reason, required_rows=required, rejected=rejected)
 
@@ -362,7 +362,8 @@ def _explain_constant(questions: GradedQuestions, constant: PolicyResult, reason
     required = {item: item.reference_loss.count_required_rows(limits) for item in better}
     nearest = min(better, key=lambda item: (required[item] is None, required[item] or 0, item.reference_loss.mean))
     name = f"{nearest.name} with {nearest.searches:.0%} searches"
-    return f"no other policy is safe. For {name}, {nearest.describe_violation(limits)}", required[nearest]
+    reference = questions.evaluate_constant(ALWAYS, questions.reference_arbiter).name
+    return f"no other policy is safe. For {name}, {nearest.describe_violation(limits, reference)}", required[nearest]
 
 
 def _check_lengths(
