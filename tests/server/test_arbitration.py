@@ -134,3 +134,19 @@ def test_an_arbiter_is_rejected_if_the_gate_reads_no_draft(invented, stub):
     settings = kg.PipelineOptions(gate="always", docs=invented.docs, arbiter="rules")
     with pytest.raises(kg.KnowgateError, match="compares drafts"):
         create_app(settings, ServeOptions(upstream=stub.url))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("closed", "text"), [(0.9, "The answer is 42."), (0.1, "From the passages: 43.")])
+def test_an_arbiter_gets_a_draft_if_the_gate_reads_only_the_question(serve, stub, closed, text, stream):
+    address, _ = serve(gate="always", change=use_arbiter(FixedArbiter(closed)))
+    reply = ask(address, stream=stream)
+    answer = said(events(reply)) if stream else reply.json()["choices"][0]["message"]["content"]
+    assert answer == text
+    assert len(stub.bodies) == 2  # LLM calls: the draft, and the answer with passages
+
+
+def test_a_question_that_is_skipped_gets_no_draft_for_the_arbiter(serve, stub):
+    address, _ = serve(gate="never", change=use_arbiter(FixedArbiter(0.9)))
+    assert ask(address).json()["knowgate"]["way"] == "question"
+    assert len(stub.bodies) == 1

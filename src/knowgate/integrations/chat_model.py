@@ -79,7 +79,7 @@ class ChatModel(Backend):
     """
 
     name: str
-    depth = 0
+    depth = 0  # a chat interface returns no hidden states
 
     def __init__(self, name: str, *, logprobs: bool = False):
         self.name = name
@@ -90,7 +90,7 @@ class ChatModel(Backend):
         """Send one request and return the answer."""
 
     def _stream(self, request: ChatRequest) -> Generator[str, None, Completion]:
-        """Yield the answer to one request piece by piece and return it whole; by default there is one piece."""
+        """Yield the answer to one request piece by piece, and return it whole. By default, there is one piece."""
         completion = self._complete(request)
         if completion.text:
             yield completion.text
@@ -113,7 +113,7 @@ class ChatModel(Backend):
         return MAX_CONCURRENT_REQUESTS
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest, /) -> list[Reading]:
-        """Draft and sample answers as requested; see `knowgate.types.Model.read`.
+        """Return, for each prompt, a draft (a greedy answer) and sampled answers, as far as they are requested.
 
         Raises:
             UnsupportedSignal: Hidden states were requested, which a chat interface does not return.
@@ -140,7 +140,7 @@ class ChatModel(Backend):
         seed: int | None = None,
         resume: Sequence[object] | None = None,
     ) -> list[list[Completion]]:
-        """Return `n` completions per prompt; see `knowgate.types.Model.generate`.
+        """Return `n` completions per prompt.
 
         Args:
             prompts: The prompts.
@@ -154,7 +154,7 @@ class ChatModel(Backend):
             check_resume_options(temperature, n)
             drafts = [check_resume_handle(handle, ChatDraft) for _, handle in zip(prompts, resume, strict=True)]
             return self._map(lambda draft: [self._continue_draft(draft, max_tokens)], drafts)
-        if temperature == 0:
+        if temperature == 0:  # one request per prompt, whose completion is returned n times
             return self._map(
                 lambda prompt: [self._complete_greedily(prompt, max_tokens, seed)] * n if n else [], prompts
             )
@@ -166,8 +166,8 @@ class ChatModel(Backend):
         answer = draft.get_answer(max_tokens)
         if answer is None:
             with wrap_errors(self.name):
-                request = ChatRequest(_get_user_message(draft.prompt), max_tokens)
-                return self._check_logprobs((yield from self._stream(request)))
+                completion = yield from self._stream(ChatRequest(_get_user_message(draft.prompt), max_tokens))
+                return self._check_logprobs(completion)
         if answer.text:
             yield answer.text
         return answer
@@ -211,7 +211,11 @@ class ChatModel(Backend):
         return [completions[index * n : (index + 1) * n] for index in range(len(prompts))]
 
     def _check_logprobs(self, completion: Completion) -> Completion:
-        """Return the completion unchanged; raise ModelError if requested log-probabilities are missing."""
+        """Return the completion unchanged.
+
+        Raises:
+            ModelError: The completion has no log-probabilities, although they were requested.
+        """
         if self._logprobs and completion.tokens is None and completion.text:
             raise ModelError(
                 f"{self.name} returned no log-probabilities. Leave `logprobs` out and use a gate that does not need them."
@@ -263,7 +267,7 @@ def parse_logprobs(value: Any) -> tuple[Token, ...] | None:
 
 
 def _parse_token(item: Mapping[str, Any]) -> Token:
-    """Parse one token; its margin is the difference between the two highest probabilities, if known."""
+    """Parse a token. Its margin is the difference between the two highest probabilities at its position, if known."""
     alternatives = [float(_as_mapping(top)["logprob"]) for top in item.get("top_logprobs") or ()]
     best = sorted(alternatives, reverse=True)[:2]
     margin = math.exp(best[0]) - math.exp(best[1]) if len(best) == 2 else None
@@ -276,7 +280,11 @@ def _as_mapping(item: Any) -> Mapping[str, Any]:
 
 
 def _get_user_message(prompt: Prompt) -> str:
-    """Return the text of a prompt as a user message; raise UnsupportedSignal for raw text to be continued."""
+    """Return the text of a prompt as a user message.
+
+    Raises:
+        UnsupportedSignal: The prompt is a raw text that the LLM must continue.
+    """
     if prompt.raw:
         raise UnsupportedSignal("a chat interface cannot continue a raw text. Use an openai: or hf: model instead.")
     return prompt.text

@@ -102,7 +102,7 @@ class Decider:
         return Decision(ruling.retrieve, need, rag.used_threshold, rag.gate.name, reason, rule=ruling.rule)
 
     def _handle_failure(self, decide: Callable[[], Decision]) -> Decision:
-        """Call `decide`; if it fails and `fall_open` is set, log a warning and decide to retrieve."""
+        """Call `decide`. If it fails and `fall_open` is set, log a warning and decide to retrieve."""
         try:
             return decide()
         except KnowgateError as error:
@@ -126,7 +126,11 @@ def open_decider(config: str | Path | None = None, *, fall_open: bool = False, *
 
 
 def as_decider(value: AdaptiveRAG | Decider) -> Decider:
-    """Return a decider as it is, or make one from a pipeline; raise BadSetting for any other object."""
+    """Return a decider as it is, or make one from a pipeline.
+
+    Raises:
+        BadSetting: The object is neither a decider nor a pipeline.
+    """
     if isinstance(value, Decider):
         return value
     if isinstance(value, AdaptiveRAG):
@@ -149,6 +153,7 @@ def cache_decisions(decider: AdaptiveRAG | Decider, on_decision: DecisionCallbac
 
     @functools.lru_cache(maxsize=MAX_CACHED_DECISIONS)
     def decide(question: str) -> Decision:
+        """Decide on a question that is not in the cache."""
         decision = source.decide(question)
         if on_decision is not None:
             on_decision(question, decision)

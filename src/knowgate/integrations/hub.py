@@ -51,7 +51,8 @@ def push_artifact(folder: str | Path, target: str, *, public: bool = False, ques
         ArtifactError: The artifact is damaged, or the target folder contains something else.
     """
     source = expand_path(folder)
-    manifest, excluded = check_shared_folder(source), [] if questions else [REFERENCE_FILE]
+    manifest = check_shared_folder(source)
+    excluded = [] if questions else [REFERENCE_FILE]
     if not target.startswith(HUB_PREFIX):
         out = expand_path(target)
         _copy(source, out, manifest, excluded=excluded)

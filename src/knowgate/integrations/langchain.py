@@ -70,6 +70,7 @@ class KnowgateRetriever(BaseRetriever):
     k: int | None = None
 
     def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
+        """Decide on a query, and search with the wrapped retriever if it needs retrieval."""
         decision = as_decider(self.decider).decide(query)
         config = _publish(run_manager, decision)
         if not decision.retrieve:
@@ -79,6 +80,7 @@ class KnowgateRetriever(BaseRetriever):
         return self._add_decision(documents, decision)
 
     async def _aget_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
+        """Do the same as `_get_relevant_documents`, without blocking the event loop."""
         decision = await as_decider(self.decider).adecide(query)
         config = await _apublish(run_manager, decision)
         if not decision.retrieve:
@@ -89,9 +91,11 @@ class KnowgateRetriever(BaseRetriever):
 
     @property
     def _description(self) -> str:
+        """The wrapped retriever, as error messages name it."""
         return f"the wrapped retriever {type(self.wrapped).__name__}"
 
     def _add_decision(self, documents: Any, decision: Decision) -> list[Document]:
+        """Return copies of the first `k` documents with the decision in their metadata."""
         record = decision_record(decision)
         return [
             Document(
@@ -134,16 +138,19 @@ class KnowgateRunnable(Runnable[Any, AIMessage]):
             yield chunk
 
     def _answer(self, input: Any, run_manager: Any) -> AIMessage:
+        """Answer the question in the input, and send the decision to the callbacks of the run."""
         answer = run_in_model_thread(self.rag.model, lambda: self.rag.answer(_parse_input(input, self.rag)))
         _publish(run_manager, answer.decision)
         return _make_message(answer)
 
     async def _aanswer(self, input: Any, run_manager: Any) -> AIMessage:
+        """Do the same as `_answer`, without blocking the event loop."""
         answer = await self.rag.aanswer(await asyncio.to_thread(_parse_input, input, self.rag))
         await _apublish(run_manager, answer.decision)
         return _make_message(answer)
 
     def _stream_answer(self, inputs: Iterator[Any], run_manager: Any) -> Iterator[AIMessageChunk]:
+        """Yield the answer to the first input in chunks. Each chunk is generated in a thread of the model."""
         events = self.rag.answer_stream(_parse_input(next(inputs), self.rag))
         while (event := run_in_model_thread(self.rag.model, lambda: next(events, None))) is not None:
             if isinstance(event, DecisionEvent):
@@ -151,6 +158,7 @@ class KnowgateRunnable(Runnable[Any, AIMessage]):
             yield from _make_chunks(event)
 
     async def _astream_answer(self, inputs: AsyncIterator[Any], run_manager: Any) -> AsyncIterator[AIMessageChunk]:
+        """Do the same as `_stream_answer`, without blocking the event loop."""
         question = await asyncio.to_thread(_parse_input, await anext(inputs), self.rag)
         async for event in self.rag.aanswer_stream(question):
             if isinstance(event, DecisionEvent):
@@ -175,18 +183,16 @@ def route(
     """
     source = as_decider(decider)
 
-    def get_node(decision: Decision) -> str:
-        return retrieve if decision.retrieve else skip
-
     def decide(state: Any, config: RunnableConfig) -> str:
+        """Decide on the question in the state, send the decision to callbacks, and return the next node."""
         decision = _decide_on_state(source, state, key)
         dispatch_custom_event(DECISION_EVENT, decision_record(decision), config=config)
-        return get_node(decision)
+        return retrieve if decision.retrieve else skip
 
     async def adecide(state: Any, config: RunnableConfig) -> str:
         decision = await asyncio.to_thread(_decide_on_state, source, state, key)
         await adispatch_custom_event(DECISION_EVENT, decision_record(decision), config=config)
-        return get_node(decision)
+        return retrieve if decision.retrieve else skip
 
     return RunnableLambda(decide, afunc=adecide, name="knowgate")
 
@@ -209,31 +215,34 @@ def middleware(decider: AdaptiveRAG | Decider, *, hide: Sequence[str]) -> Any:
     class KnowgateState(AgentState):  # type: ignore[type-arg,misc,unused-ignore]
         knowgate: dict[str, Any]
 
+    # The class is made here, because its base class is in a package that only this function needs.
     bases = (_ToolFilter, AgentMiddleware)
     return type("KnowgateMiddleware", bases, {"state_schema": KnowgateState})(as_decider(decider), frozenset(hide))
 
 
 class _ToolFilter:
-    """The methods of the middleware that `middleware` makes.
+    """Middleware methods that hide tools from the LLM of an agent if its question needs no retrieval.
 
     Args:
         decider: Decides whether the question of a run needs retrieval.
         hidden: The names of the tools to hide if it does not.
     """
 
-    tools: Sequence[Any] = ()
+    tools: Sequence[Any] = ()  # the middleware adds no tools of its own
 
     def __init__(self, decider: Decider, hidden: frozenset[str]):
         super().__init__()
         self.decider, self.hidden = decider, hidden
 
     def before_agent(self, state: Any, runtime: Any) -> dict[str, Any]:
+        """Decide on the last message, and return the decision as an update of the state. Called once per run."""
         return {METADATA_KEY: decision_record(_decide_on_state(self.decider, state, ""))}
 
     async def abefore_agent(self, state: Any, runtime: Any) -> dict[str, Any]:
         return {METADATA_KEY: decision_record(await asyncio.to_thread(_decide_on_state, self.decider, state, ""))}
 
     def wrap_model_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
+        """Send a request to the LLM without the hidden tools, if no retrieval is needed."""
         return handler(self._filter_tools(request))
 
     async def awrap_model_call(self, request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
@@ -241,20 +250,21 @@ class _ToolFilter:
 
     def _filter_tools(self, request: Any) -> Any:
         """Return a request to the LLM without the hidden tools, unless the decision is to retrieve or missing."""
-        if (request.state.get(METADATA_KEY) or {}).get("retrieve", True):
+        decision = request.state.get(METADATA_KEY) or {}
+        if decision.get("retrieve", True):
             return request
         return request.override(tools=[tool for tool in request.tools if _get(tool, "name") not in self.hidden])
 
 
 def _publish(run_manager: Any, decision: Decision) -> RunnableConfig:
-    """Send a decision to the callbacks of a run; return the config for calls inside the run."""
+    """Send a decision to the callbacks of a run, and return the config for calls inside the run."""
     config, record = _note_decision(run_manager, decision)
     dispatch_custom_event(DECISION_EVENT, record, config=config)
     return config
 
 
 async def _apublish(run_manager: Any, decision: Decision) -> RunnableConfig:
-    """Send a decision to the asynchronous callbacks of a run; return the config for calls inside the run."""
+    """Send a decision to the asynchronous callbacks of a run, and return the config for calls inside the run."""
     config, record = _note_decision(run_manager, decision)
     await adispatch_custom_event(DECISION_EVENT, record, config=config)
     return config
@@ -277,16 +287,16 @@ def _decide_on_state(decider: Decider, state: Any, key: str) -> Decision:
     question = _get(state, key) if key else None
     if question:
         return decider.decide(question)
-    return decider.decide_messages(_convert(_get(state, "messages") or []))
+    return decider.decide_messages(_convert_messages(_get(state, "messages") or []))
 
 
 def _get(container: Any, name: str) -> Any:
-    """Return an item of a mapping or an attribute of an object; None if it is missing."""
+    """Return an item of a mapping, or an attribute of another object, or None if it is missing."""
     return container.get(name) if isinstance(container, Mapping) else getattr(container, name, None)
 
 
-def _convert(messages: Sequence[Any]) -> list[dict[str, str]]:
-    """Convert user and assistant messages to role and text; leave out tool calls and system messages."""
+def _convert_messages(messages: Sequence[Any]) -> list[dict[str, str]]:
+    """Convert LangChain's messages to mappings of role and text, without tool calls and system messages."""
     pairs = [_get_role_and_text(message) for message in messages]
     return [{"role": role, "content": text} for role, text in pairs if role and text.strip()]
 
@@ -305,12 +315,12 @@ def _parse_input(value: Any, rag: AdaptiveRAG) -> str | Question:
     The last question of a list of messages is rewritten so that it can be understood alone. Input of another type is
     returned unchanged, and the pipeline then raises an error.
     """
-    if hasattr(value, "to_messages"):
+    if hasattr(value, "to_messages"):  # the output of a LangChain prompt
         value = value.to_messages()
     if isinstance(value, Mapping):
         value = value.get("question") or value.get("input") or value.get("messages")
     if isinstance(value, list | tuple):
-        return run_in_model_thread(rag.model, lambda: question_from_messages(rag.model, _convert(value)))
+        return run_in_model_thread(rag.model, lambda: question_from_messages(rag.model, _convert_messages(value)))
     return value  # type: ignore[no-any-return]
 
 
@@ -321,7 +331,7 @@ def _make_message(answer: Answer) -> AIMessage:
 
 
 def _make_chunks(event: Any) -> Iterator[AIMessageChunk]:
-    """Convert an event of a streamed answer to message chunks; other events give none."""
+    """Convert a decision, a text or the end of a streamed answer to a message chunk. Other events give no chunk."""
     if isinstance(event, DecisionEvent):
         yield AIMessageChunk("", response_metadata={METADATA_KEY: decision_record(event.decision)})
     elif isinstance(event, TextEvent):
@@ -331,6 +341,7 @@ def _make_chunks(event: Any) -> Iterator[AIMessageChunk]:
 
 
 def _passages_metadata(answer: Answer) -> dict[str, Any]:
+    """Return the passages of an answer as metadata of a message."""
     return {f"{METADATA_KEY}_passages": [asdict(passage) for passage in answer.passages]}
 
 
@@ -368,21 +379,24 @@ class LangChainModel(ChatModel):
         self._chat = chat
 
     def _complete(self, request: ChatRequest) -> Completion:
+        """Send one request and return the answer. Works with chat models that have only asynchronous methods, too."""
         text, options = request.text, self._make_options(request)
         return _make_completion(
             call_or_await(lambda: self._chat.invoke(text, **options), lambda: self._chat.ainvoke(text, **options))
         )
 
     def _stream(self, request: ChatRequest) -> Generator[str, None, Completion]:
+        """Yield the answer to one request piece by piece, and return it whole."""
         message = None
         for chunk in self._chat.stream(request.text, **self._make_options(request)):
-            message = chunk if message is None else message + chunk
+            message = chunk if message is None else message + chunk  # LangChain merges chunks by addition
             if chunk.text:
                 yield str(chunk.text)
         return Completion("") if message is None else _make_completion(message)
 
 
 def _make_completion(message: Any) -> Completion:
+    """Convert an AI message to a completion. Providers name the finish reason differently."""
     metadata: Mapping[str, Any] = getattr(message, "response_metadata", None) or {}
     usage: Mapping[str, Any] = getattr(message, "usage_metadata", None) or {}
     reason = metadata.get("finish_reason") or metadata.get("stop_reason") or metadata.get("done_reason")
@@ -406,6 +420,7 @@ class LangChainRetriever:
         self.fingerprint = sha256_text("langchain", type(retriever).__qualname__, version)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """Return the first k passages for each query."""
         retriever, texts = self._retriever, list(queries)
         description = f"LangChain's retriever {type(retriever).__name__}"
         with wrap_errors(description):

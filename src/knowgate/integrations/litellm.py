@@ -146,6 +146,7 @@ class LiteLLMModel(ChatModel):
         self._model, self._options = model, options
 
     def _complete(self, request: ChatRequest) -> Completion:
+        """Send one request and return the answer."""
         response = litellm.completion(**self._make_arguments(request))
         choice = response.choices[0]
         tokens = parse_logprobs(getattr(choice, "logprobs", None))
@@ -153,6 +154,7 @@ class LiteLLMModel(ChatModel):
         return make_completion(choice.message.content or "", tokens, n_tokens, choice.finish_reason != "length")
 
     def _stream(self, request: ChatRequest) -> Generator[str, None, Completion]:
+        """Yield the answer to one request piece by piece, and return it whole."""
         pieces: list[str] = []
         tokens: list[Token] = []
         finished = True
@@ -167,6 +169,7 @@ class LiteLLMModel(ChatModel):
         return make_completion("".join(pieces), tuple(tokens) or None, None, finished)
 
     def _make_arguments(self, request: ChatRequest) -> dict[str, Any]:
+        """Return the arguments of `litellm.completion`, which drops those that the provider does not support."""
         messages = [{"role": "user", "content": request.text}]
         arguments = {"model": self._model, "messages": messages, "drop_params": True}
         return {**self._make_options(request), **arguments, **self._options}

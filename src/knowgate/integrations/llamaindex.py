@@ -13,7 +13,7 @@ from typing import Any
 
 from knowgate.core.files import sha256_text
 from knowgate.core.frameworks import call_or_await, check_framework_version, check_result_list, wrap_errors
-from knowgate.integrations.chat_model import ChatModel, ChatRequest
+from knowgate.integrations.chat_model import ChatModel, ChatRequest, make_completion
 from knowgate.integrations.decider import as_decider
 from knowgate.pipeline.answer_json import decision_record
 from knowgate.types import Completion, Decision, Passage
@@ -48,6 +48,7 @@ class KnowgateRetriever(BaseRetriever):
         self._wrapped, self._decider, self._k = wrapped, as_decider(decider), k
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        """Decide on a query, and search with the wrapped retriever if it needs retrieval."""
         decision, wrapped = self._decider.decide(query_bundle.query_str), self._wrapped
         if not decision.retrieve:
             return []
@@ -56,6 +57,7 @@ class KnowgateRetriever(BaseRetriever):
         return self._add_decision(nodes, decision)
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        """Do the same as `_retrieve`, without blocking the event loop."""
         decision = await self._decider.adecide(query_bundle.query_str)
         if not decision.retrieve:
             return []
@@ -65,9 +67,11 @@ class KnowgateRetriever(BaseRetriever):
 
     @property
     def _description(self) -> str:
+        """The wrapped retriever, as error messages name it."""
         return f"the wrapped retriever {type(self._wrapped).__name__}"
 
     def _add_decision(self, results: Any, decision: Decision) -> list[NodeWithScore]:
+        """Add the decision to the metadata of the first `k` nodes, where the LLM does not see it."""
         nodes: list[NodeWithScore] = check_result_list(results, self._description, self._k)
         for result in nodes:
             result.node.metadata[METADATA_KEY] = decision_record(decision)
@@ -94,6 +98,7 @@ class KnowgateQueryEngine(CustomQueryEngine):
     llm: Any = None
 
     def custom_query(self, query_str: str) -> Any:
+        """Answer a query with the wrapped query engine, or from memory if no retrieval is needed."""
         decider = as_decider(self.decider)
         decision = decider.decide(query_str)
         with wrap_errors(self._description):
@@ -106,6 +111,7 @@ class KnowgateQueryEngine(CustomQueryEngine):
         return _add_decision(response, decision)
 
     async def acustom_query(self, query_str: str) -> Any:
+        """Do the same as `custom_query`, without blocking the event loop."""
         decider = as_decider(self.decider)
         decision = await decider.adecide(query_str)
         with wrap_errors(self._description):
@@ -119,10 +125,12 @@ class KnowgateQueryEngine(CustomQueryEngine):
 
     @property
     def _description(self) -> str:
+        """The wrapped query engine, as error messages name it."""
         return f"the wrapped query engine {type(self.wrapped).__name__}"
 
 
 def _add_decision(response: Any, decision: Decision) -> Any:
+    """Add the decision to the metadata of a response, and return the response."""
     response.metadata = {**(response.metadata or {}), METADATA_KEY: decision_record(decision)}
     return response
 
@@ -140,28 +148,24 @@ class LlamaIndexModel(ChatModel):
         self._llm = llm
 
     def _complete(self, request: ChatRequest) -> Completion:
-        response = self._llm.chat(*_make_arguments(request), **_make_options(request))
-        return _make_completion(str(response.message.content or ""))
+        """Send one request and return the answer."""
+        response = self._llm.chat(**_make_arguments(request))
+        return make_completion(str(response.message.content or ""), None, None, finished=True)
 
     def _stream(self, request: ChatRequest) -> Generator[str, None, Completion]:
+        """Yield the answer to one request piece by piece, and return it whole."""
         pieces = []
-        for chunk in self._llm.stream_chat(*_make_arguments(request), **_make_options(request)):
+        for chunk in self._llm.stream_chat(**_make_arguments(request)):
             if chunk.delta:
                 pieces.append(chunk.delta)
                 yield chunk.delta
-        return _make_completion("".join(pieces))
+        return make_completion("".join(pieces), None, None, finished=True)
 
 
-def _make_arguments(request: ChatRequest) -> list[list[ChatMessage]]:
-    return [[ChatMessage(request.text, role=MessageRole.USER)]]
-
-
-def _make_options(request: ChatRequest) -> dict[str, Any]:
-    return {"max_tokens": request.max_tokens, "temperature": request.temperature}
-
-
-def _make_completion(text: str) -> Completion:
-    return Completion(text, n_tokens=len(text.split()))
+def _make_arguments(request: ChatRequest) -> dict[str, Any]:
+    """Return the arguments of `chat` and `stream_chat` of a LlamaIndex LLM."""
+    messages = [ChatMessage(request.text, role=MessageRole.USER)]
+    return {"messages": messages, "max_tokens": request.max_tokens, "temperature": request.temperature}
 
 
 class LlamaIndexRetriever:
@@ -180,9 +184,11 @@ class LlamaIndexRetriever:
         self.fingerprint = sha256_text("llamaindex", type(retriever).__qualname__, version)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """Return the first k passages for each query."""
         return [self._search(query, k) for query in queries]
 
     def _search(self, query: str, k: int) -> list[Passage]:
+        """Return the first k passages for one query."""
         retriever = self._retriever
         description = f"LlamaIndex's retriever {type(retriever).__name__}"
         with wrap_errors(description):

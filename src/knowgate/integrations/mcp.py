@@ -31,11 +31,12 @@ from knowgate.integrations.decider import Decider, run_in_model_thread
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.answer_json import decision_record
 from knowgate.server.learning.audit import label_by_feedback
+from knowgate.server.options import LOOPBACK_HOSTS
 from knowgate.types import Answer, Decision, Passage
 
 MAX_STORED_ANSWERS = 1000  # answers kept in memory, so that feedback can refer to them
 MAX_PASSAGES = 100  # maximum passages of one search
-LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
+
 ResultT = TypeVar("ResultT")
 INSTRUCTIONS = (
     "Before searching the documents, call decide: it says whether the LLM behind this server already knows the answer. "
@@ -257,7 +258,7 @@ async def _translate_errors(work: Awaitable[ResultT]) -> ResultT:
 
 
 def _get_known_answers(answer: Answer) -> dict[str, Any]:
-    """Return the answers that are known without (`closed`) and with passages (`opened`), for `label_by_feedback`."""
+    """Return the texts of the answers without passages (`closed`) and with passages (`opened`); None if unknown."""
     if not answer.passages:
         return {"closed": answer.text, "opened": None, "retrieved": False}
     return {"closed": answer.draft.text if answer.draft else None, "opened": answer.open_text, "retrieved": True}

@@ -28,11 +28,16 @@ def enable_tool(
         question: A function that returns the question from the context of the run. Default: the context itself if it
             is a text, else its key or attribute `question`.
         on_decision: Called with the question and its decision, once for each question.
+
+    Returns:
+        The function `is_enabled`. Without a question, it raises BadSetting or, if the decider falls open, enables the
+        tool.
     """
     check_framework_version("openai-agents", "openai-agents", majors=("0",))
     decide, falls_open = cache_decisions(decider, on_decision), as_decider(decider).fall_open
 
     async def is_enabled(context: Any, agent: Any) -> bool:
+        """Return whether the question in the context of the run needs retrieval."""
         text = (question or _get_question)(context.context)
         if isinstance(text, str) and text.strip():
             return (await asyncio.to_thread(decide, text)).retrieve

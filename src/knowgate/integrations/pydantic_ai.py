@@ -27,6 +27,7 @@ def prepare_tool(decider: Any, *, on_decision: DecisionCallback | None = None) -
     decide = cache_decisions(decider, on_decision)
 
     async def prepare(context: Any, tool: Any) -> Any:
+        """Return the tool, or None if the prompt of the run needs no retrieval."""
         question = extract_prompt_text(context.prompt)
         if not question.strip():
             return tool
@@ -37,7 +38,7 @@ def prepare_tool(decider: Any, *, on_decision: DecisionCallback | None = None) -
 
 
 def extract_prompt_text(prompt: Any) -> str:
-    """Return the text of a prompt, which may be a list of parts; images and other parts are left out."""
+    """Return the text of a prompt, which may be a list of parts. Images and other parts are left out."""
     if isinstance(prompt, str):
         return prompt
     return " ".join(part for part in prompt or () if isinstance(part, str))

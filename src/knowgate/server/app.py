@@ -36,7 +36,7 @@ from knowgate.server.service import Service
 from knowgate.server.streaming import DisconnectError, EventStreamResponse
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.client import UpstreamClient
-from knowgate.server.upstream.draft import UpstreamDraftModel
+from knowgate.server.upstream.draft import UpstreamDraftModel, arbiter_makes_drafts
 from knowgate.server.upstream.forwarding import UpstreamForwarder
 from knowgate.types import Completion, Gate, Model, Question, Reading, Signal, Token
 
@@ -66,6 +66,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        """Listen for SIGHUP while the server runs, and close the service at the end."""
         app.state.reloader = SettingsReloader(service, settings, read_settings)
         app.state.reloader.listen()
         yield
@@ -108,10 +109,10 @@ class EndpointApp:
                 self.service.spans.export(request.method, path, status, trace, request.headers)
 
     async def _respond(self, request: Request, trace: RequestTrace) -> Response:
-        """Check API key, rate and load, wait for the body, then run the handler.
+        """Check the API key, its rate and the number of active requests, wait for the body, then run the handler.
 
-        GET requests skip the check of load, and requests to public endpoints also that of the rate. A streaming response
-        counts as an active request until its last event has been sent.
+        Public endpoints need no key. GET requests do not count as active. A streaming response counts as an active
+        request until its last event has been sent.
         """
         service = self.service
         try:
@@ -220,10 +221,11 @@ def build_gate_service(settings: PipelineOptions, options: ServeOptions, model: 
             f"way='question' does not work with the gate '{rag.gate.name}', which reads a draft. "
             "Set `way` to draft or race, or use a gate that reads only the question."
         )
-    has_unused_arbiter = rag.bound_arbiter is not None and settings.arbiter is not None and not reads_draft
+    uses_drafts = reads_draft or (arbiter_makes_drafts(rag) and options.way != "question")
+    has_unused_arbiter = rag.bound_arbiter is not None and settings.arbiter is not None and not uses_drafts
     if options.upstream is not None and has_unused_arbiter:
         raise BadSetting(
-            f"`arbiter` compares drafts, but the gate '{rag.gate.name}' reads only the question. "
+            f"`arbiter` compares drafts, but no draft is made: the gate '{rag.gate.name}' reads only the question. "
             "Remove `arbiter`, or use a gate that reads drafts."
         )
     return gate_service
@@ -313,6 +315,7 @@ class SettingsReloader:
         async with self._lock:
             try:
                 settings = await asyncio.to_thread(self._read_settings)
+                # With an upstream, the server has no LLM of its own that could change.
                 keeps_model = settings.model == self._settings.model or self._service.forwarder is not None
                 model = self._service.gate_service.rag.model if keeps_model else None
                 gate_service = await asyncio.to_thread(build_gate_service, settings, self._service.options, model)

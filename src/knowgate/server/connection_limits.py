@@ -59,7 +59,7 @@ class AddressConnections:
         self.waiting: dict[LimitedHttpProtocol, float] = {}  # connections without complete headers -> since when
 
     def evict(self, now: float) -> None:
-        """Close the oldest connection that waits for headers, if there are too many of them."""
+        """Close the oldest connection that waits for headers, if too many of them wait and it is not very new."""
         if len(self.waiting) <= MAX_WAITING_PER_ADDRESS:
             return
         oldest, since = next(iter(self.waiting.items()))
@@ -70,7 +70,11 @@ class AddressConnections:
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """The HTTP protocol of uvicorn, with limits."""
+    """The HTTP protocol of uvicorn, with limits on headers, queued requests and connections per client address.
+
+    There is one instance for each connection. `cycle` is its latest request, and `pipeline` has the complete requests
+    that wait for the responses to earlier ones.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -92,6 +96,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     # --- connections ------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Count a new connection of the client address, and close it if there are too many."""
         super().connection_made(transport)
         self._address = self.client[0] if self.client else ""
         connections = self._addresses[self._address]
@@ -103,6 +108,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._wait_for_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Stop all timers of the connection, and no longer count it."""
         self._stop_waiting()
         self._stop_timer("_write_timer")
         self._stop_timer("_linger_timer")
@@ -127,13 +133,14 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._stop_timer("_header_timer")
 
     def _on_header_timeout(self) -> None:
-        # A client that sends its next request too early.
+        """Reject a request whose headers are late. If an earlier request is being answered, wait once more."""
         if self.cycle is not None and not self.cycle.response_complete:
             self._header_timer = self.loop.call_later(HEADER_SECONDS, self._on_header_timeout)
             return
         self._reject(408, f"The headers did not arrive within {HEADER_SECONDS:g} seconds.")
 
     def data_received(self, data: bytes) -> None:
+        """Process bytes from the client, and limit the time and size of headers."""
         if self._ignores_input or self.transport.is_closing():
             return
         self._unset_keepalive_if_required()
@@ -169,6 +176,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._parse(b"%s %s HTTP/%s\r\n%s\r\n" % (method, self.url, version, b"".join(headers)) + rest)
 
     def on_message_begin(self) -> None:
+        """Start a new request, unless the connection is being closed. Called by the parser."""
         if self._ignores_input or self.transport.is_closing():
             raise ValueError("the connection is being closed")  # stops the parser
         self._parsed_bytes = 0
@@ -179,6 +187,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """Add a header to the current request, and reject the request if there are too many. Called by the parser."""
         if len(self.headers) >= MAX_HEADERS:
             raise ValueError(f"more than {MAX_HEADERS} headers")  # uvicorn answers 400 and closes the connection
         self._count_parsed(len(name) + len(value) + len(": \r\n"))
@@ -192,6 +201,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             raise ValueError("the headers are too large")  # stops the parser
 
     def on_headers_complete(self) -> None:
+        """Check the headers of a request and start to process it. Called by the parser, which a ValueError stops."""
         self._stop_waiting()
         if self.parser.get_method() == b"CONNECT" or sum(name == b"host" for name, _ in self.headers) > 1:
             raise ValueError("CONNECT, or several Host headers")
@@ -204,7 +214,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.cycle.send = partial(self._send, self.cycle)  # type: ignore[method-assign]
 
     def on_message_complete(self) -> None:
-        if self.parser.should_upgrade():
+        """Note that the body of a request is complete. If it was answered before, close the connection now."""
+        if self.parser.should_upgrade():  # the request is parsed again
             return
         super().on_message_complete()
         if self._responded_early and self.cycle.response_complete:
@@ -214,13 +225,17 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._reject(431, f"The headers exceed {MAX_HEADER_BYTES:,} bytes.")
 
     def _reject(self, status: int, message: str) -> None:
-        """Answer with an error, after the responses to earlier requests, and close the connection."""
+        """Reject what the client sends now, and close the connection.
+
+        If complete requests are still being answered, the connection is closed after their responses. An error response
+        is sent only if no other response is under way.
+        """
         self._stop_waiting()
         if self.transport.is_closing() or self._ignores_input:
             return
         self._log_rejection(status, message)
         is_idle = self.cycle is None or self.cycle.response_complete
-        if is_idle or not (self.cycle.response_started or self.pipeline or not self.cycle.more_body):
+        if is_idle or (self.cycle.more_body and not self.cycle.response_started and not self.pipeline):
             head = f"content-type: text/plain\r\ncontent-length: {len(message)}\r\nconnection: close\r\n\r\n{message}"
             self.transport.write(STATUS_LINE[status] + head.encode())
         elif not self.cycle.more_body:
@@ -246,7 +261,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     # --- responses --------------------------------------------------------------------------------
 
     async def _send(self, cycle: RequestResponseCycle, message: Any) -> None:
-        """Send a part of a response. If it starts before the request's body is complete, the connection ends with it."""
+        """Send the start or a part of the body of a response, in place of `cycle.send`.
+
+        A response may start before the body of its request is complete, for example with status 413. Then the client is
+        told that the connection ends with this response.
+        """
         is_start = message["type"] == "http.response.start"
         is_early = is_start and cycle.more_body
         if is_start:
@@ -260,10 +279,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             cycle.keep_alive = False  # adds the header "Connection: close"
         await RequestResponseCycle.send(cycle, message)
         if is_early:
-            # Closing at once would reset the connection while the client sends, and it would not see the response.
+            # If uvicorn closed the connection while the client still sends, the client would not see the response.
+            # `on_response_complete` closes it later.
             cycle.keep_alive, self._responded_early = True, True
 
     def on_response_complete(self) -> None:
+        """Finish a response. After an early one, wait a while for the rest of the request, then close the connection."""
         super().on_response_complete()
         if self._responded_early and self.cycle.more_body:
             self._addresses[self._address].waiting[self] = self.loop.time()
@@ -272,15 +293,18 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def pause_writing(self) -> None:
+        """Start the time limit for a client that does not read its response."""
         super().pause_writing()
         if self._write_timer is None:
             self._write_timer = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
+        """Stop the time limit, because the client reads again."""
         super().resume_writing()
         self._stop_timer("_write_timer")
 
     def _stop_timer(self, name: str) -> None:
+        """Cancel the timer in the attribute with this name, if it runs."""
         timer: asyncio.TimerHandle | None = getattr(self, name)
         if timer is not None:
             timer.cancel()

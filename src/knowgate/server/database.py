@@ -224,11 +224,12 @@ def _upgrade_sqlite(connection: sqlite3.Connection, path: Path, steps: Sequence[
     connection.execute("BEGIN IMMEDIATE")  # only one process upgrades; the others wait here
     try:
         version = _get_sqlite_version(connection, path, steps)
-        if version and version < len(steps):
+        if 0 < version < len(steps):
             _back_up(path, path.with_name(f"{path.name}.backup-v{version}"))
-        for statements in steps if version < len(steps) else ():
-            for statement in _list_missing(connection, statements):
-                connection.execute(statement)
+        if version < len(steps):  # otherwise another process has upgraded the file in the meantime
+            for statements in steps:  # a step changes nothing if it was run before
+                for statement in _list_missing(connection, statements):
+                    connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {len(steps)}")
         connection.execute("COMMIT")
     except BaseException:
@@ -237,7 +238,11 @@ def _upgrade_sqlite(connection: sqlite3.Connection, path: Path, steps: Sequence[
 
 
 def _get_sqlite_version(connection: sqlite3.Connection, path: Path, steps: Sequence[Sequence[str]]) -> int:
-    """Return the version of the tables: 0 for a new file, 1 for a file of knowgate 0.1, which has no version yet."""
+    """Return the version of the tables: 0 for a new file, 1 for a file of knowgate 0.1, which has no version yet.
+
+    Raises:
+        ArtifactError: The version is larger than the number of steps, so a newer knowgate made the file.
+    """
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     if version > len(steps):
         raise ArtifactError(
@@ -261,17 +266,17 @@ def _back_up(path: Path, copy: Path) -> None:
 
 def _list_missing(connection: sqlite3.Connection, statements: Sequence[str]) -> list[str]:
     """Return the statements in SQLite's dialect, without those that add a column that exists already."""
-    additions = {statement: ADD_COLUMN.match(statement) for statement in statements}
-    existing = {
-        statement
-        for statement, match in additions.items()
-        if match and match[2] in {row[1] for row in connection.execute(f"PRAGMA table_info({match[1]})")}
-    }
-    return [_to_sqlite(statement) for statement in statements if statement not in existing]
+    missing = []
+    for statement in statements:
+        addition = ADD_COLUMN.match(statement)  # groups: table, column
+        columns = connection.execute(f"PRAGMA table_info({addition[1]})").fetchall() if addition else []
+        if not addition or addition[2] not in {column[1] for column in columns}:
+            missing.append(_to_sqlite(statement))
+    return missing
 
 
 def _to_sqlite(statement: str) -> str:
-    """Translate a CREATE statement from PostgreSQL to SQLite."""
+    """Translate a CREATE statement from PostgreSQL to SQLite, and let it do nothing if its table or index exists."""
     statement = statement.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS")
     statement = re.sub(r"^CREATE( UNIQUE)? INDEX", r"CREATE\1 INDEX IF NOT EXISTS", statement)
     statement = statement.replace(

@@ -107,7 +107,7 @@ async def read_body(
     """
     too_large = ApiError(413, f"the request body is too large. The maximum is {max_bytes:,} bytes.", "too_long")
     content_length = request.headers.get("content-length", "")
-    if content_length.isdigit() and int(content_length[:20]) > max_bytes:
+    if content_length.isdigit() and int(content_length[:20]) > max_bytes:  # Python rejects numbers of many digits
         raise too_large
     body = bytearray()
     try:
@@ -126,20 +126,21 @@ async def read_body(
     return bytes(body)
 
 
-def count_json_values(body: bytes, sufficient: int) -> int:
-    """Return about how many values a JSON text has, without parsing it.
+def count_json_values(body: bytes, limit: int) -> int:
+    """Estimate how many values a JSON text has, without parsing it, to find out whether there are more than `limit`.
 
-    Commas and brackets inside strings are counted, too, if the result stays below `sufficient` nevertheless.
+    Values are counted by the commas and opening brackets before them. Those inside strings are left out only if they
+    could make the difference, because that takes longer.
     """
     count = sum(map(body.count, JSON_SEPARATORS))
-    if count <= sufficient:
+    if count <= limit:
         return count
     body = body.replace(rb"\\", b"").replace(rb"\"", b"")  # escaped quotes do not end a string
     string_count = body.count(b'"') // 2
-    if string_count > 2 * sufficient:  # keys and values
+    if string_count > 2 * limit:  # too many even if every second string is a key rather than a value
         return string_count // 2
-    outside = b" ".join(body.split(b'"')[::2])
-    return sum(map(outside.count, JSON_SEPARATORS))
+    outside_strings = b" ".join(body.split(b'"')[::2])
+    return sum(map(outside_strings.count, JSON_SEPARATORS))
 
 
 def parse_json_object(body: bytes, max_values: int = MAX_JSON_VALUES) -> dict[str, Any]:

@@ -81,7 +81,7 @@ class CircuitBreaker:
         if not self.is_confirmed_by_probe:
             self.last_failure = self.clock()
         elif self.failure_count == self.failure_threshold:
-            self.last_failure = float("-inf")  # half-open now
+            self.last_failure = float("-inf")  # without a waiting time, the state is "half-open" at once
 
     def trip(self) -> None:
         """Open the breaker now, whatever was reported before."""
@@ -209,7 +209,7 @@ class CallBudget:
     clock: Callable[[], float] = time.monotonic
     shares: bool = False
     remaining: float = field(init=False)
-    _used: dict[str, float] = field(init=False, default_factory=dict)  # name of a key -> calls of the last hour
+    _used: dict[str, float] = field(init=False, default_factory=dict)  # name of a key -> used calls of its share
     _last_refill: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -232,8 +232,10 @@ class CallBudget:
         """Return whether calls for a request of an API key can be reserved now."""
         self._refill()
         used = self._used.get(owner, 0.0)
-        limit = min(self.calls_per_hour / 2, self.remaining - count) if self.shares and used else float("inf")
-        return self.remaining >= count and used + count <= limit
+        if not self.shares or not used:  # the first audit of a key needs only enough remaining calls
+            return self.remaining >= count
+        # A key gets at most half of an hour's calls, and not more than remain for others afterwards.
+        return used + count <= min(self.calls_per_hour / 2, self.remaining - count)
 
     def describe_pause(self, count: int) -> str:
         """Return why some or all audits pause, or "" if none does.
@@ -248,7 +250,7 @@ class CallBudget:
         return f"audits of {paused} API keys are paused: their shares of the budget are used up" if paused else ""
 
     def _refill(self) -> None:
-        """Add the calls for the time that has passed."""
+        """Add the calls for the time that has passed to the budget, and half of them to the share of each key."""
         now = self.clock()
         refill = (now - self._last_refill) * self.calls_per_hour / HOUR_SECONDS
         self.remaining = min(float(self.calls_per_hour), self.remaining + refill)

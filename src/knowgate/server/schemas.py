@@ -74,7 +74,7 @@ class ApiRequest(BaseModel):
 
 
 class GatedRequest(ApiRequest):
-    """Fields that all requests have on which a gate can decide."""
+    """Base class of requests on which a gate can decide, with their common fields."""
 
     model: str | None = option(
         None,
@@ -218,9 +218,11 @@ class PassageSummary(ApiResponse):
 class RequestReport(DecisionSummary):
     """The `knowgate` object of a response, which reports how the request was processed.
 
-    `gated` is false if no decision was made, and `why_not` is the reason. `choice` is the choice of the arbiter between
-    the answers with and without passages, and `unweighed` the reason why there was none. `degraded` lists the components
-    that failed, and `ignored` the request fields that had no effect.
+    `way` says how it was answered, such as "in-process" or "draft". `gated` is false if no decision was made, and
+    `why_not` is the reason. `arm` is the gate of the A/B test, and `mode` says why the server retrieved regardless of
+    the gate ("shadow", "canary" or "alarm"). `choice` is the choice of the arbiter between the answers with and without
+    passages, and `unweighed` the reason why there was none. `degraded` lists the components that failed, and `ignored`
+    the request fields that had no effect.
     """
 
     id: str
@@ -356,7 +358,10 @@ class LossReport(ConfidenceBounds):
 
 
 class DriftReport(ConfidenceBounds):
-    """The share of questions that are unlike the training questions of the gate. `drifted`: it is too large."""
+    """The share of questions that are unlike the training questions of the gate.
+
+    `questions` is the number of all questions. `drifted` is true if the share is too large.
+    """
 
     questions: int
     drifted: bool
@@ -405,7 +410,7 @@ class ReadyResponse(ApiResponse):
 
     `breakers` has the states of the circuit breakers. `stale` is the reason why the calibration of the gate does not
     apply, or "". `degraded` lists the components that are not used at the moment. `lost_decisions` is the number of
-    decisions that this process could not store, for example because the disk was full.
+    decisions that could not be stored, for example because the disk was full.
     """
 
     ready: bool
@@ -419,7 +424,8 @@ class ReadyResponse(ApiResponse):
 class DashboardResponse(ApiResponse):
     """Body of the response to GET /v1/dashboard: all data that the dashboard shows.
 
-    `constant` and `guarantee` (formerly `promise`) describe the gate in words. `figures` are statistics since the start.
+    `constant` says in words that the gate always decides the same, or is "". `guarantee` describes the guarantee of the
+    gate; `promise` repeats it for earlier clients. `figures` are statistics since the start of the server.
     """
 
     version: str

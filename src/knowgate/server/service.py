@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -78,9 +79,10 @@ class Service:
     upload_budget: UploadBudget = field(init=False, default_factory=UploadBudget)
 
     def __post_init__(self) -> None:
+        """Create all components that the options enable, except for the learner (`start_learning`)."""
         options = self.options
-        # On a server with API keys, one key can use only half of the capacity.
-        share = options.waiting if options.keys is None else -(-options.waiting // 2)
+        # On a server with API keys, one key can use only half of the capacity, rounded up.
+        share = options.waiting if options.keys is None else math.ceil(options.waiting / 2)
         self.active_requests = RequestSlots(options.waiting, share)
         self.unfinished_bodies = RequestSlots(UPLOAD_FACTOR * options.waiting, options.waiting)
         self._parser_lock = asyncio.Lock()
@@ -161,8 +163,8 @@ class Service:
     async def record(self, route: str, response: Response, trace: RequestTrace) -> Response:
         """Record a request whose response is about to be sent.
 
-        Every request is counted in the metrics. If a decision was made, it is also added to the recent decisions and to
-        the decision log, and the response is passed on to the learner.
+        Every request is counted in the metrics. If the gate decided whether to retrieve, the decision is also added to
+        the recent decisions and to the decision log, and the response is passed on to the learner.
 
         Returns:
             The response to send. With the option `durable`, this is an error if the decision could not be stored.
@@ -178,19 +180,21 @@ class Service:
         self.recent.append(report, trace.question)
         if self.learner is not None and trace.client_request is not None:
             self.learner.observe(response, trace)
-        if self.decision_log is not None:
-            record = {**report, "model": self.gate_service.rag.model.name}
-            commit = self.decision_log.append(record, trace.question, trace.owner, seconds)
-            if self.options.durable:
-                try:
-                    async with asyncio.timeout(max(MIN_COMMIT_SECONDS, self.options.deadline - seconds)):
-                        await asyncio.shield(asyncio.wrap_future(commit))
-                except STORE_ERRORS:  # also after the timeout
-                    if isinstance(response, EventStreamResponse):
-                        await response.events.aclose()
-                        response.on_close()
-                    message = "the decision could not be stored, so it is not acknowledged. Try again later."
-                    return ApiError(503, message, "log_down", trace.headers).to_response()
+        if self.decision_log is None:
+            return response
+        record = {**report, "model": self.gate_service.rag.model.name}
+        commit = self.decision_log.append(record, trace.question, trace.owner, seconds)
+        if not self.options.durable:
+            return response
+        try:
+            async with asyncio.timeout(max(MIN_COMMIT_SECONDS, self.options.deadline - seconds)):
+                await asyncio.shield(asyncio.wrap_future(commit))
+        except STORE_ERRORS:  # these include TimeoutError
+            if isinstance(response, EventStreamResponse):
+                await response.events.aclose()
+                response.on_close()
+            message = "the decision could not be stored, so it is not acknowledged. Try again later."
+            return ApiError(503, message, "log_down", trace.headers).to_response()
         return response
 
     async def count_requests(self, key: ApiKey | None, count: int = 1) -> None:
@@ -206,7 +210,8 @@ class Service:
         """Count each question of POST /v1/decide as a request. The request itself was counted as the first one.
 
         Raises:
-            ApiError: 400 if the rate of the key never allows so many, 429 or 503 as in `count_requests`.
+            ApiError: 400 if there are more questions than the key may ever ask in a minute, 429 if it has used up its
+                requests per minute, 503 if they cannot be counted.
         """
         if key is not None and key.rate is not None and count > key.rate:
             message = f"this API key allows {key.rate} requests per minute, and each question counts as one."

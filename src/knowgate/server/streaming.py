@@ -64,7 +64,7 @@ class WorkSlice:
         self._bytes = 0
 
     async def add(self, byte_count: int) -> None:
-        """Count one more line, or bytes that were dropped, and wait if the slice is used up."""
+        """Count a line and this number of bytes. If the slice is used up, let other tasks run."""
         self._lines += 1
         self._bytes += byte_count
         if self._lines < SLICE_LINES and self._bytes < SLICE_BYTES:
@@ -87,17 +87,18 @@ def drop_repetitions(chunk: bytes) -> bytes:
 async def split_lines(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
     """Split a byte stream into lines, which end in LF, CR LF or CR. Each line keeps its line ending.
 
-    A blank line that follows a blank line is dropped. So are most comments that follow each other.
+    A blank line that follows a blank line is dropped, because it means nothing. So are most comments (lines that start
+    with a colon) that follow each other.
 
     Raises:
         InvalidResponse: A line exceeds MAX_EVENT_BYTES, or there are more than MAX_STREAM_LINES lines.
     """
-    parts: list[bytes] = []  # of a line that has not ended
-    size, ends_in_cr = 0, False
-    line_count, was_blank, work = 0, True, WorkSlice()
+    parts: list[bytes] = []  # the parts of the current line, which may be spread over several chunks
+    size = 0  # bytes of the current line
+    line_count, was_blank, ends_in_cr, work = 0, True, False, WorkSlice()
     async for chunk in chunks:
         await work.add(len(chunk))
-        if ends_in_cr and chunk.startswith(b"\n"):  # the second half of CR LF
+        if ends_in_cr and chunk.startswith(b"\n"):  # CR LF was split, and CR has already ended the line
             chunk = chunk[1:]
         ends_in_cr = chunk.endswith(b"\r")
         for line in drop_repetitions(chunk).splitlines(keepends=True):
@@ -127,17 +128,18 @@ async def read_event_lines(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes
     Raises:
         InvalidResponse: The stream contains no event with data, or is too large.
     """
-    lines, has_data = split_lines(chunks), False
+    lines, has_data, is_done = split_lines(chunks), False, False
     async for line in lines:
         yield line
         has_data = has_data or line.startswith(b"data:")
-        if line.startswith(b"data:") and line[len(b"data:") :].strip() == b"[DONE]":
+        is_done = line.startswith(b"data:") and line[len(b"data:") :].strip() == b"[DONE]"
+        if is_done:
             break
-    else:
-        if not has_data:
-            raise InvalidResponse("it is an event stream without events")
+    if not has_data:
+        raise InvalidResponse("it is an event stream without events")
+    if not is_done:  # the stream ended without the event [DONE]
         return
-    yield b"\n"
+    yield b"\n"  # the blank line after the event [DONE]
     with suppress(TimeoutError):
         async with asyncio.timeout(CLOSE_SECONDS):
             async for _ in lines:
@@ -182,13 +184,14 @@ def remove_logprobs(completion: dict[str, Any]) -> None:
 
 
 def check_chunk(line: bytes) -> None:
-    """Check a line of a streamed answer. Only lines that look unusual are parsed, because most lines are valid.
+    """Check a line of a streamed answer. To save time, only lines that may be invalid are parsed.
 
     Raises:
         InvalidResponse: `choices` is not a list, or the JSON is nested too deeply.
     """
-    has_choices = b'"choices"' not in line or any(marker in line for marker in CHOICES_MARKERS)
-    if not line.startswith(b"data:") or (has_choices and line.count(b"[") + line.count(b"{") <= MAX_DEPTH):
+    may_have_invalid_choices = b'"choices"' in line and not any(marker in line for marker in CHOICES_MARKERS)
+    may_be_deep = line.count(b"[") + line.count(b"{") > MAX_DEPTH
+    if not line.startswith(b"data:") or not (may_have_invalid_choices or may_be_deep):
         return
     try:
         value = load_json(line[len(b"data:") :])
@@ -225,13 +228,14 @@ class StreamAnnotator:
             line = b"data: " + replace_non_finite(line.removeprefix(b"data:")).strip() + b"\n"
         is_last = b'"finish_reason"' in line and not any(marker in line for marker in UNFINISHED_MARKERS)
         is_last = is_last or any(marker in line for marker in COMPLETED_MARKERS)
+        adds_report = is_last or not self.has_annotated_first
         adds_usage = self.trace.extra_usage != TokenUsage() and b'"usage"' in line
-        if self.has_annotated_first and not is_last and not self.hides_logprobs and not adds_usage:
+        if not (adds_report or adds_usage or self.hides_logprobs):
             return line
         chunk = parse_event_data(line)
         if chunk is None:
             return line
-        if not self.has_annotated_first or is_last:
+        if adds_report:
             chunk["knowgate"] = self.trace.to_json()
             self.has_annotated_first = True
         if self.hides_logprobs:
@@ -261,9 +265,10 @@ class CancelOnDisconnect:
         self._is_disconnected = False
 
     async def __aenter__(self) -> None:
+        """Start to watch the connection."""
         task = asyncio.current_task()
         assert task is not None
-        self._body, self._cancelling = task, task.cancelling()
+        self._body, self._earlier_cancellations = task, task.cancelling()
         self._watcher = asyncio.ensure_future(self._watch())
 
     async def _watch(self) -> None:
@@ -273,10 +278,11 @@ class CancelOnDisconnect:
         self._body.cancel()
 
     async def __aexit__(self, exception_type: type[BaseException] | None, *_: object) -> None:
+        """Stop watching, and replace the cancellation by DisconnectError if the client disconnected."""
         self._watcher.cancel()
         if self._is_disconnected:
             # As in asyncio.timeout: if someone else cancelled the task, too, that cancellation must go on.
-            was_cancelled_here = self._body.uncancel() <= self._cancelling
+            was_cancelled_here = self._body.uncancel() <= self._earlier_cancellations
             if was_cancelled_here and exception_type is asyncio.CancelledError:
                 raise DisconnectError
 
@@ -310,6 +316,7 @@ class EventStreamResponse(Response):
         self.on_close: Callable[[], None] = lambda: None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response, and stop if the client disconnects."""
         try:
             with suppress(DisconnectError):
                 async with CancelOnDisconnect(receive):
@@ -319,7 +326,7 @@ class EventStreamResponse(Response):
             self.on_close()
 
     async def _send_events(self, send: Send) -> None:
-        """Send the events; after the deadline, send an error event and stop."""
+        """Send the headers and the events. If the deadline passes or the stream fails, an error is the last event."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
             async with asyncio.timeout_at(self.deadline):

@@ -72,7 +72,7 @@ class AccessPolicy:
         """Check that a key may use an endpoint. A server without keys has one user, who may use all endpoints.
 
         Raises:
-            ApiError: 403 if the endpoint needs an admin key and this key is none.
+            ApiError: 403 if the endpoint needs an admin key and this key is not one.
         """
         if needs_admin and key is not None and not key.admin:
             message = "this endpoint shows or changes data of all API keys, so it needs an admin key."
@@ -162,10 +162,12 @@ class RateLimiter:
             raise unavailable from None
 
     def _check_rejection(self, key: ApiKey, rate: int, count: int) -> None:
-        """Reject requests that are known to exceed the rate without reading the store, which keeps bursts cheap.
+        """Reject requests if an earlier rejection of this key still applies. This is cheap, as it reads no store.
+
+        If `rejected_count` requests are too many until `allowed_at`, as many or more are, too.
 
         Raises:
-            ApiError: 429 if as many or fewer requests were rejected, and will be allowed later than now.
+            ApiError: 429 if the requests exceed the rate.
         """
         rejected_count, allowed_at = self._rejections.get((key.hash, rate), (count, 0))
         seconds = math.ceil(allowed_at - self._clock())
@@ -174,25 +176,31 @@ class RateLimiter:
             raise ApiError(429, message, "rate", {"retry-after": str(seconds)})
 
     def _count(self, key: ApiKey, rate: int, count: int) -> None:
-        """Count requests if the key had few enough in the last minute."""
-        self._check_rejection(key, rate, count)
+        """Count requests if the key stays within its rate. Otherwise reject them and remember until when.
+
+        Raises:
+            ApiError: 429 if the key has used up its requests per minute.
+        """
+        self._check_rejection(key, rate, count)  # there may be a rejection since `admit` checked this
         with self._open_store().transaction(key.hash) as transaction:
-            second = math.floor(self._clock())
-            oldest = (key.hash, second - MINUTE_SECONDS)
+            now = math.floor(self._clock())
+            oldest = (key.hash, now - MINUTE_SECONDS)
             transaction.execute("DELETE FROM requests WHERE key = ? AND second < ?", oldest)
             query = "SELECT second, count FROM requests WHERE key = ? ORDER BY second"
             rows = transaction.execute(query, (key.hash,)).fetchall()
-            excess = sum(row[1] for row in rows) + count - rate
+            excess = sum(row_count for _, row_count in rows) + count - rate
             if excess <= 0:
-                transaction.execute(UPSERT_REQUESTS, (key.hash, second, count))
+                transaction.execute(UPSERT_REQUESTS, (key.hash, now, count))
                 return
-        totals = zip(rows, accumulate(row[1] for row in rows), strict=True)
-        freed = next((row[0] for row, total in totals if total >= excess), second)  # when enough requests were counted
-        self._rejections[key.hash, rate] = (count, freed + MINUTE_SECONDS + 1)
+        # The requests are allowed once the oldest requests, at least `excess` of them, are more than a minute old.
+        totals = accumulate(row_count for _, row_count in rows)
+        seconds = [second for (second, _), total in zip(rows, totals, strict=True) if total >= excess]
+        last_second = seconds[0] if seconds else now  # a key with too low a rate for `count` gets the longest wait
+        self._rejections[key.hash, rate] = (count, last_second + MINUTE_SECONDS + 1)
         self._check_rejection(key, rate, count)
 
     def _open_store(self) -> Store:
-        """Return the store of the counters. If its file was deleted, a new one is created, which all workers use."""
+        """Return the store of the counters, which is opened at the first call, and again if its file was replaced."""
         if self._store is not None and self._file is not None and _identify_file(self._file) != self._file_id:
             self._store.close()
             self._store = None

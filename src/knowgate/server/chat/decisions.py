@@ -107,7 +107,7 @@ async def _decide_question(
             try:
                 if response.status == 200:
                     answer = await read_draft(response)
-                    draft, trace.extra_usage = answer.completion, measure_draft(answer, body)
+                    draft, trace.extra_usage = answer.completion, await measure_draft(answer, body)
                     forwarder.upstream.record_body()
             except (ClientError, OSError, InvalidResponse) as error:
                 raise forwarder.upstream.record_body_error(error, response) from None

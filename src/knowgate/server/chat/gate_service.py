@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from knowgate.errors import ArtifactError, KnowgateError
@@ -16,23 +16,18 @@ from knowgate.gates import PACKAGED_GATES, load_gate
 from knowgate.gates.baselines import AlwaysGate, NeverGate
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
-from knowgate.server.chat.request_options import FilteredRetriever, RequestOptions, read_request_options
+from knowgate.server.chat.request_options import (
+    FilteredRetriever,
+    RequestOptions,
+    read_request_options,
+    require_guarantee,
+)
 from knowgate.server.json_api import ApiError
 from knowgate.server.learning.arms import Experiment
 from knowgate.server.load_limits import BreakersByKey, CircuitBreaker
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.draft import use_draft
-from knowgate.types import (
-    Completion,
-    Decision,
-    DecisionNote,
-    Gate,
-    Passage,
-    Question,
-    Reading,
-    Retriever,
-    SignalRequest,
-)
+from knowgate.types import Completion, Decision, DecisionNote, Passage, Question, Retriever, SignalRequest
 
 log = logging.getLogger(__name__)
 
@@ -43,11 +38,11 @@ MAX_ABANDONED_SEARCHES = 4  # searches that may still run after their timeout, b
 
 
 class SearchQueueTimeout(TimeoutError):
-    """A search waited for others in most of its time."""
+    """A search timed out because it had waited for other searches for more than half of its time."""
 
 
 class GateService:
-    """Decides on questions and searches for passages, with one pipeline.
+    """Decides with a gate whether questions need retrieval, and searches for passages.
 
     Slow gates run in one thread, so there is one slow decision at a time. Searches run in other threads, one at a time,
     too. A search that exceeds its timeout is abandoned, and the next one runs in another thread. Searches with a filter
@@ -68,7 +63,7 @@ class GateService:
         self.staleness = describe_staleness(rag)
         self.gate_breakers = BreakersByKey("gate")
         self.retriever_breaker = CircuitBreaker("retriever")
-        self.experiment: Experiment | None = None  # set if the server learns from traffic
+        self.experiment: Experiment | None = None  # the A/B test, if the server learns from its requests
         self.always_gate, self.never_gate = load_gate("always"), load_gate("never")
         self._gate_thread = ThreadPoolExecutor(1, "knowgate-gate")
         self._search_threads = ThreadPoolExecutor(MAX_ABANDONED_SEARCHES + 2, "knowgate-search")
@@ -115,7 +110,7 @@ class GateService:
         if gate_name not in self._pipelines_by_gate:
             rag = self.rag.replace(gate=load_gate(gate_name), threshold=None)
             try:
-                _ = rag.bound_gate
+                _ = rag.bound_gate  # checks that the gate works with the LLM
             except KnowgateError as error:
                 message = f"the gate '{gate_name}' does not work with the LLM of this server: {error}"
                 raise ApiError(404, message, "model_not_found") from None
@@ -196,10 +191,13 @@ class GateService:
         return decision
 
     async def _run_gate(self, rag: AdaptiveRAG, question: Question, draft: Completion | None) -> Decision:
-        """Run the gate in its thread. A gate that only computes on a given draft is faster in this thread."""
-        has_signals = draft is not None or rag.bound_gate.request.is_empty
+        """Run the gate in the thread of the gate, or at once if that takes no time and calls no model.
+
+        That is the case if the gate only computes (`is_pure`) on what it gets: the question, or a short draft.
+        """
+        needs_no_model = draft is not None or rag.bound_gate.request.is_empty
         is_short = draft is None or draft.n_tokens <= MAX_INLINE_TOKENS
-        if rag.bound_gate.is_pure and has_signals and is_short:
+        if rag.bound_gate.is_pure and needs_no_model and is_short:
             return rag.decide(question)
         return await self.run_in_gate_thread(lambda: rag.decide(question))
 
@@ -225,7 +223,7 @@ class GateService:
             ApiError: 503 if the search fails and the server is strict.
         """
         search_rag, is_filtered = self._search_rag, isinstance(rag.retriever, FilteredRetriever)
-        if rag.retriever is not self.rag.retriever:
+        if rag.retriever is not self.rag.retriever:  # the request has its own, with a filter
             search_rag = replace(search_rag, retriever=rag.retriever)
         if not self.retriever_breaker.try_acquire():
             return self.bypass_retriever(trace, "the retriever failed repeatedly and is not used for a while")
@@ -238,9 +236,10 @@ class GateService:
             self.retriever_breaker.record_cancellation()
             raise
         except Exception as error:  # noqa: BLE001 - whatever the retriever raises, the question is answered
-            if isinstance(error, TimeoutError):  # the abandoned search holds the lock of its pipeline
+            if isinstance(error, TimeoutError):  # the abandoned search holds the lock of its pipeline, so copy it
                 self._search_rag = replace(self._search_rag)
-            if isinstance(error, SearchQueueTimeout) or (is_filtered and isinstance(error, TimeoutError)):
+            has_slow_filter = is_filtered and isinstance(error, TimeoutError)
+            if isinstance(error, SearchQueueTimeout) or has_slow_filter:  # this is not the fault of the retriever
                 self.retriever_breaker.record_cancellation()
             else:
                 self.retriever_breaker.record_failure()
@@ -278,23 +277,27 @@ class GateService:
             return await self._run(self._gate_thread, work)
 
     async def run_in_search_thread(self, work: Callable[[], Result], lock: asyncio.Lock | None = None) -> Result:
-        """Run a function that uses the retriever or reranker. Raises TimeoutError if it is slow.
+        """Run a function that uses the retriever or reranker.
 
         A slow function cannot be stopped. It goes on in its thread, while other threads run the next functions.
 
         Args:
             work: The function.
             lock: Functions with the same lock run one after the other. Default: the lock of searches.
+
+        Raises:
+            TimeoutError: The function took longer than the timeout. The time in which it waited for the lock counts,
+                too. If that is more than half of it, the error is a SearchQueueTimeout.
         """
         clock = asyncio.get_running_loop().time
         latest_start = clock() + self.timeout / 2
-        has_started = False
+        has_started_early = False
         try:
             async with asyncio.timeout(self.timeout), lock or self._search_lock:
-                has_started = clock() <= latest_start
+                has_started_early = clock() <= latest_start
                 return await self._run(self._search_threads, work)
         except TimeoutError:
-            if has_started:
+            if has_started_early:
                 raise
             raise SearchQueueTimeout from None
 
@@ -338,49 +341,10 @@ def describe_staleness(rag: AdaptiveRAG) -> str:
         return ""  # packaged gates give no guarantee for the user's documents, so any index fits
     guarantee = gate.artifact.manifest.get("guarantee")
     calibrated = guarantee["retriever"]["fingerprint"] if guarantee else None
-    if calibrated is None or rag.retriever is None:  # imported answers record no index: it may be this one
+    if calibrated is None or rag.retriever is None:  # a gate calibrated on imported answers records no index
         return ""
     actual = rag.retriever.fingerprint
     return "" if calibrated == actual else f"the gate was calibrated on another index ({calibrated}, not {actual})"
-
-
-@dataclass(frozen=True)
-class UnprovenGate(Gate):
-    """Gate that always retrieves, with an explanation.
-
-    It replaces a gate that does not guarantee the maximum loss of answers that a request asks for.
-
-    Attributes:
-        name: Name of the gate that it replaces.
-        max_loss: Maximum share of answers that skipping retrieval may lose, as the request demands.
-    """
-
-    name: str = ""
-    max_loss: float = 0.0
-    obeys_rules = False
-    is_pure = True
-
-    def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-        return [1.0 for _ in questions]
-
-    def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
-        reason = f"it is not proven here that skipping loses at most {self.max_loss:.2%} of the answers"
-        return [reason for _ in questions]
-
-
-def require_guarantee(rag: AdaptiveRAG, max_loss: float) -> AdaptiveRAG:
-    """Return a pipeline that is guaranteed to lose at most this share of answers by skipping retrieval.
-
-    This is the same pipeline if its gate guarantees that, and otherwise one that always retrieves.
-    """
-    try:
-        proven_loss = rag.proven_loss
-    except KnowgateError as error:  # the index cannot be identified, so no guarantee is known to hold for it
-        log.warning("The guarantee of the gate '%s' cannot be checked: %s", rag.gate.name, error)
-        proven_loss = None
-    if proven_loss is not None and proven_loss <= max_loss:
-        return rag
-    return rag.replace(gate=UnprovenGate(rag.gate.name, max_loss), threshold=None)
 
 
 class FingerprintCachingRetriever:
@@ -437,7 +401,7 @@ class BackgroundSearch:
         try:
             return await self._task
         finally:
-            self.cancel()
+            self.cancel()  # if the request itself was cancelled while it waited
             trace.degraded += self._trace.degraded
             trace.milliseconds |= self._trace.milliseconds
             trace.stages += self._trace.stages

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Hashable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -43,11 +43,8 @@ from knowgate.types import (
 log = logging.getLogger(__name__)
 
 SUPPORTED_FIELDS = {*LocalChatRequest.model_fields, "stream_options", "n"}
-HARMLESS_FIELDS = {
-    "user",
-    "metadata",
-    "store",
-}  # fields that have no effect on an answer, so they are not reported as ignored
+# Fields that have no effect on an answer, so they are not reported as ignored.
+HARMLESS_FIELDS = {"user", "metadata", "store"}
 UNSUPPORTED_FIELDS = ("tools", "functions", "logprobs", "audio", "modalities", "prediction")
 MAX_CACHED_PIPELINES = 64
 BATCH_WAIT_SECONDS = 0.003
@@ -70,14 +67,14 @@ class PendingQuestion:
 class QuestionBatcher:
     """Collects questions that arrive at about the same time, and answers them in one batch.
 
-    Only questions for the same pipeline, which have the same key, share a batch. The first question waits `wait_seconds`
+    Only questions with the same key, i.e. for the same pipeline, share a batch. The first question waits `wait_seconds`
     for others. Questions that arrive while a batch runs form the next batch.
     """
 
     max_batch_size: int = MAX_BATCH_SIZE
     wait_seconds: float = BATCH_WAIT_SECONDS
     _queues: dict[Hashable, list[PendingQuestion]] = field(default_factory=dict)
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)  # asyncio keeps only weak references to tasks
 
     async def answer(self, key: Hashable, rag: AdaptiveRAG, question: Question) -> tuple[Answer, TokenUsage]:
         """Answer a question in a batch with other questions that have the same key.
@@ -177,12 +174,11 @@ class AnswerProgress:
                 self.trace.add_time(stage, seconds)
 
     def _keep_fallback(self, decision: Decision) -> Decision:
-        """Return the decision to report.
+        """Return the decision to report: the given one or, after the failure of a component, that of the fallback.
 
-        If a component failed, this is the fallback decision that was made then. The pipeline continues with a gate that
-        always or never retrieves, whose decision is not reported.
+        After a failure, the pipeline continues with a gate that always or never retrieves, whose decision says nothing.
         """
-        return self.trace.decision or decision if self.trace.degraded else decision
+        return self.trace.decision if self.trace.degraded and self.trace.decision is not None else decision
 
 
 class LocalChat:
@@ -212,22 +208,32 @@ class LocalChat:
             raise ApiError(400, message, "not_a_question")
         trace.question = question.text
         max_tokens = request.max_completion_tokens or request.max_tokens
-        # Requests with the same key use the same pipeline, so they can share a batch.
-        key = (options, min(max_tokens, self.options.most_tokens) if max_tokens else self.gate_service.rag.max_tokens)
-        rag = self._get_pipeline(*key)
-        if self.gate_service.is_stale(rag):
-            gate = TEXT_ONLY_GATE  # it obeys rules
-            if self.gate_service.apply_rules(rag, question) is None:
-                self.gate_service.bypass_stale_gate(rag, trace)
-                gate = "always"
-            key = (replace(options, retrieve="auto", gate=gate, threshold=None, arm="", shadow=""), key[1])
-            rag = self._get_pipeline(*key)
+        max_tokens = min(max_tokens, self.options.most_tokens) if max_tokens else self.gate_service.rag.max_tokens
+        options = self._replace_stale_gate(options, max_tokens, question, trace)
+        rag = self._get_pipeline(options, max_tokens)
         progress = AnswerProgress(trace, deadline=deadline)
         if body.get("stream"):
             return await self._respond_streaming(self._generate(rag, question, progress), progress, rag)
         if self.options.batch > 1:
+            key = (options, max_tokens)  # requests with the same key use the same pipeline, so they can share a batch
             return await self._respond(self._generate_batched(key, rag, question, progress), progress, rag)
         return await self._respond(self._generate(rag, question, progress), progress, rag)
+
+    def _replace_stale_gate(
+        self, options: RequestOptions, max_tokens: int, question: Question, trace: RequestTrace
+    ) -> RequestOptions:
+        """Select another gate if the calibration of the selected one is for another LLM, prompt or index.
+
+        If a rule decides on the question, this is a gate that obeys rules, otherwise the gate that always retrieves.
+        """
+        rag = self._get_pipeline(options, max_tokens)
+        if not self.gate_service.is_stale(rag):
+            return options
+        gate = TEXT_ONLY_GATE
+        if self.gate_service.apply_rules(rag, question) is None:
+            self.gate_service.bypass_stale_gate(rag, trace)
+            gate = "always"
+        return replace(options, retrieve="auto", gate=gate, threshold=None, arm="", shadow="")
 
     def _get_pipeline(self, options: RequestOptions, max_tokens: int) -> AdaptiveRAG:
         """Return a cached pipeline for these options. Only requests with the same pipeline can share a batch."""
@@ -282,25 +288,22 @@ class LocalChat:
     ) -> AsyncGenerator[str, None]:
         """Yield the whole answer at once, generated in a batch with other questions.
 
-        If the batch fails, or the gate is stale, the answer is generated without batching.
+        If the batch fails, the answer is generated without batching.
         """
-        if not self.gate_service.is_stale(rag):
-            try:
-                answer, progress.usage = await self._batcher.answer(key, rag, question)
-            except BatchError:
-                pass
-            else:
-                progress.finish(answer)
-                yield answer.text
-                return
+        with suppress(BatchError):
+            answer, progress.usage = await self._batcher.answer(key, rag, question)
+            progress.finish(answer)
+            yield answer.text
+            return
         async with aclosing(self._generate(rag, question, progress)) as pieces:
             async for piece in pieces:
                 yield piece
 
     def _choose_fallback(self, rag: AdaptiveRAG, progress: AnswerProgress, error: Exception) -> AdaptiveRAG:
-        """Return the pipeline to try after an error.
+        """Return the pipeline to try after an error, which does not use the component that failed.
 
-        If the gate failed, the next pipeline always retrieves. If the retriever failed, the next one never retrieves.
+        If the gate failed, it always retrieves, or never if there is no retriever. If the retriever failed, it never
+        retrieves. If this pipeline fails, too, the LLM itself is considered the cause.
 
         Raises:
             ApiError: 500 if the LLM itself failed, or if a part of the answer has already been generated.
@@ -385,7 +388,7 @@ def count_usage(answer: Answer, rag: AdaptiveRAG) -> TokenUsage:
     If the model has no tokenizer, the tokens of prompts are estimated.
     """
     prompts = [rag.prompts.open(answer.question, answer.passages)] if answer.passages else []
-    if answer.draft is not None or not answer.passages:
+    if answer.draft is not None or not answer.passages:  # the LLM also answered, or only answered, without passages
         prompts.append(rag.prompts.closed(answer.question))
     model, texts = rag.model, [prompt.text for prompt in prompts]
     if isinstance(model, TokenizingModel):
@@ -393,10 +396,11 @@ def count_usage(answer: Answer, rag: AdaptiveRAG) -> TokenUsage:
     else:
         prompt_tokens = round(sum(map(estimate_tokens, texts)))
     completion_tokens = answer.n_tokens
-    if answer.passages and answer.draft is not None:
-        is_draft_sent = answer.choice is not None and answer.choice.is_closed_book
-        other = estimate_tokens(answer.choice.open) if is_draft_sent and answer.choice else answer.draft.n_tokens
-        completion_tokens += round(other or 0)
+    if answer.passages and answer.draft is not None:  # there is a second answer, which was not sent
+        if answer.choice is not None and answer.choice.is_closed_book:  # the arbiter chose the draft
+            completion_tokens += round(estimate_tokens(answer.choice.open))
+        else:
+            completion_tokens += round(answer.draft.n_tokens or 0)
     return TokenUsage(prompt_tokens, completion_tokens)
 
 

@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain, starmap
 from typing import Any, Protocol
 from unicodedata import normalize
 
@@ -38,10 +37,8 @@ LOOKALIKES = {
 # Ranges of accented, small, circled, full-width and mathematical letters.
 STYLED_LETTERS = ((0xC0, 0x250), (0x1D00, 0x1DC0), (0x1E00, 0x1F00), (0x2100, 0x2150), (0x24B6, 0x24EA), (0xFF21, 0xFF5B),
                   (0x1D400, 0x1D800))  # fmt: skip
-TEXT_PART_TYPES = {
-    "input_text": "text",
-    "output_text": "text",
-}  # part types of the Responses API -> part types of chats
+# Part types of the Responses API -> part types of chats.
+TEXT_PART_TYPES = {"input_text": "text", "output_text": "text"}
 
 
 @dataclass(frozen=True)
@@ -152,7 +149,7 @@ def _format_passage(number: int, passage: Passage) -> str:
 
 
 def _escape_tags(texts: Mapping[str, str]) -> dict[str, str]:
-    """Put a space into tags of passages and documents that the texts contain.
+    """Put a space after "<" in tags such as </passage> and </document> that the texts contain.
 
     Otherwise a document could pretend that its passage ends, and inject instructions.
     """
@@ -161,17 +158,19 @@ def _escape_tags(texts: Mapping[str, str]) -> dict[str, str]:
 
 @cache
 def _compile_tag_pattern() -> re.Pattern[str]:
-    """Return a pattern for the beginning of a tag such as </passage>.
+    """Return a pattern for the first character of a tag such as </passage>.
 
     It also matches if the letters are replaced by others that look alike, or if invisible characters are between them.
     """
-    lookalikes = defaultdict(str, LOOKALIKES)
-    for letter in map(chr, chain.from_iterable(starmap(range, STYLED_LETTERS))):
-        lookalikes[normalize("NFKD", letter)[0].lower()] += letter
-    words = (
-        f"[{HIDDEN_CHARACTERS}]*".join(f"[{letter}{lookalikes[letter]}]" for letter in word)
-        for word in ("passage", "document")
-    )
+    lookalikes = defaultdict(str, LOOKALIKES)  # letter -> all letters that look like it
+    for start, end in STYLED_LETTERS:
+        for styled_letter in map(chr, range(start, end)):
+            letter = normalize("NFKD", styled_letter)[0].lower()
+            lookalikes[letter] += styled_letter
+    words = []
+    for word in ("passage", "document"):
+        letter_patterns = [f"[{letter}{lookalikes[letter]}]" for letter in word]
+        words.append(f"[{HIDDEN_CHARACTERS}]*".join(letter_patterns))
     pattern = rf"[{TAG_OPENINGS}](?=[{SLASHES}\s{HIDDEN_CHARACTERS}]*(?:{'|'.join(words)}))"
     return re.compile(pattern, re.IGNORECASE)
 
@@ -239,12 +238,11 @@ def _to_chat_content(content: Any) -> Any:
     """Convert the content of a message from the Responses API to the format of chats, by renaming its part types."""
     if not isinstance(content, list):
         return content
-    return [
-        {**part, "type": TEXT_PART_TYPES.get(str(part.get("type")), part.get("type"))}
-        if isinstance(part, dict)
-        else part
-        for part in content
-    ]
+    parts = []
+    for part in content:
+        chat_type = TEXT_PART_TYPES.get(str(part.get("type"))) if isinstance(part, dict) else None
+        parts.append({**part, "type": chat_type} if chat_type else part)
+    return parts
 
 
 def _insert_into_input(
@@ -264,7 +262,7 @@ def _insert_into_input(
 
 
 class PassageInserter(Protocol):
-    """Interface of the functions that insert passages into a request; see `insert_passages`."""
+    """Interface of the functions that return a copy of a request with passages inserted."""
 
     def __call__(
         self, body: Mapping[str, Any], passages: Sequence[Passage], placement: PassagePlacement, *, cites: bool = True

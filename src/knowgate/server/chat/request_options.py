@@ -5,6 +5,7 @@ A request can select one of a few gates by name. For security, it can never load
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -13,9 +14,13 @@ from fnmatch import translate
 from functools import cached_property
 from typing import Any, Literal
 
+from knowgate.errors import KnowgateError
+from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.server.json_api import ApiError, parse_request
 from knowgate.server.schemas import GatedRequest, PassageFilter
-from knowgate.types import Passage, Retriever
+from knowgate.types import Gate, Passage, Question, Reading, Retriever
+
+log = logging.getLogger(__name__)
 
 MODEL_PREFIX = "knowgate"
 SELECTABLE_GATES = (
@@ -79,7 +84,11 @@ def read_request_options(body: Mapping[str, Any]) -> RequestOptions:
 
 
 def _read_gate_name(model: str | None) -> str:
-    """Return the gate of a model name such as knowgate/always, or "" if the model name selects no gate."""
+    """Return the gate of a model name such as knowgate/always, or "" if the model name selects no gate.
+
+    Raises:
+        ApiError: 404 if a request cannot select this gate.
+    """
     if model is None or not model.startswith(f"{MODEL_PREFIX}/"):
         return ""
     name = model.removeprefix(f"{MODEL_PREFIX}/")
@@ -97,15 +106,16 @@ def is_knowgate_model(model: str | None) -> bool:
 
 
 class FilterMatcher:
-    """Compares passages with a filter, within a limit of time. Each document is compared once."""
+    """Compares passages with a filter, in at most FILTER_SECONDS. The result for a document is cached."""
 
     def __init__(self, filter: PassageFilter):
         self._filter = filter
         self._seconds = 0.0
-        self._is_match: dict[tuple[str, str], bool] = {}  # id and title of a passage
+        self._is_match: dict[tuple[str, str], bool] = {}  # id and title of a passage -> whether it matches
 
     @cached_property
-    def _expressions(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    def _patterns(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
+        """The regular expressions for the id and for the title of a passage."""
         return _compile_patterns(self._filter.id), _compile_patterns(self._filter.title)
 
     def matches(self, passage: Passage) -> bool:
@@ -117,7 +127,8 @@ class FilterMatcher:
         key = (passage.id, passage.title)
         if key not in self._is_match:
             start = time.thread_time()
-            self._is_match[key] = all(map(re.Pattern.match, self._expressions, key))
+            id_pattern, title_pattern = self._patterns
+            self._is_match[key] = bool(id_pattern.match(passage.id) and title_pattern.match(passage.title))
             self._seconds += time.thread_time() - start
             if self._seconds > FILTER_SECONDS:
                 message = "the patterns of the filter take too long. Use fewer or shorter patterns."
@@ -166,8 +177,48 @@ class FilteredRetriever:
         while True:
             results = self.retriever.search(queries, depth)
             matches = [[passage for passage in hits if matcher.matches(passage)][:k] for hits in results]
-            if depth >= MAX_DEPTH or all(
-                len(matching) == k or len(hits) < depth for matching, hits in zip(matches, results, strict=True)
-            ):
+            needs_more = any(
+                len(matching) < k and len(hits) >= depth for matching, hits in zip(matches, results, strict=True)
+            )
+            if not needs_more or depth >= MAX_DEPTH:
                 return matches
             depth = min(DEPTH_FACTOR * depth, MAX_DEPTH)
+
+
+@dataclass(frozen=True)
+class UnprovenGate(Gate):
+    """Gate that always retrieves, with an explanation.
+
+    It replaces a gate that does not guarantee the maximum loss of answers that a request asks for.
+
+    Attributes:
+        name: Name of the gate that it replaces.
+        max_loss: Maximum share of answers that skipping retrieval may lose, as the request demands.
+    """
+
+    name: str = ""
+    max_loss: float = 0.0
+    obeys_rules = False
+    is_pure = True
+
+    def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
+        return [1.0 for _ in questions]
+
+    def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
+        reason = f"it is not proven here that skipping loses at most {self.max_loss:.2%} of the answers"
+        return [reason for _ in questions]
+
+
+def require_guarantee(rag: AdaptiveRAG, max_loss: float) -> AdaptiveRAG:
+    """Return a pipeline that is guaranteed to lose at most this share of answers by skipping retrieval.
+
+    This is the same pipeline if its gate guarantees that, and otherwise one that always retrieves.
+    """
+    try:
+        proven_loss = rag.proven_loss
+    except KnowgateError as error:  # the index cannot be identified, so no guarantee is known to hold for it
+        log.warning("The guarantee of the gate '%s' cannot be checked: %s", rag.gate.name, error)
+        proven_loss = None
+    if proven_loss is not None and proven_loss <= max_loss:
+        return rag
+    return rag.replace(gate=UnprovenGate(rag.gate.name, max_loss), threshold=None)

@@ -55,12 +55,14 @@ class StreamText:
         *lines, self._incomplete_line = (self._incomplete_line + data).split(b"\n")
         for line in lines:
             chunk = parse_event_data(line) or {}
-            choice = _get_only_choice(chunk)
-            text = _get_content(choice.get("delta")) or _as_text(choice.get("text"))
-            if chunk.get("type") == "response.output_text.delta":
+            choice, event_type = _get_only_choice(chunk), chunk.get("type")
+            if event_type == "response.output_text.delta":  # an event of the Responses API
                 text = _as_text(chunk.get("delta"))
-            self.pieces += [text] if text else []
-            is_last = chunk.get("type") in ("response.completed", "response.incomplete")
+            else:  # a chunk of a chat, or else of a completion
+                text = _get_content(choice.get("delta")) or _as_text(choice.get("text"))
+            if text:
+                self.pieces.append(text)
+            is_last = event_type in ("response.completed", "response.incomplete")
             self.is_complete = self.is_complete or is_last or choice.get("finish_reason") in FINISH_REASONS
 
     @property
@@ -70,10 +72,10 @@ class StreamText:
 
 
 def capture_answer(response: Response, callback: Callable[[str | None], None]) -> None:
-    """Call a function with the answer in a response after the response has been sent.
+    """Make a response call a function with its answer after it has been sent.
 
     Args:
-        response: The response. It is changed so that it calls the function.
+        response: The response, which is changed in place.
         callback: Function that gets the text of the answer, or None if the answer is incomplete or has no text.
     """
     if not isinstance(response, EventStreamResponse):
@@ -95,7 +97,7 @@ async def _call_with_answer(response: Response, callback: Callable[[str | None],
 
 
 async def _copy_stream(events: AsyncGenerator[bytes, None], copy: StreamText) -> AsyncGenerator[bytes, None]:
-    """Yield the events unchanged, and add their text to the copy."""
+    """Yield the events of a stream unchanged, and add their text to `copy`."""
     try:
         async for event in events:
             copy.feed(event)
@@ -181,7 +183,7 @@ class CounterfactualAnswerer:
                 return await self._answer_in_process(question, retrieve=True)
             trace = RequestTrace()
             passages = await self.gate_service.search(self.gate_service.rag, Question(question), trace)
-            if trace.degraded:
+            if trace.degraded:  # the search failed
                 return None
             return await self._answer_upstream(self.forwarder, request, passages) if passages else closed_answer
 

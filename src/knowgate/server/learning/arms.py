@@ -52,7 +52,7 @@ class ExperimentArm:
         if not shadow:
             return self.rag
         if shadow not in self._shadow_pipelines:
-            # The text of an alarm changes, so old pipelines are not needed any more.
+            # The reason of an alarm contains numbers that change, so drop pipelines with old reasons now and then.
             if len(self._shadow_pipelines) > 2:
                 self._shadow_pipelines.clear()
             self._shadow_pipelines[shadow] = self.rag.replace(shadow=shadow)
@@ -89,7 +89,7 @@ class Experiment:
         user = body.get("user")
         key = user if isinstance(user, str) and user else trace.id
         name = "b" if hash_to_unit("arm", key) < self.share_b else "a"
-        trace.arm = name if options.is_default else ""
+        trace.arm = name if options.is_default else ""  # a request with options of its own does not count for the arm
         trace.mode, shadow = self._choose_mode(self.arms[name], key, trace.owner)
         if trace.mode == "alarm":
             trace.degraded.append("alarm")

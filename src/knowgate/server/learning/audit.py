@@ -66,7 +66,12 @@ def label_by_feedback(rating: str, correction: str | None, answers: Mapping[str,
 
 @dataclass
 class HistoryLabeler:
-    """Adds labels for the LLM and prompts of a pipeline to the history. Without a history, it does nothing."""
+    """Stores in a history of questions whether the LLM of a pipeline knows their answers.
+
+    Attributes:
+        rag: The pipeline. The labels are valid only for its LLM and prompts.
+        history: The history, or None if labels are not stored.
+    """
 
     rag: AdaptiveRAG
     history: TrafficLog | None = None
@@ -212,6 +217,11 @@ class AuditJob:
     owner: str = ""
     call_count: int = 0
 
+    @property
+    def may_have_changed(self) -> bool:
+        """Whether the client got, or would get without shadow mode, an answer other than that with passages."""
+        return self.would_skip or self.sent_draft
+
 
 @dataclass
 class Auditor:
@@ -306,16 +316,17 @@ class Auditor:
             self.budget.release(job.owner, self.calls_per_audit - job.call_count)
 
     async def _audit(self, job: AuditJob) -> None:
-        """Get both answers of a sampled request, compare them, and store the result.
+        """Get the answers to a sampled request with and without passages, compare them, and store the result.
 
-        A request that retrieved as the gate decided has lost nothing, and this is stored without a comparison, unless
-        an arbiter sent the draft. Only if there is a history to label, it is also answered without passages.
+        If the gate decided to retrieve and the answer with passages was sent, nothing can have changed, which is stored
+        without a comparison. Such a request is compared only if that gives a label for the history.
         """
-        changes_answer = job.would_skip or job.sent_draft
-        if not changes_answer:
+        kind = LOSS if job.may_have_changed else LABEL
+        if not job.may_have_changed:
             await self._store_result(job, LOSS, 0.0)
-            has_both = job.open_answer is None or job.closed_answer is not None
-            if has_both or self.labeler.history is None:
+            # If both answers exist, the question already got its label when they were sent.
+            lacks_label = job.open_answer is not None and job.closed_answer is None
+            if not lacks_label or self.labeler.history is None:
                 return
         closed_answer, open_answer = await self._get_both_answers(job)
         if closed_answer is None or open_answer is None:
@@ -323,12 +334,12 @@ class Auditor:
             return
         lost = float(await self._answers_differ(job, closed_answer, open_answer))
         if self.store is not None and await self.store.is_deleted(job.id):
-            await self._store_result(job, LOSS if changes_answer else LABEL, lost)
+            await self._store_result(job, kind, lost)  # without the texts, which a client has deleted
             return
         self.recent.update(job.id, {"closed": closed_answer, "opened": open_answer, "lost": lost})
         label = KnowledgeLabel.UNKNOWN if lost else KnowledgeLabel.KNOWN
         self.labeler.add(job.question, label, LabelSource.AGREEMENT)
-        await self._store_result(job, LOSS if changes_answer else LABEL, lost, (closed_answer, open_answer))
+        await self._store_result(job, kind, lost, (closed_answer, open_answer))
 
     async def _get_both_answers(self, job: AuditJob) -> tuple[str | None, str | None]:
         """Return the answers without and with passages, in this order. The missing one is generated."""
@@ -343,10 +354,9 @@ class Auditor:
         return job.closed_answer, job.open_answer
 
     async def _answers_differ(self, job: AuditJob, closed_answer: str, open_answer: str) -> bool:
-        """Return whether two answers differ.
+        """Return whether two answers differ in their words and, if `asks_llm` is set, also in their meaning.
 
-        They are compared by their words. If the words differ and `asks_llm` is set, the LLM is asked, unless the answer
-        without passages only says that the LLM does not know.
+        The LLM is asked about the meaning, unless the answer without passages only says that the LLM does not know.
         """
         if not answers_differ(closed_answer, open_answer):
             return False
@@ -366,9 +376,9 @@ class Auditor:
         self._apply(await self.store.add(record))
 
     async def _store_failure(self, job: AuditJob) -> None:
-        """Count and store an audit without a result. A request whose answer cannot have changed has no such audit."""
+        """Count an audit without a result, and store it unless the audit was made only for a label."""
         self.counts[job.arm.name, FAILED] += 1
-        if self.store is not None and (job.would_skip or job.sent_draft):
+        if self.store is not None and job.may_have_changed:
             record = AuditRecord(job.id, job.arm.name, job.arm.scope, FAILED, owner=job.owner)
             with suppress(ApiError):  # the decision log has already logged the error
                 self._apply(await self.store.add(record))
@@ -376,7 +386,7 @@ class Auditor:
     # --- results of all server processes ------------------------------------------------------------
 
     def poll(self) -> None:
-        """Read the audits of other server processes in the background, unless that was done seconds ago."""
+        """Read the audits of other server processes in the background, at most once in POLL_SECONDS."""
         now = time.monotonic()
         if self.store is not None and now >= self._last_poll + POLL_SECONDS:
             self._last_poll = now
@@ -418,7 +428,7 @@ def _update_monitor(arm: ExperimentArm, audit: AuditRecord) -> None:
         monitor.reset_loss()
     if audit.kind == FAILED:
         monitor.add_failure()
-    if audit.kind != LOSS or audit.lost is None:
+    if audit.kind != LOSS or audit.lost is None:  # audits that were made only for a label do not count
         return
     had_alarm, had_key_alarm = bool(monitor.alarm), bool(monitor.get_alarm(owner))
     monitor.add_audit(audit.lost, owner)

@@ -46,7 +46,9 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class TrafficLearner:
-    """Observes requests and their responses, and learns from them.
+    """Learns from requests and responses: measures by audits how many answers the gate changes, and labels questions.
+
+    An audit generates the answer that the client did not get, and compares the answers with and without passages.
 
     Attributes:
         auditor: Runs audits of sampled requests.
@@ -107,11 +109,12 @@ class TrafficLearner:
         """
         if text is None or trace.decision is None or trace.client_request is None or trace.question is None:
             if sampled_arm is not None:
-                self.auditor.release(trace.owner)
+                self.auditor.release(trace.owner)  # the budget that `_samples` has reserved
             return
         if trace.passages:
-            # An arbiter may have sent the draft instead, so the answer with passages is taken from its choice.
-            closed_answer, open_answer = _get_full_draft(trace), text if trace.choice is None else trace.choice.open
+            closed_answer = _get_full_draft(trace)
+            # An arbiter may have sent the draft instead of the answer with passages, which its choice contains, too.
+            open_answer = text if trace.choice is None else trace.choice.open
         else:
             closed_answer, open_answer = text, None
         self.recent.update(trace.id, {"closed": closed_answer, "opened": open_answer})
@@ -146,7 +149,7 @@ class TrafficLearner:
         return stored is not None and await asyncio.shield(asyncio.wrap_future(stored))
 
     def list_problems(self) -> list[str]:
-        """Return what the server does not learn at the moment, for GET /ready: labels or audits."""
+        """Return why labels are not stored or audits pause at the moment, for GET /ready. Empty if all works."""
         history_problem = "" if self.labeler.history is None else self.labeler.history.problem
         audit_problem = self.auditor.pause_reason if self.audit_share else ""
         return [problem for problem in (history_problem, audit_problem) if problem]
@@ -164,7 +167,7 @@ class TrafficLearner:
         }
 
     def _arm_to_json(self, arm: ExperimentArm) -> dict[str, Any]:
-        """Return the results of one arm, as in `ArmReport`."""
+        """Return the gate of an arm, its threshold, the number of audits by result, and what they measured."""
         audits = {result: count for (name, result), count in self.auditor.counts.items() if name == arm.name}
         return {"gate": arm.gate_spec, "threshold": arm.rag.used_threshold, "audits": audits, **arm.monitor.to_json()}
 
@@ -227,7 +230,7 @@ def build_learner(
     decisions: DecisionLog | None,
     recent: RecentDecisions,
 ) -> TrafficLearner | None:
-    """Build the learner, and set the experiment of the gate service.
+    """Build the component that learns from requests, and give its experiment (A/B test) to the gate service.
 
     Returns:
         The learner, or None if no option enables audits, an A/B test, shadow or canary mode, or the history.
@@ -323,25 +326,33 @@ def _build_arm(name: str, rag: AdaptiveRAG, gate_spec: str, options: ServeOption
 
 
 def _read_changed_bound(rag: AdaptiveRAG) -> float | None:
-    """Return the bound on the share of changed answers that `calibrate` recorded, or None if it does not apply here."""
+    """Return the upper bound on the share of changed answers that `calibrate` recorded for the gate.
+
+    None if there is none, or if it does not apply here, because the LLM, the index or the threshold is another one.
+    """
     manifest = rag.gate.artifact.manifest if isinstance(rag.gate, FittedGate) else {}
-    evidence: Mapping[str, Any] = next((manifest[kind] for kind in TARGET_KINDS if manifest.get(kind)), {})
-    changed = evidence.get("changed")
+    # The results of the calibration are stored under the kind of its target: a guarantee, a budget or an accuracy.
+    calibration: Mapping[str, Any] = next((manifest[kind] for kind in TARGET_KINDS if manifest.get(kind)), {})
+    changed = calibration.get("changed")
     if not changed or describe_staleness(rag) or rag.guarantee_violations:
         return None
-    has_own_threshold = rag.threshold is None or rag.threshold == rag.gate.threshold
-    return float(changed["bound"]) if has_own_threshold else None
+    has_calibrated_threshold = rag.threshold is None or rag.threshold == rag.gate.threshold
+    return float(changed["bound"]) if has_calibrated_threshold else None
 
 
 def _compute_scope(rag: AdaptiveRAG) -> str:
-    """Return a hash of everything that the loss depends on: gate, threshold, k, index, LLM and prompts."""
+    """Return a hash of everything that the share of changed answers depends on, such as gate, LLM and index.
+
+    Stored audits count only for a gate with the same hash.
+    """
     manifest = rag.gate.artifact.manifest if isinstance(rag.gate, FittedGate) else {}
-    index = rag.retriever.fingerprint if rag.retriever else ""
-    gate = (
+    parts = (
         rag.gate.name,
         json.dumps(manifest, sort_keys=True, default=str),
         f"{rag.used_threshold}",
         f"{rag.k}",
-        str(index),
+        str(rag.retriever.fingerprint if rag.retriever else ""),
+        rag.model.fingerprint,
+        rag.prompts.fingerprint,
     )
-    return sha256_text(*gate, rag.model.fingerprint, rag.prompts.fingerprint)[:16]
+    return sha256_text(*parts)[:16]

@@ -25,10 +25,10 @@ class KeyAudits:
     """Audits of the requests of one API key.
 
     Attributes:
-        own_test: Test of this key's audits. None if there is no limit.
-        others_test: Test of the audits of all other keys. None if there is no limit.
-        count: Number of audits.
-        changed: Number of changed answers.
+        own_test: Tests whether too many answers of this key change. None if there is no limit.
+        others_test: Tests whether too many answers of all other keys change. None if there is no limit.
+        count: Number of audits of this key.
+        changed: Number of changed answers of this key.
     """
 
     own_test: GuaranteeTest | None
@@ -48,6 +48,12 @@ class LossMonitor:
         delta: Probability that a bound is ever wrong.
         test_delta: Probability that there is ever a false alarm while the share is at most `max_changed`.
             Default: `delta`.
+
+    Attributes:
+        loss: Share of changed answers in all audits that have a result.
+        far: Share of questions that are far from the training questions of the gate.
+        drift_test: Tests whether this share is too large.
+        failed: Number of audits without a result.
     """
 
     max_changed: float | None = None
@@ -57,8 +63,8 @@ class LossMonitor:
     far: MeanConfidenceSequence = field(init=False)
     drift_test: GuaranteeTest = field(init=False)
     failed: int = field(init=False)
-    _highest: MeanConfidenceSequence = field(init=False)
-    _lowest: MeanConfidenceSequence = field(init=False)
+    _highest: MeanConfidenceSequence = field(init=False)  # counts failed audits as changed answers
+    _lowest: MeanConfidenceSequence = field(init=False)  # counts failed audits as unchanged answers
     _test: GuaranteeTest | None = field(init=False)
     _keys: dict[str, KeyAudits] = field(init=False)
 
@@ -73,7 +79,7 @@ class LossMonitor:
         self._test, self._keys = self._create_test(), {}
 
     def _create_test(self) -> GuaranteeTest | None:
-        """Create a test of the limit; None if there is no limit."""
+        """Create a test whether more than `max_changed` of the answers change. None if there is no such limit."""
         return None if self.max_changed is None else GuaranteeTest(self.max_changed, self.test_delta or self.delta)
 
     def add_audit(self, changed: float, owner: str = "") -> None:
@@ -85,7 +91,8 @@ class LossMonitor:
         """
         for sequence in (self.loss, self._highest, self._lowest):
             sequence.add(changed)
-        if owner not in self._keys:  # all audits so far are those of other keys
+        if owner not in self._keys:
+            # All audits so far belong to other keys, so the test of the others starts with a copy of the overall test.
             self._keys[owner] = KeyAudits(self._create_test(), copy.deepcopy(self._test))
         self._keys[owner].count += 1
         self._keys[owner].changed += changed
@@ -145,17 +152,17 @@ class LossMonitor:
 
     def _is_confirmed_by_others(self) -> bool:
         """Whether the limit is violated even if any single key is left out. Always true on a server without keys."""
-        if set(self._keys) <= {""}:
+        if set(self._keys) <= {""}:  # without keys, all requests have the owner ""
             return True
         return all(audits.others_test is not None and audits.others_test.is_violated for audits in self._keys.values())
 
     def _describe_violation(self, subject: str) -> str:
-        """Say that too many answers change. `subject` is added to name a key."""
+        """Return a sentence that says that too many answers change. `subject` names the API key, if it is only one."""
         limit, confidence = 100 * (self.max_changed or 0.0), 100 * (1 - self.delta)
         return f"skipping changes more than {limit:.3g} % of the answers{subject}, with {confidence:g} % confidence"
 
     def _describe_driver(self) -> str:
-        """Name the API key with the most changed answers; "" on a server without keys."""
+        """Return a text that names the API key with the most changed answers, or "" on a server without keys."""
         name, audits = max(self._keys.items(), key=lambda item: item[1].changed)
         return f" (most of them for key '{name}': {audits.changed:g} of {self.loss.total:g})" if name else ""
 
@@ -173,7 +180,10 @@ class LossMonitor:
         return {owner: reason for owner, reason in alarms.items() if reason and reason != self.alarm}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the measured loss and drift, as in `LossReport` and `DriftReport`."""
+        """Return the measured share of changed answers (`loss`) and of unusual questions (`drift`) as JSON.
+
+        The class `LossReport` describes the fields.
+        """
         keys = {name: {"drawn": audits.count, "lost": audits.changed} for name, audits in self._keys.items() if name}
         loss = {
             "drawn": self.loss.n,

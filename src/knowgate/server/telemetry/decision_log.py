@@ -100,7 +100,8 @@ class DecisionLog:
             record: The decision, as JSON.
             question: The question, which is stored only if that is enabled.
             owner: Name of the API key of the request.
-            seconds: Duration of the request. If its question was deleted meanwhile, the decision is not stored.
+            seconds: Seconds since the start of the request. If a client has deleted decisions on the same question
+                since then, this decision is not stored.
 
         Returns:
             A future that completes when the decision is committed. It raises an error if the decision is lost. Other
@@ -171,7 +172,10 @@ class DecisionLog:
         return await self._retry(lambda store: _find_decision(store, id, owner))
 
     async def _retry(self, work: Callable[[Store], Result]) -> Result:
-        """Run a function on the tables, and again after a pause while it finds nothing and the log is shared."""
+        """Run a function on the tables. If the log is shared and the result is empty, try again several times.
+
+        Another process may be about to write the decision that the function looks for.
+        """
         for _ in range(self._attempts - 1):
             if result := await self.run(work):
                 return result
@@ -201,7 +205,7 @@ class DecisionLog:
             question: A question.
             owner: If given, only decisions of this owner are deleted.
         """
-        await self._retry(lambda store: _find_owners(store, id, question))
+        await self._retry(lambda store: _find_owners(store, id, question))  # wait for a decision that is being written
         return await self.run(lambda store: _delete_decisions(store, id, question, owner))
 
     async def add_feedback(self, id: str, rating: str, comment: str | None, owner: str = "") -> bool:
@@ -212,23 +216,8 @@ class DecisionLog:
         Raises:
             ApiError: 429 if this owner has given too much feedback within a day.
         """
-
-        def insert(store: Store) -> bool:
-            # All steps run in one job. Otherwise the decision could be deleted in between, and the comment would stay.
-            if _find_decision(store, id) is None:
-                return False
-            recent = "SELECT COUNT(*) FROM feedback WHERE owner = ? AND at > ? AND decision <> ?"
-            if store.fetch_rows(recent, (owner, time.time() - DAY_SECONDS, id))[0][0] >= MAX_FEEDBACK_PER_DAY:
-                message = f"this API key has rated {MAX_FEEDBACK_PER_DAY:,} decisions within a day. Try again tomorrow."
-                raise ApiError(429, message, "too_much_feedback", {"retry-after": "3600"})
-            with store.transaction() as transaction:
-                transaction.execute(
-                    "DELETE FROM feedback WHERE decision = ? AND (owner = ? OR owner IS NULL)", (id, owner)
-                )
-                transaction.execute(INSERT_FEEDBACK, (id, time.time(), rating, comment, owner))
-            return True
-
-        return await self.run(insert)
+        # All steps run in one job. Otherwise the decision could be deleted in between, and the comment would stay.
+        return await self.run(lambda store: _store_feedback(store, id, rating, comment, owner))
 
     async def run(self, work: Callable[[Store], Result]) -> Result:
         """Run a function on the tables, in the background thread and after all pending writes.
@@ -255,14 +244,14 @@ class DecisionLog:
             ApiError: 503 if the store is unavailable.
         """
 
-        def run(store: Store) -> None:
+        def run_all(store: Store) -> None:
             with store.transaction() as transaction:
                 for query, values in statements:
                     transaction.execute(query, values)
             if vacuum:
                 store.vacuum(vacuum)
 
-        await self.run(run)
+        await self.run(run_all)
 
     def run_blocking(self, work: Callable[[Store], Result]) -> Result:
         """Run a function on the tables and wait for it. For use before the event loop has started."""
@@ -289,7 +278,11 @@ class Deletion:
 
 
 def _open_log(location: str) -> Store:
-    """Open the tables of the decision log. Tables, columns and keys of questions that are missing are added."""
+    """Open the tables of the decision log, and create or upgrade them if necessary.
+
+    The column `question_key` has a normalized question, by which decisions are found. It is filled in for decisions
+    that an earlier version of knowgate stored without it.
+    """
     store = open_store(location, DECISION_MIGRATIONS, lock_timeout=LOCK_TIMEOUT_SECONDS, is_durable=True)
     unkeyed = "SELECT id, question FROM decisions WHERE question IS NOT NULL AND question_key IS NULL"
     if rows := store.fetch_rows(unkeyed):
@@ -319,6 +312,26 @@ def _find_decision(store: Store, id: str, owner: str | None = None) -> dict[str,
     return {**_to_decision(*rows[0][:3]), "feedback": feedback}
 
 
+def _store_feedback(store: Store, id: str, rating: str, comment: str | None, owner: str) -> bool:
+    """Store the feedback of an owner on a decision, in place of an earlier one, and return whether there is a decision.
+
+    Raises:
+        ApiError: 429 if this owner has given too much feedback within a day.
+    """
+    if _find_decision(store, id) is None:
+        return False
+    query = "SELECT COUNT(*) FROM feedback WHERE owner = ? AND at > ? AND decision <> ?"
+    ((rated_count,),) = store.fetch_rows(query, (owner, time.time() - DAY_SECONDS, id))
+    if rated_count >= MAX_FEEDBACK_PER_DAY:
+        message = f"this API key has rated {MAX_FEEDBACK_PER_DAY:,} decisions within a day. Try again tomorrow."
+        raise ApiError(429, message, "too_much_feedback", {"retry-after": "3600"})
+    deletion = "DELETE FROM feedback WHERE decision = ? AND (owner = ? OR owner IS NULL)"  # NULL: from old versions
+    with store.transaction() as transaction:
+        transaction.execute(deletion, (id, owner))
+        transaction.execute(INSERT_FEEDBACK, (id, time.time(), rating, comment, owner))
+    return True
+
+
 def _find_owners(store: Store, id: str, question: str) -> list[tuple[Any, ...]]:
     """Return ids and owners of the decision with this id and of all decisions on this question."""
     key = question_key(question) if question else ""
@@ -326,9 +339,11 @@ def _find_owners(store: Store, id: str, question: str) -> list[tuple[Any, ...]]:
 
 
 def _delete_decisions(store: Store, id: str, question: str, owner: str | None) -> Deletion:
-    """Delete the decision with this id and all decisions on this question; see `DecisionLog.delete`."""
+    """Delete the decision with this id and all decisions on this question, of one owner or (None) of all owners.
+
+    The deletion itself is stored first, so that other processes drop decisions that they have not written yet.
+    """
     key, now = question_key(question) if question else "", time.time()
-    # First of all, so that other processes, whose decisions may not be written yet, drop them.
     with store.transaction(WRITE_LOCK) as transaction:
         transaction.execute("DELETE FROM deletions WHERE at < ?", (now - DELETION_SECONDS,))
         transaction.execute(INSERT_DELETION, (now, id, key, owner))
@@ -340,24 +355,26 @@ def _delete_decisions(store: Store, id: str, question: str, owner: str | None) -
 
 
 def _drop_deleted(transaction: Transaction, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Return the rows of new decisions that no process has deleted while they waited to be written."""
+    """Return the rows of new decisions, without those that a process deleted while they waited to be written."""
     oldest = min((row[1] for row in rows), default=0.0)
     query = "SELECT at, decision, question_key, owner FROM deletions WHERE at >= ?"
     deletions = transaction.execute(query, (oldest,)).fetchall() if rows else []
-    return [
-        (id, at, text, record, owner, key)
-        for id, at, text, record, owner, key in rows
-        if not any(
-            at <= deleted_at and (id == deleted_id or key == deleted_key) and deleted_owner in (None, owner)
-            for deleted_at, deleted_id, deleted_key, deleted_owner in deletions
-        )
-    ]
+    return [row for row in rows if not any(_is_deleted(row, *deletion) for deletion in deletions)]
+
+
+def _is_deleted(row: tuple[Any, ...], deleted_at: float, deleted_id: str, deleted_key: str, owner: str | None) -> bool:
+    """Return whether a deletion, by the id of a decision or by its question, applies to a row of a new decision.
+
+    A deletion without owner (None) applies to the decisions of all owners.
+    """
+    id, at, _, _, row_owner, key = row
+    return at <= deleted_at and (id == deleted_id or key == deleted_key) and owner in (None, row_owner)
 
 
 def delete_rows(store: Store, ids: Sequence[str]) -> None:
     """Delete decisions, their feedback and corrections, and the answers that audits stored.
 
-    Whether an audited answer was lost remains stored. It is a number without text, which the alarm needs.
+    The result of an audit remains stored: a number that tells whether the answer changed, which the alarm needs.
     """
     values = [(id,) for id in ids]
     with store.transaction() as transaction:

@@ -6,7 +6,7 @@ The labels have few different values (routes, statuses, gates), and never contai
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -14,14 +14,34 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 from prometheus_client.registry import Collector
 
 from knowgate.server.learning.learner import TrafficLearner
+from knowgate.server.learning.loss_monitor import LossMonitor
 from knowgate.server.load_limits import BreakersByKey, CircuitBreaker
 from knowgate.server.telemetry.trace import RequestTrace
 
 DURATION_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+# Name of a gauge -> its description, and the function that reads its value (None: no value yet).
+ARM_GAUGES: dict[str, tuple[str, Callable[[LossMonitor], float | None]]] = {
+    "loss": ("Share of answers that skipping retrieval changes.", lambda monitor: monitor.loss.mean),
+    "loss_low": ("Lower confidence bound of knowgate_loss.", lambda monitor: monitor.low),
+    "loss_high": ("Upper confidence bound of knowgate_loss.", lambda monitor: monitor.high),
+    "loss_promised": (
+        "Maximum share of changed answers, which the alarm tests.",
+        lambda monitor: monitor.max_changed,
+    ),
+    "alarm": (
+        "1 while all requests retrieve because too many answers change, otherwise 0.",
+        lambda monitor: bool(monitor.alarm),
+    ),
+    "key_alarms": (
+        "Number of API keys whose requests retrieve because too many of their answers change.",
+        lambda monitor: len(monitor.key_alarms),
+    ),
+    "far": ("Share of questions that are unlike the training data.", lambda monitor: monitor.far.mean),
+}
 
 
 class ServerMetrics:
-    """Metrics of one server.
+    """Prometheus metrics of the requests to one server.
 
     They are in a registry of their own, so that several servers can run in one process, as in tests.
 
@@ -103,13 +123,13 @@ class ServerMetrics:
         return generate_latest(registry)
 
     def close(self) -> None:
-        """Remove the gauges of this worker when it ends. Its counters still count."""
+        """Remove the gauges of this worker when it ends. Its counters stay part of the sums over all workers."""
         if _has_several_workers():
             mark_process_dead(os.getpid())  # type: ignore[no-untyped-call]
 
 
 def _has_several_workers() -> bool:
-    """Return whether several workers share their metrics. `prometheus_client` checks the same variable."""
+    """Return whether several workers share their metrics, by the variable that `prometheus_client` checks, too."""
     return "PROMETHEUS_MULTIPROC_DIR" in os.environ
 
 
@@ -127,44 +147,16 @@ class LearningCollector(Collector):
         self.learner = learner
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        """Yield the current loss, alarm, drift and number of audits of each arm of the A/B test."""
+        """Yield the gauges in ARM_GAUGES for each arm (gate) of the A/B test, and the number of audits by result."""
         auditor = self.learner.auditor
-        monitors = {name: arm.monitor for name, arm in auditor.experiment.arms.items()}
-        gauges: dict[str, tuple[str, dict[str, float | None]]] = {
-            "loss": (
-                "Share of answers that skipping retrieval changes.",
-                {k: m.loss.mean for k, m in monitors.items()},
-            ),
-            "loss_low": ("Lower confidence bound of knowgate_loss.", {k: m.low for k, m in monitors.items()}),
-            "loss_high": ("Upper confidence bound of knowgate_loss.", {k: m.high for k, m in monitors.items()}),
-            "loss_promised": (
-                "Maximum share of changed answers, which the alarm tests.",
-                {k: m.max_changed for k, m in monitors.items()},
-            ),
-            "alarm": (
-                "1 while all requests retrieve because too many answers change, otherwise 0.",
-                {k: float(bool(m.alarm)) for k, m in monitors.items()},
-            ),
-            "key_alarms": (
-                "Number of API keys whose requests retrieve because too many of their answers change.",
-                {k: float(len(m.key_alarms)) for k, m in monitors.items()},
-            ),
-            "far": (
-                "Share of questions that are unlike the training data.",
-                {k: m.far.mean for k, m in monitors.items()},
-            ),
-        }
-        yield from (_make_gauge(name, description, values) for name, (description, values) in gauges.items())
+        for name, (description, get_value) in ARM_GAUGES.items():
+            gauge = GaugeMetricFamily(f"knowgate_{name}", description, labels=["arm"])
+            for arm_name, arm in auditor.experiment.arms.items():
+                value = get_value(arm.monitor)
+                if value is not None:
+                    gauge.add_metric([arm_name], value)
+            yield gauge
         audits = CounterMetricFamily("knowgate_audits", "Audits by result.", labels=["arm", "result"])
-        for (arm, result), count in auditor.counts.items():
-            audits.add_metric([arm, result], count)
+        for (arm_name, result), count in auditor.counts.items():
+            audits.add_metric([arm_name, result], count)
         yield audits
-
-
-def _make_gauge(name: str, description: str, values: Mapping[str, float | None]) -> GaugeMetricFamily:
-    """Make a gauge with one value for each arm. Arms without a value (None) are left out."""
-    gauge = GaugeMetricFamily(f"knowgate_{name}", description, labels=["arm"])
-    for arm, value in values.items():
-        if value is not None:
-            gauge.add_metric([arm], value)
-    return gauge

@@ -79,19 +79,21 @@ class DecisionTotals(BaseModel):
             self.passage_tokens += passage_tokens
             self.search_seconds += sum(trace.milliseconds.get(stage, 0.0) for stage in RETRIEVAL_STAGES) / 1000
         if trace.decision.retrieve and trace.draft is not None:
+            # The upstream generates a draft in the stage "draft", a model in this process in the stage "read".
             self.draft_tokens += trace.draft.n_tokens or estimate_tokens(trace.draft.text)
             self.draft_seconds += trace.milliseconds.get("draft", trace.milliseconds.get("read", 0.0)) / 1000
 
     def merge(self, other: DecisionTotals) -> None:
-        """Add the sums of another process."""
+        """Add the sums of another process to each field."""
         for name, value in other:
             setattr(self, name, getattr(self, name) + value)
 
     def to_json(self, options: ServeOptions) -> dict[str, Any]:
-        """Return the counts, and how much skipping retrieval saved.
+        """Return the counts, and an estimate of how much skipping retrieval saved.
 
-        `saved` has the numbers of searches and tokens, the time in seconds, and the money. Values that are not known yet
-        are None. So is the money if the options contain no prices.
+        A request that skipped retrieval saved what passages cost on average. Drafts that were generated in vain are
+        subtracted. `saved` has the numbers of searches and tokens, the time in seconds, and the money. Values that are
+        not known yet are None. So is the money if the options contain no prices.
         """
         skipped = self.decided - self.retrieved
         saved: dict[str, float | None] = {"retrievals": skipped, "tokens": None, "seconds": None, "money": None}
@@ -99,13 +101,13 @@ class DecisionTotals(BaseModel):
             skipped_tokens = skipped * self.passage_tokens / self.with_passages
             saved["tokens"] = skipped_tokens - self.draft_tokens
             saved["seconds"] = skipped * self.search_seconds / self.with_passages - self.draft_seconds
-            read, written = (
+            price_input, price_output = (
                 options.price_token if price is None else price
                 for price in (options.price_input_token, options.price_output_token)
             )
-            if options.price_search or read or written:
-                money = skipped * options.price_search + skipped_tokens * read
-                saved["money"] = money - self.draft_tokens * written
+            if options.price_search or price_input or price_output:
+                money = skipped * options.price_search + skipped_tokens * price_input
+                saved["money"] = money - self.draft_tokens * price_output
         counts = {"decided": self.decided, "retrieved": self.retrieved, "degraded": self.degraded}
         return {**counts, "skipped": skipped, "saved": saved}
 
@@ -119,7 +121,7 @@ class MetricsSnapshot(BaseModel):
         totals: Sums by arm of the A/B test. The key "" is for all requests.
         retrieved_needs: Histogram of the need for retrieval, for questions that retrieved.
         skipped_needs: Histogram of the need for retrieval, for questions that skipped it.
-        minutes: Numbers of questions that retrieved and that skipped retrieval, by minute since 1970.
+        minutes: Minute since 1970 -> [number of questions that retrieved, number that skipped retrieval].
         times: The latest durations of each stage of a request, in milliseconds.
         lost_decisions: Number of decisions that could not be stored in the decision log.
     """
@@ -141,11 +143,11 @@ class MetricsSnapshot(BaseModel):
         passage_tokens = sum(estimate_tokens(f"{passage.title} {passage.text}") for passage in trace.passages)
         for arm in {"", trace.arm}:
             self.totals.setdefault(arm, DecisionTotals()).add_request(trace, passage_tokens)
-        if not trace.decision.rule and not trace.degraded:
+        if not trace.decision.rule and not trace.degraded:  # the gate decided, by the estimated need for retrieval
             needs = self.retrieved_needs if trace.decision.retrieve else self.skipped_needs
             needs[min(NEED_BINS - 1, int(trace.decision.need * NEED_BINS))] += 1
-        # The first number of a minute counts retrieved questions, the second one skipped questions.
-        self.minutes.setdefault(int(time.time() / MINUTE_SECONDS), [0, 0])[not trace.decision.retrieve] += 1
+        counts = self.minutes.setdefault(int(time.time() / MINUTE_SECONDS), [0, 0])
+        counts[0 if trace.decision.retrieve else 1] += 1
         if len(self.minutes) > MINUTES_SHOWN:
             del self.minutes[min(self.minutes)]
         for stage, milliseconds in {**trace.milliseconds, "total": 1000 * seconds}.items():

@@ -76,6 +76,7 @@ class RequestSpans:
         context = set_span_in_context(request_span)
         for stage in trace.stages:
             stage_start = start + int((stage.start - trace.start) * NANOSECONDS)
+            # The upstream is another server, so a call of its LLM is a span of kind "client".
             is_remote = stage.name in GENERATION_STAGES and trace.way != "in-process"
             kind = SpanKind.CLIENT if is_remote else SpanKind.INTERNAL
             attributes = self._describe_stage(stage, trace)

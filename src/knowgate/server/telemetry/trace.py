@@ -28,14 +28,19 @@ class TokenUsage:
         return {"prompt_tokens": self.prompt, "completion_tokens": self.completion, "total_tokens": total}
 
     def add_to(self, reply: dict[str, Any]) -> None:
-        """Add these tokens to the field `usage` of a reply or of a chunk of a stream, if it has one."""
-        container = reply.get("response") if isinstance(reply.get("response"), dict) else reply
-        usage = container.get("usage") if isinstance(container, dict) else None
+        """Add these tokens to the field `usage` of a reply or of a chunk of a stream, if it has one.
+
+        /chat/completions and /responses name the fields differently. Chunks of /responses have them in `response`.
+        """
+        response = reply.get("response")
+        usage = (response if isinstance(response, dict) else reply).get("usage")
         if not isinstance(usage, dict):
             return
         amounts = {
-            **dict.fromkeys(("prompt_tokens", "input_tokens"), self.prompt),
-            **dict.fromkeys(("completion_tokens", "output_tokens"), self.completion),
+            "prompt_tokens": self.prompt,
+            "input_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "output_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
         }
         for name, amount in amounts.items():
@@ -84,7 +89,7 @@ class RequestTrace:
         degraded: Components that failed or were not used, such as "gate" or "retriever".
         ungated_reason: Reason why no decision was made.
         question: The question that was decided on. It is never part of the JSON.
-        arm: Arm of the A/B test whose gate decided.
+        arm: Arm (gate) of the A/B test for which the request counts: "a" or "b". "" if it counts for none.
         mode: Why the server retrieves regardless of the gate: "shadow", "canary", "alarm", or "" if it does not.
         client_request: The original request, which audits send again.
         draft: The answer without passages that the gate read.
@@ -163,7 +168,10 @@ class RequestTrace:
         }
 
     def _choice_json(self) -> dict[str, Any]:
-        """Return the choice of the arbiter, or the reason why the arbiter was not used, as fields of the JSON."""
+        """Return the arbiter's choice between the draft and the answer with passages, or why it was not used.
+
+        The JSON is part of `to_json`.
+        """
         if self.choice is None:
             return {"unweighed": self.arbitration_gap} if self.arbitration_gap else {}
         source = "draft" if self.choice.is_closed_book else "passages"

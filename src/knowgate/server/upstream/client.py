@@ -10,6 +10,7 @@ import asyncio
 import base64
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -41,6 +42,11 @@ class LimitedResponse(aiohttp.ClientResponse):
     """A response of the upstream with a limit on interim responses (status 1xx), of which aiohttp skips any number."""
 
     async def start(self, connection: Any) -> aiohttp.ClientResponse:
+        """Wait for the headers of the final response.
+
+        aiohttp calls `protocol.read` once for each interim response and once for the final one. While it waits, this
+        method is replaced by one that raises an error after MAX_INTERIM_RESPONSES + 1 calls.
+        """
         protocol, reads_left = connection.protocol, MAX_INTERIM_RESPONSES + 1
         read = protocol.read
 
@@ -60,7 +66,9 @@ class LimitedResponse(aiohttp.ClientResponse):
 
 
 class UpstreamClient:
-    """Sends requests to the upstream, over a pool of connections that is opened at the first request.
+    """Sends requests to the upstream, which is the OpenAI-compatible server of the LLM.
+
+    The pool of connections is opened at the first request.
 
     Args:
         url: URL of the upstream, ending in /v1. It may hold a user name and a password.
@@ -75,12 +83,13 @@ class UpstreamClient:
         self._login = f"Basic {login}" if address.user else ""
         self.breaker = CircuitBreaker("upstream", is_confirmed_by_probe=True)
         self._probe: asyncio.Task[None] | None = None
+        # When the request of each response was sent.
         self._start_times: WeakKeyDictionary[aiohttp.ClientResponse, float] = WeakKeyDictionary()
         self._forwards_keys = options.keys is None
         self._connect_timeout = options.connect_seconds
-        # Shorter than the deadline. At the deadline, a request is cancelled, which does not count as a failure.
-        limit = DEADLINE_SHARE * options.deadline
-        self._first_byte_timeout = min(options.first_byte_seconds or limit, limit)
+        # Time out before the deadline. At the deadline, a request is cancelled, which does not count as a failure.
+        longest = DEADLINE_SHARE * options.deadline
+        self._first_byte_timeout = min(options.first_byte_seconds or longest, longest)
         self._session: aiohttp.ClientSession | None = None
         self.default_model: str | None = None
 
@@ -126,7 +135,7 @@ class UpstreamClient:
         try:
             async with asyncio.timeout(self._first_byte_timeout):
                 response = await self._request(method, path, content, headers)
-        except (ClientError, OSError) as error:
+        except (ClientError, OSError) as error:  # OSError includes TimeoutError
             self.breaker.record_failure(start)
             raise make_connection_error(error) from None
         if not 200 <= response.status <= MAX_STATUS:
@@ -146,39 +155,42 @@ class UpstreamClient:
     # --- the circuit breaker ----------------------------------------------------------------------
 
     async def _check_breaker(self, headers: Headers) -> None:
-        """Wait for the probe of an upstream that failed repeatedly.
+        """Raise an error while the circuit breaker is open, because the upstream failed repeatedly.
+
+        If the breaker is half-open, which means that the upstream may be tried again, a probe is sent first. All
+        requests wait for the same probe.
 
         Raises:
-            ApiError: 503 if the upstream is not reachable.
+            ApiError: 503 if the circuit breaker is open, or if the probe failed.
         """
         if self.breaker.state == "half-open":
             if self._probe is None or self._probe.done():
                 self._probe = asyncio.ensure_future(self._run_probe(headers))
-            await asyncio.shield(self._probe)
+            await asyncio.shield(self._probe)  # continue the probe if the client of this request leaves
         if self.breaker.state != "closed":
             seconds = f"{max(1, round(self.breaker.seconds_until_probe))}"
             message = f"the upstream failed repeatedly, so no requests are sent to it. Try again in {seconds} seconds."
             raise ApiError(503, message, "upstream_down", {"retry-after": seconds})
 
     async def _run_probe(self, headers: Headers) -> None:
-        """Ask the upstream for its models. Any complete response closes the circuit breaker, none opens it."""
+        """Ask the upstream for its models, and close the circuit breaker if it responds. Otherwise open it again."""
         try:
             async with asyncio.timeout(min(PROBE_SECONDS, self._first_byte_timeout)):
-                await read_content(await self._request("GET", "/models", None, headers))
-            self.breaker.record_success()
-        except InvalidResponse:
+                with suppress(InvalidResponse):  # the upstream works, even if its response is too large
+                    await read_content(await self._request("GET", "/models", None, headers))
             self.breaker.record_success()
         except (ClientError, OSError):
             self.breaker.trip()
 
     def record_body(self) -> None:
-        """Report that a response arrived completely, or that a stream started."""
+        """Report to the circuit breaker that a response arrived completely, or that a stream started."""
         self.breaker.record_success()
 
     def record_body_error(self, error: BaseException, response: aiohttp.ClientResponse) -> ApiError:
-        """Report that the body of a response cannot be read, and return the error for the client.
+        """Return the error for a client whose response has a body that cannot be read.
 
-        An upstream that repeatedly sends headers and then nothing opens the circuit breaker.
+        A timeout also counts as a failure for the circuit breaker, which opens if the upstream repeatedly sends headers
+        and then nothing.
         """
         if isinstance(error, TimeoutError):
             self.breaker.record_failure(self._start_times.get(response))
@@ -254,16 +266,19 @@ def _find_proxy(url: str) -> dict[str, Any]:
 
 def build_response_headers(response: aiohttp.ClientResponse, added: Mapping[str, str]) -> dict[str, str]:
     """Return the headers of a response to the client: some of the upstream's response, and those in `added`."""
-    values = {name: response.headers.get(name, "") for name in FORWARDED_RESPONSE_HEADERS}
-    # Values with other characters cannot be sent.
-    return {
-        **{name: value for name, value in values.items() if value.isascii() and value.isprintable() and value},
-        **added,
-    }
+    headers = {}
+    for name in FORWARDED_RESPONSE_HEADERS:
+        value = response.headers.get(name, "")
+        if value and value.isascii() and value.isprintable():  # values with other characters cannot be sent
+            headers[name] = value
+    return headers | dict(added)
 
 
 def make_connection_error(error: BaseException) -> ApiError:
-    """Convert an error to an error response: status 504 for a timeout, 502 for other errors and invalid responses."""
+    """Convert an error of the upstream to an error response.
+
+    The status is 504 if a response is late, and 502 for all other errors, also if no connection was made in time.
+    """
     if isinstance(error, InvalidResponse):
         return ApiError(502, f"the response of the upstream cannot be used: {error}.", "upstream_invalid")
     if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError):

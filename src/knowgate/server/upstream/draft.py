@@ -25,9 +25,10 @@ from knowgate.models.openai.client import ApiClient
 from knowgate.models.openai.model import OpenAIModel
 from knowgate.models.openai.responses import StreamedResponse, parse_completions
 from knowgate.models.openai.server import ModelEndpoint
-from knowgate.server.json_api import LARGE_BODY_BYTES, dump_json
+from knowgate.pipeline.adaptive_rag import AdaptiveRAG
+from knowgate.server.json_api import LARGE_BODY_BYTES, dump_json, replace_non_finite
 from knowgate.server.streaming import InvalidResponse, check_chunk, parse_event_data, read_event_lines, remove_logprobs
-from knowgate.server.telemetry.trace import TokenUsage
+from knowgate.server.telemetry.trace import RequestTrace, TokenUsage
 from knowgate.server.upstream.response_body import (
     iter_chunks,
     parse_completion,
@@ -89,16 +90,17 @@ class UpstreamDraft:
         except (ClientError, OSError, InvalidResponse):
             self.has_ended, self.completion = False, None
 
-    def close(self) -> None:
-        """Close the connection without reading the rest of the response."""
-        self.response.close()
-
     def get_client_content(self) -> bytes:
         """Return the body of a response that is not streamed, without log-probabilities that must be hidden."""
         if not self.hides_logprobs or self.body is None:
             return self.content
         remove_logprobs(self.body)
         return dump_json(self.body)
+
+
+def arbiter_makes_drafts(rag: AdaptiveRAG) -> bool:
+    """Return whether the arbiter of a pipeline gets a draft to compare, even if the gate reads only the question."""
+    return rag.retriever is not None and rag.bound_arbiter is not None and rag.bound_arbiter.makes_drafts
 
 
 def build_draft_request(request: dict[str, Any], reader: Gate | Arbiter) -> dict[str, Any]:
@@ -133,22 +135,25 @@ async def read_draft(response: aiohttp.ClientResponse) -> UpstreamDraft:
 
 async def read_first_tokens(response: aiohttp.ClientResponse, count: int) -> UpstreamDraft:
     """Read a streamed draft until it has `count` tokens or ends."""
-    token_count = 0  # without log-probabilities, each piece of text counts as a token
+    piece_count = 0  # number of pieces of text that are not empty
 
     def is_enough(answer: StreamedResponse) -> bool:
-        nonlocal token_count
-        token_count += bool(answer.texts and answer.texts[-1])
+        """Return whether there are enough tokens. Called after each piece."""
+        nonlocal piece_count
+        piece_count += bool(answer.texts and answer.texts[-1])
         tokens = answer.logprobs.get("content")
-        return (token_count if tokens is None else len(tokens)) >= count
+        # Without log-probabilities the tokens are unknown, so each piece counts as a token.
+        return (piece_count if tokens is None else len(tokens)) >= count
 
     return await _read_stream(response, is_enough)
 
 
 async def read_until(response: aiohttp.ClientResponse, is_enough: Callable[[str], bool]) -> UpstreamDraft:
     """Read a streamed draft until `is_enough` returns true for its text, or until it ends."""
-    next_check = 0  # number of pieces; checks become rarer, so that long answers take linear time
+    next_check = 0  # number of pieces of text at which `is_enough` is called next
 
     def is_done(answer: StreamedResponse) -> bool:
+        """Call `is_enough` more rarely the longer the answer is, because each call gets the whole text."""
         nonlocal next_check
         if len(answer.texts) < next_check:
             return False
@@ -161,7 +166,10 @@ async def read_until(response: aiohttp.ClientResponse, is_enough: Callable[[str]
 async def _read_stream(
     response: aiohttp.ClientResponse, is_enough: Callable[[StreamedResponse], bool]
 ) -> UpstreamDraft:
-    """Read a streamed draft until it ends, calls a tool, contains an invalid chunk, or `is_enough` returns true."""
+    """Read a streamed draft until it ends, calls a tool, contains an invalid chunk, or `is_enough` returns true.
+
+    After a tool call or an invalid chunk, the draft has no completion, so it can only be forwarded.
+    """
     remaining_lines = read_event_lines(iter_chunks(response, MAX_DRAFT_BYTES))
     draft, answer = UpstreamDraft(response, remaining_lines=remaining_lines), StreamedResponse()
     byte_count = 0
@@ -183,6 +191,7 @@ async def _read_stream(
             break
     draft.has_ended = answer.finish_reason is not None
     choice = {"text": "".join(answer.texts), "finish_reason": answer.finish_reason or "length"}
+    # Parse the pieces like a response that is not streamed.
     body = {"choices": [{**choice, "logprobs": answer.logprobs or None}]}
     try:
         (draft.completion,) = await run_for_size(byte_count, lambda: parse_completions(body))
@@ -192,10 +201,11 @@ async def _read_stream(
 
 
 def _calls_tool(chunk: dict[str, Any]) -> bool:
-    """Return whether a chunk of a stream contains a tool call."""
+    """Return whether the first choice in a chunk of a stream contains a tool call. The chunk may be malformed."""
     choices = chunk.get("choices")
-    first = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
-    delta = first.get("delta")
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        return False
+    delta = choices[0].get("delta")
     return isinstance(delta, dict) and bool(delta.get("tool_calls"))
 
 
@@ -217,8 +227,9 @@ def use_draft(draft: Completion | None) -> Iterator[None]:
 class UpstreamDraftModel(Backend):
     """Stands for the LLM of the upstream in the pipeline of the gate.
 
-    Gates read signals from a model. This model returns the draft that the server has already requested (`use_draft`). It
-    calls the upstream itself only to find out what it returns.
+    Gates read signals, such as an answer and its log-probabilities, from a model. This model returns the draft that the
+    server has already requested (`use_draft`). It calls the upstream itself only to find out whether it returns
+    log-probabilities.
 
     Args:
         url: URL of the upstream. It is part of the fingerprint, which shows whether a gate was fitted on this LLM.
@@ -227,7 +238,7 @@ class UpstreamDraftModel(Backend):
             respond, they are assumed.
     """
 
-    depth = 0
+    depth = 0  # the upstream returns no hidden states
 
     def __init__(self, url: str, model: str | None, *, asks_upstream: bool = False):
         self._url = url
@@ -251,14 +262,13 @@ class UpstreamDraftModel(Backend):
 
     @functools.cached_property
     def offers(self) -> frozenset[Signal]:
-        """Drafts, and log-probabilities unless the upstream was asked and returns none."""
-        signals = {Signal.DRAFT, Signal.LOGPROBS}
+        """The signals that gates can read: drafts, and log-probabilities unless the upstream is known to return none."""
         is_text_only = self._asks_upstream and self.returns_logprobs is False
-        return frozenset(signals - {Signal.LOGPROBS} if is_text_only else signals)
+        return frozenset({Signal.DRAFT} if is_text_only else {Signal.DRAFT, Signal.LOGPROBS})
 
     @functools.cached_property
     def returns_logprobs(self) -> bool | None:
-        """Whether the upstream returns log-probabilities, which it is asked for once. None if it does not respond."""
+        """Whether the upstream returns log-probabilities, or None if it does not respond. It is asked only once."""
         client = ApiClient(self._url, retry=PROBE_RETRY, connections=1)
         try:
             model = self._model or ModelEndpoint("", client).card.get("id")
@@ -269,7 +279,7 @@ class UpstreamDraftModel(Backend):
             client.close()
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
-        """Return the draft of the current context for every prompt.
+        """Return the draft that was set with `use_draft`, once for every prompt.
 
         Raises:
             UnsupportedSignal: There is no draft, for example because the upstream did not return one.
@@ -289,10 +299,10 @@ class UpstreamDraftModel(Backend):
         seed: int | None = None,
         resume: Sequence[object] | None = None,
     ) -> list[list[Completion]]:
-        """Return empty completions.
+        """Return empty completions, so that no call to the upstream is needed.
 
-        The pipeline asks the LLM to rewrite follow-up questions. If it returns nothing, the pipeline joins a follow-up
-        question with the earlier ones instead, which needs no call to the upstream.
+        The pipeline calls this method to rewrite a follow-up question. If it gets an empty text, it joins the question
+        with the earlier ones instead.
         """
         return [[Completion("")] for _ in prompts]
 
@@ -305,16 +315,16 @@ class UpstreamDraftModel(Backend):
         )
 
 
-def measure_draft(draft: UpstreamDraft, request: Mapping[str, Any]) -> TokenUsage:
-    """Return the tokens of a draft that is not sent to the client.
+async def measure_draft(draft: UpstreamDraft, request: Mapping[str, Any]) -> TokenUsage:
+    """Return the number of tokens of a draft that is not sent to the client, and of its prompt.
 
     If the upstream has not reported them, as for a stream that was canceled, they are estimated.
 
     Args:
         draft: The draft.
-        request: The request body that the upstream got.
+        request: The request body that the upstream got. Only `messages` is used.
     """
-    usage = _find_usage(draft)
+    usage = await run_for_size(len(draft.content), lambda: _find_usage(draft))
     prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
     text = draft.completion.text if draft.completion is not None else ""
     return TokenUsage(
@@ -327,11 +337,25 @@ def _find_usage(draft: UpstreamDraft) -> Mapping[str, Any]:
     """Return the usage that the upstream reported for a draft, or an empty object if it reported none."""
     chunks: list[Any] = [parse_event_data(line) for line in draft.lines if b'"usage"' in line]
     usages = [chunk.get("usage") for chunk in (*chunks, draft.body) if isinstance(chunk, dict)]
+    # The last chunk has the sum over the whole answer.
     return next((usage for usage in reversed(usages) if isinstance(usage, dict)), {})
 
 
-def add_usage(content: bytes, extra_usage: TokenUsage) -> bytes:
-    """Add the tokens of other calls to the usage in a JSON body. A body that is not a JSON object stays as it is."""
+def annotate_body(content: bytes, trace: RequestTrace) -> bytes:
+    """Add the field `knowgate` with the trace of the request at the end of a JSON object.
+
+    All other bytes stay the same, except for the usage if there was another call, and for NaN, which becomes null.
+    """
+    content = replace_non_finite(content)
+    if trace.extra_usage != TokenUsage():
+        content = _add_usage(content, trace.extra_usage)
+    text = content.strip()
+    has_fields = text[1:-1].strip() != b""
+    return text[:-1] + (b"," if has_fields else b"") + b'"knowgate":' + dump_json(trace.to_json()) + b"}"
+
+
+def _add_usage(content: bytes, extra_usage: TokenUsage) -> bytes:
+    """Add the tokens of other calls to the field `usage` of a JSON body. A body that is no JSON object stays as it is."""
     try:
         body = parse_upstream_json(content)
     except InvalidResponse:

@@ -23,7 +23,7 @@ from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.server.chat.gate_service import BackgroundSearch, GateService
 from knowgate.server.chat.request_formats import UngatedRequest, extract_question, insert_passages
 from knowgate.server.chat.request_options import is_knowgate_model
-from knowgate.server.json_api import ApiError, dump_json, parse_request, replace_non_finite
+from knowgate.server.json_api import ApiError, parse_request
 from knowgate.server.options import ServeOptions
 from knowgate.server.schemas import ChatRequest
 from knowgate.server.streaming import (
@@ -36,11 +36,12 @@ from knowgate.server.streaming import (
     format_event,
     read_event_lines,
 )
-from knowgate.server.telemetry.trace import RequestTrace, TokenUsage
+from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.client import UpstreamClient, build_response_headers, make_connection_error
 from knowgate.server.upstream.draft import (
     UpstreamDraft,
-    add_usage,
+    annotate_body,
+    arbiter_makes_drafts,
     build_draft_request,
     measure_draft,
     read_draft,
@@ -54,6 +55,7 @@ CHAT_PATH, EVENT_STREAM = "/chat/completions", "text/event-stream"
 PARTIAL_DRAFT_REASON = (
     "only the beginning of this stream was drafted. The arbiter compares answers only without streaming"
 )
+WHOLE_DRAFT = 1 << 62  # number of tokens that no draft has
 LOGPROBS_REFUSAL_STATUSES = (400, 404, 422, 501)  # statuses with which servers refuse to return log-probabilities
 
 
@@ -68,7 +70,8 @@ class ForwardedRequest:
         trace: Trace of the request.
         deadline: Time of the event loop's clock at which the request must have ended.
         changed_body: The body to forward, if it differs from that of the client.
-        draft: The answer without passages, if the gate read it and decided to retrieve.
+        draft: The answer without passages, if the gate read it and decided to retrieve. It can still be sent if the
+            search returns nothing, or if an arbiter prefers it to the answer with passages.
     """
 
     body: dict[str, Any]
@@ -95,7 +98,7 @@ class ForwardedRequest:
 
 
 class UpstreamForwarder:
-    """Answers requests with the upstream, with passages if the gate decides so."""
+    """Answers requests with the upstream LLM server, with passages if the gate decides that they are needed."""
 
     def __init__(self, upstream: UpstreamClient, gate_service: GateService, options: ServeOptions):
         self.upstream = upstream
@@ -127,82 +130,99 @@ class UpstreamForwarder:
         request.trace.model_name = str(request.upstream_body.get("model", ""))[:200]
 
     async def _answer_question(self, request: ForwardedRequest, rag: AdaptiveRAG, question: Question) -> Response:
-        """Decide on the question and answer it with or without passages."""
+        """Decide whether to retrieve, and answer the question with or without passages.
+
+        A rule decides if one applies, otherwise the gate. A draft, i.e. an answer without passages, is requested for a
+        gate or arbiter that reads it. A search runs meanwhile if it is needed anyway, or in mode "race".
+        """
         trace, search = request.trace, None
         trace.question, trace.way = question.text, "question"
         trace.decision = self.gate_service.apply_rules(rag, question)
+        needs_draft = trace.decision is None
         if trace.decision is None and self.gate_service.get_signal_request(rag, trace.owner).is_empty:
-            await self.gate_service.decide(rag, question, None, trace)
-        elif trace.decision is None:
+            decision = await self.gate_service.decide(rag, question, None, trace)
+            needs_draft = decision.retrieve and arbiter_makes_drafts(rag) and self.options.way != "question"
+        if needs_draft:
             trace.way = "race" if self.options.way == "race" else "draft"
-            search = BackgroundSearch(self.gate_service, rag, question) if trace.way == "race" else None
+            if trace.way == "race" or trace.decision is not None:
+                search = BackgroundSearch(self.gate_service, rag, question)
+            needs_passages = False
             try:
                 response = await self._answer_with_draft(request, rag, question)
-            except BaseException:
-                if search is not None:
+                if response is not None:
+                    return response
+                needs_passages = True
+            finally:
+                if search is not None and not needs_passages:
                     search.cancel()
-                raise
-            if response is not None:
-                if search is not None:
-                    search.cancel()
-                return response
         if trace.decision is None or not trace.decision.retrieve or rag.retriever is None:
             return await self.forward(request)
-        try:
-            trace.passages = await (search or BackgroundSearch(self.gate_service, rag, question)).get_passages(trace)
-        except BaseException:
-            _close_draft(request)
-            raise
-        if not trace.passages:
-            return await self._answer_without_passages(request)
-        if request.draft is not None:
-            trace.extra_usage = await _measure_draft(request.draft, request.upstream_body)
-        _close_draft(request)
-        return await self._answer_with_passages(request, rag, question)
+        search = search or BackgroundSearch(self.gate_service, rag, question)
+        return await self._answer_with_search(request, rag, question, search)
 
     # --- the draft --------------------------------------------------------------------------------
 
     async def _answer_with_draft(
         self, request: ForwardedRequest, rag: AdaptiveRAG, question: Question
     ) -> Response | None:
-        """Request a draft, and let the gate decide.
+        """Request a draft, and let the gate decide on it, unless it has decided already.
 
         Returns:
             The draft as response if the gate skips retrieval or the LLM called a tool, or the upstream's error. None if
-            passages must be retrieved.
+            passages must be retrieved; `request.draft` is then the draft, unless the upstream refused it.
         """
-        gate = rag.bound_gate
+        gate, trace = rag.bound_gate, request.trace
+        # If the gate has decided already, the draft is for the arbiter, which reads all of it.
+        reader: Gate | Arbiter = gate if trace.decision is None else rag.bound_arbiter or gate
+        token_count = gate.request.draft_tokens if trace.decision is None else WHOLE_DRAFT
         draft = await self._request_answer(
-            request, gate, "draft", lambda response: read_first_tokens(response, gate.request.draft_tokens)
+            request, reader, "draft", lambda response: read_first_tokens(response, token_count)
         )
         if not isinstance(draft, UpstreamDraft):
-            is_same_request = build_draft_request(request.upstream_body, gate) == request.upstream_body
-            if is_same_request or draft.status not in LOGPROBS_REFUSAL_STATUSES:
-                return await forward_response(self.upstream, draft, request.trace)
+            adds_logprobs = build_draft_request(request.upstream_body, reader) != request.upstream_body
+            if not adds_logprobs or draft.status not in LOGPROBS_REFUSAL_STATUSES:
+                return await forward_response(self.upstream, draft, trace)
+            # The upstream may have refused only the log-probabilities, so the request is answered without the gate.
             draft.close()
             reason = f"the upstream returns no log-probabilities (status {draft.status})"
-            self.gate_service.bypass_failed_gate(rag, request.trace, reason)
+            self.gate_service.bypass_failed_gate(rag, trace, reason)
             return None
         if draft.calls_tool:
-            request.trace.ungated_reason = "the LLM called a tool"
-            return await _send_draft(self.upstream, draft, request)
-        decision = await self.gate_service.decide(rag, question, draft.completion, request.trace)
+            trace.ungated_reason = "the LLM called a tool"
+            return await _make_draft_response(self.upstream, draft, request)
+        decision = trace.decision or await self.gate_service.decide(rag, question, draft.completion, trace)
         if not decision.retrieve or rag.retriever is None:
-            return await _send_draft(self.upstream, draft, request)
+            return await _make_draft_response(self.upstream, draft, request)
         if draft.has_ended and rag.bound_arbiter is not None:
-            await draft.read_to_end()
+            await draft.read_to_end()  # the arbiter compares complete answers only
         request.draft = draft
         return None
 
     # --- the answer with passages -----------------------------------------------------------------
 
+    async def _answer_with_search(
+        self, request: ForwardedRequest, rag: AdaptiveRAG, question: Question, search: BackgroundSearch
+    ) -> Response:
+        """Wait for the passages, and answer the question with them, or without any if the search returns none."""
+        try:
+            request.trace.passages = await search.get_passages(request.trace)
+        except BaseException:
+            _close_draft(request)
+            raise
+        if not request.trace.passages:
+            return await self._answer_without_passages(request)
+        if request.draft is not None:
+            request.trace.extra_usage = await measure_draft(request.draft, request.upstream_body)
+        _close_draft(request)
+        return await self._answer_with_passages(request, rag, question)
+
     async def _answer_without_passages(self, request: ForwardedRequest) -> Response:
-        """Answer a request whose search returned nothing. If there is a draft, it is the answer, and is not paid twice."""
+        """Answer a request whose search returned nothing, with its draft if there is one."""
         trace = request.trace
         if trace.decision is not None and "retriever" not in trace.degraded:
             trace.decision = replace(trace.decision, notes=(*trace.decision.notes, DecisionNote.NOTHING_FOUND))
         if request.draft is not None and request.draft.completion is not None:
-            return await _send_draft(self.upstream, request.draft, request)
+            return await _make_draft_response(self.upstream, request.draft, request)
         _close_draft(request)
         return await self.forward(request)
 
@@ -224,20 +244,19 @@ class UpstreamForwarder:
     async def _answer_with_arbiter(
         self, request: ForwardedRequest, arbiter: Arbiter, question: Question, draft: UpstreamDraft
     ) -> Response:
-        """Generate the answer with passages, and send this answer or the draft, as the arbiter chooses.
+        """Generate the answer with passages, and send either this answer or the draft, as the arbiter chooses.
 
-        A streamed answer is held back until the arbiter accepts its beginning, or until it ends.
+        A streamed answer is held back until it ends, or until the arbiter accepts its beginning without comparison.
         """
         answer = await self._request_answer(
             request, arbiter, "answer", lambda response: read_until(response, arbiter.accepts_beginning)
         )
         if not isinstance(answer, UpstreamDraft):
             return await forward_response(self.upstream, answer, request.trace)
-        if answer.remaining_lines is not None and not answer.has_ended:
-            return await _send_draft(self.upstream, answer, request)
-        return await _send_draft(
-            self.upstream, await self._arbitrate(arbiter, question, draft, answer, request.trace), request
-        )
+        is_beginning_accepted = answer.remaining_lines is not None and not answer.has_ended
+        if not is_beginning_accepted:
+            answer = await self._arbitrate(arbiter, question, draft, answer, request.trace)
+        return await _make_draft_response(self.upstream, answer, request)
 
     async def _arbitrate(
         self, arbiter: Arbiter, question: Question, draft: UpstreamDraft, answer: UpstreamDraft, trace: RequestTrace
@@ -257,7 +276,8 @@ class UpstreamForwarder:
             return answer
         if not trace.choice.is_closed_book:
             return answer
-        trace.extra_usage = await _measure_draft(answer, {"messages": [passage.text for passage in trace.passages]})
+        # The usage of the draft is in its body. The tokens of the discarded answer are added to it.
+        trace.extra_usage = await measure_draft(answer, {"messages": [passage.text for passage in trace.passages]})
         return draft
 
     # --- forwarding -------------------------------------------------------------------------------
@@ -299,6 +319,7 @@ class UpstreamForwarder:
             response.close()
             raise
         self.upstream.record_body()
+        # The body is another object if log-probabilities were added to it.
         answer.hides_logprobs = body is not request.upstream_body and not request.body.get("logprobs")
         return answer
 
@@ -308,14 +329,14 @@ class UpstreamForwarder:
             response = await self.upstream.send("POST", path, request.content, request.headers)
             if response.status != 200 or response.content_type != EVENT_STREAM:
                 return await forward_response(self.upstream, response, request.trace)
-        return _send_stream(self.upstream, response, request, StreamAnnotator(request.trace))
+        return _make_stream_response(self.upstream, response, request, StreamAnnotator(request.trace))
 
     async def pass_through(self, request: ForwardedRequest, path: str) -> Response:
         """Forward a request without a decision. The response body stays unchanged; the trace is in its headers."""
         await self.set_model(request)
         response = await self.upstream.send("POST", path, request.content, request.headers)
         if response.status == 200 and response.content_type == EVENT_STREAM:
-            return _send_stream(self.upstream, response, request, None)
+            return _make_stream_response(self.upstream, response, request, None)
         return await forward_response(self.upstream, response, request.trace, annotates_body=False)
 
 
@@ -335,7 +356,7 @@ async def forward_response(
         upstream.record_body()
         if response.status == 200 and annotates_body:
             await parse_completion(content)
-            content = await run_for_size(len(content), lambda: _annotate_body(content, trace))
+            content = await run_for_size(len(content), lambda: annotate_body(content, trace))
         elif response.status != 200:
             content = upstream.redact_login(content)
     except (ClientError, OSError, InvalidResponse) as error:
@@ -344,52 +365,32 @@ async def forward_response(
 
 
 def _close_draft(request: ForwardedRequest) -> None:
-    """Close the connection of a draft that is not sent, if there is one."""
+    """Close the connection of a draft that is not sent, if there is one. The rest of the draft is not read."""
     if request.draft is not None:
-        request.draft.close()
+        request.draft.response.close()
 
 
-async def _measure_draft(draft: UpstreamDraft, request: dict[str, Any]) -> TokenUsage:
-    """Return the tokens of a draft that is not sent to the client."""
-    return await run_for_size(len(draft.content), lambda: measure_draft(draft, request))
-
-
-def _annotate_body(content: bytes, trace: RequestTrace) -> bytes:
-    """Add the field `knowgate` at the end of a JSON object.
-
-    All other bytes stay the same, except for the usage if there was another call, and for NaN, which becomes null.
-    """
-    content = replace_non_finite(content)
-    if trace.extra_usage != TokenUsage():
-        content = add_usage(content, trace.extra_usage)
-    text = content.strip()
-    comma = b"," if text[1:-1].strip() else b""
-    return text[:-1] + comma + b'"knowgate":' + dump_json(trace.to_json()) + b"}"
-
-
-async def _send_draft(upstream: UpstreamClient, draft: UpstreamDraft, request: ForwardedRequest) -> Response:
-    """Return a draft as the response to the client. If it was read only in part, the rest is streamed.
+async def _make_draft_response(upstream: UpstreamClient, draft: UpstreamDraft, request: ForwardedRequest) -> Response:
+    """Return a draft as the response to the client. The draft of a stream may have been read only in part.
 
     Raises:
         ApiError: 502 if the draft is not a valid response.
     """
     headers = build_response_headers(draft.response, request.trace.headers)
-    if draft.remaining_lines is None:
-        if draft.body is None:
-            try:
-                await parse_completion(draft.content)
-            except InvalidResponse as error:
-                raise make_connection_error(error) from None
-        content = await run_for_size(
-            len(draft.content), lambda: _annotate_body(draft.get_client_content(), request.trace)
-        )
-        return Response(content, 200, headers)
-    annotator = StreamAnnotator(request.trace, hides_logprobs=draft.hides_logprobs)
-    events = forward_stream(upstream, draft.response, annotator, draft.lines, draft.remaining_lines)
-    return EventStreamResponse(events, headers, request.deadline)
+    if draft.remaining_lines is not None:
+        annotator = StreamAnnotator(request.trace, hides_logprobs=draft.hides_logprobs)
+        events = forward_stream(upstream, draft.response, annotator, draft.lines, draft.remaining_lines)
+        return EventStreamResponse(events, headers, request.deadline)
+    if draft.body is None:
+        try:
+            await parse_completion(draft.content)  # this finds the error for the client
+        except InvalidResponse as error:
+            raise make_connection_error(error) from None
+    content = await run_for_size(len(draft.content), lambda: annotate_body(draft.get_client_content(), request.trace))
+    return Response(content, 200, headers)
 
 
-def _send_stream(
+def _make_stream_response(
     upstream: UpstreamClient,
     response: aiohttp.ClientResponse,
     request: ForwardedRequest,

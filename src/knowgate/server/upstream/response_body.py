@@ -75,7 +75,7 @@ def parse_upstream_json(content: bytes) -> Any:
         raise InvalidResponse(f"it has more than {MAX_RESPONSE_VALUES:,} JSON values")
     try:
         value = load_json(content)
-        if content.count(b"[") + content.count(b"{") > MAX_DEPTH:
+        if content.count(b"[") + content.count(b"{") > MAX_DEPTH:  # other texts cannot be nested too deeply
             check_parsed_value(value, "the response", allow_surrogates=True)
     except (RecursionError, BadInput):
         raise InvalidResponse(f"its JSON is nested more than {MAX_DEPTH} levels deep") from None
@@ -85,7 +85,7 @@ def parse_upstream_json(content: bytes) -> Any:
 
 
 async def run_for_size(byte_count: int, work: Callable[[], Result]) -> Result:
-    """Run a function, in a thread if it processes a large text, so that other requests do not wait for it.
+    """Run a function, and do so in a thread if it processes a large text, so that other requests need not wait.
 
     Args:
         byte_count: Size of the text that the function parses or writes.
