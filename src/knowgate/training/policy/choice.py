@@ -135,13 +135,9 @@ def choose_policy(
     n = len(closed_right)
     _check_lengths(n, open_right, gates, arbiters)
     constants = [GateCandidate(name, np.full(n, 0.5), reads_draft=False) for name in CONSTANT_GATES]
-    questions = GradedQuestions(
-        closed_right,
-        open_right,
-        {gate.name: gate for gate in (*constants, *gates)},
-        {arbiter.name: arbiter for arbiter in arbiters},
-        options or ChoiceOptions(),
-    )
+    gates_by_name = {gate.name: gate for gate in (*constants, *gates)}
+    arbiters_by_name = {arbiter.name: arbiter for arbiter in arbiters}
+    questions = GradedQuestions(closed_right, open_right, gates_by_name, arbiters_by_name, options or ChoiceOptions())
     questions = replace(questions, reference_arbiter=_choose_reference_arbiter(questions))
     choice = _choose(questions, np.arange(n) % DEFAULT_FOLDS if folds is None else folds)
     return replace(choice, frontier=_trace_frontier(questions, choice))

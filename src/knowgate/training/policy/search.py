@@ -74,8 +74,8 @@ def fit_policy(
 ) -> FittedPolicy:
     """Choose gate, arbiter and threshold from label runs, test the choice, and write one folder.
 
-    Gates and arbiters are compared by cross-validation on three quarters of the questions. The last quarter, which nothing
-    else uses, tests the result. If no gate is worth its cost, the policy is to always or never retrieve.
+    Gates and arbiters are compared by cross-validation on about three quarters of the questions. The others, which nothing
+    else uses, test the result. If no gate is worth its cost, the policy is to always or never retrieve.
 
     Args:
         runs: One or more label runs of one LLM.
@@ -174,7 +174,7 @@ class PolicySearch:
         topics = self._measure_topics(self._list_retrieved(choice.chosen, outcomes.needs > threshold))
         summary = self._summarize(choice, held_out, total)
         summary += (describe_extremes(topics),) if topics else ()
-        if held_out.llm_calls - 1 > 1 - held_out.searches:
+        if held_out.llm_calls - 1 > 2 * (1 - held_out.searches):  # more than two LLM calls for a saved search
             summary += (
                 f"This policy saves {1 - held_out.searches:.1%} of the searches but makes {held_out.llm_calls:.2f} LLM calls "
                 f"per question instead of 1.00. An LLM call was priced at {self.options.price_llm_call:g}, a wrong answer at "
@@ -197,14 +197,10 @@ class PolicySearch:
         required = total.reference_loss.count_required_rows(self.options)
         if required is not None:  # `required` counts all questions, `required_rows` only those to choose on
             required = math.ceil(required * len(self.evidence.fit_rows) / total.loss.n)
-        return replace(
-            choice,
-            chosen=constant,
-            estimate=constant,
-            reason=f"{chosen.name} was best on the questions to choose on, but with the test questions, {failure}",
-            required_rows=required,
-            rejected=choice.rejected or RejectedPolicy(chosen.name, total, failure),
-        )
+        reason = f"{chosen.name} was best on the questions to choose on, but with the test questions, {failure}"
+        rejected = choice.rejected or RejectedPolicy(chosen.name, total, failure)
+        choice = replace(choice, required_rows=required, rejected=rejected)
+        return replace(choice, chosen=constant, estimate=constant, reason=reason)
 
     def _choose(self) -> PolicyChoice:
         """Cross-validate all gates and arbiters on the fit rows, and choose among them."""
@@ -282,16 +278,10 @@ class PolicySearch:
         The last two arguments say where its arbiter and that of the reference choose the closed-book answer.
         """
         recipe = {**self.gate_recipes, **self.stack_recipes}.get(chosen.gate)
-        return apply_policy(
-            replace(chosen, threshold=threshold),
-            outcomes.needs,
-            outcomes.closed_right,
-            outcomes.open_right,
-            takes_closed,
-            like=None if recipe is None else candidates.make_candidate(recipe, outcomes.needs),
-            reference_takes_closed=reference_takes_closed,
-            options=self.options,
-        )
+        like = None if recipe is None else candidates.make_candidate(recipe, outcomes.needs)
+        policy, limits = replace(chosen, threshold=threshold), self.options
+        rows = (outcomes.needs, outcomes.closed_right, outcomes.open_right, takes_closed)
+        return apply_policy(policy, *rows, like=like, reference_takes_closed=reference_takes_closed, options=limits)
 
     def _list_retrieved(self, chosen: PolicyResult, held_out_retrieved: BoolArray) -> BoolArray:
         """Return for which of all questions the policy retrieves; the decisions on the held-out rows are given."""
