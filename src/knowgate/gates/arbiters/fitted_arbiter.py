@@ -22,7 +22,6 @@ from knowgate.types import AnswerPair, Arbiter, Belief, ModelIdentity, Signal
 
 ARBITER_MANIFEST = "arbiter.json"
 ARBITER_KIND = "a fitted arbiter"
-ARBITER_FOLDER = "arbiter"  # folder inside a policy that holds its fitted arbiter
 
 
 @dataclass(frozen=True)
@@ -119,8 +118,9 @@ class FittedArbiter(Arbiter):
     @property
     def name(self) -> str:
         """Name of the arbiter: that of its folder or, for the arbiter of a policy, its kind, such as 'features'."""
-        folder = self.artifact.path.name
-        return str(self.artifact.manifest["arbiter"]) if folder == ARBITER_FOLDER else folder
+        folder = self.artifact.path
+        is_in_policy = is_artifact(folder.parent)
+        return str(self.artifact.manifest["arbiter"]) if is_in_policy else folder.name
 
     @property
     def fingerprint(self) -> str:

@@ -12,11 +12,11 @@ from typing import Any
 
 from knowgate.core.validation import expand_path, read_json
 from knowgate.gates.arbiters import load_arbiter
-from knowgate.gates.arbiters.fitted_arbiter import ARBITER_FOLDER
 from knowgate.gates.artifacts.gate_folder import GATE_MANIFEST, parse_fitted_spec
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.types import Arbiter, Gate
 
+ARBITER_FOLDER = "arbiter"  # folder inside the policy that holds a fitted arbiter
 NO_ARBITER = "none"
 
 

@@ -16,7 +16,7 @@ from knowgate.core.options import with_options
 from knowgate.data.runs.folder import RunsLike, resolve_run_paths
 from knowgate.errors import BadSetting, WeightsError, require_extra
 from knowgate.gates import load_fitted_gate
-from knowgate.gates.arbiters.fitted_arbiter import ARBITER_FOLDER
+from knowgate.gates.arbiters.policy_arbiter import ARBITER_FOLDER
 from knowgate.gates.artifacts.gate_folder import GATE_KIND, GATE_MANIFEST
 from knowgate.gates.baselines import CONSTANT_NEED
 from knowgate.gates.calibration.threshold_choice import GateOutcomes, NetLoss, list_candidate_thresholds
