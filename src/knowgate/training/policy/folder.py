@@ -38,7 +38,7 @@ LEGEND = {  # pattern of the names in the table, and what they mean
     "fusion": "fusion: learns from question and draft what the LLM knows; (benefit): whether passages help; (gain): how much.",
     "question|logprob": "question, logprob: gates that read the question alone, or the min or mean token probability.",
     "judge|stack": "judge, stack: a fine-tuned model that reads question and draft, and a fusion with such models.",
-    "[+]": "+ rules, features, lora: arbiter that picks an answer by fixed rules, features of both texts, or an LLM.",
+    "[+]": "arbiters (+ rules, + features, + lora): pick an answer by fixed rules, features of both texts, or an LLM.",
     "cross-validated": "cross-validated: chosen on three quarters of these questions and tested on the fourth, in turn.",
 }
 
