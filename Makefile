@@ -79,6 +79,7 @@ format: install
 
 # Into site/; a broken link fails. The variable silences a notice on the end of mkdocs-material in 2027.
 docs: install
+	test -x $(BIN)/mkdocs || $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 readme: install

@@ -17,9 +17,9 @@ SUMMARY = (
     " The first tokens of the answer help, given as many training rows as in the paper: with 20,000 rows, AUROC rises from "
     "{trivia[0]:.3f} (no tokens) over {trivia[4]:.3f} (4) to {trivia[32]:.3f} (32) on TriviaQA, and from {nq[0]:.3f} over "
     "{nq[4]:.3f} to {nq[32]:.3f} on NQ. That judge saves {saved} of the searches on TriviaQA by its own verdict; with the "
-    "best threshold it saves {most} at -1.7 points, and gold mastery allows {ceiling}.\n\n"
+    "best threshold it saves {most} at -1.7 points, and gold mastery allows {gold}.\n\n"
     "**What was not.** Half of the searches are saved only on OpenBookQA, where passages do not help at all.\n\n"
-    "**Why.** The LLM knows 5 to 28 % of the open questions, so even the gold order saves no more than {ceiling} on "
+    "**Why.** The LLM knows 5 to 28 % of the open questions, so even the gold order saves no more than {gold} on "
     "TriviaQA. Training rows matter most: with 1,817 rows the rise with T (.763 to .779) is within the error of 456 test "
     "questions (±.05), and with 500 rows it is reversed.\n\n"
     "T = 1 and T = 16 with 20,000 rows, and two of five seeds, were not trained: the GPU time ended. The tables with 20,000"
@@ -87,7 +87,7 @@ def _summary(trial: Any) -> str:
         nq=nq,
         saved=point_text(ik_point(0)),
         most=f"{100 * saved_at(run, -mean_logits(rows, LONG)):.0f} %",
-        ceiling=gold_saved(run),
+        gold=gold_saved(run),
     )
 
 

@@ -44,7 +44,7 @@ def _recorded(trial: Any) -> Iterator[str]:
         "The paper asks the judge whether the LLM answers right *with* the passages, and gains by it on multiple choice. "
         "Here a judge trained with passages on 600 questions of NQ was asked on 300 others, of which the LLM knows 8 %. "
         'It finds most passages insufficient, and so drops passages that help. "Better than without" compares the share '
-        "of right samples with and without passages; it knows the gold answers and is the ceiling of any such judge: "
+        "of right samples with and without passages; it knows the gold answers, so no such judge does better: "
         "even a perfect one gains little here.\n"
     )
     rows = [line for record in records for line in _recorded_lines(trial, record)]

@@ -1,6 +1,6 @@
 """The papers' own main form: accuracy (retrieval rate) at each gate's own threshold, beside matched random.
 
-The ceiling is no gate: it is told from gold answers how many of the samples were right (mastery), and retrieves where
+Gold mastery is no gate: it is told from gold answers how many of the samples were right (mastery), and retrieves where
 fewer than half were. What it cannot save, no gate that reads the LLM's knowledge can.
 """
 
@@ -21,9 +21,9 @@ def operating_tables(found: dict[str, Any]) -> Iterator[str]:
     """found: data set -> evaluation."""
     yield (
         "\n**Accuracy (retrieval rate) at each gate's own threshold, and what retrieving at random as often gives.** "
-        "In per cent; ceiling: gold mastery of the samples as the gate.\n"
+        "In per cent; the last line has the gold mastery of the samples as the gate.\n"
     )
-    yield table(("gate", *found), [*_lines(found), *_gates(found), _ceiling(found)])
+    yield table(("gate", *found), [*_lines(found), *_gates(found), _gold(found)])
     yield "\n**Accuracy of the verdict known / unknown at that threshold**, and of always saying the same.\n"
     yield table(("gate", *found), [*_verdicts(found), _majority(found)])
 
@@ -50,11 +50,11 @@ def _cell(gate: Any, *, with_random: bool = True) -> str:
     return f"{values['accuracy']:.1f} ({values['rate']:.0f} %){beside}"
 
 
-def _ceiling(found: dict[str, Any]) -> tuple[str, ...]:
-    return ("ceiling", *(ceiling_cell(one.table) for one in found.values()))
+def _gold(found: dict[str, Any]) -> tuple[str, ...]:
+    return ("gold mastery", *(gold_cell(one.table) for one in found.values()))
 
 
-def ceiling_cell(trial: Any) -> str:
+def gold_cell(trial: Any) -> str:
     mastered = [row.closed.mastery for row in trial.rows]
     if any(one is None for one in mastered):
         return "–"

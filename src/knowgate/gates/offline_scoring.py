@@ -355,7 +355,8 @@ def _get_recorded_scores(column: GateColumn, gate: str) -> TableScores:
             "Pass the folder of the gate to score all of them."
         )
     kind = re.split("[:, ]", column.gate)[0]  # the name of the gate without its options
-    entry = {**GATES, **FITTED_GATES}.get(kind)
+    registered = {**GATES, **FITTED_GATES}
+    entry = registered.get(kind) or registered.get(kind.partition("-")[0])  # 'kbm-certainty' is a variant of 'kbm'
     signals = entry.needs if entry else "unknown"  # a gate that is not registered counts as one that reads a draft
     return TableScores(
         column.gate,

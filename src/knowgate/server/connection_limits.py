@@ -59,7 +59,7 @@ class AddressConnections:
         self.waiting: dict[LimitedHttpProtocol, float] = {}  # connections without complete headers -> since when
 
     def evict(self, now: float) -> None:
-        """Close the oldest connection that waits for headers, if too many of them wait and it is not very new."""
+        """Close the oldest connection that waits for headers, if too many wait and it is at least a second old."""
         if len(self.waiting) <= MAX_WAITING_PER_ADDRESS:
             return
         oldest, since = next(iter(self.waiting.items()))
@@ -235,7 +235,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             return
         self._log_rejection(status, message)
         is_idle = self.cycle is None or self.cycle.response_complete
-        if is_idle or (self.cycle.more_body and not self.cycle.response_started and not self.pipeline):
+        can_respond = is_idle or (self.cycle.more_body and not self.cycle.response_started and not self.pipeline)
+        if can_respond:
             head = f"content-type: text/plain\r\ncontent-length: {len(message)}\r\nconnection: close\r\n\r\n{message}"
             self.transport.write(STATUS_LINE[status] + head.encode())
         elif not self.cycle.more_body:

@@ -264,11 +264,8 @@ class Service:
             ApiError: 404 if the server has no upstream.
         """
         if self.forwarder is None:
-            raise ApiError(
-                404,
-                f"this server has no upstream, which {request.url.path} needs. Set `upstream` in its settings.",
-                "no_upstream",
-            )
+            message = f"this server has no upstream, which {request.url.path} needs. Set `upstream` in its settings."
+            raise ApiError(404, message, "no_upstream")
         path = request.url.path.removeprefix("/v1")
         max_values = MAX_JSON_VALUES if path in REQUEST_FORMATS else MAX_FORWARDED_VALUES
         raw_body, body = await self.read_request(request, max_values)
@@ -316,7 +313,8 @@ class Service:
     def _require_decision_log(self) -> DecisionLog:
         """Return the decision log, or raise a 404 error if there is none."""
         if self.decision_log is None:
-            raise ApiError(404, "this server has no decision log. Set `decisions` in its settings.", "no_log")
+            fix = "Set the option `decisions` of `knowgate serve`, also as a key of [serve] in knowgate.toml."
+            raise ApiError(404, f"this server has no decision log. {fix}", "no_log")
         return self.decision_log
 
     async def _find_decision(self, id: str, trace: RequestTrace) -> dict[str, Any]:
@@ -332,9 +330,8 @@ class Service:
 
     async def get_decision(self, request: Request, trace: RequestTrace) -> Response:
         """Answer GET /v1/decisions/{id} with a decision and its feedback."""
-        return json_response(
-            schemas.StoredDecision.model_validate(await self._find_decision(request.path_params["id"], trace))
-        )
+        decision = await self._find_decision(request.path_params["id"], trace)
+        return json_response(schemas.StoredDecision.model_validate(decision))
 
     async def add_feedback(self, request: Request, trace: RequestTrace) -> Response:
         """Answer POST /v1/feedback, which stores a rating or correction of an answer."""

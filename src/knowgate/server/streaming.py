@@ -333,11 +333,8 @@ class EventStreamResponse(Response):
                 async for event in self.events:
                     await send({"type": "http.response.body", "body": event, "more_body": True})
         except TimeoutError:
-            error = ApiError(
-                504,
-                "the answer was not complete before the deadline of the server, so the stream ends here.",
-                "deadline",
-            )
+            message = "the answer was not complete before the deadline of the server, so the stream ends here."
+            error = ApiError(504, message, "deadline")
             await send({"type": "http.response.body", "body": format_event(error.to_json()), "more_body": True})
         except (OSError, DisconnectError):
             raise

@@ -145,12 +145,8 @@ class RateLimiter:
         if key.rate is None:
             return
         self._check_rejection(key, key.rate, count)
-        unavailable = ApiError(
-            503,
-            "the server cannot count the requests of this API key. Try again in a second.",
-            "rate_unavailable",
-            {"retry-after": "1"},
-        )
+        message = "the server cannot count the requests of this API key. Try again in a second."
+        unavailable = ApiError(503, message, "rate_unavailable", {"retry-after": "1"})
         if time.monotonic() < self._retry_at:
             raise unavailable
         try:

@@ -68,11 +68,8 @@ def _read_questions(rag: AdaptiveRAG, request: DecideRequest) -> list[Question]:
         ApiError: 400 if the request has none or several of these fields, or if the chat does not end with a question.
     """
     if sum(field is not None for field in (request.question, request.questions, request.messages)) != 1:
-        raise ApiError(
-            400,
-            "the request must have exactly one of the fields 'question', 'questions' and 'messages'.",
-            "invalid_question",
-        )
+        message = "the request must have exactly one of the fields 'question', 'questions' and 'messages'."
+        raise ApiError(400, message, "invalid_question")
     if request.messages is not None:
         question = extract_question(rag.model, request.messages)
         if isinstance(question, UngatedRequest):

@@ -256,12 +256,8 @@ class GateService:
         log.warning("A search failed: %s", reason)
         trace.degraded.append("retriever")
         if self.strict:
-            raise ApiError(
-                503,
-                "the search failed, so this request is not answered (strict mode). Try again later.",
-                "retriever_down",
-                trace.headers,
-            )
+            message = "the search failed, so this request is not answered (strict mode). Try again later."
+            raise ApiError(503, message, "retriever_down", trace.headers)
         return ()
 
     def bypass_arbiter(self, trace: RequestTrace, error: Exception) -> None:

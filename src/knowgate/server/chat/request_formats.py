@@ -43,7 +43,7 @@ TEXT_PART_TYPES = {"input_text": "text", "output_text": "text"}
 
 @dataclass(frozen=True)
 class UngatedRequest:
-    """A request on which no gate can decide, with the reason."""
+    """A request for which no gate can decide whether to retrieve, with the reason."""
 
     reason: str
 
@@ -193,7 +193,10 @@ def _append_text(content: Any, text: str) -> Any:
 
 
 def _extract_prompt_question(model: Model, body: Mapping[str, Any]) -> Question | UngatedRequest:
-    """Return the prompt of a completion request as a question, if it is a short text with a single line."""
+    """Return the prompt of a completion request as a question, if it is a short text with a single line.
+
+    The LLM is not used, because there are no earlier messages by which the question would have to be rewritten.
+    """
     prompt = body.get("prompt")
     if not isinstance(prompt, str):
         return UngatedRequest("the prompt is not a single text")

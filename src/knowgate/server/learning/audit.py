@@ -219,7 +219,7 @@ class AuditJob:
 
     @property
     def may_have_changed(self) -> bool:
-        """Whether the client got, or would get without shadow mode, an answer other than that with passages."""
+        """Whether the client got an answer without passages, or would have got one without shadow mode."""
         return self.would_skip or self.sent_draft
 
 

@@ -118,7 +118,8 @@ class LossMonitor:
         """Count whether a question is far from the training questions of the gate.
 
         Args:
-            distance: Distance of the question. If the gate does not compute it (None), the question is not counted.
+            distance: Distance of the question, where 1 % of the training questions have more than 1. If the gate does
+                not compute it (None), the question is not counted.
         """
         if distance is not None:
             self.far.add(float(distance > FAR_DISTANCE))

@@ -127,7 +127,7 @@ class DecisionLog:
         """Write all queued decisions in one transaction. If that fails, they are lost, which is logged and counted."""
         with self._lock:
             rows, self._pending = self._pending, []
-            commit, self._commit = self._commit, Future()
+            commit, self._commit = self._commit, Future()  # `append` has returned this future for all of these rows
         if not commit.set_running_or_notify_cancel():
             commit = Future()  # nobody waits for these rows any more
         try:

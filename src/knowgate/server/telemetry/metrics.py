@@ -129,7 +129,7 @@ class ServerMetrics:
 
 
 def _has_several_workers() -> bool:
-    """Return whether several workers share their metrics, by the variable that `prometheus_client` checks, too."""
+    """Return whether several workers share their metrics. Then the variable of `prometheus_client` for this is set."""
     return "PROMETHEUS_MULTIPROC_DIR" in os.environ
 
 

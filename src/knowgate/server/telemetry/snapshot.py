@@ -101,10 +101,9 @@ class DecisionTotals(BaseModel):
             skipped_tokens = skipped * self.passage_tokens / self.with_passages
             saved["tokens"] = skipped_tokens - self.draft_tokens
             saved["seconds"] = skipped * self.search_seconds / self.with_passages - self.draft_seconds
-            price_input, price_output = (
-                options.price_token if price is None else price
-                for price in (options.price_input_token, options.price_output_token)
-            )
+            price_input, price_output = options.price_input_token, options.price_output_token
+            price_input = options.price_token if price_input is None else price_input
+            price_output = options.price_token if price_output is None else price_output
             if options.price_search or price_input or price_output:
                 money = skipped * options.price_search + skipped_tokens * price_input
                 saved["money"] = money - self.draft_tokens * price_output
@@ -141,7 +140,7 @@ class MetricsSnapshot(BaseModel):
         if trace.decision is None:
             return
         passage_tokens = sum(estimate_tokens(f"{passage.title} {passage.text}") for passage in trace.passages)
-        for arm in {"", trace.arm}:
+        for arm in {"", trace.arm}:  # "" has the sums over all requests
             self.totals.setdefault(arm, DecisionTotals()).add_request(trace, passage_tokens)
         if not trace.decision.rule and not trace.degraded:  # the gate decided, by the estimated need for retrieval
             needs = self.retrieved_needs if trace.decision.retrieve else self.skipped_needs
@@ -244,9 +243,8 @@ class SnapshotExchange:
         self._timer = asyncio.get_running_loop().call_later(seconds, self._start_write)
 
     def _start_write(self) -> None:
-        """Write the statistics in the background, and schedule the next write, which shows that this process lives."""
+        """Write the statistics in the background, and schedule the next write, which shows that this process is alive."""
         self._write_task = asyncio.get_running_loop().create_task(self._write())
-        self._timer = None
         self._set_timer(HEARTBEAT_SECONDS)
 
     async def _write(self) -> None:

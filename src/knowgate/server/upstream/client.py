@@ -187,7 +187,7 @@ class UpstreamClient:
         self.breaker.record_success()
 
     def record_body_error(self, error: BaseException, response: aiohttp.ClientResponse) -> ApiError:
-        """Return the error for a client whose response has a body that cannot be read.
+        """Return the error to send to the client if the body of the upstream's response cannot be read.
 
         A timeout also counts as a failure for the circuit breaker, which opens if the upstream repeatedly sends headers
         and then nothing.
@@ -241,11 +241,8 @@ class UpstreamClient:
         if self.default_model is None:
             names = [model.get("id") for model in await self.list_models(headers)]
             if not names or not isinstance(names[0], str):
-                raise ApiError(
-                    404,
-                    "the upstream lists no models. Set the field `model` of the request, or `upstream_model` on the server.",
-                    "model_not_found",
-                )
+                advice = "Set the field `model` of the request, or `upstream_model` on the server."
+                raise ApiError(404, f"the upstream lists no models. {advice}", "model_not_found")
             self.default_model = names[0]
         return self.default_model
 

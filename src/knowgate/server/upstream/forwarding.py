@@ -141,7 +141,9 @@ class UpstreamForwarder:
         needs_draft = trace.decision is None
         if trace.decision is None and self.gate_service.get_signal_request(rag, trace.owner).is_empty:
             decision = await self.gate_service.decide(rag, question, None, trace)
-            needs_draft = decision.retrieve and arbiter_makes_drafts(rag) and self.options.way != "question"
+            # A stale gate was calibrated for another LLM, and so was its arbiter.
+            allows_draft = self.options.way != "question" and not self.gate_service.is_stale(rag)
+            needs_draft = decision.retrieve and allows_draft and arbiter_makes_drafts(rag)
         if needs_draft:
             trace.way = "race" if self.options.way == "race" else "draft"
             if trace.way == "race" or trace.decision is not None:
@@ -165,14 +167,13 @@ class UpstreamForwarder:
     async def _answer_with_draft(
         self, request: ForwardedRequest, rag: AdaptiveRAG, question: Question
     ) -> Response | None:
-        """Request a draft, and let the gate decide on it, unless it has decided already.
+        """Request a draft, and let the gate decide on it. If it has decided already, the draft is for the arbiter.
 
         Returns:
             The draft as response if the gate skips retrieval or the LLM called a tool, or the upstream's error. None if
             passages must be retrieved; `request.draft` is then the draft, unless the upstream refused it.
         """
         gate, trace = rag.bound_gate, request.trace
-        # If the gate has decided already, the draft is for the arbiter, which reads all of it.
         reader: Gate | Arbiter = gate if trace.decision is None else rag.bound_arbiter or gate
         token_count = gate.request.draft_tokens if trace.decision is None else WHOLE_DRAFT
         draft = await self._request_answer(
@@ -182,8 +183,7 @@ class UpstreamForwarder:
             adds_logprobs = build_draft_request(request.upstream_body, reader) != request.upstream_body
             if not adds_logprobs or draft.status not in LOGPROBS_REFUSAL_STATUSES:
                 return await forward_response(self.upstream, draft, trace)
-            # The upstream may have refused only the log-probabilities, so the request is answered without the gate.
-            draft.close()
+            draft.close()  # the upstream may have refused only the log-probabilities, so continue without the gate
             reason = f"the upstream returns no log-probabilities (status {draft.status})"
             self.gate_service.bypass_failed_gate(rag, trace, reason)
             return None
