@@ -1,6 +1,6 @@
 """How often the server's alarm is false, and how soon it finds a drift: simulations over recorded answers.
 
-`python -m benchmarks.alarm` prints the table of docs/server.md. The recorded questions stand for the population. In each
+`python -m benchmarks.alarm` prints the table of benchmarks/alarm.md. The recorded questions stand for the population. In each
 simulated run, questions are drawn from it with replacement: some to choose a threshold with a guarantee
 (Learn-then-Test), as many to compute the bound on changed answers, as `calibrate` does, and then audited requests for the
 test that the server's `LossMonitor` runs. Runs in which the guarantee does not hold in the population are left out.

@@ -46,7 +46,9 @@ def test_an_unknown_decision_or_a_missing_decision_log_is_404(serve, tmp_path):
     with_log, _ = serve(gate="always", options={"decisions": str(tmp_path / "d.db")})
     without, _ = serve(gate="always")
     assert httpx.get(f"{with_log}/v1/decisions/kg-none").json()["error"]["code"] == "no_decision"
-    assert httpx.get(f"{without}/v1/decisions/kg-none").json()["error"]["code"] == "no_log"
+    error = httpx.get(f"{without}/v1/decisions/kg-none").json()["error"]
+    assert error["code"] == "no_log"
+    assert "option `decisions` of `knowgate serve`" in error["message"]
 
 
 def test_a_decision_log_that_is_no_database_is_rejected_at_startup(invented, stub, tmp_path):

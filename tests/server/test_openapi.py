@@ -1,5 +1,7 @@
 """The OpenAPI description is complete, and no request that it allows makes the server fail (schemathesis)."""
 
+from importlib import metadata
+
 import httpx
 import pytest
 import schemathesis
@@ -9,6 +11,7 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.generation import GenerationMode
 from starlette.routing import Route
 
+from knowgate.core import VERSION
 from knowgate.server.endpoints import ENDPOINTS, JSON_MEDIA_TYPE, build_openapi
 from tests.server.test_chat import ask
 from tests.server.test_endpoints import LengthReranker
@@ -19,6 +22,13 @@ def test_every_route_is_in_the_openapi_description(serve):
     routes = [route for route in app.routes if isinstance(route, Route)]
     served = {(method.lower(), route.path) for route in routes for method in route.methods if method != "HEAD"}
     assert served == {(endpoint.method.lower(), endpoint.path) for endpoint in ENDPOINTS}
+
+
+def test_the_version_is_that_of_the_code(serve, monkeypatch):
+    monkeypatch.setattr(metadata, "version", lambda package: "0.0.0")  # the metadata of an editable install can be old
+    address, _ = serve(gate="never")
+    assert build_openapi(ENDPOINTS)["info"]["version"] == VERSION
+    assert httpx.get(f"{address}/v1/dashboard").json()["version"] == VERSION
 
 
 def test_every_endpoint_describes_its_request_and_response():

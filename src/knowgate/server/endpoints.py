@@ -7,7 +7,6 @@ import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import metadata
 from typing import Any
 
 from pydantic import BaseModel
@@ -15,6 +14,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from knowgate.core import VERSION
 from knowgate.server import schemas
 from knowgate.server.dashboard.page import get_dashboard, get_dashboard_page
 from knowgate.server.json_api import dump_json, json_response
@@ -75,7 +75,7 @@ def build_openapi(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {
             "title": "knowgate",
-            "version": metadata.version("knowgate"),
+            "version": VERSION,
             "description": "An OpenAI-compatible server that retrieves passages only if the LLM does not know the answer.",
         },
         "components": {

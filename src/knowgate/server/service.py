@@ -313,7 +313,8 @@ class Service:
     def _require_decision_log(self) -> DecisionLog:
         """Return the decision log, or raise a 404 error if there is none."""
         if self.decision_log is None:
-            raise ApiError(404, "this server has no decision log. Set `decisions` in its settings.", "no_log")
+            fix = "Set the option `decisions` of `knowgate serve`, also as a key of [serve] in knowgate.toml."
+            raise ApiError(404, f"this server has no decision log. {fix}", "no_log")
         return self.decision_log
 
     async def _find_decision(self, id: str, trace: RequestTrace) -> dict[str, Any]:

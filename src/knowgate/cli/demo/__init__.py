@@ -33,10 +33,11 @@ def demo(
         bool, typer.Option("--quick", help="Show only the first question, or recorded results if no LLM is installed.")
     ] = False,
 ) -> None:
-    """Take a tour of three minutes.
+    """Take a tour of three minutes (on two cores).
 
     It shows one question answered with and without a search; a stream of messages answered in three modes (never
-    searching, always searching, and as the gate decides); recorded results of an 8B LLM; and what to type next.
+    searching, always searching, and as the gate decides); recorded results of an 8B LLM, which are the proof; and what
+    to type next.
     """
     if limit is not None:
         check_integer(limit, "limit")

@@ -5,7 +5,7 @@ Anyone can load the page. If the server uses API keys, the data of the page need
 
 from __future__ import annotations
 
-from importlib import metadata, resources
+from importlib import resources
 from typing import Any
 
 from starlette.requests import Request
@@ -13,6 +13,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
+from knowgate.core import VERSION
 from knowgate.pipeline.stages import describe_constant
 from knowgate.server.json_api import ApiError, json_response
 from knowgate.server.schemas import DashboardResponse
@@ -58,7 +59,7 @@ async def get_dashboard(service: Service, request: Request, trace: RequestTrace)
     snapshot = service.get_snapshot().combine(await service.snapshot_exchange.read_others())
     guarantee = "" if service.gate_service.staleness else rag.guarantee
     data = {
-        "version": metadata.version("knowgate"),
+        "version": VERSION,
         "gate": service.gate_service.gate_spec,
         "threshold": rag.used_threshold,
         "model": service.model_label,
