@@ -227,7 +227,7 @@ def _load_judge(spec: str) -> PassageFilter:
     """Load a judge of passages; raises BadSetting if the gate cannot judge passages."""
     judge = load_gate(spec, plug_in=True).passage_filter
     if judge is None:
-        raise BadSetting(f"second_look={spec!r} cannot judge passages. Use the folder of a fitted kbm gate.")
+        raise BadSetting(f"second_look={spec!r} cannot tell if passages help. Fit a gate that can: `knowgate fit kbm`")
     return judge
 
 

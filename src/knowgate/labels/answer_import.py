@@ -211,7 +211,7 @@ class ImportOptions(Options):
         metavar="KEY",
     )
     open_correct: str = option("", "Field of the grade of the open-book answer.", metavar="KEY")
-    iterative_correct: str = option("", "Field of the grade of `iterative`.", metavar="KEY")
+    iterative_correct: str = option("", "Field of the grade of the answer after several rounds.", metavar="KEY")
     pass_score: float | None = option(
         None, "Recorded scores of at least this value count as right.", allow_inf_nan=False
     )
@@ -230,9 +230,9 @@ class ImportOptions(Options):
     closed_tokens: str = option(
         "", "Field of the number of tokens of the closed-book answer, or of a `usage` object.", metavar="KEY"
     )
-    open_tokens: str = option("", "The same for the open-book answer.", metavar="KEY")
+    open_tokens: str = option("", "Field of the number of tokens of the open-book answer.", metavar="KEY")
     closed_seconds: str = option("", "Field of the seconds that the closed-book answer took.", metavar="KEY")
-    open_seconds: str = option("", "The same for the open-book answer.", metavar="KEY")
+    open_seconds: str = option("", "Field of the seconds that the open-book answer took.", metavar="KEY")
 
     def get_key(self, answer: str, suffix: str = "") -> str:
         """Return the name of the field that holds the closed, open or iterative answer; "" if it was not recorded.

@@ -130,7 +130,7 @@ class BenefitSource:
         answers = [row[0].text for row in completions]
         grades = [grade.correct for grade in self.grader.grade(answers, question_of_prompt)]
         if any(correct is None for correct in grades):
-            raise BadInput("source='benefit' needs questions with gold answers, but an answer could not be graded.")
+            raise BadInput("an answer cannot be graded. source='benefit' needs a gold answer for every question.")
         return _group_by_question([float(bool(correct)) for correct in grades], grades, passages)
 
 
@@ -316,7 +316,7 @@ def truncate_passages(model: Model, passages: Sequence[Passage], n_tokens: int) 
     """
     if not isinstance(model, TokenizingModel):
         raise UnsupportedSignal(
-            f"`cut` needs a model with a local tokenizer, which {model.name} has not. Use an hf, gguf or smollm model."
+            f"`cut` needs a model with a local tokenizer, but {model.name} has none. Use an hf, gguf or smollm model."
         )
     truncated = [(passage, truncate_text(model, format_passages([passage]), n_tokens)) for passage in passages]
     return [Passage(passage.id, text, score=passage.score) for passage, text in truncated if text is not None]

@@ -278,7 +278,8 @@ def _check_options(options: ServeOptions) -> None:
         )
     if options.max_changed is not None and not options.audit:
         raise BadSetting(
-            "`max_changed` needs `audit`, which measures the share of changed answers. Set `audit`, for example to 0.05."
+            "`max_changed` limits the share of answers that skipping retrieval changes, which audits measure. Set "
+            "`audit` to the share of requests to audit, such as 0.05 for 5%."
         )
     if options.shadow and options.canary is not None:
         raise BadSetting("`shadow` and `canary` are mutually exclusive. Use one of them.")
@@ -300,7 +301,7 @@ def _build_second_pipeline(settings: PipelineOptions, options: ServeOptions, rag
         raise BadSetting(f"gate_b='{gate.name}' cannot be used: {staleness.rstrip('.')}.")
     if options.way == "question" and not second_rag.bound_gate.request.is_empty:
         raise BadSetting(
-            f"way='question' does not work with gate_b='{gate.name}', which reads a draft. "
+            f"way='question' decides before the LLM answers, but gate_b='{gate.name}' reads a draft of the answer. "
             "Set `way` to draft or race, or use a gate that reads only the question."
         )
     return second_rag

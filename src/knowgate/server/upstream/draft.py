@@ -286,7 +286,7 @@ class UpstreamDraftModel(Backend):
         """
         draft = CURRENT_DRAFT.get()
         if draft is None:
-            raise UnsupportedSignal("there is no draft of the upstream that the gate could read.")
+            raise UnsupportedSignal("the upstream returned no draft answer for the gate to read.")
         return [Reading(draft=draft) for _ in prompts]
 
     def generate(
