@@ -79,7 +79,7 @@ format: install
 
 # Into site/; a broken link fails. The variable silences a notice on the end of mkdocs-material in 2027.
 docs: install
-	test -x $(BIN)/mkdocs || $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	test -x $(BIN)/mkdocs || { rm -f $(STAMP); $(MAKE) install; }  # the environment was changed after the installation
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 readme: install

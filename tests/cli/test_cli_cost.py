@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from knowgate.evaluation.gate_evaluation import evaluate
 from knowgate.evaluation.replay import Prices
+from knowgate.gates.artifacts.gate_folder import read_artifact, revise_artifact
 from tests.support.hand_gate import varied_rows, write_gate, write_rows
+from tests.support.pairs_by_hand import pair_rows
 
 
 @pytest.fixture
@@ -82,3 +86,55 @@ def test_unpriced_llm_calls_are_not_counted_as_free(call, log):
 def test_one_token_price_counts_for_prompts_and_generated_tokens():
     assert Prices(token=2.0) == Prices(input_token=2.0, output_token=2.0)
     assert Prices(token=2.0, output_token=5.0).to_dict()["output_token"] == 5.0
+
+
+@pytest.fixture
+def policy(tmp_path):
+    """A gate that always retrieves, followed by the rules arbiter, and a run to try it on."""
+    folder = write_gate(tmp_path / "policy", threshold=-1.0)
+    artifact = read_artifact(folder)
+    revise_artifact(artifact, {**artifact.manifest, "policy": {"arbiter": "rules"}}, {}, artifact.path)
+    # The rules prefer the draft if the answer with passages is that there is no answer.
+    rows = [
+        item if item.open.correct else replace(item, open=replace(item.open, text="I do not know."))
+        for item in pair_rows(100)
+    ]
+    write_rows(tmp_path / "run", rows)
+    return folder
+
+
+def test_the_arbiter_of_a_policy_counts_in_calls_and_right_answers(call, policy):
+    whole = json.loads(call("cost", "run", "--gate", "policy", "--json").out)
+    gate_alone = json.loads(call("cost", "run", "--gate", "policy", "--arbiter", "none", "--json").out)
+    assert (whole["arbiter"], gate_alone["arbiter"]) == ("rules", "")
+    assert (whole["per_question"]["gated"]["calls"], whole["per_question"]["always"]["calls"]) == (2.0, 1.0)
+    assert gate_alone["per_question"]["gated"]["gained"]["hits"] == 0
+    cascade = evaluate(str(policy), "run").cascade
+    line = next(result for result in cascade.lines if result.gate == "policy")
+    gated = whole["per_question"]["gated"]
+    assert (gated["calls"], gated["gained"]["value"], gated["lost"]["value"]) == pytest.approx(
+        (line.calls, line.gained, line.harmed)
+    )
+    assert line.gained > 0
+    assert cascade.is_policy
+    printed = call("eval", "--labels", "run", "--gates", "policy").out
+    assert "The policy as it runs: the arbiter rules chooses" in printed
+    assert "each at its own threshold, without the arbiter" in printed
+    assert "with the arbiter rules" in call("replay", "run", "--gate", "policy").err
+
+
+@pytest.mark.parametrize("command", ["cost", "replay"])
+def test_a_label_run_without_a_gate_suggests_to_fit_a_policy(call, tmp_path, command):
+    write_rows(tmp_path / "run", varied_rows(10))
+    assert "knowgate fit --labels run --out my-policy" in call(command, "run").err
+
+
+def test_an_evaluation_without_gates_suggests_to_fit_a_policy(call, tmp_path):
+    write_rows(tmp_path / "run", varied_rows(120))
+    outcome = call("eval", "--labels", "run", "--gates", "always")
+    assert outcome.out.startswith("Cannot be said: No gate could be evaluated on these rows.")
+    assert "Next: knowgate fit --labels run --out my-policy" in outcome.err
+
+
+def test_an_arbiter_needs_a_label_run(call, log):
+    assert "--arbiter needs a label run" in call("cost", log, "--arbiter", "rules").err

@@ -15,6 +15,7 @@ from knowgate.evaluation.cost import (
     QuestionCost,
     compare_traffic_costs,
     compute_break_even_price,
+    describe_prices,
     read_prices,
 )
 from knowgate.evaluation.replay import EventCost, Prices, Traffic, TrafficEvent
@@ -24,7 +25,13 @@ from knowgate.evaluation.server_log import read_server_log
 READ, CLOSED, OPENED = EventCost(0, 10, 2, 1.0), EventCost(0, 0, 3, 1.5), EventCost(0, 100, 5, 4.0)
 EVENTS = [
     TrafficEvent(
-        need, reading=READ, closed=CLOSED, opened=OPENED, loses_answer=loses, closed_only=EventCost(0, 10, 5, 2.5)
+        need,
+        reading=READ,
+        closed=CLOSED,
+        opened=OPENED,
+        loses_answer=loses,
+        closed_only=EventCost(0, 10, 5, 2.5),
+        right=(not loses, True, True),
     )
     for need, loses in ((0.1, False), (0.2, True), (0.8, True), (0.9, True))
 ]
@@ -75,7 +82,7 @@ def test_right_answers_that_a_skip_loses_are_counted_on_graded_rows():
 
 
 def test_the_change_of_right_answers_is_gained_minus_lost():
-    gaining = [replace(event, loses_answer=False, gains_answer=True) for event in EVENTS[:1]]
+    gaining = [replace(event, right=(True, False, False)) for event in EVENTS[:1]]
     costing = compare_traffic_costs(Traffic(gaining + EVENTS[1:]), 0.5, PRICES)
     assert [cost.change for cost in (costing.always, costing.never, costing.gated)] == [0.0, (1 - 3) / 4, 0.0]
     assert (costing.gated.lost.hits, costing.gated.gained.hits) == (1, 1)
@@ -164,6 +171,21 @@ def test_the_money_of_a_question_is_its_searches_and_its_tokens_or_calls():
     assert cost.money(CostAssumptions(price_search=0.01, price_llm_call=0.1).prices) == pytest.approx(0.005 + 0.15)
 
 
-def test_the_duration_of_a_search_is_no_price():
-    assert CostAssumptions(search_seconds=2).are_defaults
-    assert not CostAssumptions(price_search=0.01).are_defaults
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"search_seconds": 2}, "$0.005 a search (assumed) and $0.30 a million tokens (assumed)"),
+        ({"price_search": 0.005}, "$0.005 a search (your price) and $0.30 a million tokens (assumed)"),
+        ({"price_llm_call": 0.001}, "$0.005 a search (assumed) and $0.001 an LLM call (your price)"),
+    ],
+)
+def test_every_price_says_whether_it_is_assumed(given, text):
+    assert describe_prices(CostAssumptions(**given)) == text
+
+
+def test_an_arbiter_counts_only_after_gated_retrieval():
+    """The arbiter repairs the answer to a retrieved question; always retrieving has no arbiter."""
+    events = [replace(event, right=(False, False, True)) for event in EVENTS]
+    costing = compare_traffic_costs(Traffic(events), 0.5, PRICES)
+    retrieved = sum(event.need > 0.5 for event in EVENTS)
+    assert [cost.gained.hits for cost in (costing.always, costing.never, costing.gated)] == [0, 0, retrieved]

@@ -107,12 +107,61 @@ def test_a_guarantee_that_holds_comes_first_at_its_own_threshold(tmp_path):
     )
 
 
-def test_a_guarantee_that_the_measurements_contradict_is_ignored(tmp_path):
+def test_a_guarantee_that_the_measurements_contradict_gives_a_negative_verdict_at_its_threshold(tmp_path):
     run = planted(tmp_path / "run", known=4, needs=lambda rows: {item.id: hash_share(item.id) for item in rows})
     evaluation = evaluated(run)
     evaluation.guarantees["good"] = GateGuarantee("It loses at most 2 %.", holds=True, max_loss=0.02)
     recommendation = recommend(evaluation)
-    assert (recommendation.level, recommendation.guarantee) == ("leave", "")
+    assert (recommendation.level, recommendation.threshold, recommendation.at_own_threshold) == ("leave", 0.5, True)
+    assert "At its own threshold, 'good' at 0.5, skips" in build_verdict(evaluation, CostAssumptions(), 0.02).text
+
+
+def test_a_calibrated_threshold_is_judged_even_if_its_guarantee_does_not_hold(tmp_path):
+    """All thresholds from 0.1 are equally good for the planted gate; its own is 0.5 however few questions are lost."""
+    evaluation = evaluated(planted(tmp_path / "run", known=4))
+    evaluation.guarantees["good"] = GateGuarantee("", holds=False)
+    verdict = build_verdict(evaluation, CostAssumptions(price_llm_call=0.0), 0.02)
+    assert verdict.headline == "Use 'good' at its own threshold 0.5."
+    assert verdict.recommendation.agreeing_folds == 0
+
+
+def test_a_guarantee_with_an_arbiter_is_measured_with_it(tmp_path):
+    run = planted(tmp_path / "run", known=4, helped=0.5)
+    evaluation = evaluate(runs=run, arbiter=Prefers("pick"), resamples=50)
+    evaluation.guarantees["good"] = GateGuarantee("Proven.", holds=True, max_loss=0.9, has_arbiter=True)
+    recommendation = recommend(evaluation)
+    cascade = next(line for line in evaluation.cascade.lines if line.gate == "good")
+    assert recommendation.arbiter == evaluation.cascade.arbiter
+    assert (recommendation.right == cascade.right).all()
+
+
+def test_a_policy_that_always_retrieves_is_worth_what_its_arbiter_gains(tmp_path):
+    """Passages spoil every fourth answer, which the arbiter repairs by preferring the draft."""
+    rows = [
+        row(f"q{i}", side(i % 4 == 0, text="pick"), side(i % 4 != 0, text="other"), question=f"what is {i}?")
+        for i in range(N)
+    ]
+    run = write_run(tmp_path / "run", rows, **SETTINGS)
+    write_needs(run, [RecordedNeeds("good", -1.0, {item.id: 0.5 for item in rows})])
+    evaluation = evaluate(runs=run, arbiter=Prefers("pick"), resamples=50)
+    always = next(line for line in evaluation.cascade.lines if line.gate == "always")
+    right = np.ones(N, dtype=bool)  # of the arbiter
+    cascade = replace(evaluation.cascade, lines=[replace(always, right=right)])
+    evaluation = replace(evaluation, cascade=cascade)
+    evaluation.guarantees["good"] = GateGuarantee("Proven.", holds=True, max_loss=0.01, has_arbiter=True)
+    verdict = build_verdict(evaluation, CostAssumptions(), 0.02)
+    assert (verdict.level, verdict.label, verdict.savings.gated.calls) == ("gains", "More right answers", 2.0)
+    assert verdict.headline.startswith("'good' always retrieves with the arbiter")
+
+
+def test_without_gates_there_is_no_verdict(tmp_path):
+    rows = [row(f"q{i}", side(False), side(True), question=f"what is {i}?") for i in range(N)]
+    evaluation = evaluate(["always"], write_run(tmp_path / "run", rows, **SETTINGS), resamples=50)
+    verdict = build_verdict(evaluation, CostAssumptions(), 0.02)
+    assert (verdict.label, verdict.headline) == ("Cannot be said", "No gate could be evaluated on these rows.")
+    assert "`knowgate fit`" in verdict.text
+    write_evaluation_page(evaluation, tmp_path / "p.html")
+    assert "0 gates" not in (tmp_path / "p.html").read_text(encoding="utf-8")
 
 
 def test_a_guarantee_that_does_not_hold_here_is_ignored(tmp_path):
@@ -171,7 +220,10 @@ def test_savings_are_those_of_the_searches_and_tokens(tmp_path):
     verdict = build_verdict(
         evaluated(planted(tmp_path / "run", known=4)), CostAssumptions(price_search=0.01, price_token=0.0), 0.02
     )
-    assert "saves 25,000 searches and $250, at your prices ($0.01 a search, $0.00 a million tokens)" in verdict.text
+    assert (
+        "saves 25,000 searches and $250, at $0.01 a search (your price) and $0.00 a million tokens (your price)"
+        in verdict.text
+    )
     assert [tile.value for tile in verdict.key_figures] == ["25.0 %", "0.0", "1.75", "$250"]
 
 
@@ -180,9 +232,8 @@ def test_prices_are_shown_even_if_nothing_is_recommended(tmp_path, known, n):
     evaluation = evaluated(planted(tmp_path / "run", known=known, n=n))
     verdict = build_verdict(evaluation, CostAssumptions(price_search=0.02, price_token=0.0), 0.02)
     assert not verdict.recommendation.is_positive
-    assert (
-        "costs $2,000, at your prices ($0.02 a search, $0.00 a million tokens); no gate can save more" in verdict.text
-    )
+    prices = "$0.02 a search (your price) and $0.00 a million tokens (your price)"
+    assert f"costs $2,000, at {prices}; no gate can save more" in verdict.text
     assert "below" not in verdict.text  # on a terminal it is the last that is said
 
 
@@ -264,9 +315,9 @@ def test_unknown_money_gives_a_neutral_verdict_with_the_price_at_which_it_pays(t
         (
             0.001,
             "Worth using",
-            "saves 25,000 searches and $50.00, at your prices ($0.005 a search, $0.001 an LLM call)",
+            "saves 25,000 searches and $50.00, at $0.005 a search (assumed) and $0.001 an LLM call (your price)",
         ),
-        (0.002, "Saves searches", "saves 25,000 searches, but costs $25.00 more at your prices"),
+        (0.002, "Saves searches", "saves 25,000 searches, but costs $25.00 more at $0.005 a search (assumed)"),
     ],
 )
 def test_the_price_of_an_llm_call_decides_whether_it_is_worth_using(tmp_path, price, label, text):
@@ -281,7 +332,7 @@ def test_the_price_of_an_llm_call_decides_whether_it_is_worth_using(tmp_path, pr
 def test_a_policy_without_more_llm_calls_is_worth_its_searches(tmp_path):
     verdict = build_verdict(evaluated(planted(tmp_path / "run", known=2, helped=0.0)), CostAssumptions(), 0.02)
     assert (verdict.label, verdict.savings.money) == ("Worth using", 500)
-    assert "saves 100,000 searches, worth $500 at assumed prices" in verdict.text
+    assert "saves 100,000 searches, worth $500 at $0.005 a search (assumed)" in verdict.text
 
 
 def test_amounts_of_money_have_one_style():

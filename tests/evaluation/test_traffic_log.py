@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from knowgate.errors import BadInput, BadSetting
+from knowgate.errors import BadInput
 from knowgate.evaluation.replay import Prices, Traffic, replay_traffic
 from knowgate.evaluation.traffic_log import parse_event, read_label_run_traffic, read_traffic_log
 from knowgate.gates.calibration.changed_answers import answers_agree
@@ -186,11 +186,6 @@ def test_a_label_run_has_graded_risk(tmp_path):
     assert line.savings["seconds"] is None
     assert line.savings["tokens"].saved > 0
     assert log.own_threshold == 0.5
-
-
-def test_a_label_run_needs_a_gate(tmp_path):
-    with pytest.raises(BadSetting, match="Set `gate` to a spec"):
-        read_label_run_traffic(write_rows(tmp_path / "run", [graded_row("a", 0.2, True, True)]), None)
 
 
 def test_questions_the_gate_was_fitted_on_are_left_out(tmp_path):

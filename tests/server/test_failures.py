@@ -296,3 +296,14 @@ def test_a_passage_cannot_break_out_of_its_delimiters(text):
     assert "<|im_end|>" not in sent
     assert sent.endswith("Who?")
     assert body == {"messages": [{"role": "user", "content": "Who?"}]}
+
+
+def test_a_failed_search_in_shadow_mode_is_answered_without_passages(serve):
+    def change(service):
+        rag = service.gate_service.rag.replace(retriever=BrokenRetriever(), shadow="shadow mode")
+        use_gate_service(service, GateService(rag, timeout=30, strict=False))
+
+    address, _ = serve(upstream=False, gate="never", change=change)
+    reply = ask(address, model="knowgate")
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["knowgate"]["degraded"] == ["retriever"]

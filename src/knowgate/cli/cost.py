@@ -10,7 +10,7 @@ import typer
 
 from knowgate.cli.console import inform, print_json, print_tables, print_text
 from knowgate.cli.options import parse_log_location, path_option
-from knowgate.cli.replay import LogArgument, name_thresholds, print_log_summary, read_traffic
+from knowgate.cli.replay import ArbiterOption, LogArgument, name_thresholds, print_log_summary, read_traffic
 from knowgate.core.display import UNKNOWN_AMOUNT, TextTable
 from knowgate.core.options import get_set_fields
 from knowgate.core.validation import check_number
@@ -29,8 +29,7 @@ from knowgate.evaluation.traffic_log import LoggedTraffic
 
 ASSUMED_PRICES = Prices(search=DEFAULT_SEARCH_PRICE, input_token=DEFAULT_TOKEN_PRICE, output_token=DEFAULT_TOKEN_PRICE)
 ASSUMED_PRICES_MESSAGE = (
-    "These are default prices in US dollars. Set your own with --prices FILE, or with --price-search and the other "
-    "price flags."
+    "These are default prices in US dollars. Set your own: --price-search, --prices FILE and others."
 )
 
 
@@ -41,6 +40,7 @@ def cost_command(
         str | None,
         typer.Option(help="Gate whose cost to show. Required for a label run; for a log, the fitted gate it ran with."),
     ] = None,
+    arbiter: ArbiterOption = None,
     threshold: Annotated[
         float | None,
         typer.Option(
@@ -68,7 +68,7 @@ def cost_command(
     are_assumed = prices is None and not given
     file_prices = read_prices(prices) if prices else Prices()
     used_prices = ASSUMED_PRICES if are_assumed else file_prices.replace(**given)
-    logged = read_traffic(parse_log_location(log), gate)
+    logged = read_traffic(parse_log_location(log), gate, arbiter)
     traffic = Traffic(logged.events)
     comparison = compare_traffic_costs(traffic, _choose_threshold(logged, gate, threshold), used_prices)
     if as_json:
@@ -171,6 +171,7 @@ def _make_record(log: LoggedTraffic, comparison: CostComparison) -> dict[str, An
         "log": str(log.path),
         "questions": comparison.n,
         "gate": ", ".join(log.gates),
+        "arbiter": log.arbiter,
         "threshold": comparison.threshold,
         "prices": comparison.prices.to_dict(),
         "per": COST_QUESTIONS,

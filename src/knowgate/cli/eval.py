@@ -94,8 +94,12 @@ def eval_(
 
 def _print_stored_runs(evaluation: Evaluation) -> None:
     """Print how to evaluate the stored answers again."""
-    labels = " ".join(f"--labels {run}" for run in evaluation.table.runs)
-    inform(f"Answers and decisions are stored. Evaluate again without the LLM: knowgate eval {labels}")
+    inform(f"Answers and decisions are stored. Evaluate again without the LLM: knowgate eval {_list_runs(evaluation)}")
+
+
+def _list_runs(evaluation: Evaluation) -> str:
+    """Return the flags that name the label runs of an evaluation."""
+    return " ".join(f"--labels {run}" for run in evaluation.table.runs)
 
 
 def _log_to_trackers(evaluation: Evaluation, trackers: TrackerOptions) -> None:
@@ -123,7 +127,9 @@ def _print_evaluation(evaluation: Evaluation, report: ReportOptions, *, full: bo
         return
     verdict = build_verdict(evaluation, report, report.max_loss)
     print_text(" ".join([f"{verdict.label}:", verdict.text, *([verdict.note] if verdict.note else [])]))
-    if verdict.recommendation.is_positive and verdict.savings.money is None:
+    if not evaluation.ranking_gates and evaluation.has_open_answers:
+        inform(f"Next: knowgate fit {_list_runs(evaluation)} --out my-policy")
+    if verdict.level in ("saves", "may-save") and verdict.savings.money is None:
         inform("To see whether it pays, set the price of an LLM call: --price-llm-call PRICE.")
     if rules := describe_rules(propose_rules(evaluation.topics)):
         print_text(f"{rules} Write them to a file: knowgate report RUN --topic-rules FILE")

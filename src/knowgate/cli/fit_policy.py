@@ -12,9 +12,10 @@ from knowgate.cli.console import create_console, inform
 from knowgate.cli.options import format_command_line, path_option
 from knowgate.cli.progress import ProgressCallback, show_progress
 from knowgate.data.runs.folder import RunFolder, suggest_ask_options
+from knowgate.gates.artifacts.gate_folder import CARD_FILE
 from knowgate.training.fit_function import FitProgress, FitProgressCallback
 from knowgate.training.policy.evidence import PolicyOptions
-from knowgate.training.policy.folder import format_result, list_shown_results
+from knowgate.training.policy.folder import format_result, list_legend, list_shown_results
 from knowgate.training.policy.search import FittedPolicy, fit_policy
 
 
@@ -64,8 +65,11 @@ def print_policy(policy: FittedPolicy, model: str) -> None:
         for name, result in list_shown_results(policy.choice):
             table.add_row(*format_result(name, result))
         create_console(soft_wrap=False).print(table)
+        for line in list_legend(policy.choice):
+            inform(line)
     for line in policy.summary:
-        inform(line)
+        inform(line.replace("`price_llm_call`", "--price-llm-call"))
     if policy.choice is None:
         inform(f"Calibrate it: knowgate calibrate {policy.path} --labels RUN --max-loss 0.03 --net")
+    inform(f"The card shows everything that was tried: {policy.path / CARD_FILE}")
     inform(f"Use it: knowgate ask --gate {policy.path}{suggest_ask_options(model)}")

@@ -35,6 +35,13 @@ LogArgument = Annotated[
         help="Output of `knowgate ask --json`, the decision log of the server (`serve --decisions`), or a label run.",
     ),
 ]
+ArbiterOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR|rules|none",
+        help="Arbiter that chooses between the two answers of a label run. [default: the policy's]",
+    ),
+]
 # Column titles by how both answers are known. "Differ" means that the answers with and without passages disagree;
 # "lost" means that only the answer with passages is correct.
 RISK_COLUMNS = {
@@ -60,13 +67,7 @@ def replay_command(
             help="Gate to replay. Required for a label run; for a log, a fitted gate whose own threshold to show too."
         ),
     ] = None,
-    arbiter: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR|rules",
-            help="Arbiter that chooses between the answers with and without passages. Label runs only.",
-        ),
-    ] = None,
+    arbiter: ArbiterOption = None,
     arm: Annotated[
         str | None,
         typer.Option(
@@ -88,12 +89,7 @@ def replay_command(
     Example: knowgate replay traffic.jsonl --thresholds 0.2,0.4,0.6 --price-search 0.001
     """
     requested = parse_thresholds(thresholds)
-    location = parse_log_location(log)
-    if arbiter is not None and not (isinstance(location, Path) and location.is_dir()):
-        raise BadSetting(
-            "--arbiter needs a label run: a log does not record both answers. Leave --arbiter out, or give a label run."
-        )
-    logged = read_traffic(location, gate, arbiter, arm)
+    logged = read_traffic(parse_log_location(log), gate, arbiter, arm)
     names = name_thresholds(logged, gate)
     traffic = Traffic(logged.events)
     results = replay_traffic(traffic, [*requested, *names], prices)
@@ -104,9 +100,8 @@ def replay_command(
     print_log_summary(logged, traffic)
     if any(not result.has_evidence for result in results):
         inform(
-            f"The risk of a threshold is unknown if fewer than {MIN_KNOWN_QUESTIONS} of the questions that it skips have "
-            "answers both with and without passages. Do not choose such a threshold from this log: collect more answers "
-            "first (knowgate serve --audit 0.1, with --shadow to try a gate without risk)."
+            f"The risk of a threshold is unknown if fewer than {MIN_KNOWN_QUESTIONS} skipped questions have both answers. "
+            "Do not choose such a threshold from this log: first collect more answers (knowgate serve --audit 0.1 --shadow)."
         )
 
 
@@ -140,14 +135,23 @@ def read_traffic(
     Args:
         log: File, folder or database of the log.
         gate: Gate that decides the questions of a label run; ignored for other logs.
-        arbiter: Arbiter that chooses between the two answers of a label run; ignored for other logs.
+        arbiter: Arbiter that chooses between the two answers of a label run; None for that of the policy.
         arm: Arm of an A/B test ('a' or 'b') whose decisions to read. Server logs only.
     """
+    if arbiter is not None and not (isinstance(log, Path) and log.is_dir()):
+        raise BadSetting("--arbiter needs a label run: a log does not record both answers. Leave --arbiter out.")
     if not isinstance(log, Path) or is_server_log(log):
         return read_server_log(log, arm)
     if arm is not None:
         raise BadSetting("--arm needs a decision log of the server: other logs have one gate only. Leave --arm out.")
-    return read_label_run_traffic(log, gate, arbiter) if log.is_dir() else read_traffic_log(log)
+    if not log.is_dir():
+        return read_traffic_log(log)
+    if gate is None:
+        raise BadSetting(
+            f"'{log}' is a label run, which needs a gate to decide on its questions. Fit a policy: knowgate fit --labels "
+            f"{log} --out my-policy. Then set --gate my-policy."
+        )
+    return read_label_run_traffic(log, gate, arbiter)
 
 
 def name_thresholds(log: LoggedTraffic, gate: str | None) -> dict[float, str]:
@@ -216,24 +220,20 @@ def _format_share(share: Proportion) -> str:
 def print_log_summary(log: LoggedTraffic, traffic: Traffic) -> None:
     """Print how many questions the numbers are based on, what was left out, and what was estimated."""
     n = len(log.events)
-    inform(f"{n} questions decided by the gate {', '.join(log.gates)} for {', '.join(log.models)}.")
+    arbiter = f" with the arbiter {log.arbiter}" if log.arbiter else ""
+    inform(f"{n} questions decided by the gate {', '.join(log.gates)}{arbiter} for {', '.join(log.models)}.")
     if log.bad_lines:
         inform(f"Lines left out: {log.describe_bad_lines()}.")
     if log.left_out:
         inform("Rows left out: " + ", ".join(f"{count} {reason}" for reason, count in log.left_out.items()) + ".")
     n_skip_costs, n_retrieval_costs = traffic.count_known("closed"), traffic.count_known("opened")
     if min(n_skip_costs, n_retrieval_costs) < n:
-        inform(
-            f"The log records the cost of retrieving for {n_retrieval_costs} of them and the cost of skipping for "
-            f"{n_skip_costs}. For the others, the mean is assumed."
-        )
+        counts = f"of retrieving for {n_retrieval_costs} of them and the cost of skipping for {n_skip_costs}"
+        inform(f"The log records the cost {counts}. For the others, the mean is assumed.")
     if log.n_estimated:
         inform(f"Prompt tokens are estimated from the text for {log.n_estimated} of them.")
     if not traffic.checks:
-        inform(
-            "The risk is unknown: no question has answers both with and without passages. Log with a gate that drafts "
-            "an answer first, or use a label run."
-        )
+        inform("The risk is unknown: no question has both answers. Log with a gate that drafts, or use a label run.")
 
 
 def _make_record(

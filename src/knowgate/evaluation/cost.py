@@ -197,7 +197,7 @@ def _measure_cost(traffic: Traffic, retrieve: BoolArray, stage: str | None) -> P
         _compute_mean_amount(traffic, measure, retrieve, stage) for measure in ("prompt", "completion", "gpu")
     )
     calls = 1.0 if stage is not None else _count_gated_calls(traffic, retrieve)
-    lost, gained = (_measure_answers(traffic, retrieve, name) for name in ("loses_answer", "gains_answer"))
+    lost, gained = _compare_answers(traffic, retrieve, has_arbiter=stage is None)
     return PolicyCost(float(retrieve.mean()), prompt, completion, gpu, lost, calls, gained)
 
 
@@ -229,16 +229,17 @@ def _compute_mean_amount(traffic: Traffic, measure: str, retrieve: BoolArray, st
     return None if math.isnan(mean) else mean
 
 
-def _measure_answers(traffic: Traffic, retrieve: BoolArray, effect: str) -> Proportion | None:
-    """Measure the share of graded questions on which skipping has an effect: 'loses_answer' or 'gains_answer'.
+def _compare_answers(traffic: Traffic, retrieve: BoolArray, *, has_arbiter: bool) -> tuple[Proportion | None, ...]:
+    """Return the shares of questions that are lost and gained against always retrieving without an arbiter.
 
     None for a log, where it is only known whether the answers differ, not whether one is wrong.
     """
-    if "graded" not in traffic.checks:
-        return None
-    graded = [index for index, event in enumerate(traffic.events) if event.loses_answer is not None]
-    has_effect = np.array([getattr(traffic.events[index], effect) for index in graded], dtype=bool)
-    return make_proportion(has_effect & ~retrieve[graded])
+    grades = [event.right for event in traffic.events]
+    if None in grades:
+        return None, None
+    closed, opened, arbitrated = np.array(grades, dtype=bool).T
+    right = np.where(retrieve, arbitrated if has_arbiter else opened, closed)
+    return make_proportion(opened & ~right), make_proportion(right & ~opened)
 
 
 # --- label runs -----------------------------------------------------------------------------------
@@ -267,11 +268,6 @@ class CostAssumptions(Options):
             return Prices(search=self.price_search, llm_call=self.price_llm_call)
         token_price = {"token": self.price_token} if self.price_token else {}
         return Prices(search=self.price_search, **token_price)
-
-    @property
-    def are_defaults(self) -> bool:
-        """Whether these are the default prices, which are in US dollars."""
-        return self.prices == CostAssumptions().prices
 
 
 @dataclass(frozen=True)
@@ -415,13 +411,13 @@ class Savings:
 
 
 def describe_prices(assumptions: CostAssumptions) -> str:
-    """Name the prices, and whether they are assumed or set by the user."""
-    source = "assumed prices" if assumptions.are_defaults else "your prices"
-    if assumptions.price_llm_call is not None:
-        llm = f"{format_price(assumptions.price_llm_call)} an LLM call"
-    else:
-        llm = f"{format_price(1e6 * assumptions.price_token)} a million tokens"
-    return f"{source} ({format_price(assumptions.price_search)} a search, {llm})"
+    """Name the prices, and for each whether it is assumed or set by the user."""
+    given, call_price = assumptions.model_fields_set, assumptions.price_llm_call
+    search, tokens = ("your price" if name in given else "assumed" for name in ("price_search", "price_token"))
+    llm = f"{format_price(1e6 * assumptions.price_token)} a million tokens ({tokens})"
+    if call_price is not None:
+        llm = f"{format_price(call_price)} an LLM call (your price)"
+    return f"{format_price(assumptions.price_search)} a search ({search}) and {llm}"
 
 
 def format_money(amount: float | None) -> str:

@@ -19,7 +19,7 @@ from knowgate.evaluation.retrieval_actions import ActionResult
 from knowgate.gates import load_gate
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
 from knowgate.gates.calibration import deployment
-from knowgate.gates.calibration.evidence import CALIBRATION_KEYS_FILE
+from knowgate.gates.calibration.evidence import CALIBRATION_KEYS_FILE, TARGET_KINDS
 from knowgate.gates.fitted_gate import FittedGate, get_gate_folder, get_gate_name
 from knowgate.gates.offline_scoring import TableScores
 from knowgate.labels.options import count_shown_passages
@@ -65,19 +65,21 @@ class SliceTable:
 
 @dataclass(frozen=True)
 class GateGuarantee:
-    """The guarantee stored with a gate's threshold.
+    """The guarantee stored with a gate's calibrated threshold.
 
     Attributes:
-        text: The guarantee in words, including why it does not hold here if it does not.
-        holds: Whether it applies to this LLM, these passages and answers, without an arbiter.
+        text: The guarantee in words, including why it does not hold here if it does not. Empty if there is none.
+        holds: Whether it applies to this LLM, these passages and answers, and the arbiter of this evaluation.
         max_loss: Loss of accuracy that it allows.
         n_calibrated: How many of the evaluated questions the threshold was chosen on.
+        has_arbiter: Whether the gate runs with the arbiter of this evaluation.
     """
 
     text: str
     holds: bool
     max_loss: float = 0.0
     n_calibrated: int = 0
+    has_arbiter: bool = False
 
 
 @dataclass(frozen=True, repr=False)
@@ -265,22 +267,24 @@ def read_guarantees(
             passages; None if there is none.
 
     Returns:
-        Guarantees by the gate's name in the tables. Gates without a guarantee are missing.
+        Guarantees by the gate's name in the tables. Gates without a calibrated threshold are missing.
     """
     guarantees = {}
     for gate in gates:
         if gate == "auto" or get_gate_folder(gate) is None:
             continue
         loaded = load_gate(gate, plug_in=plug_in) if isinstance(gate, str) else gate
-        if isinstance(loaded, FittedGate):
+        if isinstance(loaded, FittedGate) and {*TARGET_KINDS, "policy"} & loaded.artifact.manifest.keys():
             guarantees[get_gate_name(gate)] = _check_guarantee(table, loaded, arbiter)
-    return {name: guarantee for name, guarantee in guarantees.items() if guarantee.text}
+    return guarantees
 
 
 def _check_guarantee(table: LabelTable, gate: FittedGate, arbiter: str | None) -> GateGuarantee:
     """Check whether a gate's guarantee holds for how these questions were answered; its text is '' if it has none."""
     settings = table.settings
     without_arbiter = deployment.has_guarantee_without_arbiter(gate)
+    evidence = gate.artifact.manifest.get("guarantee") or {}
+    has_arbiter = arbiter is not None and (evidence.get("arbiter") or {}).get("fingerprint") == arbiter
     retriever = settings.get("retriever_fingerprint")
     conditions = deployment.Deployment(
         retriever=retriever,
@@ -297,9 +301,10 @@ def _check_guarantee(table: LabelTable, gate: FittedGate, arbiter: str | None) -
     calibrated = set(read_text(keys_file).split()) if keys_file.is_file() else set()
     return GateGuarantee(
         text=deployment.describe_guarantee(gate, conditions),
-        holds=gate.threshold != ALWAYS_RETRIEVE and without_arbiter and not violated,
-        max_loss=float((gate.artifact.manifest.get("guarantee") or {}).get("epsilon", 0.0)),
+        holds=(has_arbiter or (without_arbiter and gate.threshold != ALWAYS_RETRIEVE)) and not violated,
+        max_loss=float(evidence.get("epsilon", 0.0)),
         n_calibrated=sum(str(key) in calibrated for key in table.question_fingerprints),
+        has_arbiter=has_arbiter,
     )
 
 

@@ -134,9 +134,7 @@ def _check_source(
     """Raise BadSetting if gates, label runs, questions and options do not go together."""
     check_integer(options.resamples, "the number of resamples", minimum=0, maximum=MAX_RESAMPLES)
     if (runs is None) == (data is None):
-        raise BadSetting(
-            "either `runs` (label runs) or `data` (questions to answer now) must be given. Give one of them."
-        )
+        raise BadSetting("give either `runs` (label runs) or `data` (questions to answer now).")
     if data is not None and options.out is None:
         raise BadSetting("`data` needs a folder for the answers. Name one with `out`.")
     if data is None and options.rerank is not None:
@@ -146,7 +144,7 @@ def _check_source(
         )
     if not gates:
         raise BadSetting(
-            "no gate is given. Use 'auto' for all gates that the label runs allow. To list gates: knowgate gates"
+            "no gate is given. Use 'auto' for all that the label runs allow. To list gates: knowgate gates"
         )
 
 
@@ -182,7 +180,7 @@ def _evaluate_runs(
     if arbiter is not None:
         choices = arbitrate(table, arbiter, plug_in=options.plug_in, on_progress=on_arbitrated)
         cascade = evaluate_cascade(table, _add_baselines(table, scores, ["always"]), choices, bootstrap)
-        evaluation = replace(evaluation, cascade=cascade)
+        evaluation = replace(evaluation, cascade=replace(cascade, is_policy=options.arbiter is None))
     fingerprint = choices.fingerprint if choices else None
     guarantees = read_guarantees(table, named, plug_in=options.plug_in, arbiter=fingerprint)
     evaluation = replace(evaluation, guarantees=guarantees)

@@ -85,12 +85,14 @@ class Cascade:
         fingerprint: Fingerprint of the arbiter.
         from_memory: Share of all questions for which the arbiter would choose the answer without passages.
         lines: One result per gate.
+        is_policy: Whether the arbiter is that of the evaluated policy, so that these results are those of the policy.
     """
 
     arbiter: str
     fingerprint: str
     from_memory: float
     lines: list[CascadeResult]
+    is_policy: bool = False
 
     @property
     def arbiter_right(self) -> BoolArray:
@@ -173,7 +175,8 @@ def build_cascade_table(cascade: Cascade) -> TextTable:
         )
         for result in cascade.lines
     ]
-    return TextTable(f"Cascade: the arbiter {cascade.arbiter} chooses after retrieval", columns, tuple(rows))
+    title = "The policy as it runs" if cascade.is_policy else "Cascade"
+    return TextTable(f"{title}: the arbiter {cascade.arbiter} chooses after retrieval", columns, tuple(rows))
 
 
 # --- second look: a judge drops useless passages (KBM, section 5.4) -------------------------------
@@ -282,8 +285,7 @@ def evaluate_second_look(
     """Measure every gate with and without dropping the passages of the questions where `useful` is false."""
     if table.open_right is None:
         raise BadSetting(
-            "`second_look` drops passages, but no question of the label runs was answered with passages. Label the "
-            "questions with passages: set `index`."
+            "`second_look` needs questions that were answered with passages. Label with passages: set `index`."
         )
     return [_measure_second_look(table, gate, useful, bootstrap) for gate in gates]
 

@@ -1,6 +1,7 @@
 """Recommendation after an evaluation: which gate to use at which threshold, and how certain that is.
 
-A gate whose stored guarantee holds here is recommended at its own threshold, unless the measurements contradict it.
+A gate whose stored guarantee holds here is recommended at its own threshold, unless the measurements contradict it. The
+verdict about one calibrated gate, such as a policy, is always about its own threshold: that is the one that runs.
 Otherwise the gate and the threshold are chosen on the evaluated questions. A choice looks better on the data it was
 made on, so it must stay within half of the accepted loss. The choice is measured by cross-validation: it is repeated
 without each fifth of the questions and tested on that fifth. No question measures a choice that it influenced.
@@ -63,6 +64,7 @@ class Recommendation:
         n_calibrated: Number of these questions that the guarantee was calibrated on.
         arbiter: Arbiter that follows the gate, which `difference` and `right` include; empty for none.
         losing_slices: Large slices of the questions on which answers are certainly lost, worst first.
+        at_own_threshold: Whether `threshold` is the calibrated one of the gate, rather than chosen on these questions.
         skips: Whether the search for each question is skipped.
         right: Whether the final answer to each question is correct.
     """
@@ -82,6 +84,7 @@ class Recommendation:
     n_calibrated: int = 0
     arbiter: str = ""
     losing_slices: tuple[SliceChange, ...] = ()
+    at_own_threshold: bool = False
     skips: BoolArray = field(default_factory=lambda: np.empty(0, dtype=bool), repr=False)
     right: BoolArray = field(default_factory=lambda: np.empty(0, dtype=bool), repr=False)
 
@@ -89,6 +92,11 @@ class Recommendation:
     def is_without_retrieval(self) -> bool:
         """Whether the recommendation is to never retrieve, without any gate."""
         return self.gate == NEVER
+
+    @property
+    def skips_nothing(self) -> bool:
+        """Whether the gate skips so few searches that only its arbiter can be worth something."""
+        return (self.skipped.value or 0.0) < MIN_SKIPPED
 
     @property
     def is_positive(self) -> bool:
@@ -127,7 +135,7 @@ def recommend(evaluation: Evaluation, max_loss: float = MAX_LOSS) -> Recommendat
         max_loss: Maximum share of the answers that skipping searches may make wrong.
 
     Returns:
-        The recommendation. Its level is 'unknown' without open-book answers or with too few questions.
+        The recommendation. Its level is 'unknown' without open-book answers, without gates or with too few questions.
     """
     check_number(max_loss, "the maximum loss")
     table = evaluation.table
@@ -136,17 +144,20 @@ def recommend(evaluation: Evaluation, max_loss: float = MAX_LOSS) -> Recommendat
         return Recommendation("unknown", n, max_loss)
     arbitrated = evaluation.cascade.arbiter_right if evaluation.cascade else None
     answers = CorrectAnswers(table.closed_right, table.open_right, arbitrated)
-    guaranteed = _find_guaranteed_gate(evaluation)
-    if guaranteed:
-        recommendation = _recommend_guaranteed(evaluation, guaranteed, answers)
-        if recommendation.is_positive:
+    calibrated = _find_calibrated_gate(evaluation)
+    if calibrated:
+        recommendation = _recommend_own_threshold(evaluation, calibrated, answers, max_loss)
+        if recommendation.is_positive or evaluation.ranking_gates == [calibrated]:
             return recommendation
     # A choice looks better on the questions it was made on, so only half of the loss is allowed there.
     all_rows = np.ones(n, dtype=bool)
     choice = choose_gate(_list_options(evaluation), answers, all_rows, max_loss / 2)
-    if choice is None:
-        return Recommendation("leave" if _has_enough_questions(evaluation) else "unknown", n, max_loss)
-    return _recommend_choice(evaluation, choice, answers, max_loss)
+    recommendation = Recommendation("leave" if _has_enough_questions(evaluation) else "unknown", n, max_loss)
+    if choice is not None:
+        recommendation = _recommend_choice(evaluation, choice, answers, max_loss)
+    # Without a gate that ranks questions, nothing is known about gates.
+    is_known = recommendation.is_positive or evaluation.ranking_gates
+    return recommendation if is_known else replace(recommendation, level="unknown")
 
 
 def _list_options(evaluation: Evaluation) -> list[GateOption]:
@@ -161,32 +172,47 @@ def _list_options(evaluation: Evaluation) -> list[GateOption]:
     return options
 
 
-# --- recommendation with a guarantee --------------------------------------------------------------
+# --- recommendation of a calibrated gate ----------------------------------------------------------
 
 
-def _find_guaranteed_gate(evaluation: Evaluation) -> GateResult | None:
-    """Return the gate that skips the most searches among those whose stored guarantee holds here, or None."""
+def _find_calibrated_gate(evaluation: Evaluation) -> GateResult | None:
+    """Return the gate that skips the most searches among those whose stored guarantee holds here.
+
+    If there is none: the only gate, if its threshold was calibrated, or None.
+    """
     # This choice does not depend on grades, so the same questions can measure it.
     names = {name for name, guarantee in evaluation.guarantees.items() if guarantee.holds}
-    guaranteed = [gate for gate in evaluation.gates if gate.gate in names]
-    return min(guaranteed, key=lambda gate: float(gate.retrieve.mean()), default=None)
+    if not names and len(evaluation.ranking_gates) == 1:
+        names = set(evaluation.guarantees)
+    calibrated = [gate for gate in evaluation.gates if gate.gate in names]
+    return min(calibrated, key=lambda gate: float(gate.retrieve.mean()), default=None)
 
 
-def _recommend_guaranteed(evaluation: Evaluation, gate: GateResult, answers: CorrectAnswers) -> Recommendation:
-    """Build the recommendation of a gate at its guaranteed threshold, with the loss that the guarantee allows."""
+def _recommend_own_threshold(
+    evaluation: Evaluation, gate: GateResult, answers: CorrectAnswers, max_loss: float
+) -> Recommendation:
+    """Build the recommendation of a gate as it runs: at its own threshold, with its arbiter.
+
+    A guarantee that holds replaces `max_loss` by the loss that it allows.
+    """
     guarantee = evaluation.guarantees[gate.gate]
-    skips = ~gate.retrieve
-    changes = gate.right.astype(float) - answers.opened  # 1 or -1 where the gate is right or wrong, unlike always
-    without_arbiter = replace(answers, arbitrated=None)  # the guarantee does not cover the arbiter
-    effect = _measure_effect(evaluation, without_arbiter, skips, changes)
-    level = _choose_level(effect, guarantee.max_loss, is_guaranteed=True)
+    cascade = evaluation.cascade if guarantee.has_arbiter else None
+    answers, skips = answers if cascade else replace(answers, arbitrated=None), ~gate.retrieve
+    right = np.where(skips, answers.closed, answers.retrieved) if cascade else gate.right
+    changes = right.astype(float) - answers.opened  # 1 or -1 where the gate is right or wrong, unlike always
+    effect = _measure_effect(evaluation, answers, skips, changes)
+    accepted = guarantee.max_loss if guarantee.holds else max_loss
+    has_evidence = guarantee.holds or _has_enough_questions(evaluation)
+    level = _choose_level(effect, accepted, is_guaranteed=guarantee.holds) if has_evidence else "unknown"
     recommendation = replace(
-        _make_recommendation(level, guarantee.max_loss, gate.gate, gate.threshold, effect),
-        guarantee=guarantee.text,
+        _make_recommendation(level, accepted, gate.gate, gate.threshold, effect),
+        guarantee=guarantee.text if guarantee.holds else "",
         n_calibrated=guarantee.n_calibrated,
+        arbiter=cascade.arbiter if cascade else "",
         losing_slices=_find_losing_slices(evaluation, changes),
         skips=skips,
-        right=gate.right,
+        right=right,
+        at_own_threshold=True,
     )
     return _lower_uncertain_level(recommendation)
 
@@ -383,6 +409,8 @@ def _choose_level(effect: _SkipEffect, max_loss: float, *, is_guaranteed: bool =
     """
     has_gain = effect.gain.value is None or effect.gain.value > 0
     loss = -(effect.difference.value or 0.0)
+    if is_guaranteed and (effect.skipped.value or 0.0) < MIN_SKIPPED and (effect.difference.low or 0.0) > 0:
+        return "use"  # it saves no searches, but its arbiter certainly gains right answers
     if (effect.skipped.value or 0.0) < MIN_SKIPPED or loss > max_loss:
         return "leave"
     if is_guaranteed and has_gain:

@@ -117,7 +117,8 @@ class TrafficEvent:
             whether it is wrong while the one with passages is correct. None if only one answer is known.
         closed_only: Cost of the closed-book answer if there is no gate.
         extra_calls: LLM calls of the gate besides the draft, such as samples.
-        gains_answer: In a label run, whether the answer without passages is correct while the one with passages is wrong.
+        right: In a label run, whether the answer without passages is correct, the one with passages, and the one that is
+            given after a search, which an arbiter may choose. None if unknown.
     """
 
     need: float
@@ -128,7 +129,7 @@ class TrafficEvent:
     loses_answer: bool | None = None
     closed_only: EventCost = field(default_factory=EventCost)
     extra_calls: float = 0.0
-    gains_answer: bool = False
+    right: tuple[bool, bool, bool] | None = None
 
 
 @dataclass(frozen=True)

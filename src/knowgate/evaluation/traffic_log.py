@@ -20,10 +20,11 @@ from knowgate.core.validation import parse_json
 from knowgate.data.runs.folder import RunFolder
 from knowgate.data.runs.rows import GradedAnswer, LabelRow
 from knowgate.data.runs.table import LabelTable, load_label_table
-from knowgate.errors import BadInput, BadSetting
+from knowgate.errors import BadInput
 from knowgate.evaluation.replay import EventCost, TrafficEvent
 from knowgate.gates import load_gate
 from knowgate.gates.arbiters.offline_arbitration import arbitrate, get_arbiter_folder
+from knowgate.gates.arbiters.policy_arbiter import NO_ARBITER, get_policy_arbiter
 from knowgate.gates.artifacts.gate_folder import is_artifact, read_artifact
 from knowgate.gates.calibration.changed_answers import answers_agree
 from knowgate.gates.calibration.threshold_calibration import select_usable_rows
@@ -47,6 +48,7 @@ class LoggedTraffic:
         left_out: Number of records left out, by reason.
         own_threshold: Threshold of the gate that was applied to a label run.
         n_estimated: Number of events whose prompt tokens are estimated from the text.
+        arbiter: Name of the arbiter that was applied to a label run; empty without one.
     """
 
     path: Path | str
@@ -58,6 +60,7 @@ class LoggedTraffic:
     left_out: dict[str, int] = field(default_factory=dict)
     own_threshold: float | None = None
     n_estimated: int = 0
+    arbiter: str = ""
 
     def describe_bad_lines(self) -> str:
         """Describe how many lines were skipped, and why; empty if none were."""
@@ -233,7 +236,7 @@ def _get_passages(record: Mapping[str, Any]) -> list[str]:
 # --- label runs -----------------------------------------------------------------------------------
 
 
-def read_label_run_traffic(path: Path, gate: str | None, arbiter: str | None = None) -> LoggedTraffic:
+def read_label_run_traffic(path: Path, gate: str, arbiter: str | None = None) -> LoggedTraffic:
     """Read a label run as if its questions were traffic that a gate decides on.
 
     Needs come from the gate, and risks from the grades of both answers. Elapsed times are unknown. Questions that the
@@ -241,19 +244,14 @@ def read_label_run_traffic(path: Path, gate: str | None, arbiter: str | None = N
 
     Args:
         path: Folder of the run.
-        gate: Spec or folder of the gate. Required.
-        arbiter: Arbiter that chooses between both answers after retrieval. The risk of skipping is then to lose the
-            answer that the arbiter would have chosen.
+        gate: Spec or folder of the gate.
+        arbiter: Arbiter that chooses between both answers after retrieval; 'none' for no arbiter, None for that of the
+            policy. The risk of skipping is to lose the answer that the arbiter would have chosen.
 
     Raises:
-        BadSetting: No gate is given.
         BadInput: The gate or the arbiter was fitted on all questions of the run.
     """
-    if not gate:
-        raise BadSetting(
-            f"'{path}' is a label run, which needs a gate to decide on its questions. Set `gate` to a spec such as "
-            "'logprob', or to the folder of a fitted gate."
-        )
+    arbiter = arbiter or get_policy_arbiter(gate) or NO_ARBITER
     artifact = read_artifact(gate) if is_artifact(gate) else None
     table, left_out = select_usable_rows(load_label_table([path]), artifact, get_arbiter_folder(arbiter))
     if not table.rows:
@@ -262,16 +260,20 @@ def read_label_run_traffic(path: Path, gate: str | None, arbiter: str | None = N
             "with other questions."
         )
     scores = score_gate(table, gate)
-    draft_tokens = np.minimum(table.closed_tokens, _get_draft_limit(table, gate, scores)) + scores.extra_tokens
+    choices = None if arbiter == NO_ARBITER else arbitrate(table, arbiter)
+    # An arbiter needs the whole draft of every question that is retrieved for.
+    limit = _get_draft_limit(table, gate, scores) if choices is None else math.inf
+    draft_tokens = np.minimum(np.maximum(table.closed_tokens, choices is not None), limit) + scores.extra_tokens
     seconds_per_token = _get_seconds_per_token(path)
-    retrieved_right = table.always_right if arbiter is None else arbitrate(table, arbiter).right
-    losses, gains = retrieved_right & ~table.closed_right, table.closed_right & ~retrieved_right
+    grades = zip(table.closed_right, table.always_right, choices.right if choices else table.always_right, strict=True)
     events = []
-    for row, need, draft, loss, gain in zip(table.rows, scores.needs, draft_tokens, losses, gains, strict=True):
-        loses_answer = None if table.open_right is None else bool(loss)
-        event = _make_graded_event(row, float(need), float(draft), loses_answer, seconds_per_token)
-        events.append(replace(event, extra_calls=scores.calls, gains_answer=bool(gain)))
+    for row, need, draft, right in zip(table.rows, scores.needs, draft_tokens, grades, strict=True):
+        event = _make_graded_event(row, float(need), float(draft), seconds_per_token)
+        if table.open_right is not None:
+            event = replace(event, loses_answer=bool(right[2] and not right[0]), right=right)
+        events.append(replace(event, extra_calls=scores.calls))
     log = LoggedTraffic(path, events, left_out=left_out, own_threshold=scores.threshold, n_estimated=len(events))
+    log.arbiter = choices.name if choices else ""
     log.gates[scores.name] = log.models[str(table.settings["model"])] = len(events)
     return log
 
@@ -303,16 +305,13 @@ def _count_answer_tokens(answer: GradedAnswer | None) -> float:
     return float(len(answer.text.split())) if answer.text else math.nan
 
 
-def _make_graded_event(
-    row: LabelRow, need: float, draft: float, loses_answer: bool | None, seconds_per_token: float
-) -> TrafficEvent:
-    """Make the event of a labeled question, with prompt tokens estimated from the texts.
+def _make_graded_event(row: LabelRow, need: float, draft: float, seconds_per_token: float) -> TrafficEvent:
+    """Make the event of a labeled question without its grades, with prompt tokens estimated from the texts.
 
     Args:
         row: The labeled question.
         need: Need for retrieval that the gate gives.
         draft: Number of draft tokens that the gate reads. The closed-book answer continues the draft.
-        loses_answer: Whether skipping the search loses the correct answer; None if unknown.
         seconds_per_token: GPU seconds of the LLM per generated token.
     """
     closed_prompt = estimate_tokens(row.question)
@@ -327,6 +326,5 @@ def _make_graded_event(
         reading=make_cost(closed_prompt if draft else 0.0, draft),
         closed=make_cost(0.0 if draft else closed_prompt, _subtract(closed, draft)),
         opened=make_cost(open_prompt if row.passages else math.nan, opened),
-        loses_answer=loses_answer,
         closed_only=make_cost(closed_prompt, closed),
     )

@@ -56,9 +56,9 @@ def split_into_heads(examples: Examples) -> dict[str, Examples]:
         wrong = head.needed[head.split.train]
         if min(wrong.sum(), (~wrong).sum()) < MIN_ROWS_PER_CLASS:
             raise BadInput(
-                f"target='gain' needs {MIN_ROWS_PER_CLASS} right and {MIN_ROWS_PER_CLASS} wrong {name}-book answers in "
-                f"the training split, which has {(~wrong).sum()} and {wrong.sum()}. Label more questions, or use "
-                "target='benefit'."
+                f"to learn how much passages help, at least {MIN_ROWS_PER_CLASS} right and {MIN_ROWS_PER_CLASS} wrong "
+                f"{name}-book answers are needed to train on, but {(~wrong).sum()} are right and {wrong.sum()} are wrong. "
+                "Label more questions; only the target `gain` needs so many."
             )
     return heads
 

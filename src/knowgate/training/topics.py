@@ -297,7 +297,7 @@ def describe_extremes(topics: Sequence[TopicResult]) -> str:
     most = max(topics, key=lambda topic: topic.closed.value or 0.0)
     least = min(topics, key=lambda topic: topic.closed.value or 0.0)
     shares = [f"{format_percent(topic.closed.value)} about '{topic.name}'" for topic in (most, least)]
-    return f"By topic, the LLM knows most ({shares[0]}) and least ({shares[1]}). The card has all {len(topics)} topics."
+    return f"By topic, the LLM knows most ({shares[0]}) and least ({shares[1]})."
 
 
 def propose_rules(topics: Sequence[TopicResult]) -> list[TopicRule]:

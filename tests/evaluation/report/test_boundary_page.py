@@ -81,6 +81,12 @@ def test_a_closed_book_run_shows_a_remark_instead_of_empty_charts(tmp_path):
     assert f"fake: {NO_OPEN_ANSWERS}." in page_html
 
 
+def test_a_run_without_samples_has_no_empty_tables(tmp_path):
+    rows = [row(f"q{i}", side(i % 2 == 0, None, None), side(True, None, None)) for i in range(10)]
+    page_html = text_of(render_boundary_page(read_run_reports([write_run(tmp_path / "a", rows)])))
+    assert not any(f'id="{section}"' in page_html for section in ("savings", "effects", "copying"))
+
+
 def test_extreme_questions_come_with_answers_and_passages(tmp_path):
     harmed = row("h", side(True, 1.0, text="Paris"), side(False, 0.0, text="Lyon"), passages=(Passage("p", "Of Lyon"),))
     page_html = text_of(render_boundary_page(read_run_reports([write_run(tmp_path / "a", [harmed])])))

@@ -59,9 +59,11 @@ def test_an_evaluation_shows_the_guarantee_with_its_arbiter(gate, place):
     assert both.text.startswith("Threshold ")
     assert "with the arbiter arbiter loses at most 10 % of the answers, net of those gained" in both.text
     assert "does not hold" not in both.text
-    assert not both.holds  # of the gate alone nothing is proven
+    assert both.holds
+    assert both.has_arbiter
     alone = evaluate(gate, place / "run", drop_seen=True).guarantees["gate"]
     assert "This does not hold here: it was proven with the arbiter 'arbiter'" in alone.text
+    assert not alone.holds  # of the gate alone nothing is proven
 
 
 def test_the_card_names_the_arbiter(gate, place):

@@ -52,8 +52,9 @@ def test_few_questions_prove_nothing_and_the_choice_says_how_many_would():
     assert choice.chosen.name == "always"
     assert choice.required_rows is not None
     assert 80 <= choice.required_rows <= 110
-    assert "the upper bound of the loss, with 95% confidence, is 4." in choice.reason
-    assert "and at most 3 are allowed" in choice.reason
+    assert "always gives 100.0% right answers, this policy 100.0%" in choice.reason
+    assert "(worst case, with 95% confidence: 4." in choice.reason
+    assert "points less; at most 3 are allowed)" in choice.reason
 
 
 def test_a_gate_that_loses_too_much_is_named_with_the_estimated_loss():
@@ -63,7 +64,7 @@ def test_a_gate_that_loses_too_much_is_named_with_the_estimated_loss():
         [GateCandidate("coarse", np.where(is_skipped, 0.1, 0.9))], known, EVERY, options=ChoiceOptions(price_search=0.2)
     )
     assert choice.chosen.name == "always"
-    assert re.search(r"coarse .* the estimated loss is \d\.\d points, and at most 1 is allowed", choice.reason)
+    assert re.search(r"coarse .*, always gives 100.0% .*: \d\.\d points less; at most 1 is allowed", choice.reason)
     assert choice.required_rows is None
 
 
@@ -101,8 +102,10 @@ def test_a_gate_may_not_lose_what_the_arbiter_gains_if_everything_is_searched():
         reference_takes_closed=arbiters[0].takes_closed,
     )
     assert (result.loss.mean, result.reference_loss.mean) == (pytest.approx(0.005), pytest.approx(0.035))
-    assert "3.5 points" in result.describe_violation(options)
-    assert not options.describe_violation(result.loss)
+    assert options.accepts(result.loss)
+    assert result.describe_violation(options, choice.reference.name) == (
+        "always + rules gives 100.0% right answers, this policy 96.5%: 3.5 points less; at most 1 is allowed"
+    )
 
 
 def test_an_arbiter_whose_llm_calls_cost_more_than_it_gains_is_no_reference():
@@ -121,7 +124,7 @@ def test_a_policy_that_fails_on_questions_it_was_not_chosen_on_is_kept_with_its_
     assert choice.rejected.name.startswith("noise")
     loss = choice.rejected.result.loss
     assert loss.n == N
-    assert choice.rejected.failure == f"the estimated loss is {100 * loss.mean:.1f} points, and at most 1 is allowed"
+    assert choice.rejected.failure.endswith(f": {100 * loss.mean:.1f} points less; at most 1 is allowed")
     assert choice.rejected.result.right == pytest.approx(choice.always.right - loss.mean)
     assert list_shown_results(choice)[-1] == (
         f"rejected: {choice.rejected.name}, cross-validated",

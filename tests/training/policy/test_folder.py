@@ -14,7 +14,8 @@ from knowgate.integrations.hub import push_artifact
 from knowgate.models.fake import FakeModel
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.training.policy import candidates
-from knowgate.training.policy.folder import find_proven_loss
+from knowgate.training.policy.folder import find_proven_loss, format_proof
+from knowgate.training.policy.outcomes import format_change
 from knowgate.training.policy.search import fit_policy
 from tests.support.hand_gate import write_rows
 from tests.support.pairs_by_hand import pair_rows
@@ -61,6 +62,17 @@ def test_the_proven_loss_is_the_smallest_that_the_exact_test_accepts():
     proven = find_proven_loss(NetLoss(lost=3, gained=1, n=300), 0.05)
     assert compute_net_p_value(3, 1, 300, proven, 0.05) <= 0.05
     assert compute_net_p_value(3, 1, 300, proven - 0.001, 0.05) > 0.05
+
+
+def test_changes_and_proofs_are_said_in_words():
+    assert format_change(0.0123) == "1.2 points fewer right answers"
+    assert format_change(-0.027) == "2.7 points more right answers"
+    proof = format_proof(NetLoss(lost=0, gained=0, n=69), 0.95)
+    assert proof.startswith(
+        "Guarantee: the policy loses at most 6.5 points against always retrieving, with 95% confidence."
+    )
+    assert "on the 69 test questions alone" in proof
+    assert format_proof(NetLoss(lost=5, gained=0, n=5), 0.95).startswith("Guarantee: nothing is proven")
 
 
 @pytest.mark.parametrize(("n", "lost"), [(5, 5), (1, 1)])

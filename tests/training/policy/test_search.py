@@ -10,8 +10,10 @@ import pytest
 from knowgate.errors import BadInput, BadSetting, WeightsError
 from knowgate.evaluation.gate_evaluation import evaluate
 from knowgate.gates import load_gate
+from knowgate.gates.arbiters import load_arbiter
 from knowgate.gates.arbiters.policy_arbiter import get_policy_arbiter
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE, read_artifact
+from knowgate.gates.calibration.threshold_choice import NetLoss
 from knowgate.training.policy import candidates
 from knowgate.training.policy.evidence import MemoryEmbedder, assign_policy_folds, load_evidence
 from knowgate.training.policy.search import fit_policy
@@ -53,6 +55,7 @@ def test_a_gate_that_knows_is_chosen_and_saves_the_searches_it_can(good_run, tmp
 
 def test_the_card_shows_what_is_known_and_searched_for_by_topic(good_run, tmp_path):
     policy = fit_policy(good_run, out=tmp_path / "policy")
+    assert "The card has" not in policy.summary[-1]
     assert "By topic, the LLM knows most (100.0 % about" in policy.summary[-1]
     assert "and least (0.0 % about" in policy.summary[-1]
     card = (policy.path / "README.md").read_text(encoding="utf-8")
@@ -73,6 +76,8 @@ def test_the_card_shows_right_answers_by_share_of_searches(good_run, tmp_path):
     assert [item.searches for item in frontier] == sorted(item.searches for item in frontier)
     assert all(item.right == pytest.approx(min(1.0, 0.5 + item.searches), abs=0.03) for item in frontier)
     card = (policy.path / "README.md").read_text(encoding="utf-8")
+    assert "- question, logprob: " in card  # the legend explains the names in the table, and no others
+    assert "- fusion: " not in card
     assert f"| {frontier[0].searches:.0%} | {frontier[0].right:.1%} [" in card
 
 
@@ -95,10 +100,15 @@ def test_never_retrieving_is_written_if_retrieval_changes_nothing(tmp_path):
 
 
 def test_few_rows_give_the_policy_to_always_retrieve_and_say_how_many_would_do(tmp_path):
-    policy = fit_policy(write_rows(tmp_path / "run", make_rows(60)), out=tmp_path / "policy")
+    messages = []
+    run = write_rows(tmp_path / "run", make_rows(60))
+    policy = fit_policy(run, out=tmp_path / "policy", watch=lambda progress: messages.append(progress.words))
     assert policy.gate.threshold == ALWAYS_RETRIEVE
-    count = re.search(r"You gave 60 graded questions\. About (\d+) like these could prove", " ".join(policy.summary))
-    assert int(count[1]) > 60
+    pattern = r"You gave 60 graded questions, (\d+) of them to choose on\. .* takes at least (\d+) to choose on"
+    n_fit, required = map(int, re.search(pattern, " ".join(policy.summary)).groups())
+    assert n_fit < 60
+    assert NetLoss(0, 0, required).upper() <= 0.03 < NetLoss(0, 0, required - 1).upper()
+    assert re.search(pattern + ".* even if it loses no answer", messages[1])  # before any gate is tried
 
 
 def test_a_policy_that_fails_on_the_test_questions_is_rejected_and_shown_with_the_limit_that_failed(tmp_path):
@@ -111,7 +121,7 @@ def test_a_policy_that_fails_on_the_test_questions_is_rejected_and_shown_with_th
     assert rejected.name.startswith("logprob")
     assert rejected.result.loss.n == 600
     assert rejected.result.searches == pytest.approx(0.5, abs=0.05)
-    assert "and at most 1 is allowed" in rejected.failure
+    assert "points less; at most 1 is allowed" in rejected.failure
     card = (policy.path / "README.md").read_text(encoding="utf-8")
     assert f"| rejected: {rejected.name}, cross-validated | {rejected.result.searches:.1%} |" in card
     assert rejected.failure in card
@@ -128,6 +138,8 @@ def test_retrieving_always_with_the_rules_is_written_as_one_policy_that_makes_dr
     assert policy.choice.chosen.name == "always + rules"
     assert policy.held_out.right == 1.0
     assert "the arbiter is worth its LLM calls" in policy.summary[0]
+    assert "20.0 points more right answers than always retrieving (estimate)" in policy.summary[1]
+    assert "saves 0.0% of the searches but makes 2.00 LLM calls per question instead of 1.00" in policy.summary[-1]
     assert get_policy_arbiter(str(policy.path)) == "rules:make_drafts=true"
     assert policy.gate.threshold == ALWAYS_RETRIEVE
 
@@ -147,7 +159,7 @@ def test_terminal_and_card_say_the_same_about_the_limits(good_run, tmp_path):
     assert all(line in card for line in policy.summary)
     assert "On all 600 questions" in policy.summary[1]
     epsilon = policy.gate.artifact.manifest["guarantee"]["epsilon"]
-    assert f"prove a loss of at most {100 * epsilon:.1f} points" in policy.summary[2]
+    assert f"Guarantee: the policy loses at most {100 * epsilon:.1f} points" in policy.summary[3]
     assert "| test questions |" in card
 
 
@@ -156,6 +168,7 @@ def test_an_arbiter_that_helps_is_inside_the_folder_and_used_with_the_gate(tmp_p
     policy = fit_policy(run, out=tmp_path / "policy")
     assert policy.choice.chosen.arbiter == "features"
     assert get_policy_arbiter(str(tmp_path / "policy")) == str(tmp_path / "policy" / "arbiter")
+    assert load_arbiter(str(tmp_path / "policy" / "arbiter")).name == "features"
     assert read_artifact(tmp_path / "policy").manifest["guarantee"]["arbiter"]["name"] == "features"
     test = write_rows(tmp_path / "test", pair_rows(200, seed=1))
     evaluation = evaluate(str(tmp_path / "policy"), test, resamples=0)

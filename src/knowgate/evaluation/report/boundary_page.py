@@ -44,14 +44,17 @@ def build_boundary_sections(runs: Sequence[RunReport]) -> list[str]:
     texts = [describe_synthetic(count.synthetic, count.rows) for count in counts]
     cautions = [text for text in texts if text]
     settings = [html.render_table(tables.build_settings_table(runs))]
+    # Imported answers have no samples, so neither mastery nor certainty.
+    is_closed = not all(run.boundary.counts.with_open for run in runs)
+    has_effects = is_closed or any(tables.has_effects(runs, side) for side in tables.SIDE_NAMES)
     return [
         html.render_cautions(cautions),
         _build_summary_section(runs),
         _build_accuracy_section(runs),
-        _build_saving_section(runs),
+        _build_saving_section(runs) if has_effects else "",
         *(_build_extremes_section(runs, name) for name in ("harmed", "helped")),
-        _build_effect_section(runs),
-        _build_copy_rate_section(runs),
+        _build_effect_section(runs) if has_effects else "",
+        _build_copy_rate_section(runs) if any(run.boundary.copying for run in runs) else "",
         _build_slice_section(runs),
         _build_agreement_section(runs),
         html.render_folded_section("runs", "Runs", "What was asked of which model, and how it was graded.", settings),
@@ -74,9 +77,8 @@ def _build_summary_section(runs: Sequence[RunReport]) -> str:
 def _build_accuracy_section(runs: Sequence[RunReport]) -> str:
     """Build the section with the accuracy without passages, with passages and with masked passages."""
     intro = (
-        "Share of right greedy answers: closed book to the bare question, open book with the passages, MASK with the gold "
-        "answers in the passages replaced. Closed and open book are compared on the questions that found passages. Lines are "
-        "95 % Wilson intervals. Below: how often retrieval turned a wrong answer right (+1) or a right one wrong (-1)."
+        "Share of right greedy answers, with 95 % Wilson intervals. MASK: the gold answers in the passages are replaced. "
+        "Only questions that found passages. Below: how often retrieval turned a wrong answer right (+1) or the other way (-1)."
     )
     has_grades = any(run.boundary.accuracy.closed.n or run.boundary.accuracy.open.n for run in runs)
     figures = [html.render_figure(draw_accuracy_chart(runs), "Accuracy")] if has_grades else []
@@ -87,10 +89,9 @@ def _build_accuracy_section(runs: Sequence[RunReport]) -> str:
 def _build_effect_section(runs: Sequence[RunReport]) -> str:
     """Build the section on the effects of retrieval by mastery and certainty."""
     intro = (
-        "Retrieval is beneficial where the indicator rises with passages, harmful where it falls, neutral where it "
-        "stays. Mastery: share of right samples. Certainty: 1 - normalized entropy of the samples, which needs no gold "
-        "answers. At mastery 1 nothing is left to gain. First by what the model knew closed-book; then, if those "
-        "answers were sampled, by what it reached with the passages and with the gold answers in them masked."
+        "Retrieval is beneficial where the indicator rises with passages, harmful where it falls. Mastery: share of right "
+        "samples. Certainty: 1 - normalized entropy of the samples, which needs no gold answers. First by what the LLM knew "
+        "closed-book; then, if sampled, by what it reached with the passages, and with masked gold answers in them."
     )
     sides = ("closed", *tables.list_sampled_sides(runs))
     parts = [_draw_run_effects(run) for run in runs]
@@ -118,10 +119,9 @@ def _draw_run_effects(run: RunReport) -> str:
 def _build_saving_section(runs: Sequence[RunReport]) -> str:
     """Build the section on what skipping retrieval by mastery or certainty saves and costs."""
     intro = (
-        "If retrieval is skipped where the closed-book indicator reaches a threshold: how much of it is saved, and how "
-        "accurate the answers stay. Every distinct threshold is a dot. The dotted line skips as many questions at random: an "
-        "indicator is worth what it gains over that line. Mastery knows the gold answers, so its curve is what a perfect "
-        "predictor of mastery would reach; certainty can be had without them. Differences are in percentage points."
+        "If retrieval is skipped where the closed-book indicator reaches a threshold (a dot): how much is saved, and how "
+        "accurate the answers stay. The dotted line skips as many questions at random. Mastery needs gold answers, so its "
+        "curve is that of a perfect predictor of mastery; certainty needs none. Differences are in percentage points."
     )
     drawings = {name: draw_saving_chart(runs, name) for name in INDICATORS}
     figures = [html.render_figure(svg, f"Skipping by {name}") for name, svg in drawings.items() if svg]
@@ -150,9 +150,8 @@ def _build_copy_rate_section(runs: Sequence[RunReport]) -> str:
 def _build_slice_section(runs: Sequence[RunReport]) -> str:
     """Build the section with the measures on groups of questions, such as those of each language."""
     intro = (
-        "The same numbers for parts of the data; closed and open book on the questions that were answered both ways. "
-        "Answer frequency: thirds of a run by how many passages of the corpus "
-        "hold the answer; equal counts stay together, so a third can be empty."
+        "The same numbers for parts of the data, on questions that were answered both ways. Answer frequency: thirds of a "
+        "run by how many passages of the corpus hold the answer; equal counts stay together, so a third can be empty."
     )
     parts = [html.render_table(table) for table in tables.build_run_slice_tables(runs)]
     if not parts:

@@ -35,7 +35,7 @@ def build_boundary_tables(runs: Sequence[RunReport]) -> Iterator[TextTable]:
     yield build_accuracy_table(runs)
     if any(boundary.correlation.n for boundary in boundaries):
         yield build_correlation_table(runs)
-    for side in (side for side in SIDE_NAMES if _has_effects(runs, side)):
+    for side in (side for side in SIDE_NAMES if has_effects(runs, side)):
         yield from (build_effect_table(runs, indicator, side) for indicator in INDICATORS)
     for indicator in INDICATORS:
         if any(boundary.savings[indicator] is not None for boundary in boundaries):
@@ -177,10 +177,10 @@ def get_effect_intervals(run: RunReport, indicator: str, side: str) -> tuple[Eff
 
 def list_sampled_sides(runs: Sequence[RunReport]) -> list[str]:
     """Return which of 'open' and 'mask' (answers with passages, and with masked passages) any run has samples of."""
-    return [side for side in ("open", "mask") if _has_effects(runs, side)]
+    return [side for side in ("open", "mask") if has_effects(runs, side)]
 
 
-def _has_effects(runs: Sequence[RunReport], side: str) -> bool:
+def has_effects(runs: Sequence[RunReport], side: str) -> bool:
     """Return whether any run has a question with mastery or certainty of the 'closed', 'open' or 'mask' answers."""
     return any(item.n for run in runs for name in INDICATORS for item in get_effect_intervals(run, name, side))
 

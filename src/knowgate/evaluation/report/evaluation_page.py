@@ -41,14 +41,13 @@ MIN_SLICE_QUESTIONS = 10
 EXAMPLES_PER_KIND = 5
 RECOMMENDATION_STEPS = (
     "A gate whose folder holds a guarantee that applies here (same LLM, wording, passages, answer length) is used at its own "
-    "threshold; of several, the one that skips most. Grades do not influence this choice, so all questions measure it.",
+    "threshold; of several, the one that skips most. So is a calibrated gate if it is the only one. Policies keep their arbiter.",
     "Otherwise every gate is tried at every threshold, and so is doing without retrieval. A skip wins if only the "
     "closed-book answer is right, and loses if only the open-book one is.",
     "A threshold is acceptable if (wins - losses - 1) / n, minus 1.645 standard errors, is above minus half of the "
     "accepted loss. Of the acceptable thresholds, the one that skips most is chosen.",
-    f"This choice is measured by cross-validation: it is repeated {FOLDS} times without a fifth of the questions and "
-    "tested on that fifth. Difference, gain and their intervals (paired bootstrap over questions) come from these "
-    "held-out fifths. They are slightly pessimistic for the choice made on all questions.",
+    f"This choice is measured by cross-validation: it is repeated {FOLDS} times without a fifth of the questions and tested "
+    "on that fifth. Difference, gain and their intervals (paired bootstrap) come from these fifths: slightly pessimistic.",
     "The gain is the accuracy minus that of skipping as many searches at random: what a gate must beat to be useful.",
     "'Worth using': the interval of the difference ends above minus the accepted loss, and the gain, with one loss added, is "
     f"more than {Z_CERTAIN} standard errors above 0. 'Worth a try': the estimates satisfy this, but not with certainty. 'Not "
@@ -56,12 +55,10 @@ RECOMMENDATION_STEPS = (
     "above 0, or answers are certainly lost while the gain might be 0. Also only 'worth a try': fewer than "
     f"{MIN_AGREEING_FOLDS} of the {FOLDS} repeats choose the same gate, or a slice of at least {MIN_SLICE_ROWS} questions "
     f"certainly loses more than accepted. With fewer than {MIN_QUESTIONS} different questions there is no verdict.",
-    "Both also take money: what is saved must be more than 0 at your prices or the assumed ones. If it is not, or if the "
-    "gate makes more LLM calls at an unknown price, the verdict is 'Saves searches' or 'May save searches', with the "
-    "price at which it pays.",
-    "How often chance passes: with shuffled needs, so that no gate knew anything, 3 of 400 evaluations came out as worth "
-    "using and 108 as worth a try, so the latter is only a hint. A bootstrap interval of the gain above 0 would have let 32 "
-    "through. The cutoff was picked from three on shuffles of four recorded runs; these counts are from four other runs.",
+    "Both must also save money at your prices or the assumed ones. If not, or if more LLM calls have an unknown price, the "
+    "verdict is 'Saves searches' or 'May save searches'. 'More right answers': only the arbiter of a policy gains.",
+    "How often chance passes: with shuffled needs, 3 of 400 evaluations came out as worth using and 108 as worth a try, so "
+    "the latter is only a hint. The cutoff was picked on shuffles of four recorded runs; these counts are from four others.",
 )
 
 
@@ -154,8 +151,8 @@ def _build_cost_section(verdict: EvaluationVerdict, policy: HighlightedPolicy, a
     """Build the section on money and latency; rows with unknown amounts are collapsed."""
     intro = (
         f"Of {policy.name}, at {describe_prices(assumptions)} and {assumptions.search_seconds:g} s a search. Searches, LLM "
-        "calls and generated tokens are counted in the rows. Set price_search, price_token or price_llm_call, and "
-        f"search_seconds for your own. {_describe_break_even(verdict, assumptions)}".rstrip()
+        "calls and generated tokens are counted in the rows. Prices and seconds are options of the evaluation. "
+        f"{_describe_break_even(verdict, assumptions)}".rstrip()
     )
     table = _build_cost_table(verdict, assumptions)
     known = tuple(row for row in table.rows if UNKNOWN_AMOUNT not in row)
@@ -339,13 +336,13 @@ def _build_folded_sections(evaluation: Evaluation, policy: HighlightedPolicy | N
 
 
 def _build_ranking_section(evaluation: Evaluation, policy: HighlightedPolicy | None) -> str:
-    """Build the section with ROC curves, calibration and distribution of needs."""
+    """Build the section with ROC curves, calibration and distribution of needs; '' without gates."""
     intro = "How well need tells what the LLM does not know, at any threshold; and whether it is a probability."
     gates = _order_by_auroc(evaluation, policy)
-    figures = []
-    if gates:
-        roc = charts.draw_roc_chart(evaluation, gates[:MAX_ROC_CURVES])
-        figures.append(html.render_figure(roc, "ROC curves, with AUROC"))
+    if not gates:
+        return ""
+    roc = charts.draw_roc_chart(evaluation, gates[:MAX_ROC_CURVES])
+    figures = [html.render_figure(roc, "ROC curves, with AUROC")]
     for gate in gates[:MAX_CHARTED_GATES]:
         calibration = charts.draw_reliability_chart(evaluation, gate)
         figures.append(html.render_figure(calibration, f"Calibration: {gate.gate}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from knowgate.core.display import MISSING_VALUE, UNKNOWN_AMOUNT, TextTable, format_percent, format_points
 from knowgate.evaluation.gate_comparison import Evaluation, SliceTable, build_answer_table, build_short_table
@@ -98,7 +99,8 @@ def build_evaluation_tables(evaluation: Evaluation) -> Iterator[TextTable]:
 
 def build_summary_tables(evaluation: Evaluation) -> Iterator[TextTable]:
     """Build the tables that the terminal shows by default: all gates, and what else was evaluated."""
-    yield build_short_table(evaluation.gates)
+    table = build_short_table(evaluation.gates)
+    yield replace(table, title=f"{table.title}, without the arbiter") if evaluation.cascade else table
     yield from _build_post_retrieval_tables(evaluation)
     if evaluation.topics:
         yield build_topic_table(evaluation.topics)

@@ -24,15 +24,13 @@ from knowgate.gates.artifacts.drift import format_far_warning
 from knowgate.stats.bootstrap import Estimate
 from knowgate.stats.proportions import format_points_estimate
 
-STRICTER_TEST = (
-    "; the interval alone does not decide: a gate that was chosen among several must gain more than "
-    f"{Z_CERTAIN:.1f} standard errors"
-)
+STRICTER_TEST = f"; a gate that was chosen among several must gain more than {Z_CERTAIN:.1f} standard errors"
 LEVEL_LABELS = {
     "use": "Worth using",
     "try": "Worth a try",
     "saves": "Saves searches",
     "may-save": "May save searches",
+    "gains": "More right answers",
     "leave": "Not worth it",
     "unknown": "Cannot be said",
 }
@@ -76,8 +74,13 @@ class EvaluationVerdict:
 
     @property
     def level(self) -> str:
-        """The level of the recommendation; 'saves' or 'may-save' if it is not known to save money."""
+        """The level of the recommendation; 'saves' or 'may-save' if it is not known to save money.
+
+        'gains' if it saves no searches, but its arbiter gains right answers.
+        """
         level = self.recommendation.level
+        if self.recommendation.is_positive and self.recommendation.skips_nothing:
+            return "gains"
         return level if self.savings.pays else UNPAID_LEVELS.get(level, level)
 
     @property
@@ -114,14 +117,14 @@ def build_verdict(evaluation: Evaluation, assumptions: CostAssumptions, max_loss
         headline = _write_negative_headline(recommendation, evaluation)
         return EvaluationVerdict(recommendation, headline, sentences, [], savings, never_cost)
     sentences = [
-        _describe_skips(recommendation),
+        f"It skips {format_percent(recommendation.skipped.value)} of the searches.",
         recommendation.guarantee,
         _describe_difference(recommendation),
         *arbiter_sentences,
         _describe_losing_slices(recommendation),
         _describe_calls(savings),
         _warn_about_distance(recommendation, evaluation),
-        describe_savings(savings),
+        "" if recommendation.skips_nothing else describe_savings(savings),
     ]
     return EvaluationVerdict(
         recommendation,
@@ -190,7 +193,10 @@ def _write_headline(recommendation: Recommendation, savings: Savings) -> str:
         advice = "Do without retrieval here." if is_certain else "Retrieval hardly pays here: try without."
         return f"{advice} No gate is needed for that."
     arbiter = f" with the arbiter '{recommendation.arbiter}'" if recommendation.arbiter else ""
-    setting = f"'{recommendation.gate}' at {format_threshold(recommendation.threshold)}{arbiter}"
+    kind = "its own threshold " if recommendation.at_own_threshold else ""
+    setting = f"'{recommendation.gate}' at {kind}{format_threshold(recommendation.threshold)}{arbiter}"
+    if recommendation.skips_nothing:
+        return f"'{recommendation.gate}' always retrieves{arbiter}: more right answers for more LLM calls."
     if savings.pays:
         return f"{'Use' if is_certain else 'Try'} {setting}."
     if savings.money is None:
@@ -198,16 +204,9 @@ def _write_headline(recommendation: Recommendation, savings: Savings) -> str:
     return f"{setting} saves no money at these prices."
 
 
-def _describe_skips(recommendation: Recommendation) -> str:
-    """Say what share of the searches is skipped."""
-    if recommendation.is_without_retrieval:
-        return "It saves every search."
-    return f"It skips {format_percent(recommendation.skipped.value)} of the searches."
-
-
 def _describe_choice(recommendation: Recommendation, evaluation: Evaluation) -> str:
     """Describe how gate and threshold were chosen, and which guarantees are stored."""
-    if not recommendation.agreeing_folds:
+    if recommendation.at_own_threshold or not recommendation.agreeing_folds:
         return f"Nothing had to be chosen for that, so all questions measure it. {_list_guarantees(evaluation)}."
     return (
         f"Gate and threshold were chosen on these questions, to lose no more than "
@@ -219,8 +218,7 @@ def _describe_choice(recommendation: Recommendation, evaluation: Evaluation) -> 
 
 def _list_guarantees(evaluation: Evaluation) -> str:
     """List the stored guarantees of the evaluated gates; none of them applies to the recommendation."""
-    if evaluation.guarantees:
-        texts = [f"with '{gate}': {guarantee.text}" for gate, guarantee in evaluation.guarantees.items()]
+    if texts := [f"with '{name}': {item.text}" for name, item in evaluation.guarantees.items() if item.text]:
         return f"This choice has no guarantee; one is stored {' One is stored '.join(texts)}".rstrip(".")
     if any(gate.gate in evaluation.table.recorded_needs for gate in evaluation.gates):
         return "This choice has no guarantee. To get one, fit the gate and run `knowgate calibrate` on its folder"
@@ -229,7 +227,7 @@ def _list_guarantees(evaluation: Evaluation) -> str:
 
 def _describe_difference(recommendation: Recommendation) -> str:
     """Say how accuracy changes against always retrieving, on which questions, and what is in doubt."""
-    if recommendation.guarantee or not recommendation.agreeing_folds:
+    if recommendation.at_own_threshold or not recommendation.agreeing_folds:
         questions = "on these questions"
     else:
         skipped = format_percent(recommendation.held_out_skipped.value)
@@ -276,7 +274,7 @@ def _list_key_figures(recommendation: Recommendation, savings: Savings) -> list[
         KeyFigure(format_percent(recommendation.skipped.value), "of the searches skipped"),
         KeyFigure(format_points(difference.value or 0.0), f"points of accuracy{format_interval(difference)}"),
         KeyFigure(f"{savings.gated.calls:.2f}", calls),
-        _make_money_figure(savings),
+        *([] if recommendation.skips_nothing else [_make_money_figure(savings)]),
     ]
 
 
@@ -295,6 +293,8 @@ def _write_negative_headline(recommendation: Recommendation, evaluation: Evaluat
     """Say that no gate is recommended, or why that cannot be said."""
     if not evaluation.has_open_answers:
         return "What skipping would cost cannot be seen: no question was answered with passages."
+    if not evaluation.ranking_gates:
+        return "No gate could be evaluated on these rows."
     if recommendation.level == "unknown":
         subject = f"Fewer than {MIN_QUESTIONS} different questions" if recommendation.n > 1 else "One question"
         return f"{subject} cannot show whether a gate pays here."
@@ -305,9 +305,12 @@ def _explain_no_gate(recommendation: Recommendation, evaluation: Evaluation) -> 
     """Explain why no gate is recommended."""
     if not evaluation.has_open_answers:
         return ["Label with passages to see it: `knowgate label` with an index.", *_describe_best_ranking(evaluation)]
+    if not evaluation.ranking_gates:
+        return ["Fit a policy on them with `knowgate fit`, then evaluate it on other questions."]
     if recommendation.level == "unknown":
         return [f"Label at least {MIN_QUESTIONS}; a few hundred are better. The tables are there, but prove little."]
-    return [_find_reason(recommendation, evaluation), *_describe_best_choice(recommendation)]
+    reason = [] if recommendation.at_own_threshold else [_find_reason(recommendation, evaluation)]
+    return [*reason, *_describe_best_choice(recommendation)]
 
 
 def _find_reason(recommendation: Recommendation, evaluation: Evaluation) -> str:
@@ -317,21 +320,14 @@ def _find_reason(recommendation: Recommendation, evaluation: Evaluation) -> str:
     aurocs = [gate.measures["auroc"].value or 0.0 for gate in evaluation.ranking_gates]
     if known_share < LOW_KNOWN_SHARE:
         return f"The LLM answers only {known} of these questions right without passages, so there is little to skip."
-    if not aurocs:
-        return "No gate was evaluated that tells questions apart."
+    knows = f"The LLM knows {known} of these questions, but"
     if max(aurocs) < LOW_AUROC:
-        return (
-            f"The LLM knows {known} of these questions, but no gate tells which: the best AUROC is {max(aurocs):.2f}."
-        )
+        return f"{knows} no gate tells which: the best AUROC is {max(aurocs):.2f}."
     if (recommendation.held_out_skipped.value or 0.0) >= MIN_SKIPPED and not recommendation.beats_chance:
-        return (
-            f"The LLM knows {known} of these questions, but that gates choose better than chance which "
-            "searches to skip is not shown."
-        )
+        return f"{knows} that gates choose better than chance which searches to skip is not shown."
     return (
-        f"The LLM knows {known} of these questions, but {recommendation.n} do not show that a threshold chosen on "
-        f"some of them keeps the loss within {format_point_count(recommendation.max_loss)} on the others and skips "
-        "enough: a curve that looks better may be luck, and more questions would tell."
+        f"{knows} {recommendation.n} do not show that a threshold chosen on some of them keeps the loss within "
+        f"{format_point_count(recommendation.max_loss)} on the others and skips enough. More questions would tell."
     )
 
 
@@ -340,9 +336,11 @@ def _describe_best_choice(recommendation: Recommendation) -> list[str]:
     if recommendation.gate is None:
         return []
     gain = f"; {describe_gain(recommendation)}" if recommendation.gain.value is not None else ""
+    is_own = recommendation.at_own_threshold
+    kind, questions = ("At its own threshold", "these") if is_own else ("The best found", "held-out")
     return [
-        f"The best found, '{recommendation.gate}' at {format_threshold(recommendation.threshold)}, skips "
-        f"{format_percent(recommendation.held_out_skipped.value)} on held-out questions, at "
+        f"{kind}, '{recommendation.gate}' at {format_threshold(recommendation.threshold)}, skips "
+        f"{format_percent(recommendation.held_out_skipped.value)} on {questions} questions, at "
         f"{format_points(recommendation.difference.value or 0.0)} points against always "
         f"retrieving{format_interval(recommendation.difference)}{gain}."
     ]

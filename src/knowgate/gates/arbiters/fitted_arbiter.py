@@ -117,8 +117,10 @@ class FittedArbiter(Arbiter):
 
     @property
     def name(self) -> str:
-        """Name of the arbiter, which is the name of its folder."""
-        return self.artifact.path.name
+        """Name of the arbiter: that of its folder or, for the arbiter of a policy, its kind, such as 'features'."""
+        folder = self.artifact.path
+        is_in_policy = is_artifact(folder.parent)
+        return str(self.artifact.manifest["arbiter"]) if is_in_policy else folder.name
 
     @property
     def fingerprint(self) -> str:

@@ -37,19 +37,7 @@ class SafetyLimits(Options):
 
     def accepts(self, loss: NetLoss) -> bool:
         """Return whether the estimated loss and its upper confidence limit are within the limits."""
-        return not self.describe_violation(loss)
-
-    def describe_violation(self, loss: NetLoss) -> str:
-        """Say which limit a loss exceeds; '' if it exceeds none."""
-        if loss.mean > self.max_loss + 1e-9:
-            return f"the estimated loss is {100 * loss.mean:.1f} points, and at most {100 * self.max_loss:g} is allowed"
-        upper = loss.upper(self.confidence)
-        if upper <= self.loss_bound + 1e-9:
-            return ""
-        return (
-            f"the upper bound of the loss, with {self.confidence:.0%} confidence, is {100 * upper:.1f} points, and at most "
-            f"{100 * self.loss_bound:g} are allowed"
-        )
+        return loss.mean <= self.max_loss + 1e-9 and loss.upper(self.confidence) <= self.loss_bound + 1e-9
 
 
 @dataclass(frozen=True)

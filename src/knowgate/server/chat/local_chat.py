@@ -316,11 +316,12 @@ class LocalChat:
                 return rag.replace(gate=self.gate_service.always_gate, threshold=None)
         if not progress.has_text and failed_stage == "retrieve":
             self.gate_service.bypass_retriever(progress.trace, reason)
-        if progress.has_text or failed_stage == "answer" or rag.gate.name == "never":
+        if progress.has_text or failed_stage == "answer" or (rag.gate.name == "never" and not rag.shadow):
             log.error("The model failed: %s", reason)
             message = "the model failed to generate an answer. The log of the server has the reason."
             raise ApiError(500, message, "model_failed", progress.trace.headers) from error
-        return rag.replace(gate=self.gate_service.never_gate, threshold=None, arbiter=None)
+        # Without `shadow`, which would search again.
+        return rag.replace(gate=self.gate_service.never_gate, threshold=None, arbiter=None, shadow="")
 
     # --- responses --------------------------------------------------------------------------------
 

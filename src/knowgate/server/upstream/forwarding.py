@@ -255,7 +255,10 @@ class UpstreamForwarder:
             return await forward_response(self.upstream, answer, request.trace)
         is_beginning_accepted = answer.remaining_lines is not None and not answer.has_ended
         if not is_beginning_accepted:
-            answer = await self._arbitrate(arbiter, question, draft, answer, request.trace)
+            chosen = await self._arbitrate(arbiter, question, draft, answer, request.trace)
+            if chosen is draft:  # its usage is in its body, and the tokens of the discarded answer are added to it
+                request.trace.extra_usage = await measure_draft(answer, request.upstream_body)
+            answer = chosen
         return await _make_draft_response(self.upstream, answer, request)
 
     async def _arbitrate(
@@ -274,11 +277,7 @@ class UpstreamForwarder:
         except Exception as error:  # noqa: BLE001 - whatever the arbiter raises, there is an answer
             self.gate_service.bypass_arbiter(trace, error)
             return answer
-        if not trace.choice.is_closed_book:
-            return answer
-        # The usage of the draft is in its body. The tokens of the discarded answer are added to it.
-        trace.extra_usage = await measure_draft(answer, {"messages": [passage.text for passage in trace.passages]})
-        return draft
+        return draft if trace.choice.is_closed_book else answer
 
     # --- forwarding -------------------------------------------------------------------------------
 

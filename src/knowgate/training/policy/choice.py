@@ -135,13 +135,9 @@ def choose_policy(
     n = len(closed_right)
     _check_lengths(n, open_right, gates, arbiters)
     constants = [GateCandidate(name, np.full(n, 0.5), reads_draft=False) for name in CONSTANT_GATES]
-    questions = GradedQuestions(
-        closed_right,
-        open_right,
-        {gate.name: gate for gate in (*constants, *gates)},
-        {arbiter.name: arbiter for arbiter in arbiters},
-        options or ChoiceOptions(),
-    )
+    gates_by_name = {gate.name: gate for gate in (*constants, *gates)}
+    arbiters_by_name = {arbiter.name: arbiter for arbiter in arbiters}
+    questions = GradedQuestions(closed_right, open_right, gates_by_name, arbiters_by_name, options or ChoiceOptions())
     questions = replace(questions, reference_arbiter=_choose_reference_arbiter(questions))
     choice = _choose(questions, np.arange(n) % DEFAULT_FOLDS if folds is None else folds)
     return replace(choice, frontier=_trace_frontier(questions, choice))
@@ -170,7 +166,7 @@ def _choose(questions: GradedQuestions, folds: NDArray[np.int64]) -> PolicyChoic
         if chosen.is_constant:
             continue
         estimate = _estimate_out_of_fold(stricter, folds)
-        failure = estimate.describe_violation(limits)
+        failure = estimate.describe_violation(limits, choice.reference.name)
         if not failure and estimate.value <= constant.value:
             failure = f"it is not worth more than {constant.name}"
         if not failure:
@@ -179,7 +175,7 @@ def _choose(questions: GradedQuestions, folds: NDArray[np.int64]) -> PolicyChoic
     if rejected is None:
         reason, required = _explain_constant(questions, constant, _select(questions, choice.tried)[1])
         return replace(choice, reason=reason, required_rows=required)
-    reason = f"{rejected.name} looked best, but on questions that it was not chosen on {rejected.failure}"
+    reason = f"{rejected.name} looked best, but on questions that it was not chosen on, {rejected.failure}"
     required = rejected.result.reference_loss.count_required_rows(limits)
     return replace(choice, reason=reason, required_rows=required, rejected=rejected)
 
@@ -367,7 +363,8 @@ def _explain_constant(questions: GradedQuestions, constant: PolicyResult, reason
     required = {item: item.reference_loss.count_required_rows(limits) for item in better}
     nearest = min(better, key=lambda item: (required[item] is None, required[item] or 0, item.reference_loss.mean))
     name = f"{nearest.name} with {nearest.searches:.0%} searches"
-    return f"no other policy is safe. For {name}, {nearest.describe_violation(limits)}", required[nearest]
+    reference = questions.evaluate_constant(ALWAYS, questions.reference_arbiter).name
+    return f"no other policy is safe. For {name}, {nearest.describe_violation(limits, reference)}", required[nearest]
 
 
 def _check_lengths(

@@ -5,6 +5,7 @@ The folder is that of a fitted gate. Its manifest names the arbiter, and a fitte
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,6 +34,13 @@ from knowgate.types import SignalRequest
 
 LOSS_STEP = 0.001  # a guarantee names a loss in tenths of a point
 ARBITER_WITH_DRAFTS = "rules:make_drafts=true"
+LEGEND = {  # pattern of the names in the table, and what they mean
+    "fusion": "fusion: learns from question and draft what the LLM knows; (benefit): whether passages help; (gain): how much.",
+    "question|logprob": "question, logprob: gates that read the question alone, or the min or mean token probability.",
+    "judge|stack": "judge, stack: a fine-tuned model that reads question and draft, and a fusion with such models.",
+    "[+]": "arbiters (+ rules, + features, + lora): pick an answer by fixed rules, features of both texts, or an LLM.",
+    "cross-validated": "cross-validated: chosen on three quarters of these questions and tested on the fourth, in turn.",
+}
 
 
 @dataclass(frozen=True)
@@ -185,6 +193,16 @@ def find_proven_loss(loss: NetLoss, delta: float) -> float:
     return round(high * LOSS_STEP, 6)
 
 
+def format_proof(loss: NetLoss, confidence: float) -> str:
+    """Say in a sentence what the test questions prove about a loss against always retrieving."""
+    proven = find_proven_loss(loss, round(1 - confidence, 12))
+    limit = f"the policy loses at most {100 * proven:.1f} points" if proven < 1 else "nothing is proven"
+    return (
+        f"Guarantee: {limit} against always retrieving, with {confidence:.0%} confidence. It rests on the {loss.n} test "
+        "questions alone, which nothing was fitted or chosen on; fewer questions prove less."
+    )
+
+
 def identify_arbiter(parts: PolicyParts) -> dict[str, str]:
     """Return name and fingerprint of the policy's arbiter."""
     from knowgate.gates.arbiters import load_arbiter
@@ -211,6 +229,7 @@ def render_policy_section(choice: PolicyChoice, summary: Sequence[str]) -> str:
             f"What was tried, on the {choice.always.loss.n} questions to choose on. Each gate and arbiter is shown at its "
             "best safe threshold:",
             "\n".join(lines),
+            "\n".join(f"- {line}" for line in list_legend(choice)),
             *render_frontier(choice.frontier),
         ]
     )
@@ -243,6 +262,12 @@ def list_shown_results(choice: PolicyChoice) -> list[tuple[str, PolicyResult]]:
     if choice.rejected is not None:
         return [*rows, (f"rejected: {choice.rejected.name}, cross-validated", choice.rejected.result)]
     return rows if choice.is_constant else [*rows, ("the choice, cross-validated", choice.estimate)]
+
+
+def list_legend(choice: PolicyChoice) -> list[str]:
+    """Explain the names of gates and arbiters that `list_shown_results` shows, one sentence per line."""
+    names = " ".join(name for name, _ in list_shown_results(choice))
+    return [text for pattern, text in LEGEND.items() if re.search(pattern, names)]
 
 
 def format_result(name: str, result: PolicyResult) -> list[str]:

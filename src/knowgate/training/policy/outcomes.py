@@ -111,33 +111,46 @@ class PolicyResult:
         """Whether the gate is constant: it always or never retrieves."""
         return self.gate in CONSTANT_GATES
 
-    def describe_violation(self, limits: SafetyLimits) -> str:
-        """Say which limit the loss exceeds, compared with always retrieving or with the reference; '' if none."""
-        return limits.describe_violation(self.loss) or limits.describe_violation(self.reference_loss)
+    def describe_violation(self, limits: SafetyLimits, reference: str) -> str:
+        """Say which limit the loss exceeds, and compared with which policy; '' if it exceeds none.
+
+        Args:
+            limits: What the policy may lose.
+            reference: Name of the policy that `reference_loss` is counted against.
+        """
+        for name, loss in ((ALWAYS, self.loss), (reference, self.reference_loss)):
+            figures = f"{name} gives {self.right + loss.mean:.1%} right answers, this policy {self.right:.1%}"
+            if loss.mean > limits.max_loss + 1e-9:
+                return f"{figures}: {100 * loss.mean:.1f} points less; at most {100 * limits.max_loss:g} is allowed"
+            if not limits.accepts(loss):
+                worst = (
+                    f"worst case, with {limits.confidence:.0%} confidence: {100 * loss.upper(limits.confidence):.1f}"
+                )
+                return f"{figures} ({worst} points less; at most {100 * limits.loss_bound:g} are allowed)"
+        return ""
 
     def is_safe(self, limits: SafetyLimits) -> bool:
         """Return whether both losses are within the limits."""
-        return not self.describe_violation(limits)
+        return limits.accepts(self.loss) and limits.accepts(self.reference_loss)
+
+
+def format_change(loss: float) -> str:
+    """Say how a loss, as a share of the questions, changes right answers: '1.2 points fewer right answers'."""
+    return f"{abs(100 * loss):.1f} points {'fewer' if loss > 0 else 'more'} right answers"
 
 
 def combine_results(results: Sequence[PolicyResult]) -> PolicyResult:
     """Combine the results of policies, each on its own questions, into one result on all questions."""
     weights = np.array([result.loss.n for result in results]) / sum(result.loss.n for result in results)
-
-    def average(name: str) -> float:
-        return float(weights @ np.array([getattr(result, name) for result in results]))
-
+    names = ("threshold", "searches", "right", "llm_calls", "judge_calls", "value")
+    averages = {name: float(weights @ [getattr(result, name) for result in results]) for name in names}
     return PolicyResult(
         gate=", ".join(sorted({result.gate for result in results})),
         arbiter=", ".join(sorted({result.arbiter for result in results} - {NO_ARBITER})),
-        threshold=average("threshold"),
-        searches=average("searches"),
-        right=average("right"),
-        llm_calls=average("llm_calls"),
-        judge_calls=average("judge_calls"),
         loss=add_losses(result.loss for result in results),
         reference_loss=add_losses(result.reference_loss for result in results),
-        value=average("value"),
+        models=0,
+        **averages,
     )
 
 
@@ -215,18 +228,11 @@ class GradedQuestions:
         if arbiter:
             judge_calls += self.arbiters[arbiter].judge_calls * searches  # it is called after retrieval only
             models += self.arbiters[arbiter].models
+        loss = count_net_loss(right, self.open_right)
+        reference_loss = count_net_loss(right, self._answer_retrieved_right(self.reference_arbiter))
+        value, calls = right_share - cost / self.options.price_wrong, (llm_calls, judge_calls)
         return PolicyResult(
-            gate=gate,
-            arbiter=arbiter,
-            threshold=threshold,
-            searches=searches,
-            right=right_share,
-            llm_calls=llm_calls,
-            judge_calls=judge_calls,
-            loss=count_net_loss(right, self.open_right),
-            reference_loss=count_net_loss(right, self._answer_retrieved_right(self.reference_arbiter)),
-            value=right_share - cost / self.options.price_wrong,
-            models=models,
+            gate, arbiter, threshold, searches, right_share, *calls, loss, reference_loss, value, models
         )
 
     def evaluate_constant(self, gate: str, arbiter: str = NO_ARBITER) -> PolicyResult:

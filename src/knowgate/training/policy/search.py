@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,43 +19,18 @@ from knowgate.gates import load_fitted_gate
 from knowgate.gates.arbiters.policy_arbiter import ARBITER_FOLDER
 from knowgate.gates.artifacts.gate_folder import GATE_KIND, GATE_MANIFEST
 from knowgate.gates.baselines import CONSTANT_NEED
-from knowgate.gates.calibration.threshold_choice import GateOutcomes, list_candidate_thresholds
+from knowgate.gates.calibration.threshold_choice import GateOutcomes, NetLoss, list_candidate_thresholds
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.training.classifiers import auroc_or_half
 from knowgate.training.examples import Examples
 from knowgate.training.fit_function import FitProgress, FitProgressCallback, FitResult, ignore_progress
 from knowgate.training.judges.checkpoint import checkpoint_folder, delete_checkpoint
-from knowgate.training.policy.candidates import (
-    JUDGE,
-    ArbiterRecipe,
-    GateRecipe,
-    choose_by_rules,
-    choose_closed,
-    cross_fit_arbiter,
-    cross_fit_gate,
-    cross_fit_stack,
-    detect_gpu,
-    fit_arbiter_recipe,
-    fit_recipe,
-    list_arbiter_recipes,
-    list_gate_recipes,
-    list_stack_recipes,
-    make_candidate,
-    score_calibrated,
-    try_candidates,
-)
+from knowgate.training.policy import candidates
 from knowgate.training.policy.choice import PolicyChoice, RejectedPolicy, apply_policy, choose_policy
 from knowgate.training.policy.evidence import Evidence, PolicyOptions, load_evidence
-from knowgate.training.policy.folder import (
-    PolicyParts,
-    find_proven_loss,
-    format_points,
-    make_constant_result,
-    name_arbiter,
-    write_policy,
-)
-from knowgate.training.policy.outcomes import ALWAYS, NEVER, GateCandidate, PolicyResult, combine_results
+from knowgate.training.policy.folder import PolicyParts, format_proof, make_constant_result, name_arbiter, write_policy
+from knowgate.training.policy.outcomes import ALWAYS, NEVER, GateCandidate, PolicyResult, combine_results, format_change
 from knowgate.training.topics import TopicResult, describe_extremes, measure_topics
 
 ENOUGH_QUESTIONS = 500  # with fewer, a policy that is not better may only be poorly trained
@@ -98,8 +74,8 @@ def fit_policy(
 ) -> FittedPolicy:
     """Choose gate, arbiter and threshold from label runs, test the choice, and write one folder.
 
-    Gates and arbiters are compared by cross-validation on three quarters of the questions. The last quarter, which nothing
-    else uses, tests the result. If no gate is worth its cost, the policy is to always or never retrieve.
+    Gates and arbiters are compared by cross-validation on about three quarters of the questions. The others, which nothing
+    else uses, test the result. If no gate is worth its cost, the policy is to always or never retrieve.
 
     Args:
         runs: One or more label runs of one LLM.
@@ -151,30 +127,40 @@ class PolicySearch:
     command: str = ""
 
     @cached_property
-    def gate_recipes(self) -> dict[str, GateRecipe]:
+    def gate_recipes(self) -> dict[str, candidates.GateRecipe]:
         """The gates to try, by name."""
-        return {r.name: r for r in list_gate_recipes(self.evidence, self.options, has_gpu=detect_gpu())}
+        return self._list_recipes(candidates.list_gate_recipes)
 
     @cached_property
-    def stack_recipes(self) -> dict[str, GateRecipe]:
+    def stack_recipes(self) -> dict[str, candidates.GateRecipe]:
         """The gates that combine others, by name."""
-        return {r.name: r for r in list_stack_recipes(self.evidence, self.options, has_gpu=detect_gpu())}
+        return self._list_recipes(candidates.list_stack_recipes)
 
     @cached_property
-    def arbiter_recipes(self) -> dict[str, ArbiterRecipe]:
+    def arbiter_recipes(self) -> dict[str, candidates.ArbiterRecipe]:
         """The arbiters to try, by name."""
-        return {r.name: r for r in list_arbiter_recipes(self.evidence, self.options, has_gpu=detect_gpu())}
+        return self._list_recipes(candidates.list_arbiter_recipes)
+
+    def _list_recipes(self, function: Callable[..., list[Any]]) -> dict[str, Any]:
+        return {
+            recipe.name: recipe for recipe in function(self.evidence, self.options, has_gpu=candidates.detect_gpu())
+        }
+
+    def _try(self, recipes: Mapping[str, Any], cross_fit: Callable[[Any], Any]) -> list[Any]:
+        return list(candidates.try_candidates(list(recipes.values()), cross_fit, self.watch))
 
     # --- both answers -----------------------------------------------------------------------------
 
     def fit_both(self, out: Path) -> FittedPolicy:
         """Choose, fit, test and write a policy on rows that have a closed-book and an open-book answer."""
+        if shortage := self._describe_shortage():
+            _say(self.watch, shortage)
         return self._fit_choice(self._choose(), out)
 
     def _fit_choice(self, choice: PolicyChoice, out: Path) -> FittedPolicy:
         """Fit, test and write a chosen policy. If it fails the test, do the same with a constant policy."""
         result, examples = self._fit_gate(choice.chosen.gate)
-        needs = score_calibrated(result, examples, self.evidence.held_out)
+        needs = candidates.score_calibrated(result, examples, self.evidence.held_out)
         reference_takes_closed, _ = self._fit_arbiter(choice.reference.arbiter)
         takes_closed, arbiter_folder = self._fit_arbiter(choice.chosen.arbiter)
         outcomes = self._make_outcomes(needs, takes_closed)
@@ -188,6 +174,12 @@ class PolicySearch:
         topics = self._measure_topics(self._list_retrieved(choice.chosen, outcomes.needs > threshold))
         summary = self._summarize(choice, held_out, total)
         summary += (describe_extremes(topics),) if topics else ()
+        if held_out.llm_calls - 1 > 2 * (1 - held_out.searches):  # more than two LLM calls for a saved search
+            summary += (
+                f"This policy saves {1 - held_out.searches:.1%} of the searches but makes {held_out.llm_calls:.2f} LLM calls "
+                f"per question instead of 1.00. An LLM call was priced at {self.options.price_llm_call:g}, a wrong answer at "
+                f"{self.options.price_wrong:g}: set `price_llm_call` if yours costs more.",
+            )
         evidence, confidence = self.evidence, self.options.confidence
         parts = PolicyParts(evidence, choice, threshold, outcomes, arbiter, arbiter_folder, confidence, summary, topics)
         self._write(parts, result, examples, out)
@@ -200,25 +192,22 @@ class PolicySearch:
             choice: The choice with the policy that failed.
             total: Its result on all questions, each tested with a policy that did not learn from it.
         """
-        failure, chosen = total.describe_violation(self.options), choice.chosen
+        failure, chosen = total.describe_violation(self.options, choice.reference.name), choice.chosen
         constant = choice.always if chosen.is_constant else choice.constant
         required = total.reference_loss.count_required_rows(self.options)
         if required is not None:  # `required` counts all questions, `required_rows` only those to choose on
             required = math.ceil(required * len(self.evidence.fit_rows) / total.loss.n)
-        return replace(
-            choice,
-            chosen=constant,
-            estimate=constant,
-            reason=f"{chosen.name} was best on the questions to choose on, but with the test questions {failure}",
-            required_rows=required,
-            rejected=choice.rejected or RejectedPolicy(chosen.name, total, failure),
-        )
+        reason = f"{chosen.name} was best on the questions to choose on, but with the test questions, {failure}"
+        rejected = choice.rejected or RejectedPolicy(chosen.name, total, failure)
+        choice = replace(choice, required_rows=required, rejected=rejected)
+        return replace(choice, chosen=constant, estimate=constant, reason=reason)
 
     def _choose(self) -> PolicyChoice:
         """Cross-validate all gates and arbiters on the fit rows, and choose among them."""
         evidence, rows, gates, watch = self.evidence, self.evidence.fit_rows, self.gates, self.watch
-        recipes = list(self.arbiter_recipes.values())
-        arbiters = list(try_candidates(recipes, lambda r: cross_fit_arbiter(r, evidence, self.work, watch), watch))
+        arbiters = self._try(
+            self.arbiter_recipes, lambda r: candidates.cross_fit_arbiter(r, evidence, self.work, watch)
+        )
         closed, opened = evidence.table.closed_right[rows], evidence.table.always_right[rows]
         return choose_policy(gates, closed, opened, arbiters, folds=evidence.folds[rows], options=self.options)
 
@@ -229,12 +218,11 @@ class PolicySearch:
         Stacks, which combine a judge with other signals, are tried only if the judge itself could be fitted.
         """
         evidence, watch = self.evidence, self.watch
-        recipes = list(self.gate_recipes.values())
-        gates = list(try_candidates(recipes, lambda r: cross_fit_gate(r, evidence, self.work, watch), watch))
-        judge = next((gate for gate in gates if gate.name == JUDGE), None)
+        gates = self._try(self.gate_recipes, lambda r: candidates.cross_fit_gate(r, evidence, self.work, watch))
+        judge = next((gate for gate in gates if gate.name == candidates.JUDGE), None)
         if judge is not None:
-            stacks = list(self.stack_recipes.values())
-            gates += try_candidates(stacks, lambda r: cross_fit_stack(r, evidence, judge.needs, watch), watch)
+            cross_fit = candidates.cross_fit_stack
+            gates += self._try(self.stack_recipes, lambda r: cross_fit(r, evidence, judge.needs, watch))
         return gates
 
     def _fit_gate(self, name: str) -> tuple[FitResult, Examples]:
@@ -245,7 +233,7 @@ class PolicySearch:
         recipe = {**self.gate_recipes, **self.stack_recipes}[name]
         examples = self.evidence.make_examples(recipe.target, -1)
         _say(self.watch, f"fitting {name} on all {len(self.evidence.fit_rows)} questions")
-        return fit_recipe(recipe, examples, self.evidence, self.work / "final", self.watch), examples
+        return candidates.fit_recipe(recipe, examples, self.evidence, self.work / "final", self.watch), examples
 
     def _fit_arbiter(self, name: str) -> tuple[BoolArray | None, Path | None]:
         """Fit an arbiter on all fit rows and write its folder.
@@ -259,11 +247,11 @@ class PolicySearch:
         if not name:
             return None, None
         if name == "rules":
-            return choose_by_rules(self.evidence)[self.evidence.held_out], None
-        result = fit_arbiter_recipe(self.arbiter_recipes[name], self.evidence, -1, self.work, self.watch)
+            return candidates.choose_by_rules(self.evidence)[self.evidence.held_out], None
+        result = candidates.fit_arbiter_recipe(self.arbiter_recipes[name], self.evidence, -1, self.work, self.watch)
         pairs, folder = self.evidence.make_pairs(-1), self.work / ARBITER_FOLDER
         save_arbiter(result, pairs, folder, command=self.command)
-        return choose_closed(result, pairs.differ, self.evidence.held_out), folder
+        return candidates.choose_closed(result, pairs.differ, self.evidence.held_out), folder
 
     def _make_outcomes(self, needs: FloatArray, takes_closed: BoolArray | None) -> GateOutcomes:
         """Return the needs of the held-out rows and the grades of their answers.
@@ -290,16 +278,10 @@ class PolicySearch:
         The last two arguments say where its arbiter and that of the reference choose the closed-book answer.
         """
         recipe = {**self.gate_recipes, **self.stack_recipes}.get(chosen.gate)
-        return apply_policy(
-            replace(chosen, threshold=threshold),
-            outcomes.needs,
-            outcomes.closed_right,
-            outcomes.open_right,
-            takes_closed,
-            like=None if recipe is None else make_candidate(recipe, outcomes.needs),
-            reference_takes_closed=reference_takes_closed,
-            options=self.options,
-        )
+        like = None if recipe is None else candidates.make_candidate(recipe, outcomes.needs)
+        policy, limits = replace(chosen, threshold=threshold), self.options
+        rows = (outcomes.needs, outcomes.closed_right, outcomes.open_right, takes_closed)
+        return apply_policy(policy, *rows, like=like, reference_takes_closed=reference_takes_closed, options=limits)
 
     def _list_retrieved(self, chosen: PolicyResult, held_out_retrieved: BoolArray) -> BoolArray:
         """Return for which of all questions the policy retrieves; the decisions on the held-out rows are given."""
@@ -340,15 +322,13 @@ class PolicySearch:
             lines.append("Retrieval hardly pays here: the LLM answers about as many questions right without it.")
         if choice.chosen.name == ALWAYS:
             return (*lines, self._suggest_rows(choice))
-        proven = find_proven_loss(held_out.loss, round(1 - self.options.confidence, 12))
-        guarantee = f"a loss of at most {100 * proven:.1f} points: that is the guarantee of the policy"
         return (
             *lines,
             f"On all {total.loss.n} questions, each tested with a policy that did not learn from it: "
             f"{self._describe_losses(choice, total)}",
             f"On the {held_out.loss.n} test questions alone: {held_out.searches:.1%} searches, {held_out.right:.1%} right, "
-            f"{format_points(held_out.loss)} points, {held_out.llm_calls:.2f} LLM calls per question. These few questions "
-            f"alone prove {guarantee if proven < 1 else 'nothing'}.",
+            f"{format_change(held_out.loss.mean)} than {ALWAYS} retrieving, {held_out.llm_calls:.2f} LLM calls per question.",
+            format_proof(held_out.loss, self.options.confidence),
         )
 
     def _describe_losses(self, choice: PolicyChoice, total: PolicyResult) -> str:
@@ -358,23 +338,36 @@ class PolicySearch:
         if choice.reference.arbiter and choice.chosen.name != choice.reference.name:
             losses[choice.reference.name] = total.reference_loss
         return " ".join(
-            f"{format_points(loss)} points against {name}. Upper bound of the loss, with {limits.confidence:.0%} "
-            f"confidence: {100 * loss.upper(limits.confidence):.1f} points (allowed: {100 * limits.loss_bound:g})."
+            f"{format_change(loss.mean)} than {name} (estimate). Worst case, with {limits.confidence:.0%} confidence: "
+            f"{format_change(loss.upper(limits.confidence))} (allowed: {100 * limits.loss_bound:g} points fewer)."
             for name, loss in losses.items()
         )
 
     def _suggest_rows(self, choice: PolicyChoice) -> str:
         """Say how many graded questions might prove that a policy may save searches."""
-        n, n_fit = len(self.evidence.table), len(self.evidence.fit_rows)
-        # `required_rows` counts only the questions to choose on. The user must also label the share that tests.
-        required = 0 if choice.required_rows is None else math.ceil(choice.required_rows * n / n_fit)
-        if required > n:
-            return (
-                f"You gave {n} graded questions. About {required} like these could prove a policy that saves searches."
-            )
-        is_small = n < ENOUGH_QUESTIONS
+        if shortage := self._describe_shortage(choice.required_rows):
+            return shortage
+        is_small = (n := len(self.evidence.table)) < ENOUGH_QUESTIONS
         advice = f" Models that learn from {n} questions are weak; a few hundred more may help." if is_small else ""
         return f"The policies that were tried are not better on these questions.{advice}"
+
+    def _describe_shortage(self, required: int | None = None) -> str:
+        """Say how many graded questions it takes to prove a policy that saves searches; '' if there are enough.
+
+        Args:
+            required: Number of questions to choose on, from the answers that were lost and gained. Default: the number for
+                a policy that neither loses nor gains an answer.
+        """
+        n, n_fit = len(self.evidence.table), len(self.evidence.fit_rows)
+        case = "if it loses and gains answers as often as here" if required else "even if it loses no answer"
+        required = required or NetLoss(0, 0, 1).count_required_rows(self.options) or 0
+        if required <= n_fit:
+            return ""
+        return (
+            f"You gave {n} graded questions, {n_fit} of them to choose on. To prove a policy that saves searches takes at "
+            f"least {required} to choose on, about {math.ceil(required * n / n_fit)} in all, {case}. Only a policy that "
+            "gains answers may take fewer."
+        )
 
     # --- closed-book answers only -----------------------------------------------------------------
 
