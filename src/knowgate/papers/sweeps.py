@@ -73,8 +73,8 @@ def select_unsure_questions(gate: TableScores, beta: float) -> BoolArray:
 
     Confidence is 1 minus the uncalibrated score (`raw`) of a fitted gate (CBDR, eq. 2), or 1 - need for other gates.
     """
-    needs = gate.needs if gate.raw is None else gate.raw
-    return np.asarray(needs >= 1 - beta - 1e-12)  # the tolerance absorbs rounding errors of 1 - beta
+    confidence = 1 - (gate.needs if gate.raw is None else gate.raw)
+    return np.asarray(confidence <= beta + 1e-12)  # the tolerance absorbs rounding errors of the subtraction
 
 
 def measure_decisions(table: LabelTable, retrieve: BoolArray) -> tuple[str, ...]:

@@ -146,19 +146,20 @@ def build_passage_prompts(
 def _group_by_question(
     values: Sequence[float], correct: Sequence[bool | None], passages: Sequence[Sequence[Passage]]
 ) -> list[PassageEffects]:
-    """Group the values and grades of prompts by question.
+    """Group the values and grades of the prompts of `build_passage_prompts` by question.
 
     Args:
-        values: First the value of each question without passages, then those of each question with each passage.
-        correct: The grades of the answers in the same order.
+        values: The value of each prompt. All prompts without passages come first, one per question. The prompts with one
+            passage follow, question by question.
+        correct: The grade of the answer to each prompt.
         passages: The passages of each question.
     """
-    n = len(passages)
-    passage_values, passage_grades = iter(values[n:]), iter(correct[n:])
-    return [
-        PassageEffects(base, [next(passage_values) for _ in candidates], [next(passage_grades) for _ in candidates])
-        for base, candidates in zip(values[:n], passages, strict=True)
-    ]
+    effects, start = list[PassageEffects](), len(passages)  # `start`: the first prompt with a passage of the question
+    for base, candidates in zip(values[: len(passages)], passages, strict=True):
+        end = start + len(candidates)
+        effects.append(PassageEffects(base, list(values[start:end]), list(correct[start:end])))
+        start = end
+    return effects
 
 
 def _get_first_gold(question: Question) -> str:

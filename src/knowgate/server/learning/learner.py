@@ -96,6 +96,7 @@ class TrafficLearner:
         has no capacity.
         """
         assert trace.decision is not None
+        # During an alarm the server retrieves regardless of the gate, but the gate still decides.
         is_gate_decision = not trace.decision.rule and set(trace.degraded) <= {"alarm"}
         return is_gate_decision and self.random.random() < self.audit_share and self.auditor.reserve(trace.owner)
 
@@ -155,7 +156,13 @@ class TrafficLearner:
         return [problem for problem in (history_problem, audit_problem) if problem]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the results of learning, for GET /v1/learning and the dashboard."""
+        """Return the results of learning, for GET /v1/learning and the dashboard.
+
+        'arms' has the results of each gate of the A/B test, and 'share_b' the share of requests that get its second gate.
+        'canary' is the share of requests that follow the gate at all; the others always retrieve. 'audit' is the share of
+        requests whose answer is checked against the answer with passages, and 'budget_left' the LLM calls left for that.
+        'labelled' is the number of questions labeled since this process started; None if labels are not stored.
+        """
         experiment, history = self.auditor.experiment, self.labeler.history
         return {
             "arms": {name: self._arm_to_json(arm) for name, arm in experiment.arms.items()},
@@ -167,7 +174,7 @@ class TrafficLearner:
         }
 
     def _arm_to_json(self, arm: ExperimentArm) -> dict[str, Any]:
-        """Return the gate of an arm, its threshold, the number of audits by result, and what they measured."""
+        """Return the results of one gate (arm) of the A/B test, with the number of its audits (checks) by result."""
         audits = {result: count for (name, result), count in self.auditor.counts.items() if name == arm.name}
         return {"gate": arm.gate_spec, "threshold": arm.rag.used_threshold, "audits": audits, **arm.monitor.to_json()}
 
