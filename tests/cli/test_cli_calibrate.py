@@ -65,7 +65,7 @@ def test_targets_that_make_no_sense_are_explained(call, made, options, message):
 
 def test_a_copy_of_a_plain_gate_is_refused(call, made):
     assert (
-        "--out needs a fitted gate"
+        "--out stores the threshold in the folder of a fitted gate"
         in call("calibrate", "logprob", "--labels", "run", "--best-accuracy", "--out", "x").err
     )
 

@@ -162,7 +162,7 @@ def test_an_edited_manifest_is_rejected_with_its_missing_settings(tmp_path):
 
 
 def test_one_kind_of_question_without_open_book_answers_cannot_be_evaluated(tmp_path):
-    with pytest.raises(BadInput, match="every closed-book answer is wrong"):
+    with pytest.raises(BadInput, match="every answer without passages is wrong"):
         evaluated(trial_run(tmp_path / "run", [row(f"q{i}", side(False), None) for i in range(3)]))
 
 
@@ -249,7 +249,7 @@ def test_full_prints_every_table_after_the_verdict(tmp_path, capsys):
 
 def test_labels_or_data_must_be_given(capsys):
     assert knowgate(["eval"]) == 1
-    assert "either --labels (label runs)" in capsys.readouterr().err
+    assert "either --labels (recorded answers)" in capsys.readouterr().err
 
 
 def test_questions_answered_now_are_stored_for_the_next_evaluation(tmp_path, capsys):

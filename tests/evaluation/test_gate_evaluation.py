@@ -213,7 +213,7 @@ def answered(setup, tmp_path):
 
 
 def test_a_gate_that_needs_the_llm_decides_if_the_model_is_named(setup, answered):
-    with pytest.raises(UnsupportedSignal, match="asks the LLM a prompt of its own"):
+    with pytest.raises(UnsupportedSignal, match="sends the LLM a prompt of its own"):
         evaluate(Asking(), answered)
     gate = Asking()
     assert evaluate(gate, answered, model=setup.model, resamples=0).gate("asking").measures["auroc"].value == 1.0

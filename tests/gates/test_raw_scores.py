@@ -79,7 +79,7 @@ def test_no_threshold_is_chosen_for_the_raw_score(tmp_path):
     folder = write_gate(tmp_path / "mine")
     run = write_rows(tmp_path / "run", [graded_row("a", 0.8, False, True)])
     for given in (f"{folder},verdict=own", load_gate(f"{folder},verdict=own")):
-        with pytest.raises(BadSetting, match="without ',verdict=own'"):
+        with pytest.raises(BadSetting, match="',verdict=own' selects the raw score"):
             calibrate(given, run, best_accuracy=True)
 
 

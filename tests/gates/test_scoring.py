@@ -180,8 +180,8 @@ def test_recorded_signals_determine_the_score(tmp_path):
             r"from local models and servers with top_logprobs\)",
             "the label run has no label logits",
         ),
-        ("prompt:yes/no", "asks the LLM a prompt of its own", "asks the LLM a prompt of its own"),
-        ("selfrag", "data=SPEC, model=planted, gates=selfrag", "asks the LLM a prompt of its own"),
+        ("prompt:yes/no", "sends the LLM a prompt of its own", "sends the LLM a prompt of its own"),
+        ("selfrag", "data=SPEC, model=planted, gates=selfrag", "sends the LLM a prompt of its own"),
     ],
 )
 def test_missing_signals_are_named(tmp_path, spec, message, brief):

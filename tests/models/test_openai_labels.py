@@ -245,7 +245,7 @@ def test_other_servers_are_refused_with_a_list_of_supported_ones(cards):
     server = LabelServer("?", cards=cards)
     with pytest.raises(
         UnsupportedSignal,
-        match=r"cannot read labels inside a prompt, .* Use a server of vLLM, SGLang, llama.cpp, or an hf: model",
+        match=r"cannot score given answers .* in a prompt: .* Use a server of vLLM, SGLang, llama.cpp, or an hf: model",
     ):
         connect(server).label_logits([PROMPT], LABELS)
     assert server.bodies("/tokenize") == server.bodies("/v1/completions") == []

@@ -176,5 +176,5 @@ def test_a_learned_cut_stands_beside_that_of_the_paper(setup, model):
     *_, cut = build_dhicl_tables([run], variants, model=model, cut_questions=30)
     assert cut.title.startswith("Cut learned by leave-one-out from 30 logged questions, 50.0 % known")
     assert [name.partition(" ")[2] for name in list(cells(cut))[2:]] == ["(paper)", "(learned)"]
-    with pytest.raises(BadSetting, match="set `model`"):
+    with pytest.raises(BadSetting, match="Set `model`"):
         build_dhicl_tables([run], variants, cut_questions=30)

@@ -132,7 +132,7 @@ def test_by_default_an_abstention_is_replaced_by_the_draft(serve, stub, monkeypa
 
 def test_an_arbiter_is_rejected_if_the_gate_reads_no_draft(invented, stub):
     settings = kg.PipelineOptions(gate="always", docs=invented.docs, arbiter="rules")
-    with pytest.raises(kg.KnowgateError, match="compares drafts"):
+    with pytest.raises(kg.KnowgateError, match="compares draft answers"):
         create_app(settings, ServeOptions(upstream=stub.url))
 
 

@@ -391,8 +391,8 @@ def test_two_gates_have_separate_statistics(serve, stub, tmp_path):
     ("options", "words"),
     [
         ({"audit": 0.1}, "`audit` needs `decisions`"),
-        ({"max_changed": 0.1}, "`max_changed` needs `audit`"),
-        ({"max_loss": 0.1}, "`max_changed` needs `audit`"),
+        ({"max_changed": 0.1}, "Set `audit` to the share of requests"),
+        ({"max_loss": 0.1}, "Set `audit` to the share of requests"),
         ({"shadow": True, "canary": 0.1}, "mutually exclusive"),
         ({"threshold_b": 0.5}, "`threshold_b` needs `gate_b`"),
         ({"gate_b": "prompt"}, "prompt"),

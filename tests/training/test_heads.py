@@ -103,5 +103,5 @@ def test_an_answer_that_is_never_right_has_no_head(tmp_path):
 
 
 def test_a_gate_with_one_head_rejects_the_target(run, tmp_path):
-    with pytest.raises(BadSetting, match="two heads"):
+    with pytest.raises(BadSetting, match="only with the gates 'fusion' and 'gain'"):
         fit("probe", run, out=tmp_path / "gate", target="gain")

@@ -41,12 +41,12 @@ def with_drafts(examples, text):
 
 
 def test_answers_that_are_all_empty_are_refused(base, tmp_path):
-    with pytest.raises(BadInput, match="every answer from memory is empty"):
+    with pytest.raises(BadInput, match="every recorded answer without passages is empty"):
         fit_answer_judge(with_drafts(planted(base, 60), "  "), work=tmp_path)
 
 
 def test_an_llm_that_always_abstains_is_refused(base, tmp_path):
-    with pytest.raises(BadInput, match=r"every answer from memory declines to answer \('I don't know"):
+    with pytest.raises(BadInput, match=r"every recorded answer without passages declines to answer \('I don't know"):
         fit_answer_judge(with_drafts(planted(base, 60), "I don't know."), work=tmp_path)
 
 

@@ -146,7 +146,7 @@ def test_benefit_follows_the_grades():
 def test_a_question_without_gold_answer_is_a_row_with_an_error():
     bare = Question("what?", "x", contexts=(Passage("1", "text"),))
     rows = PreferenceLabeler(BenefitSource(FakeModel(), StringGrader()), split="test").label([bare, asked("q", "text")])
-    assert "needs questions with gold answers" in (rows[0].error or "")
+    assert "needs a gold answer for every question" in (rows[0].error or "")
     assert rows[1].error is None
 
 

@@ -23,13 +23,13 @@ class CompareOptions(Options):
 
     gate: list[str] = option(
         [],
-        "Gate that decides whether B is better or worse, alone and with its arbiter; may be repeated. Default: never, "
-        "always, the recommended gate of each side, and all gates with an arbiter.",
+        "Gate to compare A and B by, alone and with its arbiter; may be repeated. Default: never, always, the "
+        "recommended gate of each side, and all gates with an arbiter.",
     )
     fail_if_worse: Share | None = option(
         None,
-        "Exit with status 3 if the accuracy of such a gate fell by more than this share, and the 95 % interval of the "
-        "difference is below 0.",
+        "Exit with status 3 if the accuracy of a compared gate fell by more than this share, and the 95 % interval "
+        "of the difference is below 0.",
     )
     out: Path | None = option(None, "HTML file to write a page to. Default: no page.", metavar="FILE")
     html: bool = option(True, "Not needed any more: without --out no page is written.")

@@ -120,10 +120,11 @@ def _write_report(error_id: str, text: str) -> Path | None:
 
 
 def explain_usage_error(error: Any) -> str:
-    """Explain a usage error of typer in one line, and list the known commands or name the help page.
+    """Explain a usage error of typer in one line, which ends with the known commands or the call of the help page.
 
     Args:
-        error: The exception. `ctx` is the context of the command; `param` is set if the value of an option is wrong.
+        error: The exception. Its attributes tell what is wrong: `option_name` and `possibilities` belong to an unknown
+            option, and `param` to a wrong value. `ctx` is the context of the command, if one was reached.
     """
     if hasattr(error, "option_name") and hasattr(error, "possibilities"):
         return _explain_unknown_option(error)
@@ -132,9 +133,10 @@ def explain_usage_error(error: Any) -> str:
     context = getattr(error, "ctx", None)
     if context is None:
         return f"{sentence} See: knowgate --help"
-    is_wrong_value = getattr(error, "param", None) is not None
-    known = () if is_wrong_value else getattr(context.command, "commands", ())
-    return f"{sentence} Known: {', '.join(known)}." if known else f"{sentence} See: {context.command_path} --help"
+    commands = getattr(context.command, "commands", ())  # only a group of commands has any
+    if commands and getattr(error, "param", None) is None:  # a command is missing or unknown
+        return f"{sentence} Known: {', '.join(commands)}."
+    return f"{sentence} See: {context.command_path} --help"
 
 
 def _explain_unknown_option(error: Any) -> str:

@@ -21,7 +21,7 @@ SELF_JUDGE = "self"
 class SelfAssessmentOptions(Options):
     """Options of `knowgate eval-self`."""
 
-    model: str = option("smollm", "Model spec of the LLM that assesses itself.")
+    model: str = option("smollm", "LLM that assesses itself, such as smollm.")
     words: str = option(
         "true/false",
         "Word pairs the LLM answers with, `known/unknown`, separated by commas. Example: true/false,yes/no,1/2.",
@@ -32,10 +32,10 @@ class SelfAssessmentOptions(Options):
     k: Count = option(20, "Number of logged questions shown to the LLM. Used with `history`.")
     judge: str | None = option(
         None,
-        "Adds a method in which the LLM says freely whether it knows the answer. This model spec reads the statement; "
-        "'self' means the LLM itself.",
+        "Adds a method in which the LLM says freely whether it knows the answer. The LLM named here reads the "
+        "statement; 'self' means the same LLM.",
     )
-    gates: list[str] | None = option(None, "Gates to compare with the LLM's self-assessment, as folders or specs.")
+    gates: list[str] | None = option(None, "Gates to compare with the LLM's self-assessment, by name or folder.")
     plug_in: bool = option(False, "Allow gates that were fitted on another LLM.", flag="--plug-in")
     limit: Count | None = option(None, "Maximum number of questions per set.")
 
@@ -43,7 +43,7 @@ class SelfAssessmentOptions(Options):
 def eval_self(
     data: Annotated[
         list[str],
-        typer.Option(help="Self-assessment set made by `label --kb-sat`, e.g. jsonl:kbsat.jsonl; may be repeated."),
+        typer.Option(help="Known and unknown questions of `label --kb-sat`, e.g. jsonl:kbsat.jsonl; may be repeated."),
     ],
     options: SelfAssessmentOptions,
     as_json: JsonOption = False,

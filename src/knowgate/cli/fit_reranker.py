@@ -34,7 +34,7 @@ class FitRerankerOptions(Options):
     )
     relevance: list[str] | None = option(
         None,
-        "Question set with gold answers (data spec), on which the reranker first learns which passages contain the answer; "
+        "Questions with gold answers (jsonl:FILE), from which the reranker first learns which passages contain the answer; "
         "may be repeated. Without preferences this is the only training, and the result can be aligned to an LLM later.",
     )
     relevance_index: str | None = option(

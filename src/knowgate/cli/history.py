@@ -90,8 +90,7 @@ def import_(
     time_sensitive: Annotated[
         str | None,
         typer.Option(
-            help="Data spec of further questions, such as bench:uar_gate_time/train. Those that it marks as "
-            "time-sensitive are logged, too."
+            help="Further questions, such as bench:uar_gate_time/train. Those marked as time-sensitive are logged, too."
         ),
     ] = None,
     embedder: EmbedderName = None,
@@ -309,8 +308,8 @@ def _resolve_scope(store: HistoryStore, options: ScopeOptions) -> HistoryScope:
     if len(matching) != 1:
         available = [f"--model-fingerprint {scope.model} --prompts-fingerprint {scope.prompts}" for scope in scopes]
         raise BadSetting(
-            "the entries of one model and its prompts must be selected. Give --model-fingerprint and "
-            f"--prompts-fingerprint. The log has: {'; '.join(available) or 'none'}."
+            "cannot tell which entries to use: each belongs to one model and its prompts. Give --model-fingerprint "
+            f"and --prompts-fingerprint. The log has: {'; '.join(available) or 'none'}."
         )
     return matching[0]
 

@@ -62,7 +62,7 @@ def push(
         bool,
         typer.Option(
             "--with-questions",
-            help="Include the ten sample questions of the gate, which check a server's hidden states.",
+            help="Include the gate's ten sample questions, which test whether a server returns the same hidden states.",
         ),
     ] = False,
 ) -> None:

@@ -36,8 +36,8 @@ def import_answers(
         str,
         typer.Option(
             help="How answers without a recorded grade are graded: `exact` (equals a gold answer), `contains` "
-            "(contains one) or `choice` (right letter). Beside recorded grades, this verdict is stored as the second "
-            "grader; choose it with `knowgate eval --grader`."
+            "(contains one) or `choice` (right letter). Answers with a recorded grade get this one as a second "
+            "grade; choose it with `knowgate eval --grader`."
         ),
     ] = "contains",
     limit: LimitOption = None,
@@ -72,7 +72,7 @@ def label(
         ),
     ],
     options: LabelOptions,
-    model: Annotated[str, typer.Option(help="Spec of the LLM that answers; see `knowgate models`.")] = "smollm",
+    model: Annotated[str, typer.Option(help="LLM that answers, such as smollm; see `knowgate models`.")] = "smollm",
     kb_sat: Annotated[
         Path | None,
         path_option(

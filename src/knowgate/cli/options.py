@@ -81,7 +81,7 @@ GatesOption = Annotated[
     list[str] | None,
     typer.Option(
         "--gates",
-        help="Gates to compare: specs or folders, separated by commas. Default: auto (every gate the rows allow).",
+        help="Gates to compare: names or folders, separated by commas. Default: auto (all that the data allow).",
     ),
 ]
 PlugInOption = Annotated[

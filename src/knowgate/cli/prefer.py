@@ -26,7 +26,7 @@ def prefer(
     ],
     options: PreferenceOptions,
     model: Annotated[
-        str | None, typer.Option(help="Spec of the LLM to measure. Default: the model of the label run.")
+        str | None, typer.Option(help="LLM to measure, such as smollm. Default: the LLM that was labeled.")
     ] = None,
     lang: LangOption = None,
     prompts: PromptsOption = None,

@@ -64,7 +64,7 @@ def replay_command(
     gate: Annotated[
         str | None,
         typer.Option(
-            help="Gate to replay. Required for a label run; for a log, a fitted gate whose own threshold to show too."
+            help="Gate to replay. A label run needs one; for a log, a fitted gate adds a row for its own threshold."
         ),
     ] = None,
     arbiter: ArbiterOption = None,

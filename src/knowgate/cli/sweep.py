@@ -80,7 +80,7 @@ def beta(
 @app.command()
 def variants(
     labels: LabelsOption,
-    gate: Annotated[str, typer.Option(help="Prefix of the names of the stored gates to show.")] = "dhicl",
+    gate: Annotated[str, typer.Option(help="Show the stored gates whose names start with this text.")] = "dhicl",
     markdown: AsMarkdown = False,
 ) -> None:
     """Compare variants of a gate whose decisions are stored in the runs, such as DH-ICL with different k.
@@ -137,7 +137,7 @@ class IkSweepOptions(Options):
         "Graders whose verdicts the judge learns, separated by commas: exact, contains, judge. Default: the grader of "
         "the label runs.",
     )
-    judge: str | None = option(None, "Model spec of the LLM that grades. Used with --grades judge.")
+    judge: str | None = option(None, "LLM that grades the answers. Used with --grades judge.")
     mode: str = option(
         "lora", "Kind of judge to fit: `lora` (a fine-tuned LLM) or `text` (a classifier on embeddings)."
     )
@@ -183,10 +183,10 @@ class DhiclSweepOptions(Options):
     history: str = option("history.db", "History log of earlier questions, made by `knowgate history import`.")
     model: str | None = option(
         None,
-        "Model spec of the LLM that decides now; its decisions are stored in the runs. Default: use stored decisions.",
+        "LLM that decides now; its decisions are stored in the runs. Default: use stored decisions.",
     )
     gates: list[str] | None = option(
-        None, "Other gates to show in the first table: folders and specs, separated by commas."
+        None, "Other gates to show in the first table: names or folders, separated by commas."
     )
     k: Count = option(20, "Number of logged questions shown to the LLM, in tables where it does not vary.")
     counts: str = option(
@@ -200,8 +200,7 @@ class DhiclSweepOptions(Options):
     )
     learn_cut: int = option(
         0,
-        "Number of logged questions to learn a cut from by leave-one-out, beside the paper's 0.5. It needs `model`. "
-        "Default: none.",
+        "Number of logged questions to learn a threshold from, beside the paper's 0.5. Needs `model`. Default: none.",
         ge=0,
     )
 
@@ -232,7 +231,7 @@ def latency(
         str, typer.Option(help="Questions to decide on: jsonl:FILE, bench:NAME/SPLIT or hub:NAME?split=...")
     ],
     gates: GatesOption = None,
-    model: Annotated[str, typer.Option(help="Model spec of the LLM.")] = "smollm",
+    model: Annotated[str, typer.Option(help="LLM to use, such as smollm; see `knowgate models`.")] = "smollm",
     limit: LimitOption = 50,
     plug_in: PlugInOption = False,
     markdown: AsMarkdown = False,

@@ -42,8 +42,8 @@ class EvaluateOptions(LiveOptions):
     drop_seen: bool = option(False, "Leave out questions that a gate was fitted on, instead of raising an error.")
     grader: str | None = option(
         None,
-        "Grader whose verdicts count, of those that the rows hold: `recorded` (imported grades), `exact`, `contains` "
-        "or `judge`. Default: the one that the rows were labeled with.",
+        "Grader whose grades count, if the rows have several: `recorded` (imported grades), `exact`, `contains` or "
+        "`judge`. Default: the one that the rows were labeled with.",
         metavar="NAME",
     )
     topics: str | None = option(None, TOPICS_HELP, metavar="auto|N|KEY")
@@ -134,7 +134,7 @@ def _check_source(
     """Raise BadSetting if gates, label runs, questions and options do not go together."""
     check_integer(options.resamples, "the number of resamples", minimum=0, maximum=MAX_RESAMPLES)
     if (runs is None) == (data is None):
-        raise BadSetting("give either `runs` (label runs) or `data` (questions to answer now).")
+        raise BadSetting("give either `runs` (recorded answers) or `data` (questions to answer now).")
     if data is not None and options.out is None:
         raise BadSetting("`data` needs a folder for the answers. Name one with `out`.")
     if data is None and options.rerank is not None:

@@ -47,8 +47,8 @@ class LiveOptions(AnswerOptions):
 
     model: Any = option(
         None,
-        "LLM that answers `data` (default: smollm). With `runs`, give the LLM that made them, so that gates can "
-        "decide that need more than the runs contain. Default with `runs`: no LLM is called.",
+        "LLM that answers `data` (default: smollm). With `runs`, give the LLM that made them, to run gates that need "
+        "more than the runs contain. Default with `runs`: no LLM is called.",
     )
     plug_in: bool = option(False, "Also use gates that were fitted on another LLM than the one that answers.")
 

@@ -40,21 +40,24 @@ COMPARED = ", better than without"  # name of the rule that compares with and wi
 
 @dataclass(frozen=True)
 class CascadeResult:
-    """Results of a cascade: one gate, followed by an arbiter for the questions that the gate retrieves for.
+    """Results of a cascade: a gate, followed by an arbiter.
+
+    Where the gate retrieves, the arbiter chooses between the answers with and without passages. The baseline is to give
+    every question its answer with passages.
 
     Attributes:
         gate: Name of the gate.
-        rate: Retrieval rate of the gate.
+        rate: Share of questions that the gate retrieves for.
         alone: Accuracy of the gate without the arbiter.
-        accuracy: Accuracy of gate and arbiter together.
+        accuracy: Accuracy of the cascade.
         change: `accuracy` minus `alone`.
-        against_always: `accuracy` minus that of always giving the open-book answer.
-        p_mcnemar: McNemar's p-value of `against_always`.
-        harmed: Share of questions that always retrieving answers correctly and the cascade does not.
-        gained: Share of questions that the cascade answers correctly and always retrieving does not.
-        at_rate: Accuracy of the cascade at each of `CASCADE_RATES`.
-        calls: LLM calls per question. The arbiter needs both answers of every retrieved question.
+        against_always: `accuracy` minus the accuracy of the baseline.
+        p_mcnemar: p-value of `against_always` by McNemar's test.
+        harmed: Share of questions that only the baseline answers correctly.
+        gained: Share of questions that only the cascade answers correctly.
+        at_rate: Accuracy of the cascade by retrieval rate, if the gate's threshold is set to reach that rate.
         right: Whether the cascade answers each question correctly.
+        calls: LLM calls per question, including both answers of each question that the gate retrieves for.
     """
 
     gate: str
@@ -73,12 +76,14 @@ class CascadeResult:
 
 @dataclass(frozen=True)
 class Cascade:
-    """Results of all gates if an arbiter then chooses between the answers with and without passages.
+    """Results of all gates, each followed by the same arbiter.
+
+    Where a gate retrieves, the arbiter chooses between the answers with and without passages.
 
     Attributes:
         arbiter: Name of the arbiter.
         fingerprint: Fingerprint of the arbiter.
-        from_memory: Share of questions that get the closed-book answer if all are retrieved for.
+        from_memory: Share of all questions for which the arbiter would choose the answer without passages.
         lines: One result per gate.
         is_policy: Whether the arbiter is that of the evaluated policy, so that these results are those of the policy.
     """
@@ -99,12 +104,15 @@ class Cascade:
 def evaluate_cascade(
     table: LabelTable, gates: Sequence[TableScores], choices: ArbiterChoices, bootstrap: Bootstrap
 ) -> Cascade:
-    """Measure every gate if an arbiter then chooses between the answers with and without passages.
+    """Measure each gate together with an arbiter.
+
+    Where the gate retrieves, the arbiter chooses between the answers with and without passages.
 
     Args:
         table: Labeled questions.
         gates: The need for retrieval that each gate gives to each question.
-        choices: What the arbiter chooses for each question.
+        choices: For each question, whether the arbiter would choose the answer without passages (`from_memory`), and
+            whether the answer that it would choose is right (`right`).
         bootstrap: Resamples for the intervals.
     """
     results = [_measure_cascade(table, gate, choices.right, bootstrap) for gate in gates]
@@ -116,6 +124,8 @@ def _measure_cascade(
 ) -> CascadeResult:
     """Measure one gate with and without the arbiter.
 
+    Where the gate retrieves, the arbiter chooses between the answers with and without passages.
+
     Args:
         table: Labeled questions.
         gate: The gate.
@@ -125,10 +135,8 @@ def _measure_cascade(
     closed, opened, retrieve = table.closed_right, table.always_right, gate.needs > gate.threshold
     without_arbiter = np.where(retrieve, opened, closed).astype(float)
     right = np.where(retrieve, arbiter_right, closed)
-    means = estimate_column_means(
-        bootstrap,
-        {"accuracy": right, "change": right - without_arbiter, "against_always": right - opened.astype(float)},
-    )
+    columns = {"accuracy": right, "change": right - without_arbiter, "against_always": right - opened.astype(float)}
+    means = estimate_column_means(bootstrap, columns)
     frontier = compute_frontier(closed, arbiter_right, gate.needs)
     p_value, gained, harmed = mcnemar_test(right, opened)
     return CascadeResult(
@@ -140,13 +148,13 @@ def _measure_cascade(
         gained=gained / len(right),
         at_rate={rate: frontier.at(rate) for rate in CASCADE_RATES},
         right=right,
-        calls=1 + gate.calls + float(retrieve.mean()),
+        calls=1 + gate.calls + float(retrieve.mean()),  # closed-book answer, calls of the gate, open-book answer
         **means,
     )
 
 
 def build_cascade_table(cascade: Cascade) -> TextTable:
-    """Build the table of all gates with the arbiter. The row 'always' is the arbiter alone."""
+    """Build the table of all gates with the arbiter. In the row 'always', the arbiter chooses for every question."""
     columns = (
         "gate", "retrieval", "LLM calls", "accuracy, no arbiter", "accuracy, cascade", "change", "against always", "p", "harmed",
         "gained", *(f"cascade at {rate:.0%}" for rate in CASCADE_RATES),
@@ -176,7 +184,9 @@ def build_cascade_table(cascade: Cascade) -> TextTable:
 
 @dataclass(frozen=True)
 class SecondLookResult:
-    """Results of one gate with and without a judge that drops useless passages.
+    """Results of one gate with and without a judge that drops useless passages after a search.
+
+    A question whose passages are dropped gets its answer without passages.
 
     Attributes:
         gate: Name of the gate.
@@ -230,7 +240,7 @@ def _load_judge(spec: str) -> PassageFilter:
     """Load a judge of passages; raises BadSetting if the gate cannot judge passages."""
     judge = load_gate(spec, plug_in=True).passage_filter
     if judge is None:
-        raise BadSetting(f"second_look={spec!r} cannot judge passages. Use the folder of a fitted kbm gate.")
+        raise BadSetting(f"second_look={spec!r} cannot tell if passages help. Fit a gate that can: `knowgate fit kbm`")
     return judge
 
 
@@ -284,8 +294,7 @@ def _measure_second_look(
     table: LabelTable, gate: TableScores, useful: BoolArray, bootstrap: Bootstrap
 ) -> SecondLookResult:
     """Measure one gate with and without the judge; `useful` is the judge's verdict on the passages of each question."""
-    closed, opened = table.closed_right, table.always_right
-    retrieve = gate.needs > gate.threshold
+    closed, opened, retrieve = table.closed_right, table.always_right, gate.needs > gate.threshold
     shown = retrieve & useful
     once, twice = np.where(retrieve, opened, closed), np.where(shown, opened, closed)
     # Dropping at random keeps the passages of each question with the same probability.

@@ -297,7 +297,11 @@ def make_proportion(flags: BoolArray, *, is_known: bool = True) -> Proportion:
 
 
 def _measure_saving(traffic: Traffic, measure: str, retrieve: BoolArray) -> SavedAmount | None:
-    """Return how much of one cost measure is saved by retrieving only where `retrieve` is true; None if unknown."""
+    """Return how much of one cost measure is saved by retrieving only where `retrieve` is true; None if unknown.
+
+    Always retrieving costs the answers with passages. With a gate, each question costs the gate's reading of it, and then
+    the answer with passages or the rest of the answer without them.
+    """
     reading, closed, opened = (traffic.costs[stage][measure] for stage in COST_STAGES)
     always = float(opened.sum())
     gated = float((reading + np.where(retrieve, opened, closed)).sum())

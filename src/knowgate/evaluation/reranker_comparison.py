@@ -66,7 +66,8 @@ class ComparisonSettings:
     """Settings of a comparison of rerankers.
 
     Attributes:
-        controls: Also compare baselines that do not read the question.
+        controls: Also compare two baselines that do not read the question: the shortest passage first, and the passage
+            first that helped most in training questions.
         passage_counts: Numbers of passages that the LLMs answer with.
         margin: Also compare the last reranker with a shortcut: reranking is skipped if the retriever's first passage
             leads by at least this share of its score.
@@ -134,9 +135,7 @@ def compare_rerankers(
     rankings: dict[str, RankingResult] = {}
     coverage: dict[str, float] = {}
     shortest = ranking.ShortestFirstRanker()
-    compared: dict[str, Reranker] = {**rerankers}
-    if settings.controls:
-        compared[shortest.name] = shortest
+    compared: dict[str, Reranker] = {**rerankers, **({shortest.name: shortest} if settings.controls else {})}
     for source in sources:
         passage_means = ranking.PassageMeanRanker(source.training)
         controls = {passage_means.name: passage_means} if settings.controls else {}
@@ -257,7 +256,12 @@ def _build_answer_table(
 
 
 def reranker_comparison_to_dict(comparison: RerankerComparison) -> dict[str, Any]:
-    """Convert all values, intervals and paired differences to plain data."""
+    """Convert all values, intervals and paired differences to plain data.
+
+    Each source of preferences has these fields besides its measures. 'chance' is P@1 of a random order. 'margin_share' is
+    the share of questions that are not reranked, because the retriever's first passage leads by 'margin'.
+    'seen_by_passage_means' is the share of passages that the baseline `PassageMeanRanker` knows from training questions.
+    """
     return {
         "rankings": {
             source: {
@@ -278,7 +282,7 @@ def reranker_comparison_to_dict(comparison: RerankerComparison) -> dict[str, Any
 
 
 def _measures_to_dict(measures: RankerMeasures) -> dict[str, Any]:
-    """Convert means and differences of rankers to plain data."""
+    """Convert the means of rankers ('values') and their differences to each other ranker ('less') to plain data."""
     differences = {other: _table_to_dict(table) for other, table in measures.differences.items()}
     return {"values": _table_to_dict(measures.means), "less": differences}
 

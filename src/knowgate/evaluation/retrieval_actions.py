@@ -171,14 +171,14 @@ def evaluate_actions(
     several_right = table.iterative_right
     if several_right is None:
         raise BadSetting(
-            f"`{option}` needs answers after several rounds of retrieval, and no row has one: it chooses between skipping, "
-            "one search and several. Leave it out, or label the questions with the option 'iterative' of `knowgate label`."
+            f"`{option}` chooses between no search, one and several, but no question was answered after several "
+            "searches. Leave it out, or label the questions with the option 'iterative' of `knowgate label`."
         )
     dev = table.is_dev
     if not dev.any() or dev.all():
         raise BadSetting(
-            f"{len(table.rows)} questions are too few for `{option}`, which fits expected gains on some questions "
-            "and tests them on others. Label more questions."
+            f"{len(table.rows)} questions are too few for `{option}`, which learns from some of them and is tested on "
+            "the others. Label more questions."
         )
     right = np.stack([table.closed_right, once_right, several_right], axis=1)
     test_bootstrap = Bootstrap(int((~dev).sum()), bootstrap.resamples, bootstrap.seed)

@@ -12,7 +12,7 @@ import numpy as np
 
 from knowgate.core.validation import expand_path, read_text
 from knowgate.data.runs.columns import TOKEN_STATISTICS
-from knowgate.data.runs.folder import RECORDED_PREFIX, suggest_label_options
+from knowgate.data.runs.folder import RECORDED_PREFIX, suggest_data_and_model
 from knowgate.data.runs.records import RecordedNeeds, write_needs
 from knowgate.data.runs.table import GateColumn, LabelTable
 from knowgate.data.signals.confidence import SELF_ASSESSMENT
@@ -115,18 +115,21 @@ class RecordedReadingSource:
         raise self._make_prompt_error()
 
     def _make_prompt_error(self) -> UnsupportedSignal:
-        """Build the error for a gate that asks the LLM a prompt of its own."""
-        data, model = suggest_label_options(self.table.settings)
+        """Build the error for a gate that sends the LLM a prompt of its own, such as 'Do you know the answer?'.
+
+        It says with which arguments the gate can be evaluated on the same questions while the LLM is running.
+        """
+        data, model = suggest_data_and_model(self.table.settings)
         return UnsupportedSignal(
-            f"gate '{self.spec}' asks the LLM a prompt of its own, and the label run contains no answers to it. "
+            f"gate '{self.spec}' sends the LLM a prompt of its own, and the label run contains no answers to it. "
             f"Evaluate the gate with the LLM instead: data={data}, model={model}, gates={self.spec}",
-            brief="asks the LLM a prompt of its own",
+            brief="sends the LLM a prompt of its own",
         )
 
 
 def _suggest_labeling(missing: Sequence[Signal], table: LabelTable) -> str:
     """Return a sentence that says how to get missing signals: the options of `label`, and models that provide them."""
-    data, model = suggest_label_options(table.settings)
+    data, model = suggest_data_and_model(table.settings)
     options = [f"data={data}", f"model={model}", *(LABEL_OPTIONS[item] for item in missing if item in LABEL_OPTIONS)]
     sources = [f"{SIGNAL_NAMES[item]} come from {SIGNAL_SOURCES[item]}" for item in missing if item in SIGNAL_SOURCES]
     note = f" ({'; '.join(sources)})" if sources else ""

@@ -211,7 +211,7 @@ class ImportOptions(Options):
         metavar="KEY",
     )
     open_correct: str = option("", "Field of the grade of the open-book answer.", metavar="KEY")
-    iterative_correct: str = option("", "Field of the grade of `iterative`.", metavar="KEY")
+    iterative_correct: str = option("", "Field of the grade of the answer after several rounds.", metavar="KEY")
     pass_score: float | None = option(
         None, "Recorded scores of at least this value count as right.", allow_inf_nan=False
     )
@@ -230,9 +230,9 @@ class ImportOptions(Options):
     closed_tokens: str = option(
         "", "Field of the number of tokens of the closed-book answer, or of a `usage` object.", metavar="KEY"
     )
-    open_tokens: str = option("", "The same for the open-book answer.", metavar="KEY")
+    open_tokens: str = option("", "Field of the number of tokens of the open-book answer.", metavar="KEY")
     closed_seconds: str = option("", "Field of the seconds that the closed-book answer took.", metavar="KEY")
-    open_seconds: str = option("", "The same for the open-book answer.", metavar="KEY")
+    open_seconds: str = option("", "Field of the seconds that the open-book answer took.", metavar="KEY")
 
     def get_key(self, answer: str, suffix: str = "") -> str:
         """Return the name of the field that holds the closed, open or iterative answer; "" if it was not recorded.
@@ -268,18 +268,19 @@ def import_answers(
     options: ImportOptions,
     extra_fields: Mapping[str, ExtraFields] | None = None,
 ) -> int:
-    """Write recorded answers as a label run, with recorded grades or grades by a string rule.
+    """Write answers that were recorded elsewhere as a label run, i.e. as rows of graded answers.
 
-    Where grades are recorded and the question has gold answers, the verdict of `grader` is stored beside them.
+    If `options` names the field of a recorded grade, that grade counts, and the verdict of `grader` is only stored
+    beside it. Otherwise the verdict of `grader` counts.
 
     Args:
         folder: Run folder; an interrupted import continues.
         questions: Questions, with gold answers if the answers are not graded yet.
-        grader: Grades the answers.
+        grader: Grades the answers by comparing them with the gold answers.
         llm: Name of the LLM that gave the answers.
         data: Name of the data, recorded in the run.
         options: Names of the fields that hold the answers, grades, passages, log-probabilities and costs.
-        extra_fields: Further fields by question id, which are used for keys that the question's meta lacks.
+        extra_fields: The fields of each question's record outside `meta`, by question id. `meta` is searched first.
 
     Returns:
         The number of questions imported by this call. Questions that already have a row are skipped.
@@ -323,7 +324,7 @@ def _make_row(
 
     Log-probabilities are left out of `meta`, because the closed-book answer holds them.
     """
-    question = record.question
+    question, answers = record.question, [answer for answer in (closed, opened) if answer]
     row = make_empty_row(question, detect_question_language(question), grader)
     row = replace(
         row,
@@ -332,9 +333,10 @@ def _make_row(
         closed=closed,
         open=opened,
         iterative=iterative,
-        tokens=sum(answer.n_tokens or len(answer.tokens or ()) for answer in (closed, opened) if answer),
+        # If the number of tokens was not recorded, the tokens with log-probabilities are counted.
+        tokens=sum(answer.n_tokens or len(answer.tokens or ()) for answer in answers),
     )
-    if closed is None or opened is None:
+    if closed is None or opened is None:  # passages and the benefit of retrieval are stored only with both answers
         return row
     passages = parse_passages(record.get(options.passages)) if options.passages else question.contexts
     return replace(row, passages=passages, benefit=retrieval_benefit(closed.correct, opened.correct))
@@ -343,7 +345,7 @@ def _make_row(
 def _make_answers(
     records: Sequence[RecordedQuestion], name: str, grader: Grader, options: ImportOptions
 ) -> list[GradedAnswer | None]:
-    """Make the closed, open or iterative answers of all questions; None for all if they were not recorded."""
+    """Make all answers of one kind (`name`: 'closed', 'open' or 'iterative'); None for each if they were not recorded."""
     key = options.get_key(name)
     if not key:
         return [None] * len(records)

@@ -53,11 +53,16 @@ class LocalRunner:
             n_done += len(batch)
             size = self.next_size(size, time.perf_counter() - started)
 
-    def next_size(self, size: int, seconds: float) -> int:
-        """Return the size of the next batch, given the size and duration of the last one."""
-        if seconds >= self.seconds:
+    def next_size(self, size: int, duration: float) -> int:
+        """Return the size of the next batch, given the size and duration of the last one.
+
+        The size stays the same if the last batch took the target duration or longer. Otherwise it doubles, or grows
+        fourfold if the last batch took less than a quarter of the target.
+        """
+        if duration >= self.seconds:
             return size
-        return min(self.largest, size * (4 if seconds < self.seconds / 4 else 2))
+        factor = 4 if duration < self.seconds / 4 else 2
+        return min(self.largest, size * factor)
 
 
 class PassagePrefetcher:

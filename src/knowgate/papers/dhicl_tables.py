@@ -130,7 +130,7 @@ def build_dhicl_tables(
         BadSetting: A run was made with another LLM or other prompts, or a cut is to be learned without a model.
     """
     if cut_questions and model is None:
-        raise BadSetting("a cut is learned by the LLM itself: set `model`, or leave `learn_cut` at 0.")
+        raise BadSetting("`learn_cut` lets the LLM judge logged questions. Set `model`, or leave `learn_cut` at 0.")
     tables = {}
     for run in runs:
         if model is not None:
@@ -345,7 +345,7 @@ def learn_cut(gate: DhiclGate, model: Model, questions: int = 200, prompts: Answ
     prompts = prompts or AnswerPrompts()
     bound = bind_gate(gate, model, prompts)
     if not isinstance(bound, DhiclGate) or bound.scope is None:
-        raise BadSetting("learn_cut needs a DH-ICL gate with a history log.")
+        raise BadSetting("`learn_cut` needs the gate dhicl with a log of questions. Write dhicl:LOG.")
     store = open_history_store(gate.history, gate.embedder)
     sample = store.sample(questions, bound.scope, exclude=(KnowledgeLabel.TIME_SENSITIVE,))
     known = np.array([entry.label == KnowledgeLabel.KNOWN for entry in sample], dtype=bool)

@@ -73,8 +73,8 @@ def select_unsure_questions(gate: TableScores, beta: float) -> BoolArray:
 
     Confidence is 1 minus the uncalibrated score (`raw`) of a fitted gate (CBDR, eq. 2), or 1 - need for other gates.
     """
-    needs = gate.needs if gate.raw is None else gate.raw
-    return np.asarray(needs >= 1 - beta - 1e-12)  # the tolerance absorbs rounding errors of 1 - beta
+    confidence = 1 - (gate.needs if gate.raw is None else gate.raw)
+    return np.asarray(confidence <= beta + 1e-12)  # the tolerance absorbs rounding errors of the subtraction
 
 
 def measure_decisions(table: LabelTable, retrieve: BoolArray) -> tuple[str, ...]:
@@ -125,9 +125,9 @@ def sweep_variants(table: LabelTable, prefix: str) -> TextTable:
     names = [name for name in table.recorded_needs if name.startswith(prefix)]
     if not names:
         raise BadInput(
-            f"the label runs have no stored decisions of a gate whose name starts with '{prefix}'. Stored: "
-            f"{', '.join(table.recorded_needs) or 'none'}. To store decisions, evaluate gates such as dhicl:LOG,k=5 on "
-            "questions that the LLM answers now (`data` of `evaluate`)."
+            "the label runs (recorded answers of an LLM) hold no decisions of a gate whose name starts with "
+            f"'{prefix}', only of: {', '.join(table.recorded_needs) or 'none'}. To record some, run `knowgate eval` "
+            "with `data` and such a gate, for example dhicl:LOG,k=5."
         )
     rows = []
     for name in names:

@@ -364,6 +364,8 @@ class Bm25Vocabulary:
 def load_bm25_matrix(folder: Path) -> Any:
     """Check the files of a saved `bm25s.BM25` index and open it with memory maps.
 
+    The score matrix must fit the number of passages in the parameters and the highest term number in the vocabulary.
+
     Raises:
         BadInput: A file is damaged.
         OSError: A file is missing or cannot be read.
@@ -372,7 +374,8 @@ def load_bm25_matrix(folder: Path) -> Any:
 
     params = read_record(Bm25Params, read_json(folder / "params.index.json"), "params.index.json", ignore_unknown=True)
     vocabulary = read_record(Bm25Vocabulary, {"words": read_json(folder / "vocab.index.json")}, "vocab.index.json")
-    _check_arrays(folder, params.num_docs, max(vocabulary.words.values(), default=-1))
+    _check_arrays(folder, n_passages=params.num_docs, last_term=max(vocabulary.words.values(), default=-1))
+    # The vocabulary has been read and checked above, so bm25s must not read the file again.
     matrix = bm25s.BM25.load(folder, mmap=True, show_progress=False, load_vocab=False)
     matrix.vocab_dict = dict(vocabulary.words)
     matrix.unique_token_ids_set = set(vocabulary.words.values())

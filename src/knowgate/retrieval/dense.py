@@ -103,6 +103,9 @@ class VectorSearch(Protocol):
 class ExactVectorSearch:
     """Exact search, which compares each query with every vector.
 
+    A fast matrix product selects candidates, which are scored again exactly. How many candidates are needed depends on
+    the rounding error of the product, which is bounded by the largest norm of a vector.
+
     Args:
         vectors: The vectors to search, one per row.
         block_rows: How many vectors to read at once.
@@ -117,6 +120,7 @@ class ExactVectorSearch:
 
     @cached_property
     def _max_norm(self) -> float:
+        """The largest norm of a vector."""
         return max_row_norm(self._vectors, block_rows=self._block_rows)
 
 

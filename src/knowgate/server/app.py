@@ -218,14 +218,14 @@ def build_gate_service(settings: PipelineOptions, options: ServeOptions, model: 
     reads_draft = not gate_service.get_signal_request(rag, owner="").is_empty
     if options.way == "question" and reads_draft:
         raise BadSetting(
-            f"way='question' does not work with the gate '{rag.gate.name}', which reads a draft. "
-            "Set `way` to draft or race, or use a gate that reads only the question."
+            f"way='question' decides before the LLM answers, but the gate '{rag.gate.name}' reads a draft of the "
+            "answer. Set `way` to draft or race, or use a gate that reads only the question."
         )
     uses_drafts = reads_draft or (arbiter_makes_drafts(rag) and options.way != "question")
     has_unused_arbiter = rag.bound_arbiter is not None and settings.arbiter is not None and not uses_drafts
     if options.upstream is not None and has_unused_arbiter:
         raise BadSetting(
-            f"`arbiter` compares drafts, but no draft is made: the gate '{rag.gate.name}' reads only the question. "
+            f"`arbiter` compares draft answers, but there are none: the gate '{rag.gate.name}' reads only the question. "
             "Remove `arbiter`, or use a gate that reads drafts."
         )
     return gate_service

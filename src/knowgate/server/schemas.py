@@ -324,9 +324,10 @@ class ConfidenceBounds(ApiResponse):
 
 
 class KeyLossReport(ApiResponse):
-    """Audits of one API key.
+    """The audits of the requests of one API key.
 
-    `drawn` is their number, `lost` the number of changed answers, and `alarm` the reason for an alarm of this key, or "".
+    An audit compares the answer that was sent with the answer with passages. `drawn` is the number of audits, and `lost`
+    how many of them found a changed answer. `alarm` is the reason why the gate is not followed for this key, or "".
     """
 
     drawn: int
@@ -368,7 +369,7 @@ class DriftReport(ConfidenceBounds):
 
 
 class ArmReport(ApiResponse):
-    """Results of one gate of an A/B test. `audits` has the number of audits by their result."""
+    """Results of one gate (arm) of an A/B test. `audits` has the number of checked answers by the result of the check."""
 
     gate: str
     threshold: float
@@ -380,8 +381,10 @@ class ArmReport(ApiResponse):
 class LearningResponse(ApiResponse):
     """Body of the response to GET /v1/learning: what the server has learnt from its requests.
 
-    `audit`, `share_b` and `canary` repeat the options of the server. `budget_left` is the number of LLM calls that are
-    left for audits, and `labelled` the number of labels added to the history since this process started.
+    `arms` has the results of each gate of the A/B test, and `share_b` is the share of requests that get the second gate.
+    `canary` is the share of requests that follow a gate; the others retrieve. `audit` is the share of requests whose
+    answer is compared with the answer with passages, and `budget_left` the number of LLM calls that are left for this.
+    `labelled` is the number of labels added to the history since this process started.
     """
 
     arms: dict[str, ArmReport]

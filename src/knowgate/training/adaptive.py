@@ -59,7 +59,7 @@ def label_cheapest_strategy(row: LabelRow) -> str | None:
         return "no"
     if row.open is None:
         raise BadSetting(
-            f"adaptive needs answers with passages, but question '{row.id}' has none. Label with passages."
+            f"the gate 'adaptive' needs answers with passages, but question '{row.id}' has none. Label with passages."
         )
     if row.open.correct:
         return "one"
@@ -87,8 +87,8 @@ def _train_classifier(vectors: Vector, classes: NDArray[np.int64], examples: Exa
     present = {COMPLEXITY_CLASSES[number] for number in classes[train]}
     if len(present) < 2 or "no" not in present:
         raise BadInput(
-            "adaptive needs questions that are answered right without retrieval and questions that are not, but the "
-            "label runs have one kind only. Label more questions."
+            "the gate 'adaptive' needs both questions that are answered right without retrieval and questions that "
+            "are not. The label runs have only one kind: label more questions."
         )
     fits = [_fit_classes(vectors[train], classes[train], c) for c in C_GRID]
     return max(fits, key=lambda tensors: _mean_log_likelihood(tensors, vectors[dev], classes[dev]))

@@ -52,14 +52,14 @@ class FitOptions(Options):
     )
     max_loss: float | None = option(
         None,
-        "Maximum accuracy that the default threshold may lose on questions that the gate did not learn from. Default: 0.01.",
+        "Maximum share of right answers that the default threshold may lose on held-out questions. Default: 0.01.",
         ge=0,
         lt=1,
         metavar="0..1",
     )
     keep_questions: bool = option(
         True,
-        "Store ten questions with a gate that reads hidden states, to check them later.",
+        "Store ten questions with the gate, to check later whether a server returns the same hidden states.",
         flag="--keep-questions/--no-questions",
     )
     seed: Seed = option(0, "Random seed of splits and training.")
@@ -153,16 +153,16 @@ def _load_examples(paths: Sequence[Path], function: FitFunction, options: FitOpt
     required = read_requirements(function)
     if options.target == "gain" and not required.two_heads:
         raise BadSetting(
-            "target='gain' needs a gate with two heads: fit fusion, or gain (the judge with two heads). Or use "
-            "target='benefit'."
+            "target='gain' works only with the gates 'fusion' and 'gain', which predict the answers with and without "
+            "passages separately. Fit one of them, or use target='benefit'."
         )
     examples = load_examples(
         paths, target=options.target or required.target, layers=None if required.reads_states else (), seed=options.seed
     )
     if options.max_loss is not None and examples.table.open_right is None:
         raise BadSetting(
-            f"max_loss={options.max_loss} needs answers with passages, and the label runs have none. Leave `max_loss` "
-            "out, or label the questions with passages."
+            f"the label runs (recorded answers) have no answers with passages, so the loss that max_loss={options.max_loss} "
+            "limits is unknown. Label the questions with passages, or leave `max_loss` out."
         )
     return examples
 

@@ -130,7 +130,7 @@ class BenefitSource:
         answers = [row[0].text for row in completions]
         grades = [grade.correct for grade in self.grader.grade(answers, question_of_prompt)]
         if any(correct is None for correct in grades):
-            raise BadInput("source='benefit' needs questions with gold answers, but an answer could not be graded.")
+            raise BadInput("an answer cannot be graded. source='benefit' needs a gold answer for every question.")
         return _group_by_question([float(bool(correct)) for correct in grades], grades, passages)
 
 
@@ -146,19 +146,20 @@ def build_passage_prompts(
 def _group_by_question(
     values: Sequence[float], correct: Sequence[bool | None], passages: Sequence[Sequence[Passage]]
 ) -> list[PassageEffects]:
-    """Group the values and grades of prompts by question.
+    """Group the values and grades of the prompts of `build_passage_prompts` by question.
 
     Args:
-        values: First the value of each question without passages, then those of each question with each passage.
-        correct: The grades of the answers in the same order.
+        values: The value of each prompt. All prompts without passages come first, one per question. The prompts with one
+            passage follow, question by question.
+        correct: The grade of the answer to each prompt.
         passages: The passages of each question.
     """
-    n = len(passages)
-    passage_values, passage_grades = iter(values[n:]), iter(correct[n:])
-    return [
-        PassageEffects(base, [next(passage_values) for _ in candidates], [next(passage_grades) for _ in candidates])
-        for base, candidates in zip(values[:n], passages, strict=True)
-    ]
+    effects, start = list[PassageEffects](), len(passages)  # `start`: the first prompt with a passage of the question
+    for base, candidates in zip(values[: len(passages)], passages, strict=True):
+        end = start + len(candidates)
+        effects.append(PassageEffects(base, list(values[start:end]), list(correct[start:end])))
+        start = end
+    return effects
 
 
 def _get_first_gold(question: Question) -> str:
@@ -316,7 +317,7 @@ def truncate_passages(model: Model, passages: Sequence[Passage], n_tokens: int) 
     """
     if not isinstance(model, TokenizingModel):
         raise UnsupportedSignal(
-            f"`cut` needs a model with a local tokenizer, which {model.name} has not. Use an hf, gguf or smollm model."
+            f"`cut` needs a model with a local tokenizer, but {model.name} has none. Use an hf, gguf or smollm model."
         )
     truncated = [(passage, truncate_text(model, format_passages([passage]), n_tokens)) for passage in passages]
     return [Passage(passage.id, text, score=passage.score) for passage, text in truncated if text is not None]

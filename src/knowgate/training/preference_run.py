@@ -55,7 +55,7 @@ class PreferenceOptions(Options):
     gate: str | None = option(None, "Folder of a fitted probe that reads the LLM's confidence.", metavar="PROBE")
     index: str | None = option(None, "Index folder, http:URL or search engine to find the candidate passages in.")
     data: str | None = option(
-        None, "Question set (data spec) that contains the candidate passages. Default: those of the label run."
+        None, "Questions with candidate passages, such as jsonl:FILE. Default: those of the label run."
     )
     candidates: int = option(20, "Number of candidate passages per question.", ge=2)
     top: Count = option(DEFAULT_TOP, "Maximum number of helpful passages, and of harmful ones, to keep per question.")

@@ -210,8 +210,9 @@ def _check_inputs(
         )
     if (model.fingerprint, prompts.fingerprint) != (settings["model_fingerprint"], settings["prompts_fingerprint"]):
         raise BadSetting(
-            f"the label run is of {settings['model']} ({settings['model_fingerprint']}, prompts "
-            f"{settings['prompts_fingerprint']}), not of {model.name} ({model.fingerprint}, prompts {prompts.fingerprint})."
+            f"the label run was made with {settings['model']} ({settings['model_fingerprint']}, prompts "
+            f"{settings['prompts_fingerprint']}), not with {model.name} ({model.fingerprint}, prompts "
+            f"{prompts.fingerprint}). Use its LLM and prompts."
         )
     if model.depth - 1 not in examples.readings[0].hidden:
         raise BadSetting(

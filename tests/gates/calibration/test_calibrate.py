@@ -92,7 +92,7 @@ def test_contradictory_targets_are_rejected(gate, run, options, message):
 
 
 def test_a_gate_that_is_not_fitted_cannot_be_copied_to_a_folder(run, tmp_path):
-    with pytest.raises(BadSetting, match="`out` needs a fitted gate, and 'logprob' is not one"):
+    with pytest.raises(BadSetting, match=r"`out` stores the threshold .*, but 'logprob' is not fitted"):
         calibrate(load_gate("logprob"), run, best_accuracy=True, out=tmp_path / "x")
 
 

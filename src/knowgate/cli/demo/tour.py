@@ -331,12 +331,12 @@ def _print_stream(page: DemoPage, conversation: DemoConversation, messages: Sequ
 
 
 def _print_record(page: DemoPage) -> None:
-    """Print the recorded results of an 8B LLM."""
+    """Print the recorded results of an 8B LLM, as a chart with a legend and a summary."""
     record = read_demo_record()
     page.print_title("3. An 8B LLM behind an API that returns only text (recorded)")
     page.print_paragraph(
-        f"Llama-3.1-8B-Instruct on {record.questions:,} questions. Gated: a small judge reads its draft and decides, "
-        "and after a search an arbiter chooses the better answer. Arbiter: it chooses after every search."
+        f"Llama-3.1-8B-Instruct on {record.questions:,} questions. Gated: a small judge reads the draft and decides "
+        "whether to search; after a search, an arbiter chooses the better answer. Arbiter: always search, then it chooses."
     )
     for line in render_chart(record, page.block):
         page.console.print(f"  {line}")

@@ -47,7 +47,7 @@ class IndexLocation:
     Attributes:
         folder: Folder of the files.
         name: Prefix of the file names.
-        stamp: Identifies the log; an index with another stamp is ignored.
+        stamp: Identifies the log of questions whose vectors are indexed. An index with another stamp is ignored.
     """
 
     folder: Path
@@ -66,15 +66,15 @@ class IndexLocation:
 
 @dataclass(frozen=True)
 class AnnManifest:
-    """Describes a stored faiss index.
+    """Describes a stored faiss index of the question vectors of a log.
 
     Attributes:
         token: Part of the file name, new for every version of the index.
-        stamp: Identifies the log.
+        stamp: Identifies the log whose questions are indexed.
         width: Length of a vector.
-        rows: Number of rows.
-        trained: Number of rows that the index had when its cluster centers (centroids) were trained.
-        last: Highest row id in the index.
+        rows: Number of vectors in the index.
+        trained: Number of vectors that the index had when its cluster centers (centroids) were trained.
+        last: Highest id of an indexed question in the log. It can exceed `rows`, because deleted ids are not used again.
         size: Size of the file in bytes.
     """
 
@@ -103,7 +103,7 @@ class AnnIndex:
         The candidates that faiss finds are scored again as in exact search, so that both give equal similarities.
         """
         faiss = _import_faiss()
-        # faiss has divided the rows into lists. Probe as many lists as hold the rows that are to be compared.
+        # faiss has divided the rows into lists. Probe as many lists as hold enough rows, at least four for each hit.
         rows_per_list = max(1, len(self) // self.index.nlist)
         n_lists = math.ceil(max(MIN_PROBED_ROWS, 4 * k) / rows_per_list)
         parameters = faiss.SearchParametersIVF(nprobe=min(self.index.nlist, n_lists))

@@ -398,13 +398,13 @@ def suggest_ask_options(model: str) -> str:
     return f" --model openai:{strip_model_prefix(model)}@URL" if is_recorded_model(model) else ""
 
 
-def suggest_label_options(settings: Mapping[str, Any]) -> tuple[str, str]:
+def suggest_data_and_model(settings: Mapping[str, Any]) -> tuple[str, str]:
     """Return the data spec and the model spec with which the questions of a run can be answered again.
 
-    They are placeholders ('SPEC', 'openai:NAME@URL') if the run does not record them.
+    A placeholder ('SPEC', 'openai:NAME@URL') stands for unknown data, or for the unknown server of imported answers.
     """
-    model = str(settings["model"])
-    return str(settings.get("data") or "SPEC"), "openai:NAME@URL" if model.startswith(RECORDED_PREFIX) else model
+    data, model = str(settings.get("data") or "SPEC"), str(settings["model"])
+    return data, "openai:NAME@URL" if is_recorded_model(model) else model
 
 
 # --- summaries ------------------------------------------------------------------------------------

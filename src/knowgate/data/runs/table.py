@@ -319,10 +319,10 @@ class _TableBuilder:
         return self.max_in_memory is not None and len(self) > self.max_in_memory
 
     def add_run(self, run: int, folder: RunFolder) -> None:
-        """Add the usable rows of a run; count the others by reason."""
+        """Add the rows of run number `run` that did not fail and are graded; count the others in `left_out`."""
         for where, record, offset in folder.records_with_offsets():
             row = row_from_json(record, where)
-            if self.grader:
+            if self.grader:  # take its verdicts, and note which graders there are, for an error message
                 self.graders.update(list_graders(row))
                 row = select_grader(row, self.grader)
             if row.error is not None:
@@ -333,7 +333,7 @@ class _TableBuilder:
                 self._rows.append(row)
                 self._run_index.append(run)
                 self._offsets.append(offset)
-                if self._is_on_disk and len(self._rows) >= CHUNK_ROWS:
+                if self._is_on_disk and len(self._rows) >= CHUNK_ROWS:  # too many rows to keep in memory
                     self._convert_to_columns()
 
     def _convert_to_columns(self) -> None:

@@ -146,12 +146,13 @@ def build_correlation_table(runs: Sequence[RunReport]) -> TextTable:
 
 
 def build_effect_table(runs: Sequence[RunReport], indicator: str, side: str = "closed") -> TextTable:
-    """Build the table of how often retrieval helps, changes nothing or hurts (a panel of KBM's Figure 3).
+    """Build the table of how often retrieval helps, changes nothing or hurts, as in Figure 3 of the paper on KBM.
 
     Args:
         runs: The runs.
         indicator: 'mastery' or 'certainty'. The table has a row for each interval of its values.
-        side: The answers that the indicator is measured on: 'closed', 'open' or 'mask'.
+        side: The answers that the indicator is measured on: 'closed' (without passages), 'open' (with passages) or
+            'mask' (with masked passages). The title names them unless they are closed-book.
     """
     rows: list[tuple[str, ...]] = []
     for run in runs:
@@ -160,14 +161,15 @@ def build_effect_table(runs: Sequence[RunReport], indicator: str, side: str = "c
         else:
             rows.append((run.name, NO_OPEN_ANSWERS))
     columns = ("run", f"{SIDE_NAMES[side]} {indicator}", "n", "beneficial", "neutral", "harmful")
-    suffix = "" if side == "closed" else f", over that of the {SIDE_NAMES[side]} answers"
-    return TextTable(f"Effect of retrieval on {indicator}{suffix}", columns, _blank_repeats(rows))
+    measured_on = "" if side == "closed" else f", over that of the {SIDE_NAMES[side]} answers"
+    return TextTable(f"Effect of retrieval on {indicator}{measured_on}", columns, _blank_repeats(rows))
 
 
 def get_effect_intervals(run: RunReport, indicator: str, side: str) -> tuple[EffectInterval, ...]:
     """Return the effects of retrieval by interval of 'mastery' or 'certainty'.
 
-    `side` names the answers that the indicator is measured on: 'closed', 'open' or 'mask'.
+    `side` names the answers that the indicator is measured on: 'closed' (without passages), 'open' (with passages) or
+    'mask' (with masked passages).
     """
     effects = run.boundary.effects if side == "closed" else run.boundary.panels[side]
     return effects[indicator]

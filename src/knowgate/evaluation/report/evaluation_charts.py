@@ -42,9 +42,9 @@ class HighlightedPolicy:
     Attributes:
         gate: The gate.
         threshold: Its threshold.
-        skips: Whether each question is skipped.
+        skips: Whether each question is answered without a search.
         right: Whether the final answer to each question is correct.
-        is_recommended: False for the best gate of an evaluation that recommends none.
+        is_recommended: Whether the evaluation recommends this gate. If it recommends none, the best one is shown.
     """
 
     gate: GateResult
@@ -97,7 +97,7 @@ class PolicySlice:
         n: Number of questions.
         skipped: Share of searches skipped.
         always: Accuracy of always retrieving.
-        changes: For each question, correctness minus that of always retrieving.
+        changes: For each question, 1 if only this gate answers it correctly, -1 if only always retrieving does, else 0.
     """
 
     name: str

@@ -60,7 +60,7 @@ class EvaluationVerdict:
         sentences: Why, and how certain that is.
         key_figures: The most important numbers.
         savings: What the recommended gate saves against always retrieving.
-        never: Cost of never retrieving.
+        never: Mean cost per question of never retrieving.
         note: How the recommendation was chosen.
     """
 
@@ -95,29 +95,32 @@ class EvaluationVerdict:
 
 
 def build_verdict(evaluation: Evaluation, assumptions: CostAssumptions, max_loss: float) -> EvaluationVerdict:
-    """Recommend a gate and describe the recommendation.
+    """Recommend a gate, or none, and describe the recommendation in words.
+
+    Costs are means per question: of always retrieving, of never retrieving, and of the recommended gate. The arbiter, if
+    there is one, chooses between the answers with and without passages after a search.
 
     Args:
         evaluation: Evaluated gates.
         assumptions: Prices and times for savings.
-        max_loss: Share of the answers that skipping searches may cost.
+        max_loss: Share of all answers that skipping searches may turn from right to wrong.
     """
     recommendation = recommend(evaluation, max_loss)
-    always, never = estimate_always_cost(evaluation.table), estimate_never_cost(evaluation.table)
-    gated = _estimate_recommended_cost(evaluation, recommendation) if recommendation.gate else always
-    savings = Savings(always, gated, assumptions)
-    arbiter = _describe_arbiter(evaluation, recommendation)
+    always_cost, never_cost = estimate_always_cost(evaluation.table), estimate_never_cost(evaluation.table)
+    gated_cost = _estimate_recommended_cost(evaluation, recommendation) if recommendation.gate else always_cost
+    savings = Savings(always_cost, gated_cost, assumptions)
+    arbiter_sentences = _describe_arbiter(evaluation, recommendation)
     if not recommendation.is_positive:
-        sentences = [*_explain_no_gate(recommendation, evaluation), *arbiter]
+        sentences = [*_explain_no_gate(recommendation, evaluation), *arbiter_sentences]
         if evaluation.has_open_answers:
-            sentences.append(_describe_always_cost(always, assumptions))
+            sentences.append(_describe_always_cost(always_cost, assumptions))
         headline = _write_negative_headline(recommendation, evaluation)
-        return EvaluationVerdict(recommendation, headline, sentences, [], savings, never)
+        return EvaluationVerdict(recommendation, headline, sentences, [], savings, never_cost)
     sentences = [
         f"It skips {format_percent(recommendation.skipped.value)} of the searches.",
         recommendation.guarantee,
         _describe_difference(recommendation),
-        *arbiter,
+        *arbiter_sentences,
         _describe_losing_slices(recommendation),
         _describe_calls(savings),
         _warn_about_distance(recommendation, evaluation),
@@ -129,7 +132,7 @@ def build_verdict(evaluation: Evaluation, assumptions: CostAssumptions, max_loss
         [sentence for sentence in sentences if sentence],
         _list_key_figures(recommendation, savings),
         savings,
-        never,
+        never_cost,
         note="" if recommendation.guarantee else _describe_choice(recommendation, evaluation),
     )
 
@@ -155,7 +158,7 @@ def _describe_arbiter(evaluation: Evaluation, recommendation: Recommendation) ->
 
 
 def _describe_losing_slices(recommendation: Recommendation) -> str:
-    """Name the large slices on which answers are certainly lost; empty if there are none."""
+    """Name the large slices (groups of questions, such as a language) that certainly lose answers; "" without any."""
     slices = recommendation.losing_slices[:MAX_LISTED_SLICES]
     parts = [f"{part.name} {format_points_estimate(part.change)} (n = {part.n:,})" for part in slices]
     return f"It loses answers on: {'; '.join(parts)}." if parts else ""

@@ -112,9 +112,10 @@ class RulesArbiter(Arbiter):
         return Belief(NEUTRAL_BELIEF, NEUTRAL_BELIEF, OPEN_BOOK_REASONS[closed_abstains, open_abstains])
 
     def accepts_beginning(self, beginning: str) -> bool:
-        """Return whether an open-book answer can be streamed already, because its start shows that it is chosen.
+        """Return whether an answer with passages is certain to be chosen if it begins like this.
 
-        This is so if the start is long enough to contain any abstention phrase, and contains none.
+        Only an abstention such as 'cannot determine' can prevent that, and it is looked for in the first
+        `ABSTENTION_WINDOW` characters. An answer that is certain to be chosen can be streamed before it is complete.
         """
         return len(beginning) >= ABSTENTION_WINDOW and not self.abstains(beginning)
 

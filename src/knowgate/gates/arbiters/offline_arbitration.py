@@ -155,8 +155,8 @@ def _complete_beliefs(
         return beliefs
     if named.arbiter is None:
         raise BadInput(
-            f"the beliefs of the arbiter '{named.name}' are recorded for only some rows of '{run}'. Pass the folder of "
-            "the arbiter to compute the others."
+            f"the label run '{run}' holds probabilities of the arbiter '{named.name}' for only some questions. Pass "
+            "the folder of the arbiter to compute the others."
         )
     _check_rows(run, missing, named.arbiter)
     log.info("%s judges the answers to %d questions", named.name, len(missing))
@@ -196,7 +196,7 @@ def _check_rows(run: Path, rows: Sequence[LabelRow], arbiter: Arbiter) -> None:
     if not any(row.question for row in rows):
         raise BadSetting(
             f"the label run '{run}' was packed without questions and answers, which the arbiter '{arbiter.name}' "
-            "reads. Use the original label run, or one that records the beliefs of this arbiter."
+            "reads. Use the original label run, or one that holds the probabilities of this arbiter."
         )
     answers = [answer for row in rows for answer in (row.closed, row.open) if answer is not None]
     missing = ""

@@ -265,11 +265,11 @@ def check_state_agreement(artifact: Artifact, model: Model, prompts: AnswerPromp
     agreement = measure_state_agreement(reference, readings, request.layers)
     if not agreement.is_sufficient:
         raise ArtifactError(
-            f"the gate '{gate}' was fitted on {trained_on}, and {model.name} has other hidden states: on {agreement.n} "
-            f"prompts the smallest cosine is {agreement.cosine:.4f} (at least {MIN_COSINE} is needed), and "
-            f"{agreement.nearest} of {agreement.n} states are closest to the stored state of their own prompt. Serve "
-            "the same weights, list the server's layers in its order (the last layer of vLLM is the one before the "
-            "final norm), or fit the gate on the server."
+            f"the gate '{gate}' was fitted on {trained_on}, whose hidden states differ from those of {model.name}: on "
+            f"{agreement.n} prompts the smallest cosine is {agreement.cosine:.4f} (at least {MIN_COSINE} is needed), "
+            f"and {agreement.nearest} of {agreement.n} states are closest to the stored state of their own prompt. "
+            "Serve the same weights, list the server's layers in its order (the last layer of vLLM is the one before "
+            "the final norm), or fit the gate on the server."
         )
     return (
         f"fitted on {trained_on}, whose states the server returns (smallest cosine {agreement.cosine:.4f} on "

@@ -85,7 +85,11 @@ def _describe_setup(evidence: Mapping[str, Any]) -> str:
 
 
 def _render_counts(evidence: Mapping[str, Any]) -> str:
-    """Render a Markdown table of the results on the questions that the threshold was chosen on and tested on."""
+    """Render a Markdown table of the results on the questions that the threshold was chosen on and tested on.
+
+    'always' and 'never' are the accuracies of always and never retrieving. 'harmed skips' counts the questions that only
+    always retrieving answers correctly.
+    """
     lines = ["| questions | n | retrieved | accuracy | always | never | lost | harmed skips |", "|---|" + "---|" * 7]
     first_title = "test questions" if evidence.get("test_only") else "chosen on"
     for name, title in (("chosen_on", first_title), ("held_out", "held out")):
@@ -124,14 +128,16 @@ def _summarize_choice(threshold: float, kind: TargetKind, evidence: Mapping[str,
 
 
 def _summarize_proof(threshold: float, evidence: Mapping[str, Any]) -> str:
-    """Say how much accuracy a threshold with a guarantee loses at most.
+    """Say how many right answers a threshold loses at most against always retrieving, or that nothing is proven.
 
-    A guarantee of the form 'net' subtracts answers that skipping gains from the loss.
+    `harmed` counts the questions that only always retrieving answers correctly, `gained` those that only the threshold
+    answers correctly. A guarantee of the form 'net' bounds harmed minus gained, any other one bounds harmed.
     """
-    arbiter = evidence.get("arbiter")
-    net, counts = "", f"{evidence['harmed']} {'harmed' if arbiter else 'harmed skips'}"
-    if evidence.get("form") == "net":
-        net, counts = ", net of those gained,", f"{evidence['harmed']} lost and {evidence['gained']} gained"
+    arbiter, is_net, harmed = evidence.get("arbiter"), evidence.get("form") == "net", evidence["harmed"]
+    net = ", net of those gained," if is_net else ""
+    counts = f"{harmed} harmed" if arbiter else f"{harmed} harmed skips"  # without an arbiter, only skipping can harm
+    if is_net:
+        counts = f"{harmed} lost and {evidence['gained']} gained"
     with_arbiter = f" with the arbiter {arbiter['name']}" if arbiter else ""
     loss, confidence = _format_percent(evidence["epsilon"]), _format_percent(1 - evidence["delta"])
     if not evidence.get("proven", True):
@@ -143,7 +149,10 @@ def _summarize_proof(threshold: float, evidence: Mapping[str, Any]) -> str:
 
 
 def _summarize_failure(evidence: Mapping[str, Any]) -> str:
-    """Say what is proven if the guarantee could not be shown for any threshold that skips questions."""
+    """Say what is proven if the guarantee could not be shown for any threshold that skips questions.
+
+    Even without skips, an arbiter can lose answers: after the search, it may choose a wrong answer without passages.
+    """
     net = ", net of answers gained," if evidence.get("form") == "net" else ""
     confidence = _format_percent(1 - evidence["delta"])
     loss = f"at most {_format_percent(evidence['epsilon'])}{net} with {confidence} confidence"
@@ -170,7 +179,7 @@ def _explain_unused_budget(evidence: Mapping[str, Any]) -> str:
     Questions with equal needs are on the same side of every threshold, so that some rates cannot be reached.
     """
     counts = evidence.get("chosen_on") or {}
-    if not counts or (evidence["wanted"] - counts["rate"]) * counts["n"] < 1:
+    if not counts or (evidence["wanted"] - counts["rate"]) * counts["n"] < 1:  # not even one question is missing
         return ""
     return (
         f" It retrieves for only {_format_percent(counts['rate'])} of the questions it was chosen on. Several "

@@ -108,8 +108,8 @@ class CalibrationOptions(Options):
         if self.confidence is not None or self.net:
             option = "net" if self.net else "confidence"
             raise BadSetting(
-                f"`{option}` has an effect only with `max_loss`, which asks for a guarantee. Set `max_loss`, or leave "
-                f"`{option}` out."
+                f"`{option}` has an effect only with `max_loss`, the limit on lost right answers. Set `max_loss`, or "
+                f"leave `{option}` out."
             )
         return CalibrationTarget("accuracy" if self.retrieval_rate is None else "budget", self.retrieval_rate or 0.0)
 
@@ -204,13 +204,13 @@ def calibrate(
     folder = get_gate_folder(gate)
     if options.out is not None and folder is None:
         raise BadSetting(
-            f"`out` needs a fitted gate, and '{get_gate_name(gate)}' is not one, so it cannot store a threshold. "
+            f"`out` stores the threshold in the folder of a fitted gate, but '{get_gate_name(gate)}' is not fitted. "
             "Remove `out`."
         )
     if get_verdict(gate) == "own":
         raise BadSetting(
-            "a threshold can be chosen for the calibrated need of a gate, not for its raw score. Use "
-            f"'{folder}' without ',verdict=own'."
+            "',verdict=own' selects the raw score of the gate, but a threshold is chosen for its calibrated score. "
+            f"Use '{folder}'."
         )
     calibration = find_threshold(
         gate,
@@ -300,8 +300,8 @@ def load_calibration_rows(runs: Sequence[Path]) -> LabelTable:
     table = load_label_table(runs, required_equal=REQUIRED_EQUAL)
     if table.open_right is None:
         raise BadInput(
-            f"no row of {', '.join(map(str, runs))} has an open-book answer, so it is unknown what skipping retrieval "
-            "loses. Label the questions with passages: set `index`."
+            f"no question in {', '.join(map(str, runs))} was answered with passages, so it is unknown what skipping "
+            "retrieval loses. Label the questions with passages: set `index`."
         )
     _check_same_passages(runs)
     return table
@@ -409,8 +409,8 @@ def _check_reading_lengths(manifest: Mapping[str, Any], settings: Mapping[str, A
     for text, setting, expected in lengths:
         if (recorded := settings.get(setting)) not in (None, expected):
             raise BadSetting(
-                f"the gate reads {text.format(expected)}, but the label runs contain {text.format(recorded)}, so the "
-                f"gate would compute different needs than in use. Label the questions with {setting}={expected}."
+                f"the gate reads {text.format(expected)}, but the label runs contain {text.format(recorded)}, so its "
+                f"scores would differ from those in use. Label the questions with {setting}={expected}."
             )
 
 

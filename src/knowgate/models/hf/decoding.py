@@ -253,17 +253,17 @@ def iter_greedy_steps(
 
 @dataclass
 class FinalStates:
-    """Collects the hidden states at the last token of each answer while the answers are generated.
+    """Collects the hidden states at the last token of each answer (row) while the answers are generated.
 
-    After every step, the states at the newest token of each row replace those stored before, until the answer ends. Each
-    layer has one tensor for all rows (`blocks`), because slicing thousands of rows takes longer than the pass.
+    After every step, the states at the newest token of each row replace those stored before, until the answer ends.
+    `blocks` has one tensor (rows x width) per layer, because slicing thousands of rows takes longer than the pass.
     """
 
     n_rows: int
     blocks: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def store(self, batch: DecodingBatch, active: list[int]) -> None:
-        """Store the batch's current states for the rows that it holds."""
+        """Store the states at the newest token of each row in the batch; `active` are the indices of these rows."""
         if not batch.hidden:
             return
         index = torch.tensor(active, device=batch.mask.device)
@@ -272,12 +272,12 @@ class FinalStates:
             block[index] = state
 
     def finish(self, batch: DecodingBatch, rows: list[DecodedRow], active: list[int], layers: Sequence[int]) -> None:
-        """Set `final_states` of all rows.
+        """Set `final_states` of all rows to the states at their last tokens.
 
-        The last tokens of rows that reached the token limit are fed to the model first, which needs one more pass.
+        Rows still in the batch (`active`) reached the token limit. One more pass computes the states at their last tokens.
         """
         if layers and active:
-            batch.compute_logits(layers)
+            batch.compute_logits(layers)  # sets `batch.hidden`; the logits are not needed
             self.store(batch, active)
         for i, row in enumerate(rows):
             row.final_states = {layer: block[i] for layer, block in self.blocks.items()}
@@ -348,7 +348,7 @@ def sample_rows(
     rows = [DecodedRow() for _ in range(len(batch))]
     active, states = list(range(len(rows))), FinalStates(len(rows))
     for position in range(uniforms.shape[1]):
-        batch.compute_logits(layers)
+        batch.compute_logits(layers)  # sets `batch.hidden`, which is stored next
         states.store(batch, active)
         active = _drop_finished(batch, rows, active) if past_end else active
         if not active:

@@ -287,8 +287,15 @@ class HFModel(LocalModel, LocalBackend):
         return [self._make_completion(row, with_tokens=True) for row in rows]
 
     def _extend_group(self, drafts: list[HFResumeHandle], rows: list[DecodedRow], max_tokens: int) -> None:
-        """Extend the unfinished drafts of one batch greedily; `rows` are copies of the drafts, extended in place."""
-        batch = drafts[0].batch.copy([draft.index for draft in drafts if draft.index is not None])
+        """Extend drafts greedily until they end or have `max_tokens` tokens.
+
+        Args:
+            drafts: Unfinished drafts that were read in the same batch.
+            rows: Copies of these drafts, which are extended in place.
+            max_tokens: Maximum number of tokens per draft, including those it already has.
+        """
+        indices = [draft.index for draft in drafts if draft.index is not None]  # only finished drafts have None
+        batch = drafts[0].batch.copy(indices)
         decode_greedily(batch, rows, max_tokens, self.stop_ids)
 
     def _start_stream(

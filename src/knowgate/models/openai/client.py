@@ -246,7 +246,7 @@ def _translate_stream_errors(url: str) -> Iterator[None]:
         yield
     except httpx.TimeoutException:
         raise ServerError(
-            f"{url} sent no more data in the middle of its answer, until the timeout. Check the server's load."
+            f"{url} stopped sending in the middle of its answer, and the timeout passed. Check the server's load."
         ) from None
     except httpx.TransportError as error:
         reason = _redact(str(error) or type(error).__name__)

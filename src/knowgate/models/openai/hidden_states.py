@@ -146,8 +146,8 @@ class HiddenStateReader:
         result = consume_states_file(self._config.storage, path)
         if result.token_ids != ids:
             raise ModelError(
-                "the server returned hidden states of a different prompt. Check that no other server writes to the same "
-                "folder."
+                "the server's file has hidden states of a different prompt than the one sent. Another server may "
+                "have overwritten it: give each server its own folder."
             )
         return result.states
 

@@ -70,7 +70,7 @@ class ServerLabelReader:
             )
         if self._endpoint.server not in LABEL_SERVERS:
             raise UnsupportedSignal(
-                f"openai:{self._endpoint.model} cannot read labels inside a prompt, because its server is of the kind "
+                f"openai:{self._endpoint.model} cannot score given answers (yes, no) in a prompt: its server is of the kind "
                 f"'{self._endpoint.server}'. Use a server of {', '.join(LABEL_SERVERS.values())}, or an hf: model."
             )
 
@@ -289,8 +289,8 @@ def _read_llamacpp(endpoint: ModelEndpoint, ids: Sequence[int], label_ids: Seque
         if all(label in listed for label in label_ids):
             return [listed[label] for label in label_ids]
     raise ModelError(
-        "cannot read labels inside a prompt: the server does not return log-probabilities of its whole vocabulary. "
-        "Use vLLM or SGLang, or an hf: model."
+        "cannot score given answers (yes, no) in a prompt: the server does not return log-probabilities of its whole "
+        "vocabulary. Use vLLM or SGLang, or an hf: model."
     )
 
 

@@ -388,8 +388,8 @@ class OpenAIModel(Backend):
                 self._label_reader.check(prompt)
         if prompts and Signal.LABELS not in self.offers:
             raise UnsupportedSignal(
-                f"cannot read labels with {self.name}: the server does not return the log-probabilities of the most "
-                "probable tokens (top_logprobs). Use another server, or an hf: model."
+                f"{self.name} cannot score given answers (yes, no): the server does not return the log-probabilities "
+                "of the most probable tokens (top_logprobs). Use another server, or an hf: model."
             )
         return self._map(lambda prompt: self._read_labels(prompt, labels), prompts)
 
@@ -410,8 +410,8 @@ class OpenAIModel(Backend):
         tokens = parse_token_logprobs(self._endpoint.complete_prompt(prompt, fields))
         if not tokens or not tokens[0].top:
             raise ModelError(
-                f"cannot read labels with {self.name}: the server's response has no log-probabilities of the most "
-                "probable tokens. Check the server's log."
+                f"{self.name} cannot score given answers (yes, no): the server's response has no log-probabilities of "
+                "the most probable tokens. Check the server's log."
             )
         return tokens[0].top
 

@@ -29,7 +29,7 @@ class ExperimentArm:
     Attributes:
         name: "a" or "b".
         rag: The pipeline with this gate.
-        monitor: Measures the loss of the gate.
+        monitor: Measures how many answers change if the gate skips retrieval.
         scope: Hash of everything that the loss depends on, such as gate, LLM and index. Stored audits with another
             scope are not counted.
         gate_spec: The gate as the user names it, such as 'logprob:first'.
@@ -46,13 +46,13 @@ class ExperimentArm:
         """Return the pipeline of this arm.
 
         Args:
-            shadow: Reason to always retrieve, or "" to follow the gate. The same reason returns the same pipeline
+            shadow: Why to retrieve regardless of the gate, or "" to follow it. The same reason returns the same pipeline
                 object, because only requests with the same pipeline can share a batch.
         """
         if not shadow:
             return self.rag
         if shadow not in self._shadow_pipelines:
-            # The reason of an alarm contains numbers that change, so drop pipelines with old reasons now and then.
+            # An alarm's reason contains numbers that change, so old reasons are dropped if there are more than a few.
             if len(self._shadow_pipelines) > 2:
                 self._shadow_pipelines.clear()
             self._shadow_pipelines[shadow] = self.rag.replace(shadow=shadow)
@@ -74,38 +74,40 @@ class Experiment:
     canary: float = 1.0
 
     def assign(self, options: RequestOptions, body: Mapping[str, Any], trace: RequestTrace) -> RequestOptions:
-        """Choose the arm of a request, and whether the decision of its gate is followed.
+        """Choose the gate (arm "a" or "b") of a request, and whether its decision is followed.
 
         Args:
             options: Options of the request. If they select a gate, they are returned unchanged.
             body: Body of the request. Its field `user`, if any, determines the arm.
-            trace: Trace of the request, in which arm and mode are stored.
+            trace: Trace of the request. Its `arm` is set to the arm that the request counts for, and its `mode` to why
+                the server retrieves regardless of the gate: "alarm", "shadow", "canary", or "" if it does not.
 
         Returns:
-            The options with `arm` and `shadow`.
+            The options with `arm`, and with the reason for retrieving regardless of the gate in `shadow` ("" if none).
         """
         if options.gate_name:
             return options
         user = body.get("user")
         key = user if isinstance(user, str) and user else trace.id
         name = "b" if hash_to_unit("arm", key) < self.share_b else "a"
-        trace.arm = name if options.is_default else ""  # a request with options of its own does not count for the arm
+        # A request with another threshold, filter or maximum loss says nothing about the arm, so it is not counted.
+        trace.arm = name if options.is_default else ""
         trace.mode, shadow = self._choose_mode(self.arms[name], key, trace.owner)
         if trace.mode == "alarm":
             trace.degraded.append("alarm")
         return replace(options, arm=name, shadow=shadow)
 
     def _choose_mode(self, arm: ExperimentArm, key: str, owner: str) -> tuple[str, str]:
-        """Choose whether a request follows the gate.
+        """Choose whether a request follows the gate or retrieves regardless of it.
 
         Args:
             arm: Arm of the request.
-            key: Identifies the user, for canary mode.
-            owner: Name of the API key, for the alarm.
+            key: Identifies the user, so that all requests of a user are treated alike.
+            owner: Name of the API key. An alarm may concern one key only.
 
         Returns:
-            The mode and its reason, both "" if the gate is followed. Otherwise the mode is "alarm", "shadow" or
-            "canary".
+            The mode and its reason, both "" if the gate is followed. Otherwise the mode is "alarm" (the gate loses too
+            many answers), "shadow" (no request follows the gate) or "canary" (only a share of requests follows it).
         """
         if alarm := arm.monitor.get_alarm(owner):
             return "alarm", f"the alarm is on ({alarm})"

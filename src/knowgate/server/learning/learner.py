@@ -96,6 +96,7 @@ class TrafficLearner:
         has no capacity.
         """
         assert trace.decision is not None
+        # During an alarm the server retrieves regardless of the gate, but the gate still decides.
         is_gate_decision = not trace.decision.rule and set(trace.degraded) <= {"alarm"}
         return is_gate_decision and self.random.random() < self.audit_share and self.auditor.reserve(trace.owner)
 
@@ -155,7 +156,13 @@ class TrafficLearner:
         return [problem for problem in (history_problem, audit_problem) if problem]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the results of learning, for GET /v1/learning and the dashboard."""
+        """Return the results of learning, for GET /v1/learning and the dashboard.
+
+        'arms' has the results of each gate of the A/B test, and 'share_b' the share of requests that get its second gate.
+        'canary' is the share of requests that follow the gate at all; the others always retrieve. 'audit' is the share of
+        requests whose answer is checked against the answer with passages, and 'budget_left' the LLM calls left for that.
+        'labelled' is the number of questions labeled since this process started; None if labels are not stored.
+        """
         experiment, history = self.auditor.experiment, self.labeler.history
         return {
             "arms": {name: self._arm_to_json(arm) for name, arm in experiment.arms.items()},
@@ -167,7 +174,7 @@ class TrafficLearner:
         }
 
     def _arm_to_json(self, arm: ExperimentArm) -> dict[str, Any]:
-        """Return the gate of an arm, its threshold, the number of audits by result, and what they measured."""
+        """Return the results of one gate (arm) of the A/B test, with the number of its audits (checks) by result."""
         audits = {result: count for (name, result), count in self.auditor.counts.items() if name == arm.name}
         return {"gate": arm.gate_spec, "threshold": arm.rag.used_threshold, "audits": audits, **arm.monitor.to_json()}
 
@@ -278,7 +285,8 @@ def _check_options(options: ServeOptions) -> None:
         )
     if options.max_changed is not None and not options.audit:
         raise BadSetting(
-            "`max_changed` needs `audit`, which measures the share of changed answers. Set `audit`, for example to 0.05."
+            "`max_changed` limits the share of answers that skipping retrieval changes, which audits measure. Set "
+            "`audit` to the share of requests to audit, such as 0.05 for 5%."
         )
     if options.shadow and options.canary is not None:
         raise BadSetting("`shadow` and `canary` are mutually exclusive. Use one of them.")
@@ -300,7 +308,7 @@ def _build_second_pipeline(settings: PipelineOptions, options: ServeOptions, rag
         raise BadSetting(f"gate_b='{gate.name}' cannot be used: {staleness.rstrip('.')}.")
     if options.way == "question" and not second_rag.bound_gate.request.is_empty:
         raise BadSetting(
-            f"way='question' does not work with gate_b='{gate.name}', which reads a draft. "
+            f"way='question' decides before the LLM answers, but gate_b='{gate.name}' reads a draft of the answer. "
             "Set `way` to draft or race, or use a gate that reads only the question."
         )
     return second_rag

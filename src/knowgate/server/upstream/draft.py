@@ -286,7 +286,7 @@ class UpstreamDraftModel(Backend):
         """
         draft = CURRENT_DRAFT.get()
         if draft is None:
-            raise UnsupportedSignal("there is no draft of the upstream that the gate could read.")
+            raise UnsupportedSignal("the upstream returned no draft answer for the gate to read.")
         return [Reading(draft=draft) for _ in prompts]
 
     def generate(
@@ -316,15 +316,17 @@ class UpstreamDraftModel(Backend):
 
 
 async def measure_draft(draft: UpstreamDraft, request: Mapping[str, Any]) -> TokenUsage:
-    """Return the number of tokens of a draft that is not sent to the client, and of its prompt.
+    """Return the number of tokens of an answer that the client does not get, and of its prompt.
 
-    If the upstream has not reported them, as for a stream that was canceled, they are estimated.
+    An example is the draft of a question that is then answered with passages. If the upstream has not reported the tokens,
+    as for a stream that was canceled, they are estimated.
 
     Args:
-        draft: The draft.
+        draft: The answer.
         request: The request body that the upstream got. Only `messages` is used.
     """
-    usage = await run_for_size(len(draft.content), lambda: _find_usage(draft))
+    # A large answer is parsed in a thread, so that other requests need not wait.
+    usage = await run_for_size(len(draft.content), functools.partial(_find_usage, draft))
     prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
     text = draft.completion.text if draft.completion is not None else ""
     return TokenUsage(

@@ -255,13 +255,13 @@ def check_judge_answers(examples: Examples, tokens: int, both: bool = False) -> 
     texts = draft_texts(examples.readings)
     if tokens and not any(text.strip() for text in texts):
         raise BadInput(
-            "every answer from memory is empty, so there is nothing to judge. Label with a larger `max_tokens`, or "
-            "judge the question alone with tokens=0."
+            "every recorded answer without passages is empty, so the judge has nothing to read. Label again with a "
+            "larger `max_tokens`, or set tokens=0: the judge then reads only the question."
         )
     if tokens and all(RULES_ARBITER.abstains(text) for text in texts):
         raise BadInput(
-            f"every answer from memory declines to answer ('{texts[0][:60]}'), so there is nothing to judge. Label "
-            "with prompts that make the LLM guess, or judge the question alone with tokens=0."
+            f"every recorded answer without passages declines to answer ('{texts[0][:60]}'). Label with prompts that "
+            "make the LLM guess, or set tokens=0: the judge then reads only the question."
         )
     if both and not any(row.open is not None and row.open.correct is not None for row in examples.rows):
         raise BadInput(

@@ -92,8 +92,8 @@ def fit_gain(
 def _check_target(examples: Examples) -> None:
     if examples.target not in OPEN_BOOK_TARGETS:
         raise BadSetting(
-            f"gain predicts whether retrieval helps, so it needs target='gain' or 'benefit', not target='{examples.target}'. "
-            "Leave `target` out, or fit the gate judge instead."
+            f"the gate 'gain' predicts whether retrieval helps, so target='{examples.target}' is not possible. Leave "
+            "`target` out, or fit the gate 'judge' instead."
         )
 
 

@@ -98,7 +98,7 @@ def _check_gate(gate: FittedGate, out: Path) -> None:
     options, folder = gate.artifact.options, gate.artifact.path
     if gate.name not in JUDGE_PROMPTS or "base" not in options:
         raise BadSetting(
-            f"'{folder}' is a fitted {gate.name} gate without a judge of answers. Use a judge, gain or ik (lora) gate."
+            f"'{folder}' is a fitted {gate.name} gate, which contains no judge. Use a judge, gain or ik (lora) gate."
         )
     if options.get("pairs"):
         raise BadSetting(

@@ -214,6 +214,6 @@ def _check_samples(examples: Examples) -> None:
     missing = sum(not _is_sampled(row.closed) for row in examples.rows)
     if missing:
         raise BadInput(
-            f"kbm needs sampled answers, which {missing} of {len(examples.rows)} questions do not have. Label again "
-            "with samples=30."
+            f"kbm needs sampled answers, but {missing} of {len(examples.rows)} questions have none. Label again with "
+            "samples=30."
         )

@@ -177,12 +177,12 @@ class _TrainingRun:
         return state.is_finished(self.training.n_segments, self.training.patience)
 
     def _save(self, state: TrainingState) -> None:
-        """Save the weights if they are the best so far, and a checkpoint to continue from.
+        """Save the weights if the last segment (part of an epoch) is the best so far, and a checkpoint to continue from.
 
-        Without dev rows the last segment counts as the best, so weights are saved only at the end of the training.
+        Without dev rows there is nothing to compare segments by, so the weights are saved only at the end.
         """
-        is_best, is_finished = state.best == state.n_done - 1, self._is_finished(state)
-        if is_best and (state.dev_losses or is_finished):
+        last_segment, is_finished = state.n_done - 1, self._is_finished(state)
+        if state.best == last_segment and (state.dev_losses or is_finished):
             with atomic_folder(self.work / BEST_FOLDER) as folder:
                 self.model.save(folder)
         if is_finished:
@@ -235,7 +235,7 @@ class _TrainingRun:
         """
         import torch
 
-        generator = torch.Generator().manual_seed(self.training.seed * 1_000 + epoch)
+        generator = torch.Generator().manual_seed(self.training.seed * 1_000 + epoch)  # each epoch has another order
         order = torch.randperm(len(self.examples), generator=generator).tolist()
         batches: list[Sequence[int]] = []
         for window in _cut(order, self.training.batch * self.training.window):
@@ -277,6 +277,7 @@ class _TrainingRun:
         return total
 
     def _evaluate(self) -> DevEvaluation:
+        """Compute the mean loss on the dev examples, and how well the judge tells their two labels apart (AUROC)."""
         import torch
 
         self.model.set_training(False)

@@ -54,7 +54,7 @@ class AnswerJudgeFitOptions(EnsembleFitOptions):
     )
     batch: Count = option(32, "Examples per training step.")
     bits: Literal[0, 4, 8] = option(
-        0, "Bits per weight of the base model: 4 or 8 save memory (CUDA and LoRA only); 0 for all."
+        0, "Bits per weight of the base model: 4 or 8 save memory (CUDA and LoRA only); 0 for full precision."
     )
     frozen_layers: WholeNumber = option(
         0, "Lower layers of an encoder that are not trained, which saves up to a third of the time."

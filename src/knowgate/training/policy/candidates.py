@@ -151,7 +151,7 @@ def choose_base(evidence: Evidence, options: PolicyOptions, has_gpu: bool) -> st
 def has_both_classes(evidence: Evidence, target: Target) -> bool:
     """Return whether there are enough questions of both classes to fit and to calibrate a gate."""
     needed = evidence.list_needed(target)[evidence.fit_rows]
-    return min(int(needed.sum()), int((~needed).sum())) >= 2 * MIN_ROWS_PER_CLASS
+    return min(int(needed.sum()), int((~needed).sum())) >= 2 * MIN_ROWS_PER_CLASS  # once to fit, once to calibrate
 
 
 def detect_gpu() -> bool:
@@ -188,18 +188,23 @@ def fit_recipe(
 
 
 def fit_single_feature(examples: Examples, feature: str) -> FitResult:
-    """Fit a fusion gate that reads one feature of the draft, such as its smallest token probability."""
-    values = feature_matrix([feature], examples.questions, examples.readings)
+    """Fit a gate that reads one feature of the draft, such as its smallest token probability.
+
+    The result is a gate of the type 'fusion', a classifier of several features, that has only this feature.
+    """
+    values = feature_matrix([feature], examples.questions, examples.readings)  # questions x 1
     rows = np.concatenate([examples.split.train, examples.split.dev])
     classifier = fit_linear(values[rows], examples.needed[rows])
 
-    def raw(indices: Sequence[int]) -> FloatArray:
+    def compute_scores(indices: Sequence[int]) -> FloatArray:  # uncalibrated needs of these examples
         return apply_network(classifier, values[list(indices)])
 
+    # 'cheap' means no sampled answers and no extra passes; 'early' would decide at the first token of the draft.
     options = {"features": [feature], "probes": [], "cheap": True, "early": False}
     request = SignalRequest(draft_tokens=int(examples.settings.get("max_tokens", 32)))  # as long as the recorded drafts
     tensors = {f"fusion.{name}": value for name, value in classifier.items()}
-    return FitResult("fusion", options, frozenset({Signal.LOGPROBS}), request, tensors, raw)
+    needs = frozenset({Signal.LOGPROBS})  # log-probabilities of the draft's tokens
+    return FitResult("fusion", options, needs, request, tensors, raw=compute_scores)
 
 
 def cross_fit_gate(recipe: GateRecipe, evidence: Evidence, work: Path, watch: FitProgressCallback) -> GateCandidate:
@@ -270,7 +275,7 @@ def score_calibrated(result: FitResult, examples: Examples, rows: Any) -> FloatA
 def cross_fit_arbiter(
     recipe: ArbiterRecipe, evidence: Evidence, work: Path, watch: FitProgressCallback
 ) -> ArbiterCandidate:
-    """Let an arbiter choose for each row that the policy is chosen on, fitted without the row's fold."""
+    """Let an arbiter choose between the answers of each row that the policy is chosen on, fitted without the row's fold."""
     if recipe.name == "rules":  # not fitted, so no folds are needed
         return ArbiterCandidate("rules", choose_by_rules(evidence)[evidence.fit_rows])
     takes_closed = np.zeros(len(evidence.table), dtype=bool)
@@ -304,8 +309,7 @@ def choose_closed(result: ArbiterResult, differ: BoolArray, rows: Any) -> BoolAr
         differ: For all rows, whether the two answers differ. If not, there is nothing to choose.
         rows: Numbers of the rows to choose for.
     """
-    chosen: BoolArray = take_closed(result.raw(rows.tolist())) & differ[rows]
-    return chosen
+    return np.asarray(take_closed(result.raw(rows.tolist())) & differ[rows])
 
 
 def choose_by_rules(evidence: Evidence) -> BoolArray:

@@ -236,8 +236,12 @@ def _trace_frontier(questions: GradedQuestions, choice: PolicyChoice) -> list[Po
 
 
 def _try_policies(questions: GradedQuestions) -> list[PolicyResult]:
-    """Return each pair of gate and arbiter at its best safe threshold, most valuable first."""
-    gates = [name for name in questions.gates if name != NEVER]  # without retrieval, an arbiter has no choice
+    """Evaluate each pair of gate and arbiter at its most valuable safe threshold, and sort them, most valuable first.
+
+    A threshold is safe if the answers lost by it are within the limits of the options. Pairs without one are left out.
+    """
+    # An arbiter chooses between two answers after a search, so it cannot be paired with never retrieving.
+    gates = [name for name in questions.gates if name != NEVER]
     arbiters = (NO_ARBITER, *questions.arbiters)
     best = [_find_best_setting(questions, gate, arbiter) for gate in gates for arbiter in arbiters]
     return sorted((result for result in best if result is not None), key=lambda result: -result.value)
@@ -246,7 +250,8 @@ def _try_policies(questions: GradedQuestions) -> list[PolicyResult]:
 def _find_best_setting(questions: GradedQuestions, gate: str, arbiter: str) -> PolicyResult | None:
     """Evaluate a gate with an arbiter at its most valuable safe threshold; return None if no threshold is safe.
 
-    Always retrieving without an arbiter counts as safe, because all losses are counted against it.
+    A threshold is safe if the answers lost by it are within the limits of the options. Always retrieving without an
+    arbiter counts as safe, because all losses are counted against it.
     """
     if gate in CONSTANT_GATES:
         results = [questions.evaluate_constant(gate, arbiter)]

@@ -292,12 +292,19 @@ class PolicySearch:
         return retrieved
 
     def _measure_topics(self, retrieved: BoolArray | None = None) -> list[TopicResult]:
-        """Measure what the LLM knows by topic; empty if `topics` is 'none' or the embedding model is missing."""
+        """Measure by topic how much the LLM knows and how often the policy retrieves.
+
+        Args:
+            retrieved: For which questions the policy retrieves; None if there is no policy to measure.
+
+        Returns:
+            The topics; none if the option `topics` is 'none' or the embedding model is missing.
+        """
         if self.options.topics == NO_TOPICS:
             return []
-        table, embedder = self.evidence.table, self.evidence.embedder
+        evidence = self.evidence
         try:
-            return measure_topics(table, self.options.topics, retrieve=retrieved, embedder=embedder)
+            return measure_topics(evidence.table, self.options.topics, retrieve=retrieved, embedder=evidence.embedder)
         except WeightsError as error:
             _say(self.watch, f"topics were left out: {error}")
             return []
