@@ -12,12 +12,13 @@ import knowgate
 from knowgate.core.registry import RegistryEntry, load_target
 from knowgate.data.questions import DATASETS
 from knowgate.errors import MissingExtra
-from knowgate.gates import FITTED_GATES, GATES, render_gate_table
+from knowgate.gates import FITTED_GATES, GATES
 from knowgate.models import MODELS
 from knowgate.retrieval import RETRIEVERS
 from knowgate.retrieval.rerankers import RERANKERS
 from tests.support.processes import python
 from tools import structure
+from tools.docs.gate_sections import render_gate_table
 
 HEAVY = ("torch", "transformers", "bm25s", "sentence_transformers", "typer", "pydantic", "httpx", "sklearn")
 TABLES = {"gates": GATES, "models": MODELS, "retrieval": RETRIEVERS, "rerankers": RERANKERS, "datasets": DATASETS}

@@ -8,8 +8,8 @@ from benchmarks.tables.closed_book import curve_table
 from benchmarks.tables.judge_advice import amount_table, label_table, size_table
 from benchmarks.tables.policy import readme_table
 from benchmarks.tables.speed import labeling_table, speed_table
-from knowgate.gates import render_gate_table
 from tools.adapter_versions import version_table
+from tools.docs.gate_sections import render_gate_table
 from tools.pages import EXAMPLES
 from tools.structure import ROOT, layer_table
 

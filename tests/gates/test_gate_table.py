@@ -6,12 +6,13 @@ from dataclasses import dataclass
 import pytest
 
 from knowgate.errors import BadSetting, ModelError, UnknownName, UnsupportedSignal
-from knowgate.gates import FITTED_GATES, GATES, default_gate, load_gate, render_gate_table
+from knowgate.gates import FITTED_GATES, GATES, default_gate, load_gate
 from knowgate.gates.baselines import RandomGate
 from knowgate.gates.logprob import LogprobGate
 from knowgate.gates.scoring import check_model_signals, score_questions
 from knowgate.models.fake import FakeModel
 from knowgate.types import Gate, Question, Reading, Signal
+from tools.docs.gate_sections import render_gate_table
 
 
 @dataclass(frozen=True)

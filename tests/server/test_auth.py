@@ -97,3 +97,16 @@ def test_a_broken_key_file_is_reported_with_the_field(tmp_path):
     (tmp_path / "keys.json").write_text('{"keys": [{"name": 3}]}')
     with pytest.raises(kg.KnowgateError, match=r"not a file of API keys: keys\.0\.name: it must be a text"):
         read_keys(tmp_path / "keys.json")
+
+
+def test_a_server_is_not_ready_while_its_keys_cannot_be_read(serve, tmp_path):
+    file = tmp_path / "keys.json"
+    add_key(file, "alice")
+    address, _ = serve(gate="never", options={"keys": str(file)})
+    assert httpx.get(f"{address}/ready").status_code == 200
+    content = file.read_bytes()
+    file.unlink()
+    reply = httpx.get(f"{address}/ready")
+    assert (reply.status_code, reply.json()["degraded"]) == (503, ["the file of API keys cannot be read"])
+    file.write_bytes(content)
+    assert httpx.get(f"{address}/ready").status_code == 200

@@ -178,3 +178,11 @@ def test_a_correction_that_is_too_long_is_rejected_with_the_limit(serve, tmp_pat
     reply = httpx.post(f"{address}/v1/feedback", json=body)
     assert reply.status_code == 400
     assert f"at most {MAX_FEEDBACK_CHARS:,} characters" in reply.json()["error"]["message"]
+
+
+def test_a_durable_server_does_not_acknowledge_decisions_after_its_file_was_deleted(serve, tmp_path):
+    address, _ = serve(gate="never", options={"decisions": str(tmp_path / "d.db"), "durable": True})
+    assert ask(address).status_code == 200
+    for file in tmp_path.glob("d.db*"):
+        file.unlink()
+    assert ask(address).status_code == 503

@@ -6,6 +6,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -17,7 +18,7 @@ from knowgate.pipeline.traffic_log import TrafficLog
 from knowgate.server.app import create_app
 from knowgate.server.chat.request_options import RequestOptions
 from knowgate.server.learning.answers import StreamText
-from knowgate.server.learning.audit import label_by_feedback
+from knowgate.server.learning.audit import MAX_PENDING_AUDITS, Auditor, label_by_feedback
 from knowgate.server.learning.loss_monitor import LossMonitor
 from knowgate.server.load_limits import CallBudget
 from knowgate.server.options import ServeOptions
@@ -25,6 +26,7 @@ from knowgate.server.telemetry.trace import RequestTrace
 from tests.server.conftest import KNOWN, UNKNOWN
 from tests.server.test_arbitration import FixedArbiter, use_arbiter
 from tests.server.test_chat import ask
+from tests.support.processes import PATIENCE
 
 SAME = "The answer is 42."
 
@@ -588,3 +590,25 @@ def test_an_audit_of_a_question_that_is_deleted_meanwhile_stores_no_texts(serve,
     wait_for_audits(address, 1)
     assert history.list_labels() == []
     assert b"From the passages" not in b"".join(file.read_bytes() for file in tmp_path.glob("d.db*"))
+
+
+def test_slow_audits_of_one_key_do_not_delay_those_of_others(monkeypatch):
+    done = []
+
+    async def audit(self, job):
+        if job.owner == "slow":
+            await asyncio.Event().wait()
+        done.append(job.owner)
+
+    async def run():
+        auditor = Auditor(None, None, None, None, None, CallBudget(1_000))
+        for owner in ["slow"] * MAX_PENDING_AUDITS + ["other"] * 3:
+            auditor.submit(SimpleNamespace(owner=owner, call_count=1, arm=SimpleNamespace(name="a")))
+        async with asyncio.timeout(PATIENCE):
+            while len(done) < 3:
+                await asyncio.sleep(0)
+        await auditor.close()
+
+    monkeypatch.setattr(Auditor, "_audit", audit)
+    asyncio.run(run())
+    assert done == ["other"] * 3

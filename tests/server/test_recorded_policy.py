@@ -106,3 +106,16 @@ def test_a_server_loads_the_models_of_a_gate_before_the_first_request(serve, pol
     monkeypatch.setattr(kind, "score", lambda self, *args: scored.append(1) or score(self, *args))
     serve(gate=str(policy))
     assert scored == [1]
+
+
+def test_a_policy_does_not_decide_for_another_llm_that_a_request_names(serve, stub, policy):
+    address, _ = serve(gate=str(policy), options={"upstream_model": "my-llm"})
+
+    def report(model):
+        body = {"model": model, "messages": [{"role": "user", "content": UNKNOWN}]}
+        return httpx.post(f"{address}/v1/chat/completions", json=body).json()["knowgate"]
+
+    assert report("my-llm")["degraded"] == report("knowgate")["degraded"] == []
+    other = report("other-llm")
+    assert (other["retrieve"], other["degraded"]) == (True, ["stale calibration"])
+    assert "fitted on openai:my-llm, not on the LLM 'other-llm'" in other["reason"]

@@ -6,7 +6,7 @@ import ast
 import re
 
 from knowgate.core.registry import RegistryEntry
-from knowgate.gates import FITTED_GATES, GATES, render_gate_table
+from knowgate.gates import FITTED_GATES, GATES
 from tools import structure
 
 
@@ -33,3 +33,14 @@ def docstring(entry: RegistryEntry) -> str:
     classes = [node for node in structure.tree(structure.modules()[module]).body if isinstance(node, ast.ClassDef)]
     text = next(ast.get_docstring(node) or "" for node in classes if node.name == name)
     return re.split(r"\n\s*(?:Args|Attributes|Examples?|Returns|Raises):", text)[0]
+
+
+def render_gate_table() -> str:
+    """Render a Markdown table of all gates: when they retrieve, what they need and what they cost."""
+    header = ("gate", "retrieves when", "needs", "extra cost", "reference")
+    entries = {f"`{name}`": entry for name, entry in GATES.items()}
+    entries |= {f"`{name}` (fitted)": entry for name, entry in FITTED_GATES.items()}
+    rows = [
+        (name, entry.summary, entry.needs or "-", entry.cost, entry.paper or "-") for name, entry in entries.items()
+    ]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (header, ("---",) * len(header), *rows))

@@ -212,14 +212,3 @@ def describe_text_only(model: str) -> str:
         f"like (gate='{TEXT_ONLY_GATE}'). To save searches, use gate='consistency' (three more LLM calls per question), "
         "or fit a gate for this LLM: `knowgate fit judge`."
     )
-
-
-def render_gate_table() -> str:
-    """Render a Markdown table of all gates: when they retrieve, what they need and what they cost."""
-    header = ("gate", "retrieves when", "needs", "extra cost", "reference")
-    entries = {f"`{name}`": entry for name, entry in GATES.items()}
-    entries |= {f"`{name}` (fitted)": entry for name, entry in FITTED_GATES.items()}
-    rows = [
-        (name, entry.summary, entry.needs or "-", entry.cost, entry.paper or "-") for name, entry in entries.items()
-    ]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (header, ("---",) * len(header), *rows))

@@ -215,7 +215,7 @@ def build_gate_service(settings: PipelineOptions, options: ServeOptions, model: 
     gate_service = GateService(rag, timeout=options.gate_seconds, strict=options.strict, gate_spec=gate_spec)
     if options.upstream is not None and not gate_service.staleness:
         load_gate_models(rag)
-    reads_draft = not gate_service.get_signal_request(rag, owner="").is_empty
+    reads_draft = not gate_service.get_signal_request(rag, RequestTrace()).is_empty
     if options.way == "question" and reads_draft:
         raise BadSetting(
             f"way='question' decides before the LLM answers, but the gate '{rag.gate.name}' reads a draft of the "

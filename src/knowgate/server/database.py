@@ -94,10 +94,15 @@ class SqliteStore:
     """Tables in an SQLite file, with the same methods as `PostgresStore`.
 
     Only the thread that opened the connection may use the store.
+
+    Args:
+        connection: The connection.
+        path: The file.
     """
 
-    def __init__(self, connection: sqlite3.Connection):
+    def __init__(self, connection: sqlite3.Connection, path: Path):
         self._connection = connection
+        self._path, self._inode = path, path.stat().st_ino
 
     def fetch_rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run a query, with values for its `?` parameters, and return all rows."""
@@ -105,7 +110,13 @@ class SqliteStore:
 
     @contextmanager
     def transaction(self, lock: str = "") -> Iterator[Transaction]:
-        """Open a transaction. `lock` is ignored, because SQLite allows only one writer at a time anyway."""
+        """Open a transaction. `lock` is ignored, because SQLite allows only one writer at a time anyway.
+
+        Raises:
+            FileNotFoundError: The file was deleted or replaced, so what is written would be lost.
+        """
+        if not self._path.exists() or self._path.stat().st_ino != self._inode:
+            raise FileNotFoundError(f"{self._path} was deleted or replaced. Restart the server to make a new one.")
         with self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
             yield self._connection
@@ -175,7 +186,8 @@ def open_store(location: str, steps: Sequence[Sequence[str]], *, lock_timeout: f
             of the process.
     """
     if not is_postgres_address(location):
-        return SqliteStore(_open_sqlite(expand_path(location), steps, lock_timeout, is_durable))
+        path = expand_path(location)
+        return SqliteStore(_open_sqlite(path, steps, lock_timeout, is_durable), path)
     database = open_postgres(parse_database_address(location), SERVER_SCHEMA)
     database.read("SELECT 1 FROM decisions LIMIT 1")  # fail at startup rather than at the first request
     return PostgresStore(database)

@@ -371,7 +371,11 @@ class Service:
         entries = 0
         if question is not None and may_change_history:
             entries = await asyncio.to_thread(self._delete_from_history, question)
-        return schemas.DeletionResponse(forgotten=True, decisions=len(deletion.ids), history=entries)
+        # Without stored texts, the server cannot know whose questions the history holds.
+        is_unknown = (
+            not may_change_history and self.gate_service.rag.log is not None and not self.options.keep_questions
+        )
+        return schemas.DeletionResponse(forgotten=not is_unknown, decisions=len(deletion.ids), history=entries)
 
     def _delete_from_history(self, question: str) -> int:
         """Delete a question from the history, if there is one, and return the number of deleted entries."""
@@ -409,9 +413,9 @@ class Service:
         return Response(self.metrics.format(self.learner), media_type=PROMETHEUS_CONTENT_TYPE)
 
     async def get_readiness(self, request: Request, trace: RequestTrace) -> Response:
-        """Answer GET /ready. The status is 503 while the circuit breaker of the upstream is open."""
-        states = {breaker.name: breaker.state for breaker in self.breakers}
-        is_ready = states.get("upstream") != "open"
+        """Answer GET /ready. The status is 503 while the upstream's breaker is open, or the API keys are unreadable."""
+        states, has_keys = {item.name: item.state for item in self.breakers}, self.access_policy.has_readable_keys()
+        is_ready = states.get("upstream") != "open" and has_keys
         lost = self.get_snapshot().combine(await self.snapshot_exchange.read_others()).lost_decisions
         readiness = schemas.ReadyResponse(
             ready=is_ready,
@@ -420,6 +424,7 @@ class Service:
             stale=self.gate_service.staleness,
             degraded=[f"{name} is {state}" for name, state in states.items() if state != "closed"]
             + ([f"{lost} decisions could not be stored"] if lost else [])
+            + ([] if has_keys else ["the file of API keys cannot be read"])
             + ([] if self.learner is None else self.learner.list_problems()),
             lost_decisions=lost,
         )

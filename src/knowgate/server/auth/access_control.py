@@ -92,6 +92,13 @@ class AccessPolicy:
             )
         return key
 
+    def has_readable_keys(self) -> bool:
+        """Return whether the file of API keys can be read, or none is used."""
+        try:
+            return self.key_file is None or self._read_keys(self.key_file) is not None
+        except ApiError:
+            return False
+
     def _read_keys(self, key_file: Path) -> tuple[ApiKey, ...]:
         """Return the stored keys. The file is read only if its size or modification time has changed."""
         try:

@@ -94,7 +94,7 @@ async def _decide_question(
     if decision is not None:
         return decision
     draft: Completion | None = None
-    if forwarder is not None and not gate_service.get_signal_request(rag, trace.owner).is_empty:
+    if forwarder is not None and not gate_service.get_signal_request(rag, trace).is_empty:
         model = forwarder.options.upstream_model or await forwarder.upstream.get_default_model(headers)
         messages = [{"role": "user", "content": question.text}]
         body = {"model": model, "messages": messages, "max_tokens": rag.bound_gate.request.draft_tokens}

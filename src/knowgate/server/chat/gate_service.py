@@ -26,7 +26,7 @@ from knowgate.server.json_api import ApiError
 from knowgate.server.learning.arms import Experiment
 from knowgate.server.load_limits import BreakersByKey, CircuitBreaker
 from knowgate.server.telemetry.trace import RequestTrace
-from knowgate.server.upstream.draft import use_draft
+from knowgate.server.upstream.draft import UpstreamDraftModel, use_draft
 from knowgate.types import Completion, Decision, DecisionNote, Passage, Question, Retriever, SignalRequest
 
 log = logging.getLogger(__name__)
@@ -117,20 +117,31 @@ class GateService:
             self._pipelines_by_gate[gate_name] = rag
         return self._pipelines_by_gate[gate_name]
 
-    def is_stale(self, rag: AdaptiveRAG) -> bool:
-        """Whether the gate of the pipeline was calibrated for another LLM, prompt or index than the server uses."""
-        return bool(self.staleness) and rag.gate is self.rag.gate
+    def get_staleness(self, rag: AdaptiveRAG, model_name: str) -> str:
+        """Return why the gate of the pipeline was calibrated for another LLM, prompt or index, or "" if it was not.
 
-    def get_signal_request(self, rag: AdaptiveRAG, owner: str) -> SignalRequest:
+        Args:
+            rag: The pipeline.
+            model_name: Name of the LLM that the request asks for, or "" for the default of the server.
+        """
+        if rag.gate is not self.rag.gate:
+            return ""
+        is_fitted = isinstance(rag.gate, FittedGate) and not rag.gate.plug_in
+        if is_fitted and isinstance(rag.model, UpstreamDraftModel) and rag.model.differs_from(model_name):
+            return f"the gate was fitted on {rag.model.name}, not on the LLM '{model_name}'"
+        return self.staleness
+
+    def get_signal_request(self, rag: AdaptiveRAG, trace: RequestTrace) -> SignalRequest:
         """Return the signals of the LLM, such as a draft, that the gate reads before it decides.
 
         The request is empty if the gate is not going to be used, because it is stale or keeps failing.
 
         Args:
             rag: The pipeline with the gate.
-            owner: Name of the API key of the request, or "" if the server uses no keys.
+            trace: Trace of the request.
         """
-        is_unusable = self.is_stale(rag) or self.gate_breakers.get(owner).state == "open"
+        is_stale = bool(self.get_staleness(rag, trace.model_name))
+        is_unusable = is_stale or self.gate_breakers.get(trace.owner).state == "open"
         return SignalRequest() if is_unusable else rag.bound_gate.request
 
     # --- decisions --------------------------------------------------------------------------------
@@ -169,8 +180,8 @@ class GateService:
             trace: Trace of the request.
         """
         trace.draft = draft
-        if self.is_stale(rag):
-            return self.bypass_stale_gate(rag, trace)
+        if reason := self.get_staleness(rag, trace.model_name):
+            return self.bypass_stale_gate(rag, trace, reason)
         if isinstance(rag.gate, AlwaysGate | NeverGate):  # they cannot fail, so no breaker applies to them
             trace.decision = rag.decide(question)
             return trace.decision
@@ -201,10 +212,10 @@ class GateService:
             return rag.decide(question)
         return await self.run_in_gate_thread(lambda: rag.decide(question))
 
-    def bypass_stale_gate(self, rag: AdaptiveRAG, trace: RequestTrace) -> Decision:
-        """Decide to retrieve, because the gate was calibrated for another LLM, prompt or index."""
+    def bypass_stale_gate(self, rag: AdaptiveRAG, trace: RequestTrace, reason: str) -> Decision:
+        """Decide to retrieve, because the gate was calibrated for another LLM, prompt or index, as the reason says."""
         trace.degraded.append("stale calibration")
-        trace.decision = _make_fallback_decision(rag, self.staleness)
+        trace.decision = _make_fallback_decision(rag, reason)
         return trace.decision
 
     def bypass_failed_gate(self, rag: AdaptiveRAG, trace: RequestTrace, reason: str) -> Decision:

@@ -227,11 +227,12 @@ class LocalChat:
         If a rule decides on the question, this is a gate that obeys rules, otherwise the gate that always retrieves.
         """
         rag = self._get_pipeline(options, max_tokens)
-        if not self.gate_service.is_stale(rag):
+        reason = self.gate_service.get_staleness(rag, "")
+        if not reason:
             return options
         gate = TEXT_ONLY_GATE
         if self.gate_service.apply_rules(rag, question) is None:
-            self.gate_service.bypass_stale_gate(rag, trace)
+            self.gate_service.bypass_stale_gate(rag, trace, reason)
             gate = "always"
         return replace(options, retrieve="auto", gate=gate, threshold=None, arm="", shadow="")
 

@@ -93,7 +93,7 @@ class HistoryLabeler:
 
 
 POLL_SECONDS = 2.0  # interval at which the audits of other server processes are read
-MAX_PENDING_AUDITS = 64  # if as many audits are waiting, no further requests are sampled
+MAX_PENDING_AUDITS = 64  # if as many audits of an API key are waiting, none of its requests is sampled
 LOSS, LABEL, FAILED, CLEARED = "loss", "label", "failed", "cleared"  # kinds of rows, see `AuditRecord`
 AUDIT_COLUMNS = "decision, arm, scope, kind, lost, closed, opened, owner"
 # With this lock, rows become visible in the order of their numbers. A process that reads on from the last number that it
@@ -246,8 +246,9 @@ class Auditor:
     budget: CallBudget
     asks_llm: bool = False
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
-    _queue: asyncio.Queue[AuditJob] = field(default_factory=lambda: asyncio.Queue(MAX_PENDING_AUDITS))
-    _worker: asyncio.Task[None] | None = None
+    # Each API key has a queue and a task of its own, so that slow audits of one key do not delay those of others.
+    _queues: dict[str, asyncio.Queue[AuditJob]] = field(default_factory=dict)
+    _workers: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _poll_task: asyncio.Task[None] | None = None
     _last_poll: float = 0.0
 
@@ -260,7 +261,7 @@ class Auditor:
 
         This does not bias the measured loss, because the choice of canceled audits does not depend on their results.
         """
-        tasks = [task for task in (self._worker, self._poll_task) if task is not None]
+        tasks = [*self._workers.values(), *([] if self._poll_task is None else [self._poll_task])]
         for task in tasks:
             task.cancel()
         return tasks
@@ -287,8 +288,12 @@ class Auditor:
         Args:
             owner: Name of the API key of the request.
         """
-        has_space = self.store is not None and not self._queue.full()
+        has_space = self.store is not None and not self._get_queue(owner).full()
         return has_space and self.budget.reserve(owner, self.calls_per_audit)
+
+    def _get_queue(self, owner: str) -> asyncio.Queue[AuditJob]:
+        """Return the queue of audits of an API key."""
+        return self._queues.setdefault(owner, asyncio.Queue(MAX_PENDING_AUDITS))
 
     def release(self, owner: str) -> None:
         """Give back the calls for an audit that does not take place."""
@@ -296,18 +301,19 @@ class Auditor:
 
     def submit(self, job: AuditJob) -> None:
         """Queue an audit and return at once. If the queue is full, the audit is dropped and counted."""
-        if self._worker is None:
-            self._worker = asyncio.get_running_loop().create_task(self._run_jobs())
+        queue = self._get_queue(job.owner)
+        if job.owner not in self._workers:
+            self._workers[job.owner] = asyncio.get_running_loop().create_task(self._run_jobs(queue))
         try:
-            self._queue.put_nowait(job)
+            queue.put_nowait(job)
         except asyncio.QueueFull:
             self.counts[job.arm.name, "dropped"] += 1
             self.release(job.owner)
 
-    async def _run_jobs(self) -> None:
-        """Run queued audits one after the other, until the task is canceled."""
+    async def _run_jobs(self, queue: asyncio.Queue[AuditJob]) -> None:
+        """Run the audits of one API key one after the other, until the task is canceled."""
         while True:
-            job = await self._queue.get()
+            job = await queue.get()
             try:
                 await self._audit(job)
             except Exception as error:  # noqa: BLE001 - the next audit may succeed

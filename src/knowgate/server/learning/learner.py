@@ -261,7 +261,7 @@ def build_learner(
         recent,
         labeler,
         AuditStore(decisions) if decisions is not None else None,
-        CallBudget(options.audit_budget, shares=options.keys is not None),
+        CallBudget(max(1, options.audit_budget // options.workers), shares=options.keys is not None),
         asks_llm=options.audit_compare == "llm",
     )
     gate_service.experiment = experiment

@@ -249,6 +249,10 @@ class UpstreamDraftModel(Backend):
     def name(self) -> str:
         return f"openai:{self._model or 'upstream'}"
 
+    def differs_from(self, model_name: str) -> bool:
+        """Return whether a name is not that of this LLM. Without a name in the settings, or in the request, nothing is known."""
+        return bool(self._model and model_name) and model_name != self._model
+
     @functools.cached_property
     def fingerprint(self) -> str:
         """The fingerprint that the same LLM has as the model `openai:MODEL@URL`, with which gates are fitted."""

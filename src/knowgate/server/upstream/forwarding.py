@@ -139,10 +139,10 @@ class UpstreamForwarder:
         trace.question, trace.way = question.text, "question"
         trace.decision = self.gate_service.apply_rules(rag, question)
         needs_draft = trace.decision is None
-        if trace.decision is None and self.gate_service.get_signal_request(rag, trace.owner).is_empty:
+        if trace.decision is None and self.gate_service.get_signal_request(rag, trace).is_empty:
             decision = await self.gate_service.decide(rag, question, None, trace)
             # A stale gate was calibrated for another LLM, and so was its arbiter.
-            allows_draft = self.options.way != "question" and not self.gate_service.is_stale(rag)
+            allows_draft = self.options.way != "question" and not self.gate_service.get_staleness(rag, trace.model_name)
             needs_draft = decision.retrieve and allows_draft and arbiter_makes_drafts(rag)
         if needs_draft:
             trace.way = "race" if self.options.way == "race" else "draft"
