@@ -343,17 +343,13 @@ class Service:
     async def delete_decision(self, request: Request, trace: RequestTrace) -> Response:
         """Answer DELETE /v1/decisions/{id}.
 
-        Deletes the decision. If the text of its question is stored, everything else about the question that belongs to
-        the same key is deleted, too. An admin key deletes it for all keys.
+        If the text of its question is stored, everything about the question that belongs to the same key is deleted, too.
         """
         decision = await self._find_decision(request.path_params["id"], trace)
         return json_response(await self._delete(decision["id"], decision.get("question"), trace))
 
     async def delete_question(self, request: Request, trace: RequestTrace) -> Response:
-        """Answer POST /v1/forget, which deletes everything of this key that is stored about a question.
-
-        An admin key deletes it for all keys.
-        """
+        """Answer POST /v1/forget, which deletes all that is stored about a question: of this key, or for an admin of all."""
         question = parse_request(schemas.DeletionRequest, (await self.read_request(request))[1]).question
         return json_response(await self._delete("", question, trace))
 
