@@ -131,32 +131,36 @@ class ApiClient:
 
     def _iter_chunks(self, url: str, response: httpx.Response) -> Generator[Any, None, None]:
         """Yield the JSON chunks of a streamed response and close the response at the end."""
+        paused = [0.0]  # seconds that the caller has spent between two chunks, which `_iter_bytes` does not count
         with contextlib.closing(response):
-            for data in parse_events(self._iter_bytes(url, response)):
+            for data in parse_events(self._iter_bytes(url, response, paused)):
                 chunk = data if data == STREAM_END else _parse(url, data.encode())
                 if isinstance(chunk, dict) and chunk.get("error"):
                     message = _find_message(chunk).rstrip(".")
                     raise ServerError(
                         f"{url} reported an error in the middle of its answer: {message}. Check the server's log."
                     )
+                pause_start = time.monotonic()
                 yield chunk
+                paused[0] += time.monotonic() - pause_start
                 if chunk == STREAM_END:
                     return
 
-    def _iter_bytes(self, url: str, response: httpx.Response) -> Iterator[bytes]:
-        """Yield the body of a streamed response, with a limit on the time spent waiting for the server.
+    def _iter_bytes(self, url: str, response: httpx.Response, paused: list[float]) -> Iterator[bytes]:
+        """Yield the body of a streamed response, with a limit on the time for waiting and parsing.
 
-        Time that the caller spends between two chunks does not count.
+        Args:
+            url: Address of the server, for error messages.
+            response: The response.
+            paused: One number: seconds that do not count, because the caller was busy.
         """
-        body, waited = iter_body(response, url), 0.0
+        body, start = iter_body(response, url), time.monotonic()
         while True:
-            wait_start = time.monotonic()
-            with _translate_stream_errors(url), request_deadline(wait_start + self._retry.timeout):
+            with _translate_stream_errors(url), request_deadline(time.monotonic() + self._retry.timeout):
                 data = next(body, None)
             if data is None:
                 return
-            waited += time.monotonic() - wait_start
-            if waited > self._retry.total:
+            if time.monotonic() - start - paused[0] > self._retry.total:
                 raise ServerError(
                     f"{url} did not finish its answer within {self._retry.total:.3g} s. "
                     "Check the server's load, or lower `max_tokens`."
