@@ -88,7 +88,7 @@ def test_a_probe_is_fitted_as_ever(call: Call, tmp_path: Path):
             2,
             "'--cheap'. It is an option of: fusion, stack. Known: --balanced, --",
         ),
-        (["probe", "--out", "x"], 1, "fit probe has no label runs to learn from. Give --labels, made by"),
+        (["probe", "--out", "x"], 1, "fit probe needs labeled questions. Set --labels to folders made by"),
         (["prob", "--out", "x"], 1, "unknown fitted gate 'prob'. Did you mean 'probe'?"),
         (["probe", "--labels", "run"], 2, "Missing option '--out'"),
         (

@@ -143,7 +143,7 @@ def test_states_of_samples_are_refused(served):
 
 
 def test_vllm_needs_a_storage_folder():
-    with pytest.raises(BadSetting, match=r"Add the path of its shared_storage_path.*&storage=DIR"):
+    with pytest.raises(BadSetting, match=r"Add the path of vLLM's shared_storage_path.*&storage=DIR"):
         connect(VllmStates(None)).read(PROMPTS, SignalRequest(layers=(2,)))
 
 

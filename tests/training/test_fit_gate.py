@@ -154,7 +154,7 @@ def test_a_gate_takes_the_place_of_an_earlier_one(run, tmp_path):
 
 
 def test_no_runs_and_an_unknown_gate_are_refused(tmp_path):
-    with pytest.raises(BadSetting, match="Give `labels`"):
+    with pytest.raises(BadSetting, match="Set `labels`"):
         fit("probe", [], out=tmp_path)
     with pytest.raises(UnknownName, match=r"unknown fitted gate 'prob'. Did you mean 'probe'"):
         fit("prob", ["run"], out=tmp_path)

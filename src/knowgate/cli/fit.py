@@ -57,8 +57,8 @@ ArbiterMode = Annotated[
     typer.Option(
         "--mode",
         metavar="|".join(ARBITER_MODES),
-        help="How the arbiter chooses: by cheap features of both answers, or by a fine-tuned judge (lora). auto: by "
-        "rules, which cost nothing, unless the trained one is better on questions that it did not see.",
+        help="How the arbiter chooses. features: by cheap features of both answers. lora: by a fine-tuned judge. "
+        "auto: by fixed rules, unless a trained arbiter is better on questions that it did not see.",
     ),
 ]
 

@@ -90,7 +90,7 @@ def import_(
     time_sensitive: Annotated[
         str | None,
         typer.Option(
-            help="Further questions, such as bench:uar_gate_time/train. Those marked as time-sensitive are logged, too."
+            help="Questions of which those marked as time-sensitive are logged too, such as bench:uar_gate_time/train."
         ),
     ] = None,
     embedder: EmbedderName = None,
@@ -160,7 +160,7 @@ def list_(
 @app.command()
 @expand_options
 def search(
-    question: Annotated[str, typer.Argument(help="Question to search similar questions for.")],
+    question: Annotated[str, typer.Argument(help="Question to find similar logged questions for.")],
     options: ScopeOptions,
     history: HistoryOption = DEFAULT_HISTORY,
     k: Annotated[int, typer.Option(min=1, max=MAX_COUNT, help="Number of similar questions to show.")] = 10,

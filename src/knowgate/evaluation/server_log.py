@@ -76,7 +76,7 @@ def read_server_log(location: LogLocation, arm: str | None = None) -> LoggedTraf
         reasons = ", ".join(f"{count} {reason}" for reason, count in log.left_out.items())
         left_out = f" (left out: {reasons})" if reasons else ""
         raise BadInput(
-            f"there is no decision of a gate in {log.path}{left_out}. Send more questions to the server, or choose "
+            f"{log.path} contains no decision of a gate{left_out}. Send more questions to the server, or choose "
             "another `arm`."
         )
     return log

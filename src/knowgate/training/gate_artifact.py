@@ -36,8 +36,8 @@ from knowgate.types import SignalRequest
 
 NEVER_RETRIEVES_NOTE = "never retrieving loses no more than that on these questions, so the gate never retrieves"
 NOT_CALIBRATED_NOTE = (
-    "not calibrated: the label runs have no answers with passages, so nobody knows what skipping a search loses. Its "
-    "threshold is 0.5; choose one with knowgate calibrate"
+    "not calibrated: the label runs have no answers with passages, so the loss from skipping a search is unknown. "
+    "Its threshold is 0.5; choose one with knowgate calibrate"
 )
 METRIC_NAMES = {
     "auroc": "AUROC (ranks questions that need retrieval above those that do not; .5 is chance)",

@@ -323,7 +323,7 @@ def _build_folded_sections(evaluation: Evaluation, policy: HighlightedPolicy | N
     yield html.render_folded_section(
         "gates",
         "All gates, all numbers",
-        "Click a head to sort; 95 % intervals in brackets.",
+        "Click a column header to sort; 95 % intervals in brackets.",
         [html.render_wide_table(full_table, tables.COLUMN_DEFINITIONS, highlighted)],
         f"{len(evaluation.gates)} rows, each gate at its own threshold",
     )
@@ -337,7 +337,7 @@ def _build_folded_sections(evaluation: Evaluation, policy: HighlightedPolicy | N
 
 def _build_ranking_section(evaluation: Evaluation, policy: HighlightedPolicy | None) -> str:
     """Build the section with ROC curves, calibration and distribution of needs; '' without gates."""
-    intro = "How well need tells what the LLM does not know, at any threshold; and whether it is a probability."
+    intro = "How well the need score predicts what the LLM does not know, and whether it is a calibrated probability."
     gates = _order_by_auroc(evaluation, policy)
     if not gates:
         return ""
@@ -404,7 +404,7 @@ def _build_definition_section() -> str:
         f'<h3 id="choosing">How a recommendation is chosen</h3><ol>{steps}</ol>',
         html.render_definitions("Definitions", tables.COLUMN_DEFINITIONS),
     ]
-    return html.render_folded_section("how", "How every number is computed", "What the column heads mean.", parts)
+    return html.render_folded_section("how", "How every number is computed", "What the column headers mean.", parts)
 
 
 def _render_table(table: TextTable) -> str:

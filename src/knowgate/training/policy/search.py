@@ -97,7 +97,7 @@ def fit_policy(
     """
     folder, work, watch = Path(out), checkpoint_folder(Path(out)), watch or ignore_progress
     if not runs:
-        raise BadSetting("there are no label runs to fit a policy on. Give `labels`, made by `knowgate label`.")
+        raise BadSetting("fitting a policy needs labeled questions. Set `labels` to folders made by `knowgate label`.")
     check_replaceable(folder, GATE_MANIFEST, GATE_KIND)  # Fail before the training, not after it.
     with require_extra("fitting a policy", "train"):
         evidence = load_evidence(resolve_run_paths(runs), options.seed)
