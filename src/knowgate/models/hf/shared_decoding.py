@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,8 +17,9 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from knowgate.models.hf.batching import make_nan_error
+from knowgate.models.hf.cuda_graph import GraphedStep
 from knowgate.models.hf.decoding import DecodedRow, DecodingBatch, compute_step_statistics, draw_tokens_on_device
-from knowgate.models.hf.forward_pass import SharedDecodingBatch, start_shared_decoding
+from knowgate.models.hf.forward_pass import SharedCache, use_shared_attention
 from knowgate.models.local_backend import TokenStep
 from knowgate.types import Sampling
 
@@ -25,7 +27,88 @@ NO_TOKEN = -1  # stands in place of a token after the end of an answer
 # Number of tokens between two checks for ended answers. On a GPU, each check makes the host wait for the device.
 CHECK_INTERVALS = {"cpu": 1}
 DEFAULT_CHECK_INTERVAL = 4
+StepOutput = tuple[torch.Tensor, dict[int, torch.Tensor]]  # logits of the next token, and hidden states by layer
 COMPACTION_THRESHOLD = 0.9  # compact the batch if at most this share of its rows would remain
+# Compact the batch if this many steps of single answers are saved. On a GPU, the step must be captured again afterwards.
+MIN_SAVED_STEPS = {"cpu": 0}
+DEFAULT_MIN_SAVED_STEPS = 4_096
+
+
+@dataclass
+class SharedDecodingBatch:
+    """A batch of answers that are generated in parallel and share the keys and values of their prompts.
+
+    A step reads and writes the same tensors as the step before, so on a GPU it is replayed as a CUDA graph.
+
+    Args:
+        model: The transformers model.
+        cache: Keys and values of the prompts and answers.
+        rows: Original indices of the answers that are still in the batch (prompts x answers).
+        positions: Position of the next token of each answer (rows x 1), counted from the beginning of its prompt.
+        n_left: Number of tokens that each answer still has room for.
+    """
+
+    model: Any
+    cache: SharedCache
+    rows: torch.Tensor
+    positions: torch.Tensor
+    n_left: int
+
+    def __post_init__(self) -> None:
+        self._start_graph()
+
+    def _start_graph(self) -> None:
+        """Forget the captured step, because the batch has other tensors now."""
+        self._tokens = torch.zeros_like(self.positions)
+        self._step: GraphedStep[StepOutput] = GraphedStep(self.rows.device)
+
+    def feed(self, tokens: torch.Tensor, layers: Sequence[int]) -> StepOutput:
+        """Let the model read one token per answer.
+
+        Args:
+            tokens: The tokens (prompts x answers).
+            layers: Layers whose hidden states are returned; the same in every call.
+
+        Returns:
+            The logits of the next token (prompts x answers x vocabulary), and the hidden states by layer. The next call
+            overwrites them.
+        """
+        self._tokens.copy_(tokens.reshape(-1, 1))
+        output = self._step.run(lambda: self._read_tokens(layers), self.n_left)
+        self.n_left -= 1
+        return output
+
+    def _read_tokens(self, layers: Sequence[int]) -> StepOutput:
+        """Run the model on `_tokens`. All that changes from step to step is in tensors, which are changed in place."""
+        self.cache.start_token()
+        with use_shared_attention(self.model, self.cache):
+            output = self.model(
+                input_ids=self._tokens,
+                position_ids=self.positions,
+                past_key_values=self.cache,
+                use_cache=True,
+                output_hidden_states=bool(layers),
+            )
+        self.positions += 1
+        shape = self.rows.shape  # prompts x answers; the model sees them as one long batch
+        hidden = {layer: output.hidden_states[layer][:, -1].view(*shape, -1) for layer in layers}
+        return output.logits[:, -1].view(*shape, -1), hidden
+
+    def select(self, prompts: torch.Tensor | None, rows: torch.Tensor, columns: torch.Tensor) -> None:
+        """Remove all answers but those at (rows, columns) from the batch; takes the arguments of `SharedCache.select`."""
+        self.cache.select(prompts, rows, columns)
+        self.positions = self.positions.view_as(self.rows)[rows, columns].reshape(-1, 1)
+        self.rows = self.rows[rows, columns]
+        self._start_graph()
+
+
+def start_shared_decoding(prompts: DecodingBatch, answers: int, max_tokens: int) -> SharedDecodingBatch:
+    """Create a batch with `answers` empty answers, of up to `max_tokens` tokens, for each prompt of a prefill."""
+    mask = prompts.mask
+    rows = torch.arange(len(mask) * answers, device=mask.device).view(len(mask), answers)
+    positions = mask.sum(dim=1).repeat_interleave(answers)[:, None]
+    cache = SharedCache(prompts.cache, mask, answers, max(1, max_tokens))
+    return SharedDecodingBatch(prompts.model, cache, rows, positions, max_tokens)
 
 
 @dataclass(frozen=True)
@@ -156,9 +239,6 @@ class SharedGeneration:
     def compact(self, chosen: torch.Tensor) -> torch.Tensor | None:
         """Remove ended answers from the batch if that makes it clearly smaller.
 
-        The batch stays a rectangle of prompts x answers. It becomes as wide as the prompt with the most remaining
-        answers, so other prompts keep some of their ended answers.
-
         Args:
             chosen: The tokens to feed next (prompts x answers).
 
@@ -166,24 +246,43 @@ class SharedGeneration:
             The tokens of the remaining answers, or None if all answers have ended.
         """
         is_fed = self.is_fed.cpu().numpy()
-        fed_per_prompt = is_fed.sum(axis=1)
         if not is_fed.any():
             return None
-        remaining = np.flatnonzero(fed_per_prompt)
-        width = int(fed_per_prompt.max())
-        if len(remaining) * width > COMPACTION_THRESHOLD * is_fed.size:
+        prompts, columns = self._choose_shape(is_fed)
+        n_saved = is_fed.size - columns.size
+        min_steps = MIN_SAVED_STEPS.get(chosen.device.type, DEFAULT_MIN_SAVED_STEPS)
+        if columns.size > COMPACTION_THRESHOLD * is_fed.size or n_saved * self.batch.n_left < min_steps:
             return chosen
-        device = chosen.device
-        # Sorting by "has ended" moves the remaining answers of each prompt to the front.
-        remaining_first = np.argsort(~is_fed[remaining], axis=1, kind="stable")
-        columns = torch.tensor(remaining_first[:, :width], device=device)
-        prompts = torch.tensor(remaining, device=device)
-        rows = prompts[:, None]
-        self.batch.select(None if len(remaining) == len(is_fed) else prompts, rows, columns)
-        self.is_alive, self.is_fed = self.is_alive[rows, columns], self.is_fed[rows, columns]
+        index = torch.from_numpy(np.concatenate([prompts[:, None], columns], axis=1)).to(chosen.device)
+        rows, kept = index[:, :1], index[:, 1:]
+        self.batch.select(None if np.array_equal(prompts, np.arange(len(is_fed))) else index[:, 0], rows, kept)
+        self.is_alive, self.is_fed = self.is_alive[rows, kept], self.is_fed[rows, kept]
         if len(self.draft_indices):
             self.draft_indices = (self.batch.rows.flatten() % self.per_prompt == 0).nonzero()[:, 0]
-        return chosen[rows, columns]
+        return chosen[rows, kept]
+
+    def _choose_shape(self, is_fed: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Choose which answers (prompts x answers to keep) a compacted batch consists of.
+
+        A batch is a rectangle. It can become as wide as the prompt with the most remaining answers, so that other prompts
+        keep some of their ended answers. Or each remaining answer gets its own copy of its prompt. That is done if the
+        cache becomes no larger by it.
+
+        Args:
+            is_fed: Whether the answer goes on (prompts x answers).
+
+        Returns:
+            The indices of the prompts, and for each of them the numbers of its answers.
+        """
+        remaining = np.flatnonzero(is_fed.any(axis=1))
+        width, cache = int(is_fed.sum(axis=1).max()), self.batch.cache
+        prompts, answers = np.nonzero(is_fed)
+        size_before = len(is_fed) * cache.prompt_width + is_fed.size * cache.max_tokens
+        size_of_copies = len(prompts) * (cache.prompt_width + cache.max_tokens)
+        if len(prompts) < COMPACTION_THRESHOLD * len(remaining) * width and size_of_copies <= size_before:
+            return prompts, answers[:, None]
+        # Sorting by "has ended" moves the remaining answers of each prompt to the front.
+        return remaining, np.argsort(~is_fed[remaining], axis=1, kind="stable")[:, :width]
 
     def check_finite(self) -> None:
         """Raise ModelError if any logits so far were not finite."""
@@ -336,7 +435,7 @@ def _start(
     per_prompt = numbers.shape[1]
     all_alive = torch.ones(n_prompts, per_prompt, dtype=torch.bool, device=device)
     return SharedGeneration(
-        batch=start_shared_decoding(prompts.model, prompts.cache, prompts.mask, per_prompt, max_tokens),
+        batch=start_shared_decoding(prompts, per_prompt, max_tokens),
         sampling=sampling,
         uniforms=numbers.flatten(0, 1),
         # The three statistics of a draft's token are logprob, entropy and margin.
