@@ -390,9 +390,7 @@ def draw_tokens_on_device(
     """
     scaled = logits if sampling.temperature == 1 else logits.float() / sampling.temperature
     if sampling.is_whole:  # neither top_k nor top_p excludes any token
-        return _invert_cdf(
-            torch.softmax(scaled, dim=-1, dtype=torch.float32), uniforms, last_column=logits.shape[1] - 1
-        )
+        return _invert_cdf(torch.softmax(scaled, dim=-1, dtype=torch.float32), uniforms, logits.shape[1] - 1)
     probabilities, tokens = filter_top_tokens(scaled.float(), sampling)
     last_columns = (probabilities > 0).sum(dim=-1, keepdim=True) - 1  # of the tokens that top_k and top_p keep
     columns, are_finite = _invert_cdf(probabilities, uniforms, last_columns)

@@ -20,12 +20,14 @@ import torch
 from transformers import AttentionInterface, DynamicCache
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from knowgate.models.hf.cuda_graph import GraphedStep
 from knowgate.models.tokenization import find_common_prefix
 
 MIN_PREFIX_TOKENS = 16
 PREFIX_CACHE_SIZE = 8
 MIN_PREFIX_COVERAGE = 0.75  # of the shared tokens: a cached prefix this long is used as it is
 LayerCaches = list[tuple[torch.Tensor, torch.Tensor]]  # keys and values of each layer
+StepOutput = tuple[torch.Tensor, dict[int, torch.Tensor]]  # logits of the next token, and hidden states by layer
 ATTENTION_NAME = "knowgate_shared"  # registered with transformers
 UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "sliding_window", "position_bias")
 HAS_BMM_OUT_DTYPE = torch.__version__ >= (2, 8)
@@ -256,13 +258,10 @@ class SharedCache(Cache):  # type: ignore[misc]
 
     def __init__(self, prompt_cache: Cache, mask: torch.Tensor, answers: int, max_tokens: int):
         self.position = torch.full((1,), -1, device=mask.device)
-        shape = (answers, max_tokens)
-        super().__init__(
-            layers=[SharedCacheLayer(layer.keys, layer.values, shape, self.position) for layer in prompt_cache.layers]
-        )
+        shape, layers = (answers, max_tokens), prompt_cache.layers
+        super().__init__(layers=[SharedCacheLayer(part.keys, part.values, shape, self.position) for part in layers])
         is_visible = torch.nn.functional.pad(mask.bool(), (0, max_tokens), value=False)
-        zeros = torch.zeros(is_visible.shape, device=mask.device)
-        self.padding = zeros.masked_fill_(~is_visible, float("-inf"))[:, None, None]
+        self.padding = is_visible.float().log()[:, None, None]  # the logarithm of 1 is 0, that of 0 is -inf
         self.prompt_width, self.max_tokens = mask.shape[1], max_tokens
 
     def start_token(self) -> None:
@@ -369,3 +368,83 @@ def _multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 AttentionInterface.register(ATTENTION_NAME, compute_shared_attention)
+
+
+@dataclass
+class SharedDecodingBatch:
+    """A batch of answers that are generated in parallel and share the keys and values of their prompts.
+
+    A step reads and writes the same tensors as the step before, so on a GPU it is replayed as a CUDA graph.
+
+    Args:
+        model: The transformers model.
+        cache: Keys and values of the prompts and answers.
+        rows: Original indices of the answers that are still in the batch (prompts x answers).
+        positions: Position of the next token of each answer (rows x 1), counted from the beginning of its prompt.
+        n_left: Number of tokens that each answer still has room for.
+    """
+
+    model: Any
+    cache: SharedCache
+    rows: torch.Tensor
+    positions: torch.Tensor
+    n_left: int
+
+    def __post_init__(self) -> None:
+        self._tokens = torch.zeros_like(self.positions)
+        self._step: GraphedStep[StepOutput] = GraphedStep(self.rows.device)
+
+    def feed(self, tokens: torch.Tensor, layers: Sequence[int]) -> StepOutput:
+        """Let the model read one token per answer.
+
+        Args:
+            tokens: The tokens (prompts x answers).
+            layers: Layers whose hidden states are returned; the same in every call.
+
+        Returns:
+            The logits (prompts x answers x vocabulary), and the hidden states by layer. The next call overwrites them.
+        """
+        self._tokens.copy_(tokens.reshape(-1, 1))
+        output = self._step.run(lambda: self._read_tokens(layers), self.n_left)
+        self.n_left -= 1
+        return output
+
+    def _read_tokens(self, layers: Sequence[int]) -> StepOutput:
+        """Run the model on `_tokens`. Everything that differs between steps is in tensors that are changed in place."""
+        self.cache.start_token()
+        with use_shared_attention(self.model, self.cache):
+            output = self.model(
+                input_ids=self._tokens,
+                position_ids=self.positions,
+                past_key_values=self.cache,
+                use_cache=True,
+                output_hidden_states=bool(layers),
+            )
+        self.positions += 1
+        shape = self.rows.shape  # prompts x answers; the model sees them as one long batch
+        hidden = {layer: output.hidden_states[layer][:, -1].view(*shape, -1) for layer in layers}
+        return output.logits[:, -1].view(*shape, -1), hidden
+
+    def select(self, prompts: torch.Tensor | None, rows: torch.Tensor, columns: torch.Tensor) -> None:
+        """Remove all answers but those at (rows, columns) from the batch; takes the arguments of `SharedCache.select`."""
+        self.cache.select(prompts, rows, columns)
+        self.positions = self.positions.view_as(self.rows)[rows, columns].reshape(-1, 1)
+        self.rows = self.rows[rows, columns]
+        self.__post_init__()  # the captured step uses tensors that are replaced now
+
+
+def start_shared_decoding(
+    model: Any, prompt_cache: Cache, mask: torch.Tensor, answers: int, max_tokens: int
+) -> SharedDecodingBatch:
+    """Create a batch with `answers` empty answers for each prompt of a prefill.
+
+    Args:
+        model: The transformers model.
+        prompt_cache: Keys and values of the prefill; not changed.
+        mask: Attention mask of the prefill.
+        answers: Number of answers per prompt.
+        max_tokens: Maximum number of tokens per answer.
+    """
+    rows = torch.arange(len(mask) * answers, device=mask.device).view(len(mask), answers)
+    positions = mask.sum(dim=1).repeat_interleave(answers)[:, None]
+    return SharedDecodingBatch(model, SharedCache(prompt_cache, mask, answers, max_tokens), rows, positions, max_tokens)

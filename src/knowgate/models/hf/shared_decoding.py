@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +16,8 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from knowgate.models.hf.batching import make_nan_error
-from knowgate.models.hf.cuda_graph import GraphedStep
 from knowgate.models.hf.decoding import DecodedRow, DecodingBatch, compute_step_statistics, draw_tokens_on_device
-from knowgate.models.hf.forward_pass import SharedCache, use_shared_attention
+from knowgate.models.hf.forward_pass import SharedDecodingBatch, start_shared_decoding
 from knowgate.models.local_backend import TokenStep
 from knowgate.types import Sampling
 
@@ -27,88 +25,10 @@ NO_TOKEN = -1  # stands in place of a token after the end of an answer
 # Number of tokens between two checks for ended answers. On a GPU, each check makes the host wait for the device.
 CHECK_INTERVALS = {"cpu": 1}
 DEFAULT_CHECK_INTERVAL = 4
-StepOutput = tuple[torch.Tensor, dict[int, torch.Tensor]]  # logits of the next token, and hidden states by layer
 COMPACTION_THRESHOLD = 0.9  # compact the batch if at most this share of its rows would remain
 # Compact the batch if this many steps of single answers are saved. On a GPU, the step must be captured again afterwards.
 MIN_SAVED_STEPS = {"cpu": 0}
 DEFAULT_MIN_SAVED_STEPS = 4_096
-
-
-@dataclass
-class SharedDecodingBatch:
-    """A batch of answers that are generated in parallel and share the keys and values of their prompts.
-
-    A step reads and writes the same tensors as the step before, so on a GPU it is replayed as a CUDA graph.
-
-    Args:
-        model: The transformers model.
-        cache: Keys and values of the prompts and answers.
-        rows: Original indices of the answers that are still in the batch (prompts x answers).
-        positions: Position of the next token of each answer (rows x 1), counted from the beginning of its prompt.
-        n_left: Number of tokens that each answer still has room for.
-    """
-
-    model: Any
-    cache: SharedCache
-    rows: torch.Tensor
-    positions: torch.Tensor
-    n_left: int
-
-    def __post_init__(self) -> None:
-        self._start_graph()
-
-    def _start_graph(self) -> None:
-        """Forget the captured step, because the batch has other tensors now."""
-        self._tokens = torch.zeros_like(self.positions)
-        self._step: GraphedStep[StepOutput] = GraphedStep(self.rows.device)
-
-    def feed(self, tokens: torch.Tensor, layers: Sequence[int]) -> StepOutput:
-        """Let the model read one token per answer.
-
-        Args:
-            tokens: The tokens (prompts x answers).
-            layers: Layers whose hidden states are returned; the same in every call.
-
-        Returns:
-            The logits of the next token (prompts x answers x vocabulary), and the hidden states by layer. The next call
-            overwrites them.
-        """
-        self._tokens.copy_(tokens.reshape(-1, 1))
-        output = self._step.run(lambda: self._read_tokens(layers), self.n_left)
-        self.n_left -= 1
-        return output
-
-    def _read_tokens(self, layers: Sequence[int]) -> StepOutput:
-        """Run the model on `_tokens`. All that changes from step to step is in tensors, which are changed in place."""
-        self.cache.start_token()
-        with use_shared_attention(self.model, self.cache):
-            output = self.model(
-                input_ids=self._tokens,
-                position_ids=self.positions,
-                past_key_values=self.cache,
-                use_cache=True,
-                output_hidden_states=bool(layers),
-            )
-        self.positions += 1
-        shape = self.rows.shape  # prompts x answers; the model sees them as one long batch
-        hidden = {layer: output.hidden_states[layer][:, -1].view(*shape, -1) for layer in layers}
-        return output.logits[:, -1].view(*shape, -1), hidden
-
-    def select(self, prompts: torch.Tensor | None, rows: torch.Tensor, columns: torch.Tensor) -> None:
-        """Remove all answers but those at (rows, columns) from the batch; takes the arguments of `SharedCache.select`."""
-        self.cache.select(prompts, rows, columns)
-        self.positions = self.positions.view_as(self.rows)[rows, columns].reshape(-1, 1)
-        self.rows = self.rows[rows, columns]
-        self._start_graph()
-
-
-def start_shared_decoding(prompts: DecodingBatch, answers: int, max_tokens: int) -> SharedDecodingBatch:
-    """Create a batch with `answers` empty answers, of up to `max_tokens` tokens, for each prompt of a prefill."""
-    mask = prompts.mask
-    rows = torch.arange(len(mask) * answers, device=mask.device).view(len(mask), answers)
-    positions = mask.sum(dim=1).repeat_interleave(answers)[:, None]
-    cache = SharedCache(prompts.cache, mask, answers, max(1, max_tokens))
-    return SharedDecodingBatch(prompts.model, cache, rows, positions, max_tokens)
 
 
 @dataclass(frozen=True)
@@ -435,7 +355,7 @@ def _start(
     per_prompt = numbers.shape[1]
     all_alive = torch.ones(n_prompts, per_prompt, dtype=torch.bool, device=device)
     return SharedGeneration(
-        batch=start_shared_decoding(prompts, per_prompt, max_tokens),
+        batch=start_shared_decoding(prompts.model, prompts.cache, prompts.mask, per_prompt, max_tokens),
         sampling=sampling,
         uniforms=numbers.flatten(0, 1),
         # The three statistics of a draft's token are logprob, entropy and margin.
