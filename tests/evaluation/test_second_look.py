@@ -100,5 +100,5 @@ def test_invalid_stored_verdicts_are_rejected(run):
 
 
 def test_a_gate_that_cannot_judge_passages_is_rejected(run, tmp_path):
-    with pytest.raises(BadSetting, match="cannot judge passages"):
+    with pytest.raises(BadSetting, match="cannot tell if passages help"):
         evaluate("logprob:first", run, second_look=write_gate(tmp_path / "fusion"), resamples=0)

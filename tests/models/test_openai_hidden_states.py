@@ -163,9 +163,7 @@ def test_servers_that_give_no_hidden_states_are_refused(tmp_path):
         UnsupportedSignal, match=r"openai:m returned no hidden states\. Start the server as docs/runtimes\.md"
     ):
         connect(Plain(), tmp_path).read(PROMPTS[:1], SignalRequest(layers=(2,)))
-    with pytest.raises(
-        UnsupportedSignal, match=r"kind 'library', which cannot return hidden states. Use vLLM or SGLang"
-    ):
+    with pytest.raises(UnsupportedSignal, match=r"is 'library', which cannot return hidden states. Use vLLM or SGLang"):
         connect(Ollama(), tmp_path).read(PROMPTS[:1], SignalRequest(layers=(2,)))
 
 

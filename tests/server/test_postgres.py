@@ -204,7 +204,9 @@ def test_requests_of_keys_with_a_rate_are_rejected_at_once_while_the_database_is
             with pytest.raises(ApiError, match="cannot count the requests") as caught:
                 asyncio.run(limiter.admit(key))
             assert caught.value.status == 503
-        assert caplog.text.count("Keys with a rate are rejected") == 1  # the database is left alone for a while
+        assert (
+            caplog.text.count("API keys with a rate limit are rejected") == 1
+        )  # the database is left alone for a while
     finally:
         server.start()
         limiter.close()

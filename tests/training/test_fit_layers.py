@@ -42,5 +42,5 @@ def test_an_older_run_tells_its_middle_by_seakr_or_by_layers_that_can_only_be_th
 
 @pytest.mark.parametrize("layers", [(4,), (3, 5, 9), (28,)])
 def test_where_nobody_knows_how_deep_the_llm_is_a_number_is_asked_for(examples, layers):
-    with pytest.raises(BadSetting, match=rf"do not say how many layers the LLM has.*layer='{layers[0]}"):
+    with pytest.raises(BadSetting, match=rf"do not say how many layers the LLM has.*of a recorded layer: {layers[0]}"):
         pick_layer(kept(examples, *layers), "mid")

@@ -64,7 +64,7 @@ def eval_rerank(
         list[str],
         typer.Option(
             metavar="[NAME=]DIR|SPEC",
-            help="Reranker to compare; may be repeated. Without NAME=, the folder name is used.",
+            help="Reranker to compare; may be repeated. NAME labels it in the tables. Default: its folder name.",
         ),
     ],
     out: Annotated[

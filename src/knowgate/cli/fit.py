@@ -135,8 +135,8 @@ app = typer.Typer(
     no_args_is_help=True,
     invoke_without_command=True,
     callback=expand_options(fit_policy_command),
-    help="Fit a policy to your LLM: without a gate name, gates and arbiters are compared on label runs, and the best one "
-    "is written with a safe threshold and its proof."
+    help="Fit a gate or a policy to your LLM. Without a gate name, gates and arbiters are compared on label runs. The "
+    "best combination, a policy, is written with a safe threshold and its proof."
     "\n\nExample: knowgate fit --labels RUN --out my-policy"
     "\n\nWith a gate name, that gate is fitted. Every gate has its own options; to see them: knowgate fit probe --help",
 )

@@ -89,9 +89,7 @@ def import_(
     ] = "greedy",
     time_sensitive: Annotated[
         str | None,
-        typer.Option(
-            help="Questions of which those marked as time-sensitive are logged too, such as bench:uar_gate_time/train."
-        ),
+        typer.Option(help="Data whose time-sensitive questions are logged too, such as bench:uar_gate_time/train."),
     ] = None,
     embedder: EmbedderName = None,
     tenant: Tenant = "",

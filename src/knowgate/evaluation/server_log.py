@@ -189,7 +189,7 @@ def _parse_record(text: Any, left_out: dict[str, int]) -> dict[str, Any]:
             return record
         decision = read_record(DecisionRecord, record, "the record", ignore_unknown=True)
         if decision.need is None and not decision.rule:
-            raise BadInput("the decision has no field 'need' (the score of the gate), although no rule made it.")
+            raise BadInput("a gate made the decision, but the field 'need' (the gate's score) is missing.")
     except BadInput:
         _count_left_out(left_out, "that cannot be read")
         return {}

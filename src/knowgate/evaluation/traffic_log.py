@@ -103,7 +103,7 @@ def _check_log(log: LoggedTraffic) -> None:
         if log.bad_lines:
             problem = f"none of its lines can be used ({log.describe_bad_lines()})"
         raise BadInput(
-            f"there is no traffic in {log.path}: {problem}. First log some questions with `knowgate ask` and JSON output."
+            f"the log {log.path} contains no questions: {problem}. First log some with `knowgate ask` and JSON output."
         )
     for kind, counts in (("gates", log.gates), ("models", log.models)):
         if len(counts) > 1:

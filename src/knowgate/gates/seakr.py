@@ -94,7 +94,7 @@ class SeakrGate(Gate):
         if reading.sample_states is None:
             raise UnsupportedSignal(
                 "gate 'seakr' needs the hidden states of sampled answers, but there are none. Bind the gate to its "
-                f"model first. On label runs, use alpha={samples.SEAKR_ALPHA}: other values are not recorded."
+                f"model first. With label runs, use alpha={samples.SEAKR_ALPHA}, the only recorded value."
             )
         return samples.log_determinant(reading.sample_states[: self.n], self.alpha)
 

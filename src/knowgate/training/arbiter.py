@@ -265,7 +265,7 @@ def _fit_better(
 def load_arbiter_fit_function(mode: str) -> FitFunction:
     """Load the function that trains an arbiter of this mode ("features" or "lora")."""
     if mode not in FITTED_ARBITERS:
-        raise UnknownName("mode of fit arbiter", mode, FITTED_ARBITERS)
+        raise UnknownName("mode", mode, FITTED_ARBITERS)
     entry = FITTED_ARBITERS[mode]
     function: FitFunction = load_target(entry.fit, f"fitting {mode}", entry.extra)
     return function

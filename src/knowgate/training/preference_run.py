@@ -233,8 +233,8 @@ def _load_labeled_model(folders: Sequence[RunFolder], model: str | Model | None)
     for folder, run in zip(folders, settings, strict=True):
         if run.get("model_fingerprint") != llm.fingerprint:
             raise BadSetting(
-                f"the label run '{folder.path}' was made with {run.get('model')} ({run.get('model_fingerprint')}), not "
-                f"with {llm.name} ({llm.fingerprint}). Label with this model, or give the other one as `model`."
+                f"the label run '{folder.path}' was made with {run.get('model')} ({run.get('model_fingerprint')}), "
+                f"not with {llm.name} ({llm.fingerprint}). Label with {llm.name}, or set model={run.get('model')}."
             )
     return llm
 

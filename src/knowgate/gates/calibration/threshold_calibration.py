@@ -209,8 +209,8 @@ def calibrate(
         )
     if get_verdict(gate) == "own":
         raise BadSetting(
-            "',verdict=own' selects the uncalibrated score of the gate, but a threshold applies to the calibrated "
-            f"one. Pass '{folder}' alone."
+            "',verdict=own' selects the uncalibrated score, but a threshold is chosen for the calibrated score. Use "
+            f"'{folder}'."
         )
     calibration = find_threshold(
         gate,
@@ -360,8 +360,8 @@ def _check_enough_questions(n: int, n_usable: int, target: CalibrationTarget, le
     goal = f"loss {target.value:g} at confidence {1 - target.delta:g}" if target.kind == "guarantee" else "a threshold"
     advice = ", or use all of them: held_out=0." if n_usable >= target.min_questions else "."
     raise BadInput(
-        f"{goal} needs at least {target.min_questions} questions. Only {n} of the {n_usable} usable ones may choose "
-        f"the threshold{f' (left out: {reasons})' if reasons else ''}. Label more questions{advice}"
+        f"{goal} needs at least {target.min_questions} questions to choose on, but only {n} of the {n_usable} usable "
+        f"ones are not held out{f' (left out: {reasons})' if reasons else ''}. Label more questions{advice}"
     )
 
 
@@ -409,8 +409,8 @@ def _check_reading_lengths(manifest: Mapping[str, Any], settings: Mapping[str, A
     for text, setting, expected in lengths:
         if (recorded := settings.get(setting)) not in (None, expected):
             raise BadSetting(
-                f"the gate reads {text.format(expected)}, but the label runs contain {text.format(recorded)}, so its "
-                f"scores would differ from those in use. Label the questions with {setting}={expected}."
+                f"the gate expects {text.format(expected)}, but the label runs contain {text.format(recorded)}. Label "
+                f"the questions with {setting}={expected}."
             )
 
 

@@ -409,8 +409,8 @@ def _load_llama_cached(folders: tuple[Path, ...], digests: tuple[str, ...], opti
     judge = LlamaJudge(members, options)
     if (deviation := judge.measure_deviation(STARTUP_CHECKS)) > MAX_DEVIATION:
         raise ModelError(
-            f"the exported judge in '{folders[0].parent}' does not give the probabilities of the original: one "
-            f"differs by {deviation:.2f}, but at most {MAX_DEVIATION} is allowed. Install another release of "
-            "xllamacpp, or use the original gate."
+            f"the exported judge in '{folders[0].parent}' gives other probabilities than the original: one differs by "
+            f"{deviation:.2f}, but at most {MAX_DEVIATION} is allowed. Install another release of xllamacpp, or use "
+            "the original gate."
         )
     return judge

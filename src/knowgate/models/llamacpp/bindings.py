@@ -141,7 +141,7 @@ def check_params_layout(defaults: bytes) -> int:
     switches = defaults.find(DEFAULT_SWITCHES, end_of_types)
     has_switches = end_of_types <= switches <= end_of_types + 56 and not any(defaults[end_of_types:switches])
     if not (has_fields and has_types and has_null_callback and has_switches):
-        raise _make_release_error("the layout of the parameters is unknown")
+        raise _make_release_error("the layout of llama.cpp's parameters is unknown")
     return switches + KV_UNIFIED_INDEX
 
 

@@ -358,9 +358,9 @@ def check_engine(engine: LlamaEngine, file: Path) -> None:
     difference = engine.run_self_test()
     if not difference <= SELF_TEST_TOLERANCE:  # also true if the difference is NaN
         raise ModelError(
-            f"llama.cpp gives wrong results for '{file}' on this machine: log-probabilities of one pass and token by "
-            f"token differ by {difference:.2f} nats (allowed: {SELF_TEST_TOLERANCE}). Use gguf:{file}, or another "
-            "release of xllamacpp."
+            f"llama.cpp gives wrong results for '{file}' on this machine: log-probabilities computed at once and "
+            f"token by token differ by {difference:.2f} nats (allowed: {SELF_TEST_TOLERANCE}). Use gguf:{file}, or "
+            "another release of xllamacpp."
         )
 
 

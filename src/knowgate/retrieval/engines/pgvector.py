@@ -76,7 +76,7 @@ class TableSpec:
             if not SQL_IDENTIFIER.fullmatch(name):
                 raise BadSetting(
                     f"pgvector: '{name[:80]}' cannot be used as the name of a table or column. Only letters, digits "
-                    "and underscores are allowed. Create a view of the table that has such names."
+                    "and underscores are allowed. Create a view with allowed names."
                 )
         if len(table_parts) > 2:
             raise BadSetting(f"pgvector: table={self.table!r} is not allowed. Write TABLE or SCHEMA.TABLE.")

@@ -198,7 +198,7 @@ class PolicySearch:
         required = total.reference_loss.count_required_rows(self.options)
         if required is not None:  # `required` counts all questions, `required_rows` only those to choose on
             required = math.ceil(required * len(self.evidence.fit_rows) / total.loss.n)
-        reason = f"{chosen.name} was best on the questions to choose on, but with the test questions, {failure}"
+        reason = f"{chosen.name} was best on the questions to choose on, but not with the test questions: {failure}"
         rejected = choice.rejected or RejectedPolicy(chosen.name, total, failure)
         choice = replace(choice, required_rows=required, rejected=rejected)
         return replace(choice, chosen=constant, estimate=constant, reason=reason)
