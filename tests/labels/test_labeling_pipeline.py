@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from dataclasses import replace
 
@@ -117,3 +118,10 @@ def test_questions_are_grouped_by_length():
     assert max(spans) <= 60  # of 500: each portion holds a tenth of all lengths
     assert order == group_by_length(questions)
     assert group_by_length(questions[:PORTION_SIZE]) == questions[:PORTION_SIZE]
+
+
+def test_threads_switch_more_often_while_the_pipeline_runs():
+    before, during = sys.getswitchinterval(), []
+    labeler = Labeler(FakeModel(), StringGrader(), PLAN)
+    run_pipeline(labeler, write=lambda batch: during.append(sys.getswitchinterval()))
+    assert max(during) < before == sys.getswitchinterval()
