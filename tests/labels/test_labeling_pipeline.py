@@ -125,3 +125,21 @@ def test_threads_switch_more_often_while_the_pipeline_runs():
     labeler = Labeler(FakeModel(), StringGrader(), PLAN)
     run_pipeline(labeler, write=lambda batch: during.append(sys.getswitchinterval()))
     assert max(during) < before == sys.getswitchinterval()
+
+
+def test_passages_are_selected_in_a_thread_if_the_model_allows_it(monkeypatch):
+    threads, fits = [], FakeModel.fits
+
+    def watched(self, prompts, max_tokens):
+        threads.append(threading.current_thread().name)
+        return fits(self, prompts, max_tokens)
+
+    monkeypatch.setattr(FakeModel, "fits", watched)
+    labeler = Labeler(FakeModel(), StringGrader(), PLAN, retriever=OnePassageIndex())
+    rows = labeler.label(QUESTIONS).rows
+    assert set(threads) == {"MainThread"}
+    monkeypatch.setattr(FakeModel, "encodes_in_threads", True, raising=False)
+    threads.clear()
+    assert without_seconds(labeler.label(QUESTIONS).rows) == without_seconds(rows)
+    assert len(threads) == 1
+    assert threads[0].startswith("knowgate-label")
