@@ -228,7 +228,9 @@ def test_a_training_that_harms_its_target_leaves_the_base_as_it_is(tiny: str, tm
     swapped = [replace(row, positives=row.negatives, negatives=row.positives) for row in TRAIN]
     dev = planted_preferences(60, "dev", seed=2)
     fitted = fit_reranker(
-        [*swapped, *dev, *TEST], base=str(tmp_path / "good"), training=RerankerTrainingOptions(batch=8, rate=3e-3, epochs=4)
+        [*swapped, *dev, *TEST],
+        base=str(tmp_path / "good"),
+        training=RerankerTrainingOptions(batch=8, rate=3e-3, epochs=4),
     )
     assert fitted.selection is not None
     assert fitted.selection.share == 0
