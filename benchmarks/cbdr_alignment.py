@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.steps import ENGLISH, Step, arguments, begin, walk
+from knowgate.evaluation import reranker_cache
 
 SOURCES = ("benefit", "likelihood")
 LEARNED = {"nq": 1_702, "hotpotqa": 1_061, "triviaqa": 740}
@@ -217,6 +218,7 @@ def main() -> None:
     if prepares:
         return prepare(plan)
     os.environ["KNOWGATE_BENCH"] = plan.at("data")
+    reranker_cache.ANSWER_BATCH = 1_024  # keeps a GPU busy
     out = plan.work / "out"
     out.mkdir(parents=True, exist_ok=True)
     took = walk(plan.steps(), out, only, shows=shows)
