@@ -58,12 +58,21 @@ class GraphedStep(Generic[Result]):
         return self.output
 
     def _capture(self, function: Callable[[], Result]) -> None:
-        try:
-            self.graph, self.output = capture_graph(function, self.device)
-        except RuntimeError as error:
-            if not is_memory_error(error):  # memory may suffice for the next, smaller batch
-                GRAPH_DEVICES.clear()
-            log.warning("a decoding step cannot be captured as a CUDA graph, so it runs more slowly: %s", error)
+        for _ in range(2):
+            try:
+                self.graph, self.output = capture_graph(function, self.device)
+                return
+            except RuntimeError as error:
+                _warn(f"{type(error).__name__}: {error}")
+                if not is_memory_error(error):
+                    GRAPH_DEVICES.clear()
+                    return
+            torch.cuda.empty_cache()  # a capture cannot use memory that earlier graphs have left
+
+
+@functools.cache  # each reason is logged once
+def _warn(reason: str) -> None:
+    log.warning("a decoding step was not captured as a CUDA graph, so it may run more slowly. %s", reason)
 
 
 def capture_graph(function: Callable[[], Result], device: torch.device) -> tuple[Any, Result]:

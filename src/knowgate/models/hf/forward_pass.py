@@ -40,12 +40,14 @@ _active_cache: ContextVar[Cache] = ContextVar(ATTENTION_NAME)
 def pad_left(ids: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Return token ids padded on the left to equal length, and their attention mask."""
     width = max(map(len, ids))
-    tokens = np.full((len(ids), width), pad_id)  # filled row by row: torch.tensor is slow with nested lists
-    mask = np.zeros_like(tokens)
+    tokens, mask = arrays = np.zeros((2, len(ids), width), dtype=np.int64)  # torch.tensor is slow with nested lists
+    tokens[:] = pad_id
     for number, row in enumerate(ids):
-        tokens[number, width - len(row) :] = row
-        mask[number, width - len(row) :] = 1
-    return torch.from_numpy(tokens).to(device), torch.from_numpy(mask).to(device)
+        tokens[number, width - len(row) :], mask[number, width - len(row) :] = row, 1
+    both = torch.from_numpy(arrays)
+    if device.type == "cuda":  # without pinned memory, the host would wait until the GPU has finished its work
+        both = both.pin_memory()
+    return tuple(both.to(device, non_blocking=True))
 
 
 def compute_positions(mask: torch.Tensor) -> torch.Tensor:
@@ -208,11 +210,10 @@ class SharedCacheLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def __init__(self, prompt_keys: torch.Tensor, prompt_values: torch.Tensor, shape: Sequence[int], position: Any):
         super().__init__()
-        prompts, heads, _, width = prompt_keys.shape
         self.prompt_keys, self.prompt_values, self.position = prompt_keys, prompt_values, position
         # Zeros, because tokens that do not exist yet are read with weight 0.
-        self.keys = prompt_keys.new_zeros(prompts, heads, *shape, width)
-        self.values = prompt_values.new_zeros(prompts, heads, *shape, prompt_values.shape[-1])
+        self.keys = prompt_keys.new_zeros(*prompt_keys.shape[:2], *shape, prompt_keys.shape[-1])
+        self.values = prompt_values.new_zeros(*prompt_values.shape[:2], *shape, prompt_values.shape[-1])
         self.is_initialized = True
 
     def update(
@@ -222,8 +223,7 @@ class SharedCacheLayer(CacheLayerMixin):  # type: ignore[misc]
         for buffer, states in ((self.keys, key_states), (self.values, value_states)):
             prompts, heads, answers = buffer.shape[:3]
             # The model returns one row per answer of every prompt. The buffer is ordered by prompt, head and answer.
-            token = states.view(prompts, answers, heads, 1, -1).transpose(1, 2)
-            buffer.index_copy_(3, self.position, token)
+            buffer.index_copy_(3, self.position, states.view(prompts, answers, heads, 1, -1).transpose(1, 2))
         return self.keys, self.values
 
     def select(self, prompts: torch.Tensor | None, rows: torch.Tensor, columns: torch.Tensor) -> None:
@@ -234,7 +234,7 @@ class SharedCacheLayer(CacheLayerMixin):  # type: ignore[misc]
         if prompts is not None:
             self.prompt_keys, self.prompt_values = self.prompt_keys[prompts], self.prompt_values[prompts]
 
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+    def lazy_initialization(self, *args: Any) -> None:
         """Do nothing: the buffers exist from the start."""
 
     def get_max_length(self) -> int:
@@ -402,7 +402,7 @@ class SharedDecodingBatch:
             layers: Layers whose hidden states are returned; the same in every call.
 
         Returns:
-            The logits (prompts x answers x vocabulary), and the hidden states by layer. The next call overwrites them.
+            Logits (prompts x answers x vocabulary) and hidden states by layer. The next call overwrites them.
         """
         self._tokens.copy_(tokens.reshape(-1, 1))
         output = self._step.run(lambda: self._read_tokens(layers), self.n_left)

@@ -28,7 +28,7 @@ DEFAULT_CHECK_INTERVAL = 4
 COMPACTION_THRESHOLD = 0.9  # compact the batch if at most this share of its rows would remain
 # Compact the batch if this many steps of single answers are saved. On a GPU, the step must be captured again afterwards.
 MIN_SAVED_STEPS = {"cpu": 0}
-DEFAULT_MIN_SAVED_STEPS = 4_096
+DEFAULT_MIN_SAVED_STEPS = 8_192
 
 
 @dataclass(frozen=True)
