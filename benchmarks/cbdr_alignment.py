@@ -19,8 +19,7 @@ Protocol, written before the run.
 - *Recipes.* `paper`: one epoch at 6e-5, last weights (the recipe of the earlier record). The others keep the weights
   that rank 15 % of the train questions best, held out by a hash of the question (dev); the base and averages with it
   are among them, so that none is worse on dev than the base. `checked`: otherwise as `paper`. `gentle`: two epochs at
-  2e-5, batches of 16. `mixed`: as `gentle`, with one relevance example per preference example. `mixed-fast`: the same at
-  6e-5.
+  2e-5, batches of 16. `mixed`: as `gentle`, with one relevance example per two preference examples.
 - *Choice.* For each source, the recipe with the highest P@1 on dev questions, the first of equals. `paper` is never
   chosen; it is shown for comparison.
 - *Test.* The base, the two chosen rerankers and the two of `paper` are measured on the test questions once: P@1 of both
@@ -35,7 +34,7 @@ import gzip
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,8 +52,7 @@ SLOW = ("--learning-rate", "2e-5", "--epochs", "2", "--batch", "16")
 RECIPES: dict[str, tuple[str, ...]] = {
     "checked": (),
     "gentle": SLOW,
-    "mixed": (*SLOW, "--relevance-mix", "1"),
-    "mixed-fast": ("--batch", "16", "--relevance-mix", "1"),
+    "mixed": (*SLOW, "--relevance-mix", "0.5"),
     REFERENCE: ("--checks", "0"),
 }
 
@@ -120,8 +118,13 @@ class Plan:
 
 def choose_recipe(work: Path, source: str) -> str:
     """Return the recipe with the highest P@1 on dev questions, the first of equals."""
-    chosen = {recipe: read_selection(work / f"{source}-{recipe}") for recipe in RECIPES if recipe != REFERENCE}
-    return max(chosen, key=lambda recipe: chosen[recipe]["chosen"] if chosen[recipe] else -1.0)
+    return choose_recipe_of({recipe: read_selection(work / f"{source}-{recipe}") for recipe in RECIPES})
+
+
+def choose_recipe_of(selections: Mapping[str, Mapping[str, Any]]) -> str:
+    """Choose among recipes whose weights were chosen on dev questions; without any, return the first recipe."""
+    values = {recipe: selections.get(recipe, {}).get("chosen", -1.0) for recipe in RECIPES if recipe != REFERENCE}
+    return max(values, key=lambda recipe: values[recipe])
 
 
 def read_selection(folder: Path) -> dict[str, Any]:
