@@ -103,7 +103,7 @@ class SkrGate(Gate):
     def find_neighbors(self, questions: Sequence[Question]) -> list[tuple[Neighbor, ...]]:
         """Find for each question up to k similar logged questions whose answer changed with retrieval."""
         if self.scope is None:
-            raise BadSetting("gate 'skr' is not bound to a model. Call `bind` first, or use it in AdaptiveRAG.")
+            raise BadSetting("gate 'skr' is not bound to a model. Call `bind` first, or use the gate in AdaptiveRAG.")
         texts = [question.text for question in questions]
         # More than k are searched for, because those whose answer did not change are dropped.
         nearest = self._store.search(texts, self.k * SEARCH_FACTOR, self.scope)

@@ -75,8 +75,8 @@ class AccessPolicy:
             ApiError: 403 if the endpoint needs an admin key and this key is not one.
         """
         if needs_admin and key is not None and not key.admin:
-            message = "this endpoint shows or changes data of all API keys, so it needs an admin key."
-            raise ApiError(403, f"{message} Ask the operator of the server for one.", "admin_only")
+            message = "this endpoint needs an admin API key. Ask the operator of the server for an admin key."
+            raise ApiError(403, message, "admin_only")
 
     def _find_key(self, key_file: Path, authorization: str) -> ApiKey:
         """Return the stored key that matches the bearer token of a request.
@@ -161,7 +161,7 @@ class RateLimiter:
                 await asyncio.get_running_loop().run_in_executor(self._thread, self._count, key, key.rate, count)
         except STORE_ERRORS as error:
             self._retry_at = time.monotonic() + BACKOFF_SECONDS
-            log.warning("Keys with a rate are rejected: %s", str(error) or "the counter store is too slow")
+            log.warning("API keys with a rate limit are rejected: %s", str(error) or "the counter store is too slow")
             raise unavailable from None
 
     def _check_rejection(self, key: ApiKey, rate: int, count: int) -> None:
