@@ -592,6 +592,20 @@ def test_an_audit_of_a_question_that_is_deleted_meanwhile_stores_no_texts(serve,
     assert b"From the passages" not in b"".join(file.read_bytes() for file in tmp_path.glob("d.db*"))
 
 
+def test_a_server_that_ends_logs_how_many_audits_it_drops(serve, monkeypatch, tmp_path, caplog):
+    async def wait(self, job):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Auditor, "_audit", wait)
+    address, app = serve(gate="never", options=audit_options(tmp_path))
+    for _ in range(3):
+        assert ask(address).status_code == 200
+    auditor = app.state.service.learner.auditor
+    wait_until(lambda: auditor.pending_count == 3)
+    auditor.stop()
+    assert "3 audits had not ended and were dropped" in caplog.text
+
+
 def test_slow_audits_of_one_key_do_not_delay_those_of_others(monkeypatch):
     done = []
 

@@ -25,6 +25,7 @@ from knowgate.gates.fitted_gate import FittedGate
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.builder import build_pipeline
 from knowgate.pipeline.settings import PipelineOptions
+from knowgate.retrieval.engines.web import WebRetriever
 from knowgate.server.chat.gate_service import FingerprintCachingRetriever, GateService
 from knowgate.server.chat.local_chat import LocalChat
 from knowgate.server.dashboard.page import DashboardAssets
@@ -43,6 +44,7 @@ from knowgate.types import Completion, Gate, Model, Question, Reading, Signal, T
 log = logging.getLogger(__name__)
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that disconnected. It appears in metrics, but is never sent.
+CLEANUP_SECONDS = 3600.0  # interval at which old data is deleted
 RELOAD_SIGNAL = getattr(signal, "SIGHUP", None)  # Windows has no SIGHUP
 
 
@@ -69,7 +71,9 @@ def create_app(
         """Listen for SIGHUP while the server runs, and close the service at the end."""
         app.state.reloader = SettingsReloader(service, settings, read_settings)
         app.state.reloader.listen()
+        cleanup = asyncio.create_task(delete_expired_hourly(service))
         yield
+        cleanup.cancel()
         await service.close()
 
     routes = [Route(endpoint.path, EndpointApp(service, endpoint), methods=[endpoint.method]) for endpoint in ENDPOINTS]
@@ -81,6 +85,17 @@ def create_app(
     app.router.redirect_slashes = False  # the address of a redirect would come from the Host header
     app.state.service = service
     return app
+
+
+async def delete_expired_hourly(service: Service) -> None:
+    """Delete decisions and cached responses of web searches that are too old, now and then once an hour."""
+    while True:
+        if service.decision_log is not None:
+            service.decision_log.delete_expired()
+        retriever = service.gate_service.rag.retriever
+        if isinstance(retriever, FingerprintCachingRetriever) and isinstance(retriever.retriever, WebRetriever):
+            await asyncio.to_thread(retriever.retriever.delete_expired)
+        await asyncio.sleep(CLEANUP_SECONDS)
 
 
 # --- request processing ---------------------------------------------------------------------------

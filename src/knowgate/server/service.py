@@ -34,7 +34,7 @@ from knowgate.server.json_api import (
     parse_request,
     read_body,
 )
-from knowgate.server.learning.learner import TrafficLearner, build_learner, record_feedback
+from knowgate.server.learning.learner import TrafficLearner, build_learner, make_unknown_decision_error, record_feedback
 from knowgate.server.load_limits import UPLOAD_FACTOR, BreakersByKey, CircuitBreaker, RequestSlots, UploadBudget
 from knowgate.server.options import ServeOptions
 from knowgate.server.streaming import EventStreamResponse, run_while_connected
@@ -264,8 +264,7 @@ class Service:
             ApiError: 404 if the server has no upstream.
         """
         if self.forwarder is None:
-            message = f"this server has no upstream, which {request.url.path} needs. Set `upstream` in its settings."
-            raise ApiError(404, message, "no_upstream")
+            raise _make_missing_error(f"no upstream, which {request.url.path} needs", "upstream", "no_upstream")
         path = request.url.path.removeprefix("/v1")
         max_values = MAX_JSON_VALUES if path in REQUEST_FORMATS else MAX_FORWARDED_VALUES
         raw_body, body = await self.read_request(request, max_values)
@@ -290,7 +289,7 @@ class Service:
         """Answer POST /v1/rerank, which orders documents by relevance. 404 if the server has no reranker."""
         reranker = self.gate_service.rag.reranker
         if reranker is None:
-            raise ApiError(404, "this server has no reranker. Set `rerank` in its settings.", "no_reranker")
+            raise _make_missing_error("no reranker", "rerank", "no_reranker")
         rerank_request = parse_request(schemas.RerankRequest, (await self.read_request(request))[1])
         return json_response(
             await self.gate_service.run_in_search_thread(lambda: rerank_documents(reranker, rerank_request, trace.id))
@@ -313,8 +312,7 @@ class Service:
     def _require_decision_log(self) -> DecisionLog:
         """Return the decision log, or raise a 404 error if there is none."""
         if self.decision_log is None:
-            fix = "Set the option `decisions` of `knowgate serve`, also as a key of [serve] in knowgate.toml."
-            raise ApiError(404, f"this server has no decision log. {fix}", "no_log")
+            raise _make_missing_error("no decision log", "decisions", "no_log")
         return self.decision_log
 
     async def _find_decision(self, id: str, trace: RequestTrace) -> dict[str, Any]:
@@ -325,7 +323,7 @@ class Service:
         """
         decision = await self._require_decision_log().find(id, _get_owner_filter(trace))
         if decision is None:
-            raise ApiError(404, f"the decision log has no decision '{id[:80]}'.", "no_decision")
+            raise make_unknown_decision_error(id)
         return decision
 
     async def get_decision(self, request: Request, trace: RequestTrace) -> Response:
@@ -389,8 +387,7 @@ class Service:
     def _require_learner(self) -> TrafficLearner:
         """Return the component that learns from requests, or raise a 404 error if there is none."""
         if self.learner is None:
-            message = "this server does not learn from its requests. Set `audit`, `shadow` or `log` in its settings."
-            raise ApiError(404, message, "off")
+            raise _make_missing_error("no audits and no history of labels", "audit", "off")
         return self.learner
 
     async def get_learning(self, request: Request, trace: RequestTrace) -> Response:
@@ -425,6 +422,12 @@ class Service:
             lost_decisions=lost,
         )
         return json_response(readiness, 200 if is_ready else 503)
+
+
+def _make_missing_error(component: str, option: str, code: str) -> ApiError:
+    """Return the error for a request that needs a component of the server which an option enables."""
+    fix = f"Its operator can set the option `{option}` of `knowgate serve` and restart it."
+    return ApiError(404, f"this server has {component}. {fix}", code)
 
 
 def _get_owner_filter(trace: RequestTrace) -> str | None:

@@ -90,11 +90,16 @@ async def _decide_question(
 
     If the gate reads drafts and there is an upstream, a draft with as many tokens as the gate reads is requested first.
     """
+    if forwarder is None:
+        trace.way = "in-process"
+    elif trace.way != "draft":  # that is what an earlier question of the same request needed
+        trace.way = "question"
     decision = gate_service.apply_rules(rag, question)
     if decision is not None:
         return decision
     draft: Completion | None = None
     if forwarder is not None and not gate_service.get_signal_request(rag, trace).is_empty:
+        trace.way = "draft"
         model = forwarder.options.upstream_model or await forwarder.upstream.get_default_model(headers)
         messages = [{"role": "user", "content": question.text}]
         body = {"model": model, "messages": messages, "max_tokens": rag.bound_gate.request.draft_tokens}
@@ -126,7 +131,7 @@ async def answer_prompt(forwarder: UpstreamForwarder, request: ForwardedRequest,
         trace.ungated_reason = question.reason
         return await forwarder.pass_through(request, path)
     await forwarder.set_model(request)
-    trace.question, trace.way = question.text, "question"
+    trace.question = question.text
     trace.decision = await _decide_question(gate_service, forwarder, rag, question, request.headers, trace)
     if trace.decision.retrieve and rag.retriever is not None:
         trace.passages = await BackgroundSearch(gate_service, rag, question).get_passages(trace)

@@ -15,6 +15,7 @@ from starlette.background import BackgroundTask
 from starlette.responses import Response
 
 from knowgate.errors import ModelError
+from knowgate.labels.grading import parse_verdict
 from knowgate.models.prompts.templates import detect_language, load_packaged_templates
 from knowgate.server.chat.gate_service import GateService
 from knowgate.server.chat.request_formats import REQUEST_FORMATS
@@ -27,7 +28,6 @@ from knowgate.types import Passage, Question
 
 FINISH_REASONS = ("stop", "length")  # "length": an answer that reached the token limit is compared, too
 MAX_STREAM_BYTES = 1 << 20  # longer answers are not compared
-YES_WORDS, NO_WORDS = ("yes", "是"), ("no", "否", "不")
 # Request fields that are removed before the request is sent again for an audit.
 DROPPED_FIELDS = ("stream", "stream_options", "n", "best_of", "logprobs", "top_logprobs", "knowgate")
 
@@ -198,7 +198,7 @@ class CounterfactualAnswerer:
         """Ask the LLM of the upstream whether two answers mean the same. Needs an upstream.
 
         Raises:
-            ModelError: The reply of the LLM starts neither with yes nor with no.
+            ModelError: The reply of the LLM contains neither yes nor no.
         """
         assert self.forwarder is not None
         templates = load_packaged_templates("compare")
@@ -209,12 +209,10 @@ class CounterfactualAnswerer:
         body = {**fields, "messages": [{"role": "user", "content": prompt}], "max_tokens": 8, "temperature": 0}
         async with asyncio.timeout(self.timeout):
             reply = await self._answer_upstream(self.forwarder, ClientRequest(body, request.headers), ())
-        verdict = (reply or "").strip().lower()
-        if not verdict.startswith((*YES_WORDS, *NO_WORDS)):
-            raise ModelError(
-                f"the LLM was asked whether two answers mean the same, but replied neither yes nor no: '{verdict[:40]}'."
-            )
-        return verdict.startswith(YES_WORDS)
+        is_same = parse_verdict(reply or "")
+        if is_same is None:
+            raise ModelError("the LLM was asked whether two answers mean the same, but replied neither yes nor no.")
+        return is_same
 
     async def _answer_in_process(self, question: str, *, retrieve: bool) -> str:
         """Answer with the model in this process, with passages if `retrieve` is true. Nothing is logged."""

@@ -236,6 +236,7 @@ class Auditor:
         budget: Limits the LLM calls for audits. They are reserved when a request is sampled.
         asks_llm: Whether the LLM compares two answers whose words differ.
         counts: Number of audits by name of the arm and result ("loss", "label", "failed" or "dropped").
+        pending_count: Number of audits that were submitted and have not ended.
     """
 
     experiment: Experiment
@@ -246,6 +247,7 @@ class Auditor:
     budget: CallBudget
     asks_llm: bool = False
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    pending_count: int = 0
     # Each API key has a queue and a task of its own, so that slow audits of one key do not delay those of others.
     _queues: dict[str, asyncio.Queue[AuditJob]] = field(default_factory=dict)
     _workers: dict[str, asyncio.Task[None]] = field(default_factory=dict)
@@ -257,10 +259,15 @@ class Auditor:
             self._apply(self.store.read_all())
 
     def stop(self) -> list[asyncio.Task[None]]:
-        """Cancel all audits that have not ended, and return their tasks.
+        """Cancel all audits that have not ended, log how many there were, and return their tasks.
 
         This does not bias the measured loss, because the choice of canceled audits does not depend on their results.
         """
+        if self.pending_count:
+            log.warning(
+                "%d audits had not ended and were dropped. They do not count for the measured share of changed answers.",
+                self.pending_count,
+            )
         tasks = [*self._workers.values(), *([] if self._poll_task is None else [self._poll_task])]
         for task in tasks:
             task.cancel()
@@ -306,6 +313,7 @@ class Auditor:
             self._workers[job.owner] = asyncio.get_running_loop().create_task(self._run_jobs(queue))
         try:
             queue.put_nowait(job)
+            self.pending_count += 1
         except asyncio.QueueFull:
             self.counts[job.arm.name, "dropped"] += 1
             self.release(job.owner)
@@ -320,6 +328,7 @@ class Auditor:
                 log.warning("An audit failed: %s", str(error) or type(error).__name__)
                 await self._store_failure(job)
             self.budget.release(job.owner, self.calls_per_audit - job.call_count)
+            self.pending_count -= 1
 
     async def _audit(self, job: AuditJob) -> None:
         """Get the answers to a sampled request with and without passages, compare them, and store the result.

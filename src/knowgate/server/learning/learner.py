@@ -189,6 +189,14 @@ def _get_full_draft(trace: RequestTrace) -> str | None:
     return draft.text if draft is not None and (draft.finished or not may_be_partial) else None
 
 
+def make_unknown_decision_error(id: str) -> ApiError:
+    """Return the error for the id of a decision that does not exist, or belongs to another API key."""
+    message = (
+        f"the decision log has no decision '{id[:80]}' of this API key. Send the header x-knowgate-id of one of its"
+    )
+    return ApiError(404, f"{message} responses. Decisions are deleted after a while.", "no_decision")
+
+
 async def record_feedback(
     feedback: FeedbackRequest,
     owner: str,
@@ -214,7 +222,7 @@ async def record_feedback(
     if rating is None:
         raise ApiError(400, "the request must have a 'rating' (up or down) or a 'correction'.", "invalid_feedback")
     if not await decisions.add_feedback(feedback.id, rating, feedback.comment, owner):
-        raise ApiError(404, f"the decision log has no decision '{feedback.id[:80]}'.", "no_decision")
+        raise make_unknown_decision_error(feedback.id)
     has_learnt = False
     if learner is not None and learner.auditor.store is not None:
         audits = learner.auditor.store
