@@ -131,7 +131,8 @@ class Service:
             A function that closes the old gate service. Call it when no request uses that service any more.
         """
         forwarder = self.forwarder and UpstreamForwarder(self.forwarder.upstream, gate_service, self.options)
-        learner = build_learner(settings, self.options, gate_service, forwarder, self.decision_log, self.recent)
+        budget = self.learner and self.learner.auditor.budget
+        learner = build_learner(settings, self.options, gate_service, forwarder, self.decision_log, self.recent, budget)
         old, self.gate_service, self.forwarder = self.gate_service, gate_service, forwarder
         if self.local_chat is not None:
             self.local_chat = LocalChat(gate_service, self.options)

@@ -27,7 +27,7 @@ from knowgate.server.database import Store
 from knowgate.server.json_api import ApiError
 from knowgate.server.learning.answers import CounterfactualAnswerer
 from knowgate.server.learning.arms import Experiment, ExperimentArm
-from knowgate.server.load_limits import MAX_CALLS_PER_AUDIT, CallBudget
+from knowgate.server.load_limits import HOUR_SECONDS, MAX_CALLS_PER_AUDIT, CallBudget
 from knowgate.server.telemetry.decision_log import DecisionLog, RecentDecisions
 from knowgate.server.telemetry.trace import ClientRequest
 
@@ -143,6 +143,11 @@ class AuditStore:
     def read_all(self) -> list[AuditRecord]:
         """Return all stored audits. Blocks, so call it only while the server starts."""
         return self._decisions.run_blocking(self._fetch_new)
+
+    def count_recent(self) -> int:
+        """Return the number of audits of all processes in the last hour. Blocks, as `read_all` does."""
+        query, values = "SELECT COUNT(*) FROM audits WHERE at > ? AND kind <> ?", (time.time() - HOUR_SECONDS, CLEARED)
+        return int(self._decisions.run_blocking(lambda store: store.fetch_rows(query, values))[0][0])
 
     async def add(self, audit: AuditRecord) -> list[AuditRecord]:
         """Store an audit, and return all audits since the last read: this one and those of other processes."""

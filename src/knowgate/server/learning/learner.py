@@ -244,8 +244,18 @@ def build_learner(
     forwarder: UpstreamForwarder | None,
     decisions: DecisionLog | None,
     recent: RecentDecisions,
+    budget: CallBudget | None = None,
 ) -> TrafficLearner | None:
     """Build the component that learns from requests, and give its experiment (A/B test) to the gate service.
+
+    Args:
+        settings: Options of the pipeline.
+        options: Options of the server.
+        gate_service: Gate service, whose gate is monitored.
+        forwarder: Forwarder to the upstream, if there is one.
+        decisions: The decision log, if there is one.
+        recent: Recent decisions in memory.
+        budget: Budget of audits, which a reload of the settings keeps. Default: a new one.
 
     Returns:
         The learner, or None if no option enables audits, an A/B test, shadow or canary mode, or the history.
@@ -263,17 +273,25 @@ def build_learner(
     canary = 0.0 if options.shadow else 1.0 if options.canary is None else options.canary
     experiment = Experiment(arms, options.share_b if "b" in arms else 0.0, canary)
     labeler = HistoryLabeler(gate_service.rag, gate_service.rag.log)
+    store = AuditStore(decisions) if decisions is not None else None
+    answerer = CounterfactualAnswerer(gate_service, forwarder, options.deadline)
+    asks_llm = options.audit_compare == "llm"
     auditor = Auditor(
-        experiment,
-        CounterfactualAnswerer(gate_service, forwarder, options.deadline),
-        recent,
-        labeler,
-        AuditStore(decisions) if decisions is not None else None,
-        CallBudget(max(1, options.audit_budget // options.workers), shares=options.keys is not None),
-        asks_llm=options.audit_compare == "llm",
+        experiment, answerer, recent, labeler, store, budget or _create_budget(options, store), asks_llm=asks_llm
     )
     gate_service.experiment = experiment
     return TrafficLearner(auditor, labeler, recent, options.audit)
+
+
+def _create_budget(options: ServeOptions, store: AuditStore | None) -> CallBudget:
+    """Create the budget of audits of this process: its share of the option `audit_budget`.
+
+    All stored audits of the last hour count as spent, with the maximum number of calls.
+    """
+    calls_per_audit = MAX_CALLS_PER_AUDIT if options.audit_compare == "llm" else 1
+    spent = 0 if store is None else calls_per_audit * store.count_recent() / options.workers
+    calls_per_hour = max(1, options.audit_budget // options.workers)
+    return CallBudget(calls_per_hour, shares=options.keys is not None, spent=spent)
 
 
 def _check_options(options: ServeOptions) -> None:
