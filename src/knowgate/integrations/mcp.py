@@ -30,7 +30,7 @@ from knowgate.gates.fitted_gate import FittedGate
 from knowgate.integrations.decider import Decider, run_in_model_thread
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.answer_json import decision_record
-from knowgate.server.learning.audit import label_by_feedback
+from knowgate.server.learning.labels import label_by_feedback
 from knowgate.server.options import LOOPBACK_HOSTS
 from knowgate.types import Answer, Decision, Passage
 

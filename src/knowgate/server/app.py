@@ -134,6 +134,7 @@ class EndpointApp:
             key = None if self.endpoint.is_public else service.access_policy.authenticate(request)
             service.access_policy.authorize(key, needs_admin=self.endpoint.needs_admin)
             trace.owner, trace.is_admin = ("", True) if key is None else (key.name, key.admin)
+            trace.shares_labels = trace.is_admin or service.options.share_labels
             request.state.key = key
             await service.count_requests(key)
             if request.method == "GET":  # health checks and metrics must work under full load, too

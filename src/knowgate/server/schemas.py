@@ -361,11 +361,13 @@ class LossReport(ConfidenceBounds):
 class DriftReport(ConfidenceBounds):
     """The share of questions that are unlike the training questions of the gate.
 
-    `questions` is the number of all questions. `drifted` is true if the share is too large.
+    `questions` is the number of all questions. `drifted` is true if the share is too large. `keys` names the API keys
+    for whose own questions it is too large.
     """
 
     questions: int
     drifted: bool
+    keys: list[str]
 
 
 class ArmReport(ApiResponse):

@@ -30,15 +30,16 @@ from knowgate.server.json_api import (
     MAX_JSON_VALUES,
     ApiError,
     json_response,
+    make_missing_error,
     parse_json_object,
     parse_request,
     read_body,
 )
-from knowgate.server.learning.learner import TrafficLearner, build_learner, make_unknown_decision_error, record_feedback
+from knowgate.server.learning.learner import TrafficLearner, build_learner, record_feedback
 from knowgate.server.load_limits import UPLOAD_FACTOR, BreakersByKey, CircuitBreaker, RequestSlots, UploadBudget
 from knowgate.server.options import ServeOptions
 from knowgate.server.streaming import EventStreamResponse, run_while_connected
-from knowgate.server.telemetry.decision_log import DecisionLog, Deletion, RecentDecisions
+from knowgate.server.telemetry.decision_log import DecisionLog, Deletion, RecentDecisions, make_unknown_decision_error
 from knowgate.server.telemetry.metrics import ServerMetrics
 from knowgate.server.telemetry.snapshot import MetricsSnapshot, SnapshotExchange
 from knowgate.server.telemetry.spans import RequestSpans, create_tracer_provider
@@ -131,7 +132,7 @@ class Service:
             A function that closes the old gate service. Call it when no request uses that service any more.
         """
         forwarder = self.forwarder and UpstreamForwarder(self.forwarder.upstream, gate_service, self.options)
-        budget = self.learner and self.learner.auditor.budget
+        budget = None if self.learner is None else self.learner.auditor.budget
         learner = build_learner(settings, self.options, gate_service, forwarder, self.decision_log, self.recent, budget)
         old, self.gate_service, self.forwarder = self.gate_service, gate_service, forwarder
         if self.local_chat is not None:
@@ -265,7 +266,7 @@ class Service:
             ApiError: 404 if the server has no upstream.
         """
         if self.forwarder is None:
-            raise _make_missing_error(f"no upstream, which {request.url.path} needs", "upstream", "no_upstream")
+            raise make_missing_error(f"no upstream, which {request.url.path} needs", "upstream", "no_upstream")
         path = request.url.path.removeprefix("/v1")
         max_values = MAX_JSON_VALUES if path in REQUEST_FORMATS else MAX_FORWARDED_VALUES
         raw_body, body = await self.read_request(request, max_values)
@@ -290,7 +291,7 @@ class Service:
         """Answer POST /v1/rerank, which orders documents by relevance. 404 if the server has no reranker."""
         reranker = self.gate_service.rag.reranker
         if reranker is None:
-            raise _make_missing_error("no reranker", "rerank", "no_reranker")
+            raise make_missing_error("no reranker", "rerank", "no_reranker")
         rerank_request = parse_request(schemas.RerankRequest, (await self.read_request(request))[1])
         return json_response(
             await self.gate_service.run_in_search_thread(lambda: rerank_documents(reranker, rerank_request, trace.id))
@@ -313,7 +314,7 @@ class Service:
     def _require_decision_log(self) -> DecisionLog:
         """Return the decision log, or raise a 404 error if there is none."""
         if self.decision_log is None:
-            raise _make_missing_error("no decision log", "decisions", "no_log")
+            raise make_missing_error("no decision log", "decisions", "no_log")
         return self.decision_log
 
     async def _find_decision(self, id: str, trace: RequestTrace) -> dict[str, Any]:
@@ -337,7 +338,7 @@ class Service:
         feedback = parse_request(schemas.FeedbackRequest, (await self.read_request(request))[1])
         await self._find_decision(feedback.id, trace)
         decisions = self._require_decision_log()
-        return json_response(await record_feedback(feedback, trace.owner, decisions, self.recent, self.learner))
+        return json_response(await record_feedback(feedback, trace, decisions, self.recent, self.learner))
 
     async def delete_decision(self, request: Request, trace: RequestTrace) -> Response:
         """Answer DELETE /v1/decisions/{id}.
@@ -388,7 +389,7 @@ class Service:
     def _require_learner(self) -> TrafficLearner:
         """Return the component that learns from requests, or raise a 404 error if there is none."""
         if self.learner is None:
-            raise _make_missing_error("no audits and no history of labels", "audit", "off")
+            raise make_missing_error("no audits and no history of labels", "audit", "off")
         return self.learner
 
     async def get_learning(self, request: Request, trace: RequestTrace) -> Response:
@@ -423,12 +424,6 @@ class Service:
             lost_decisions=lost,
         )
         return json_response(readiness, 200 if is_ready else 503)
-
-
-def _make_missing_error(component: str, option: str, code: str) -> ApiError:
-    """Return the error for a request that needs a component of the server which an option enables."""
-    fix = f"Its operator can set the option `{option}` of `knowgate serve` and restart it."
-    return ApiError(404, f"this server has {component}. {fix}", code)
 
 
 def _get_owner_filter(trace: RequestTrace) -> str | None:

@@ -93,6 +93,8 @@ class GateService:
         rag = self._get_named_pipeline(options.gate_name) if options.gate_name else self.rag
         if self.experiment is not None and options.arm:
             rag = self.experiment.arms[options.arm].get_pipeline(options.shadow)
+        if rag.log is not None and not options.shares_labels:
+            rag = rag.replace(log=None)
         if options.threshold is not None:
             rag = rag.replace(threshold=options.threshold)
         if options.filter is not None and rag.retriever is not None:

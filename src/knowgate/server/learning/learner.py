@@ -24,19 +24,13 @@ from knowgate.server.chat.gate_service import GateService, describe_staleness
 from knowgate.server.json_api import ApiError
 from knowgate.server.learning.answers import CounterfactualAnswerer, capture_answer
 from knowgate.server.learning.arms import Experiment, ExperimentArm
-from knowgate.server.learning.audit import (
-    AuditJob,
-    Auditor,
-    AuditStore,
-    HistoryLabeler,
-    label_by_agreement,
-    label_by_feedback,
-)
+from knowgate.server.learning.audit import AuditJob, Auditor, AuditStore
+from knowgate.server.learning.labels import HistoryLabeler, label_by_agreement, label_by_feedback
 from knowgate.server.learning.loss_monitor import LossMonitor
 from knowgate.server.load_limits import MAX_CALLS_PER_AUDIT, CallBudget
 from knowgate.server.options import ServeOptions
 from knowgate.server.schemas import FeedbackRequest, FeedbackResponse
-from knowgate.server.telemetry.decision_log import DecisionLog, RecentDecisions
+from knowgate.server.telemetry.decision_log import DecisionLog, RecentDecisions, make_unknown_decision_error
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.forwarding import CHAT_PATH, UpstreamForwarder
 from knowgate.types import DecisionNote
@@ -83,7 +77,7 @@ class TrafficLearner:
         self.auditor.poll()
         arm = self.auditor.experiment.arms.get(trace.arm)
         if arm is not None and not trace.decision.rule:
-            arm.monitor.add_distance(trace.decision.distance)
+            arm.monitor.add_distance(trace.decision.distance, trace.owner)
         sampled_arm = arm if arm is not None and self._samples(trace) else None
         if sampled_arm is not None or self.labeler.history is not None or self.recent.stores_texts:
             capture_answer(response, lambda text: self._handle_answer(trace, text, sampled_arm))
@@ -119,7 +113,7 @@ class TrafficLearner:
         else:
             closed_answer, open_answer = text, None
         self.recent.update(trace.id, {"closed": closed_answer, "opened": open_answer})
-        if closed_answer is not None and open_answer is not None:
+        if trace.shares_labels and closed_answer is not None and open_answer is not None:
             self.labeler.add(trace.question, label_by_agreement(closed_answer, open_answer), LabelSource.AGREEMENT)
         if sampled_arm is not None:
             would_skip = not trace.decision.retrieve or DecisionNote.WOULD_SKIP in trace.decision.notes
@@ -134,12 +128,12 @@ class TrafficLearner:
                     open_answer,
                     sent_draft=trace.choice is not None and trace.choice.is_closed_book,
                     owner=trace.owner,
+                    shares_label=trace.shares_labels,
                 )
             )
 
     async def learn_from_feedback(self, feedback: FeedbackRequest, rating: str, decision: Mapping[str, Any]) -> bool:
         """Label the question of a decision by feedback on it, and return whether a label was stored."""
-        self.recent.update(feedback.id, {"rating": rating})
         question = decision.get("question")
         if self.labeler.history is None or not isinstance(question, str):
             return False
@@ -189,17 +183,9 @@ def _get_full_draft(trace: RequestTrace) -> str | None:
     return draft.text if draft is not None and (draft.finished or not may_be_partial) else None
 
 
-def make_unknown_decision_error(id: str) -> ApiError:
-    """Return the error for the id of a decision that does not exist, or belongs to another API key."""
-    message = (
-        f"the decision log has no decision '{id[:80]}' of this API key. Send the header x-knowgate-id of one of its"
-    )
-    return ApiError(404, f"{message} responses. Decisions are deleted after a while.", "no_decision")
-
-
 async def record_feedback(
     feedback: FeedbackRequest,
-    owner: str,
+    trace: RequestTrace,
     decisions: DecisionLog,
     recent: RecentDecisions,
     learner: TrafficLearner | None,
@@ -210,7 +196,7 @@ async def record_feedback(
 
     Args:
         feedback: The feedback.
-        owner: Name of the API key that gives the feedback.
+        trace: Trace of the request. The question is labeled only if its API key shares labels.
         decisions: The decision log.
         recent: Recent decisions in memory.
         learner: Component that learns from feedback, if there is one.
@@ -221,8 +207,9 @@ async def record_feedback(
     rating = feedback.rating or ("down" if feedback.correction else None)
     if rating is None:
         raise ApiError(400, "the request must have a 'rating' (up or down) or a 'correction'.", "invalid_feedback")
-    if not await decisions.add_feedback(feedback.id, rating, feedback.comment, owner):
+    if not await decisions.add_feedback(feedback.id, rating, feedback.comment, trace.owner):
         raise make_unknown_decision_error(feedback.id)
+    recent.update(feedback.id, {"rating": rating})
     has_learnt = False
     if learner is not None and learner.auditor.store is not None:
         audits = learner.auditor.store
@@ -230,7 +217,7 @@ async def record_feedback(
             await audits.add_correction(feedback.id, feedback.correction)
         decision = recent.find(feedback.id) or await decisions.find(feedback.id) or {}
         decision = {**await audits.find_answers(feedback.id), **decision}
-        has_learnt = await learner.learn_from_feedback(feedback, rating, decision)
+        has_learnt = trace.shares_labels and await learner.learn_from_feedback(feedback, rating, decision)
     return FeedbackResponse(id=feedback.id, rating=rating, learnt=has_learnt)
 
 

@@ -273,6 +273,14 @@ class Deletion:
     is_complete: bool
 
 
+def make_unknown_decision_error(id: str) -> ApiError:
+    """Return the error for the id of a decision that does not exist, or belongs to another API key."""
+    message = (
+        f"the decision log has no decision '{id[:80]}' of this API key. Send the header x-knowgate-id of one of its"
+    )
+    return ApiError(404, f"{message} responses. Decisions are deleted after a while.", "no_decision")
+
+
 def _open_log(location: str) -> Store:
     """Open the tables of the decision log, and create or upgrade them if necessary.
 
