@@ -132,7 +132,9 @@ class UpstreamClient:
         """Return an HTTP session, opened at the first call. `is_fresh`: it opens a new connection for each request."""
         if is_fresh not in self._sessions:
             connector = aiohttp.TCPConnector(limit=MAX_CONNECTIONS, force_close=is_fresh)
-            connector._factory = partial(UpstreamConnection, asyncio.get_running_loop())  # there is no public way
+            vars(connector)["_factory"] = partial(
+                UpstreamConnection, asyncio.get_running_loop()
+            )  # there is no public way
             self._sessions[is_fresh] = aiohttp.ClientSession(
                 connector=connector,
                 timeout=aiohttp.ClientTimeout(
@@ -184,11 +186,12 @@ class UpstreamClient:
 
         If the upstream closes an idle connection while the request is sent, it is sent once more, on a new connection.
         """
-        url, options = f"{self.url}{path}", {"data": content, "headers": self._build_headers(headers)}
+        url = f"{self.url}{path}"
+        options: dict[str, Any] = {"data": content, "headers": self._build_headers(headers), "allow_redirects": False}
         try:
-            return await self._get_session(is_fresh=False).request(method, url, allow_redirects=False, **options)
+            return await self._get_session(is_fresh=False).request(method, url, **options)
         except StaleConnectionError:
-            return await self._get_session(is_fresh=True).request(method, url, allow_redirects=False, **options)
+            return await self._get_session(is_fresh=True).request(method, url, **options)
 
     # --- the circuit breaker ----------------------------------------------------------------------
 
