@@ -612,6 +612,14 @@ def test_an_audit_of_a_question_that_is_deleted_meanwhile_stores_no_texts(serve,
     assert b"From the passages" not in b"".join(file.read_bytes() for file in tmp_path.glob("d.db*"))
 
 
+def test_an_answer_that_utf8_cannot_encode_is_audited(serve, stub, tmp_path, monkeypatch):
+    monkeypatch.setattr(stub, "answer", lambda body: "\ud800 new" if "<passages>" in str(body) else "\ud800 old")
+    address, _ = serve(gate="never", options=audit_options(tmp_path, keep_questions=True))
+    assert ask(address).status_code == 200
+    loss = wait_for_audits(address, 1)["loss"]
+    assert (loss["lost"], loss["failed"]) == (1.0, 0)
+
+
 def test_a_server_that_ends_logs_how_many_audits_it_drops(serve, monkeypatch, tmp_path, caplog):
     async def wait(self, job):
         await asyncio.Event().wait()

@@ -126,7 +126,7 @@ class EndpointApp:
     async def _respond(self, request: Request, trace: RequestTrace) -> Response:
         """Check the API key, its rate and the number of active requests, wait for the body, then run the handler.
 
-        Public endpoints need no key. GET requests do not count as active. A streaming response counts as an active
+        Public endpoints need no key. GET and HEAD requests do not count as active. A streaming response counts as an active
         request until its last event has been sent.
         """
         service = self.service
@@ -137,7 +137,7 @@ class EndpointApp:
             trace.shares_labels = trace.is_admin or service.options.share_labels
             request.state.key = key
             await service.count_requests(key)
-            if request.method == "GET":  # health checks and metrics must work under full load, too
+            if request.method in ("GET", "HEAD"):  # health checks and metrics must work under full load, too
                 return await self._run_handler(request, trace)
             client = identify_client(request, key)
             if request.method == "POST":

@@ -92,6 +92,7 @@ class Service:
             self.spans = RequestSpans(create_tracer_provider(), includes_questions=options.keep_questions)
         if options.keys is not None:
             self.rate_limiter = RateLimiter(options.keys, database=options.database)
+            self.rate_limiter.check_store(self.access_policy.list_keys() or ())
         if options.decisions is not None:
             self.decision_log = DecisionLog(
                 options.decisions,
@@ -409,7 +410,7 @@ class Service:
 
     async def get_readiness(self, request: Request, trace: RequestTrace) -> Response:
         """Answer GET /ready. The status is 503 while the upstream's breaker is open, or the API keys are unreadable."""
-        states, has_keys = {item.name: item.state for item in self.breakers}, self.access_policy.has_readable_keys()
+        states, has_keys = {item.name: item.state for item in self.breakers}, self.access_policy.list_keys() is not None
         is_ready = states.get("upstream") != "open" and has_keys
         lost = self.get_snapshot().combine(await self.snapshot_exchange.read_others()).lost_decisions
         readiness = schemas.ReadyResponse(
@@ -420,6 +421,7 @@ class Service:
             degraded=[f"{name} is {state}" for name, state in states.items() if state != "closed"]
             + ([f"{lost} decisions could not be stored"] if lost else [])
             + ([] if has_keys else ["the file of API keys cannot be read"])
+            + ([self.rate_limiter.problem] if self.rate_limiter and self.rate_limiter.problem else [])
             + ([] if self.learner is None else self.learner.list_problems()),
             lost_decisions=lost,
         )
