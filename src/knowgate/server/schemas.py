@@ -138,7 +138,7 @@ class RerankDocument(ApiRequest):
 class RerankRequest(ApiRequest):
     """Body of POST /v1/rerank, in the same format as in the APIs of Cohere and Jina."""
 
-    query: Text
+    query: Text = Field(max_length=MAX_QUESTION_CHARS)
     documents: list[str | RerankDocument] = Field(min_length=1, max_length=MAX_RERANKED_DOCUMENTS)
     top_n: int | None = Field(None, ge=1)
     return_documents: bool | None = None

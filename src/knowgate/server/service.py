@@ -15,11 +15,11 @@ from starlette.responses import Response
 from knowgate.data.history.entries import question_key
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.pipeline.traffic_log import close_connection
-from knowgate.retrieval.rerankers import rerank
 from knowgate.server import schemas
 from knowgate.server.auth.access_control import AccessPolicy, RateLimiter
 from knowgate.server.auth.api_keys import ApiKey
 from knowgate.server.chat.decisions import answer_prompt, decide_questions, list_selectable_gates
+from knowgate.server.chat.document_ranking import rerank_documents
 from knowgate.server.chat.gate_service import GateService
 from knowgate.server.chat.local_chat import LocalChat
 from knowgate.server.chat.request_formats import REQUEST_FORMATS
@@ -45,7 +45,6 @@ from knowgate.server.telemetry.snapshot import MetricsSnapshot, SnapshotExchange
 from knowgate.server.telemetry.spans import RequestSpans, create_tracer_provider
 from knowgate.server.telemetry.trace import ClientRequest, RequestTrace
 from knowgate.server.upstream.forwarding import ForwardedRequest, UpstreamForwarder
-from knowgate.types import Passage, Reranker
 
 PROMETHEUS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 BODY_TIMEOUT_SECONDS = 30.0
@@ -294,9 +293,7 @@ class Service:
         if reranker is None:
             raise make_missing_error("no reranker", "rerank", "no_reranker")
         rerank_request = parse_request(schemas.RerankRequest, (await self.read_request(request))[1])
-        return json_response(
-            await self.gate_service.run_in_search_thread(lambda: rerank_documents(reranker, rerank_request, trace.id))
-        )
+        return json_response(await rerank_documents(self.gate_service, reranker, rerank_request, trace.id))
 
     async def list_models(self, request: Request, trace: RequestTrace) -> Response:
         """Answer GET /v1/models with the names of all LLMs and of knowgate/GATE for each selectable gate."""
@@ -431,19 +428,3 @@ class Service:
 def _get_owner_filter(trace: RequestTrace) -> str | None:
     """Return the owner whose decisions a request may use, or None if it may use those of all owners."""
     return None if trace.is_admin else trace.owner
-
-
-def rerank_documents(reranker: Reranker, request: schemas.RerankRequest, id: str) -> schemas.RerankResponse:
-    """Order the documents of a request by relevance to its query, and keep the best `top_n` if that is set."""
-    texts = [document if isinstance(document, str) else document.text for document in request.documents]
-    passages = [Passage(str(index), text) for index, text in enumerate(texts)]
-    (ranked,) = rerank(reranker, [request.query], [passages], request.top_n or len(passages))
-    results = [
-        {
-            "index": int(passage.id),
-            "relevance_score": passage.score,
-            **({"document": {"text": passage.text}} if request.return_documents else {}),
-        }
-        for passage in ranked
-    ]
-    return schemas.RerankResponse.model_validate({"id": id, "model": reranker.name, "results": results})

@@ -67,7 +67,7 @@ class GateService:
         self.always_gate, self.never_gate = load_gate("always"), load_gate("never")
         self._gate_thread = ThreadPoolExecutor(1, "knowgate-gate")
         self._search_threads = ThreadPoolExecutor(MAX_ABANDONED_SEARCHES + 2, "knowgate-search")
-        self._search_lock, self._filter_lock = asyncio.Lock(), asyncio.Lock()
+        self._search_lock, self._filter_lock, self.rerank_lock = asyncio.Lock(), asyncio.Lock(), asyncio.Lock()
         self._search_rag = replace(rag)  # a copy has its own lock, so searches do not wait for a gate that hangs
         self._pipelines_by_gate: dict[str, AdaptiveRAG] = {}
 
