@@ -27,7 +27,7 @@ from knowgate.server.upstream.response_body import run_for_size
 from knowgate.types import Passage, Question
 
 FINISH_REASONS = ("stop", "length")  # "length": an answer that reached the token limit is compared, too
-MAX_STREAM_BYTES = 1 << 20  # longer answers are not compared
+MAX_RESPONSE_BYTES = 1 << 20  # longer answers are not compared
 # Request fields that are removed before the request is sent again for an audit.
 DROPPED_FIELDS = ("stream", "stream_options", "n", "best_of", "logprobs", "top_logprobs", "knowgate")
 
@@ -39,7 +39,7 @@ DROPPED_FIELDS = ("stream", "stream_options", "n", "best_of", "logprobs", "top_l
 class StreamText:
     """Collects the text of a streamed answer of the APIs for chats, completions or responses.
 
-    If a stream has more than MAX_STREAM_BYTES, the rest of it is ignored, so the answer counts as incomplete.
+    If a stream has more than MAX_RESPONSE_BYTES, the rest of it is ignored, so the answer counts as incomplete.
     """
 
     pieces: list[str] = field(default_factory=list)
@@ -50,7 +50,7 @@ class StreamText:
     def feed(self, data: bytes) -> None:
         """Process the next bytes of the stream, which may end within a line."""
         self._byte_count += len(data)
-        if self._byte_count > MAX_STREAM_BYTES:
+        if self._byte_count > MAX_RESPONSE_BYTES:
             return
         *lines, self._incomplete_line = (self._incomplete_line + data).split(b"\n")
         for line in lines:
@@ -107,8 +107,8 @@ async def _copy_stream(events: AsyncGenerator[bytes, None], copy: StreamText) ->
 
 
 def extract_answer(response: Response) -> str | None:
-    """Return the answer in a response that is not streamed, or None if there is no text, as with a tool call."""
-    if response.status_code != 200:
+    """Return the answer in a response that is not streamed, or None if it has no text (a tool call) or is too long."""
+    if response.status_code != 200 or len(response.body) > MAX_RESPONSE_BYTES:
         return None
     try:
         body = load_json(bytes(response.body))
