@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.tables.cbdr_alignment import alignment_tables
 from benchmarks.tables.common import CHOICE, OPEN, QWEN, RUNS, Rows, decided, table, trial_of
 
 SOURCES = ("confidence", "likelihood", "benefit")
@@ -36,6 +37,7 @@ def cbdr_section() -> Iterator[str]:
     yield SUMMARY
     yield "### Headlines\n"
     yield from _headlines()
+    yield from alignment_tables()
     yield from _betas()
 
 

@@ -101,7 +101,8 @@ def test_the_fingerprint_of_a_reranker_depends_on_its_weights_only(tmp_path):
 
 def test_a_reranker_aligned_to_another_llm_is_reported(tmp_path, caplog):
     pytest.importorskip("sentence_transformers")
-    from knowgate.training.reranker import fit_reranker, save_reranker
+    from knowgate.training.reranker import fit_reranker
+    from knowgate.training.reranker_artifact import save_reranker
     from tests.support.planted_preferences import SETTINGS, planted_preferences
 
     base = str(save_tiny_cross_encoder(tmp_path / "tiny"))

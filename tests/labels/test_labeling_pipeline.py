@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from dataclasses import replace
 
@@ -117,3 +118,28 @@ def test_questions_are_grouped_by_length():
     assert max(spans) <= 60  # of 500: each portion holds a tenth of all lengths
     assert order == group_by_length(questions)
     assert group_by_length(questions[:PORTION_SIZE]) == questions[:PORTION_SIZE]
+
+
+def test_threads_switch_more_often_while_the_pipeline_runs():
+    before, during = sys.getswitchinterval(), []
+    labeler = Labeler(FakeModel(), StringGrader(), PLAN)
+    run_pipeline(labeler, write=lambda batch: during.append(sys.getswitchinterval()))
+    assert max(during) < before == sys.getswitchinterval()
+
+
+def test_passages_are_selected_in_a_thread_if_the_model_allows_it(monkeypatch):
+    threads, fits = [], FakeModel.fits
+
+    def watched(self, prompts, max_tokens):
+        threads.append(threading.current_thread().name)
+        return fits(self, prompts, max_tokens)
+
+    monkeypatch.setattr(FakeModel, "fits", watched)
+    labeler = Labeler(FakeModel(), StringGrader(), PLAN, retriever=OnePassageIndex())
+    rows = labeler.label(QUESTIONS).rows
+    assert set(threads) == {"MainThread"}
+    monkeypatch.setattr(FakeModel, "encodes_in_threads", True, raising=False)
+    threads.clear()
+    assert without_seconds(labeler.label(QUESTIONS).rows) == without_seconds(rows)
+    assert len(threads) == 1
+    assert threads[0].startswith("knowgate-label")

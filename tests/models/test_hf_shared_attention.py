@@ -42,6 +42,7 @@ def test_shared_attention_equals_attention_over_all_tokens(heads, groups, answer
         query = torch.randn(prompts * answers, heads * groups, 1, width)
         own.append(torch.randn(2, prompts * answers, heads, 1, width))
         with use_shared_attention(model, cache):
+            cache.start_token()
             states = cache.update(own[-1][0], own[-1][1], 0)
             ours, _ = compute_shared_attention(Attention(), query, *states, None, scaling=0.3)
         all_keys, all_values = (
@@ -58,8 +59,10 @@ def test_shared_attention_equals_attention_over_all_tokens(heads, groups, answer
 def test_selected_answers_keep_their_own_keys():
     keys = torch.arange(2.0)[:, None, None, None].expand(2, 1, 3, 1)
     cache = SharedCache(DynamicCache([(keys, keys)]), torch.ones(2, 3), answers=3, max_tokens=2)
+    cache.start_token()
     cache.update(torch.arange(6.0)[:, None, None, None], torch.arange(6.0)[:, None, None, None], 0)
     cache.select(torch.tensor([1]), torch.tensor([[1]]), torch.tensor([[2, 0]]))
+    cache.start_token()
     own, _ = cache.update(torch.tensor([8.0, 9.0])[:, None, None, None], torch.zeros(2, 1, 1, 1), 0)
     assert own.flatten().tolist() == [5.0, 8.0, 3.0, 9.0]
     assert cache.layers[0].prompt_keys.flatten().tolist() == [1.0] * 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -153,3 +154,15 @@ def test_a_draft_of_no_tokens_has_the_states_at_the_end_of_the_prompt(model):
     want = SignalRequest(layers=(1,), after_draft=True, samples=2, sample_tokens=2, seed=0, resumable=False)
     reading = model.read(PROMPTS[:1], want)[0]
     np.testing.assert_array_equal(reading.hidden_after[1], reading.hidden[1])
+
+
+@pytest.mark.parametrize(("prompt_width", "n_rows"), [(5, 13), (500, 40)])
+def test_answers_get_copies_of_short_prompts_if_that_leaves_fewer_rows(prompt_width, n_rows):
+    is_fed = np.zeros((4, 12), bool)
+    is_fed[0, 2:], is_fed[1:, 3] = True, True
+    cache = SimpleNamespace(prompt_width=prompt_width, max_tokens=10)
+    generation = SimpleNamespace(batch=SimpleNamespace(cache=cache))
+    prompts, columns = shared_decoding.SharedGeneration._choose_shape(generation, is_fed)
+    assert columns.size == n_rows
+    kept = {(prompt, column) for prompt, row in zip(prompts, columns, strict=True) for column in row}
+    assert kept >= set(zip(*np.nonzero(is_fed), strict=True))

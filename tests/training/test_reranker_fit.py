@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,11 @@ from knowgate.training.reranker import (
     fit_reranker,
     make_preference_groups,
     make_relevance_groups,
-    save_reranker,
+    split_dev_rows,
     truncate_groups,
 )
-from knowgate.training.reranker_trainer import RerankerTrainingOptions
+from knowgate.training.reranker_artifact import save_reranker
+from knowgate.training.reranker_trainer import RerankerTrainingOptions, save_cross_encoder
 from knowgate.types import Passage, Question
 from tests.support.planted_preferences import SETTINGS, planted_preferences
 from tests.support.tiny_models import save_tiny_cross_encoder
@@ -171,7 +173,8 @@ def test_the_rate_rises_and_falls_to_nothing(tiny: str):
 
 
 def test_relevance_alone_makes_a_base_that_can_be_aligned(tiny: str, tmp_path: Path):
-    from knowgate.training.reranker import fit_relevance, save_relevance
+    from knowgate.training.reranker import fit_relevance
+    from knowgate.training.reranker_artifact import save_relevance
 
     base = fit_relevance(
         make_preference_groups(TRAIN), base=tiny, training=RerankerTrainingOptions(rate=3e-3, epochs=2)
@@ -206,3 +209,53 @@ def test_relevance_takes_passages_without_the_answer_from_an_index():
     (group,) = make_relevance_groups([question], Found())
     assert group.passages == ("it is blue", *(f"stone number {place}" for place in range(7)))
     assert group.labels == (1.0, *[0.0] * 7)
+
+
+def test_the_best_weights_on_dev_questions_are_kept(tiny: str):
+    dev = planted_preferences(60, "dev", seed=2)
+    training = RerankerTrainingOptions(batch=8, rate=3e-3, epochs=2, checks=4)
+    fitted = fit_reranker([*TRAIN, *dev, *TEST], base=tiny, training=training)
+    selection = fitted.selection
+    assert selection is not None
+    assert (selection.questions, [update for update, _ in selection.history]) == (60, [0, 6, 12, 18, 24])
+    assert selection.chosen == max(value for _, value in selection.history) > selection.base
+    assert fitted.after["P@1"].mean() > 0.95
+
+
+def test_a_training_that_harms_its_target_leaves_the_base_as_it_is(tiny: str, tmp_path: Path):
+    good = fit_reranker(TRAIN, base=tiny, training=RerankerTrainingOptions(batch=8, rate=3e-3, epochs=2))
+    save_cross_encoder(good.model, tmp_path / "good")
+    swapped = [replace(row, positives=row.negatives, negatives=row.positives) for row in TRAIN]
+    dev = planted_preferences(60, "dev", seed=2)
+    fitted = fit_reranker(
+        [*swapped, *dev, *TEST],
+        base=str(tmp_path / "good"),
+        training=RerankerTrainingOptions(batch=8, rate=3e-3, epochs=4),
+    )
+    assert fitted.selection is not None
+    assert fitted.selection.share == 0
+    assert min(value for _, value in fitted.selection.history) < 0.5  # The training did harm.
+    assert (fitted.after["P@1"] == fitted.before["P@1"]).all()
+    manifest = save_reranker(fitted, tmp_path / "r", settings=SETTINGS, data_hash="h")
+    assert manifest["selection"]["chosen"] == manifest["selection"]["base"] > 0.95
+    assert "those of the base" in (tmp_path / "r" / "README.md").read_text()
+
+
+def test_without_dev_questions_some_training_questions_choose_the_weights():
+    rows = planted_preferences(600)
+    train, dev = split_dev_rows(rows, [], RerankerTrainingOptions())
+    assert len(train) + len(dev) == 600
+    assert 50 <= len(dev) <= 130  # 15 % of 600, give or take
+    assert not {row.id for row in train} & {row.id for row in dev}
+    assert split_dev_rows(rows, [], RerankerTrainingOptions(checks=0)) == (rows, [])
+    assert split_dev_rows(rows[:90], [], RerankerTrainingOptions()) == (rows[:90], [])  # too few to choose by
+    other = planted_preferences(60, "dev", seed=2)
+    assert split_dev_rows(rows, other, RerankerTrainingOptions()) == (rows, other)
+
+
+def test_relevance_examples_are_mixed_into_the_alignment(tiny: str):
+    relevance = make_preference_groups(planted_preferences(100, seed=3))
+    training = RerankerTrainingOptions(batch=8, rate=3e-3, relevance_mix=0.5)
+    fitted = fit_reranker([*TRAIN, *TEST], base=tiny, training=training, relevance=relevance)
+    assert fitted.relevance is None  # It was not taught first.
+    assert fitted.alignment.groups == 96 + 48

@@ -20,6 +20,7 @@ from knowgate.errors import BadInput, BadSetting
 from knowgate.retrieval import load_retriever
 from knowgate.retrieval.rerankers.cross_encoder import RERANKER_MANIFEST
 from knowgate.training import reranker as training
+from knowgate.training import reranker_artifact as artifact
 from knowgate.training.reranker_trainer import MINILM, RankingGroup, RerankerProgress, RerankerTrainingOptions
 
 MIN_USEFUL_QUESTIONS = 100  # with fewer, a reranker learns next to nothing
@@ -57,6 +58,18 @@ class FitRerankerOptions(Options):
         flag="--question-unread",
     )
     seed: Seed = option(0, "Random seed of the training.")
+    relevance_mix: float = option(
+        0.0,
+        "Relevance examples per question with preferences: the reranker learns both together, so that it does not forget "
+        "which passages contain the answer. They come from `relevance`, or else from the passages of the preferences.",
+        ge=0,
+    )
+    checks: int = option(
+        6,
+        "How often the dev questions are ranked during the training, to keep the weights that rank them best (those of "
+        "the base included). 0 keeps the last weights, as in the paper.",
+        ge=0,
+    )
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
@@ -94,7 +107,12 @@ def fit_reranker_command(
 def _fit_alignment(folders: Sequence[PreferenceFolder], out: Path, options: FitRerankerOptions) -> None:
     """Align a reranker to an LLM: train it on the preferences of that LLM, save it and print its metrics."""
     settings = load_common_settings(folders)
-    hyperparameters = RerankerTrainingOptions(options.temperature, **options.hyperparameters)
+    hyperparameters = RerankerTrainingOptions(
+        options.temperature,
+        relevance_mix=options.relevance_mix,
+        checks=options.checks,
+        **options.hyperparameters,
+    )
     rows = [row for folder in folders for row in folder.rows()]
     groups = _load_relevance_groups(options)
     check_replaceable(out, RERANKER_MANIFEST, "a reranker of ours")  # Fail before the training, not after it.
@@ -107,7 +125,7 @@ def _fit_alignment(folders: Sequence[PreferenceFolder], out: Path, options: FitR
             reads_question=not options.question_unread,
             watch=_make_watcher(show),
         )
-    training.save_reranker(
+    artifact.save_reranker(
         fitted, out, settings=settings, data_hash=hash_preferences(rows), command=format_command_line()
     )
     _print_result(fitted, out)
@@ -115,7 +133,7 @@ def _fit_alignment(folders: Sequence[PreferenceFolder], out: Path, options: FitR
 
 def _fit_relevance(out: Path, options: FitRerankerOptions) -> None:
     """Train a reranker on relevance only (which passages contain the answer), and save it."""
-    check_replaceable(out, training.RELEVANCE_MANIFEST, "a reranker trained on relevance")
+    check_replaceable(out, artifact.RELEVANCE_MANIFEST, "a reranker trained on relevance")
     hyperparameters = replace(training.RELEVANCE_TRAINING, **options.hyperparameters)
     groups = _load_relevance_groups(options) or []
     with show_progress("training", "questions") as show:
@@ -123,7 +141,7 @@ def _fit_relevance(out: Path, options: FitRerankerOptions) -> None:
             groups, base=options.base or MINILM, training=hyperparameters, watch=_make_watcher(show)
         )
     data = ", ".join(options.relevance or [])
-    training.save_relevance(fitted, out, data=data, command=format_command_line())
+    artifact.save_relevance(fitted, out, data=data, command=format_command_line())
     inform(
         f"Trained on the relevance of {len(groups)} questions in {fitted.log.seconds:.0f} s. Align it to an LLM: "
         f"knowgate fit reranker --base {out} --pref PREF --out DIR"
@@ -162,11 +180,16 @@ def _make_watcher(show: ProgressCallback) -> Callable[[str, RerankerProgress], N
 def _print_result(fitted: training.AlignedReranker, out: Path) -> None:
     """Print the ranking metrics before and after alignment, warnings, and the command that uses the reranker."""
     if fitted.tested:
-        create_console(soft_wrap=False).print(_make_metric_table(training.measure_ranking_gains(fitted)))
+        create_console(soft_wrap=False).print(_make_metric_table(artifact.measure_ranking_gains(fitted)))
     else:
         inform(
             "The reranker was not measured: no held-out question has both helpful and harmful passages. Measure "
             "preferences of some hundred questions, or of test questions only: knowgate prefer --split test"
+        )
+    if (selection := fitted.selection) and not selection.share:
+        inform(
+            f"The reranker is its base, unchanged: no trained weights rank the {selection.questions} dev questions better "
+            f"(P@1 {selection.base:.3f}). Measure preferences of more questions, or try another --learning-rate."
         )
     n_trained, truncated = fitted.alignment.groups, fitted.cut
     if n_trained < MIN_USEFUL_QUESTIONS:
@@ -182,7 +205,7 @@ def _print_result(fitted: training.AlignedReranker, out: Path) -> None:
     )
 
 
-def _make_metric_table(gains: training.RankingGains) -> Table:
+def _make_metric_table(gains: artifact.RankingGains) -> Table:
     """Make a table of the ranking metrics on held-out questions, before and after alignment."""
     table = Table("measure", "before", "after", "gain, 95 % interval", box=None)
     parts: Sequence[Mapping[str, Any]] = (gains.before, gains.after, gains.gain)

@@ -102,7 +102,7 @@ class CachedAnswerer:
         Returns:
             For each question, 1 if the answer is correct, 0 if it is wrong, NaN if there is no gold answer.
         """
-        prompts = [self._make_prompt(question, shown) for question, shown in zip(questions, passages, strict=True)]
+        prompts = self._make_prompts(questions, passages)
         self._generate_missing(prompts)
         answers = [self.cache.values[self._make_key(prompt)] for prompt in prompts]
         verdicts = [grade.correct for grade in self.grader.grade(answers, questions)]
@@ -113,15 +113,19 @@ class CachedAnswerer:
         """Answers by the key of their prompt."""
         return ValueCache(self.file, "answer")
 
-    def _make_prompt(self, question: Question, passages: Sequence[Passage]) -> Prompt:
-        """Make the prompt. Passages that do not fit into the context of the LLM are shortened."""
-        if not passages:
-            return self.prompts.closed(question)
-        prompt = self.prompts.open(question, passages)
-        is_answered = self._make_key(prompt) in self.cache.values  # then it did fit
-        if is_answered or self.model.fits([prompt], self.max_tokens)[0]:
-            return prompt
-        return self.prompts.open(question, fit_passages(self.model, self.prompts, question, passages, self.max_tokens))
+    def _make_prompts(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[Prompt]:
+        """Make the prompts. Passages that do not fit into the context of the LLM are shortened."""
+        pairs = list(zip(questions, passages, strict=True))
+        prompts = [self.prompts.open(*pair) if pair[1] else self.prompts.closed(pair[0]) for pair in pairs]
+        # A prompt with an answer in the cache did fit.
+        unanswered = [index for index, prompt in enumerate(prompts) if self._make_key(prompt) not in self.cache.values]
+        fits = self.model.fits([prompts[index] for index in unanswered], self.max_tokens) if unanswered else []
+        for index, is_short_enough in zip(unanswered, fits, strict=True):
+            question, shown = pairs[index]
+            if shown and not is_short_enough:
+                fitted = fit_passages(self.model, self.prompts, question, shown, self.max_tokens)
+                prompts[index] = self.prompts.open(question, fitted)
+        return prompts
 
     def _generate_missing(self, prompts: Sequence[Prompt]) -> None:
         """Generate and cache the answers to prompts that are not in the cache."""

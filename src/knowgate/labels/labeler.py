@@ -179,16 +179,21 @@ class Labeler:
     def _answer(self, questions: Sequence[Question]) -> BatchFinisher:
         """Answer without passages (closed) and with passages (opened); return a function that finishes the label rows.
 
-        While the LLM generates, one thread searches passages and then grades the closed-book answers.
+        While the LLM generates, one thread searches passages and then grades the closed-book answers. It also selects the
+        passages that fit, if the tokenizer may be used meanwhile and no reranker needs the GPU.
         """
         start = time.perf_counter()
+        can_select = self.reranker is None and getattr(self.model, "encodes_in_threads", False)
         with ThreadPoolExecutor(1, "knowgate-label") as thread:
             search = thread.submit(self.find_passages or self.passage_finder.find, questions)
+            selection = thread.submit(lambda: self._select_evidence(questions, search.result())) if can_select else None
             closed_prompts = [self.prompts.closed(question) for question in questions]
             closed = self._read(closed_prompts, self.plan.samples, with_states=True)
             graded = self._grade_in_thread(thread, lambda: self._make_closed_rows(questions, closed))
             signals = self._read_signals(questions, closed)
-            evidence, open_prompts = self._select_evidence(questions, search.result())
+            evidence, open_prompts = (
+                selection.result() if selection else self._select_evidence(questions, search.result())
+            )
             n_open = self.plan.samples if self.plan.open_samples is None else self.plan.open_samples
             opened = self._read(open_prompts, n_open) if open_prompts else []
 

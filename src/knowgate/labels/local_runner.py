@@ -5,6 +5,7 @@ A distributed runner implements the same protocol (`types.Runner`). It may run b
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import deque
@@ -23,6 +24,9 @@ PREFETCH_SIZE = 64  # questions per search
 PREFETCH_BATCHES = 2  # how far the prefetcher runs ahead, in batches of the last requested size
 STOP_TIMEOUT = 5.0  # seconds to wait at the end for a running search
 MAX_PENDING_BATCHES = 1  # batches that may wait for grading and writing while the LLM continues
+# Seconds after which a busy thread lets another one run Python; the default of 5 ms makes the thread that starts GPU
+# kernels, which needs Python often but briefly, wait for the threads that search and grade.
+SWITCH_INTERVAL = 0.0005
 QuestionPassages = tuple[list[Passage], int | None]
 
 
@@ -185,6 +189,8 @@ class LabelingPipeline:
         return len(questions)
 
     def __enter__(self) -> Self:
+        self._switch_interval = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_INTERVAL)
         if self._prefetcher:
             self._prefetcher.start()
         return self
@@ -196,6 +202,7 @@ class LabelingPipeline:
             if error is None:
                 self._wait(0)
         finally:
+            sys.setswitchinterval(self._switch_interval)
             if self._prefetcher:
                 self._prefetcher.stop()
             self._thread.shutdown()

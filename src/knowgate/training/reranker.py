@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 import copy
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from knowgate.core.artifacts import compute_digests
-from knowgate.core.display import escape_markdown
-from knowgate.core.files import atomic_folder, check_replaceable, sha256_file, write_json, write_text
 from knowgate.core.text import join_tokens
-from knowgate.data.preferences import RANK_METRIC_NAMES, Preference, compute_rank_metrics, deduplicate_passages
+from knowgate.data.preferences import Preference, compute_rank_metrics, deduplicate_passages
+from knowgate.data.splits import fingerprint_text, mark_held_out
 from knowgate.errors import BadInput
 from knowgate.labels.grading import list_gold_answers
 from knowgate.retrieval.passages import format_passage
-from knowgate.retrieval.rerankers.cross_encoder import (
-    EMPTY_QUESTION,
-    RERANKER_BASE,
-    RERANKER_CARD,
-    RERANKER_MANIFEST,
-    RERANKER_VERSION,
-    RERANKER_WEIGHTS,
-    CrossEncoderReranker,
-)
-from knowgate.stats.bootstrap import Estimate, estimate_mean
+from knowgate.retrieval.rerankers.cross_encoder import EMPTY_QUESTION, CrossEncoderReranker
 from knowgate.stats.metrics import FloatArray
 from knowgate.training import reranker_trainer
-from knowgate.training.model_card import format_facts, join_card
 from knowgate.training.reranker_trainer import (
     MINILM,
     PASSAGE_TOKENS,
@@ -40,13 +26,15 @@ from knowgate.training.reranker_trainer import (
     RerankerProgress,
     RerankerTrainingOptions,
     TrainingLog,
-    save_cross_encoder,
+    WeightSelector,
 )
 from knowgate.types import Passage, Question, Retriever
 
 RELEVANCE_TRAINING = RerankerTrainingOptions(batch=16, rate=5e-5, epochs=2)
 MAX_NEGATIVES = 7
 MAX_POSITIVES = 2  # per question; further ones add little
+DEV_SHARE = 0.15  # of the training questions, if no question is in the dev split
+MIN_DEV_QUESTIONS = 50  # with fewer, P@1 says too little to choose weights by
 StageProgressCallback = Callable[[str, RerankerProgress], None]
 
 
@@ -56,6 +44,27 @@ class TruncationCounts:
 
     questions: int = 0
     passages: int = 0
+
+
+@dataclass(frozen=True)
+class WeightSelection:
+    """Weights chosen by their P@1 on dev questions: never worse there than the base.
+
+    Attributes:
+        questions: Number of dev questions.
+        base: P@1 of the base on them.
+        chosen: P@1 of the chosen weights on them.
+        share: Share of the trained weights in the chosen ones, which are averages with the base; 0 for the base itself.
+        update: Update after which the trained weights were taken.
+        history: Update and P@1 of each check.
+    """
+
+    questions: int
+    base: float
+    chosen: float
+    share: float
+    update: int
+    history: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True)
@@ -69,6 +78,7 @@ class AlignedReranker:
         training: Hyperparameters of the alignment.
         relevance: Log of the relevance training, if there was one.
         alignment: Log of the alignment.
+        selection: How the weights were chosen on dev questions; None if the last weights were kept.
         cut: Number of texts that were truncated.
         reads_question: False for a control that ignores the question.
         tested: Held-out rows.
@@ -82,6 +92,7 @@ class AlignedReranker:
     training: RerankerTrainingOptions
     relevance: TrainingLog | None
     alignment: TrainingLog
+    selection: WeightSelection | None
     cut: TruncationCounts
     reads_question: bool
     tested: list[Preference] = field(repr=False)
@@ -101,12 +112,16 @@ def fit_reranker(
 ) -> AlignedReranker:
     """Train a cross-encoder on the preferences of the train rows and measure it on the test rows.
 
+    The weights that rank the dev rows best are kept, the base included. Without dev rows, some train rows are held out
+    for this. With fewer than `MIN_DEV_QUESTIONS` dev rows, the last weights are kept.
+
     Args:
         rows: Preferences of one LLM.
         base: Cross-encoder to start from.
         training: Hyperparameters of the alignment.
-        relevance: Examples of relevance to train on first. Default: none. The packaged base cannot rank yet, so its
-            default is the candidates of the rows, which are relevant if they contain a gold answer.
+        relevance: Examples of relevance to train on first. With `training.relevance_mix` they are mixed into the
+            alignment instead. Default: none. The packaged base cannot rank yet, so its default is the candidates of
+            the rows, which are relevant if they contain a gold answer.
         first: Hyperparameters of the relevance training.
         reads_question: False trains a control that learns which passages are preferred whatever the question is.
         watch: Called with the stage and its progress.
@@ -115,10 +130,9 @@ def fit_reranker(
         BadInput: No training question has preferred and other passages.
     """
     training = training or RerankerTrainingOptions()
-    train_rows = [row for row in rows if row.split == "train" and row.error is None]
+    usable = [row for row in rows if row.split == "train" and row.error is None]
+    train_rows, dev_rows = split_dev_rows(usable, [row for row in rows if row.split == "dev"], training)
     groups = make_preference_groups(train_rows)
-    if not reads_question:
-        groups = [replace(group, question=EMPTY_QUESTION) for group in groups]
     if not groups:
         raise BadInput(
             f"none of the {len(train_rows)} training questions has both helpful and harmful passages, so nothing can "
@@ -126,22 +140,64 @@ def fit_reranker(
         )
     model = reranker_trainer.open_cross_encoder(base, seed=training.seed)
     tested = [row for row in rows if row.split == "test" and row.is_kept]
-    if relevance is None and base == MINILM:
+    if relevance is None and (base == MINILM or training.relevance_mix):
         relevance = make_relevance_groups(extract_preference_questions(train_rows))
     relevance_log = None
-    if relevance is not None:
+    if relevance is not None and (base == MINILM or not training.relevance_mix):
         short_relevance, _ = truncate_groups(model, relevance)
         relevance_log = reranker_trainer.train_groups(
             model, short_relevance, first, lambda progress: watch("relevance", progress)
         )
     before = measure_ranking(model, tested, reads_question)
     unaligned = copy.deepcopy(model) if relevance_log else None
+    groups += draw_groups(relevance or [], round(training.relevance_mix * len(groups)), training.seed)
+    if not reads_question:
+        groups = [replace(group, question=EMPTY_QUESTION) for group in groups]
     short, cut = truncate_groups(model, groups)
-    log = reranker_trainer.train_groups(model, short, training, lambda progress: watch("alignment", progress))
+    selector = _make_selector(model, dev_rows, reads_question) if dev_rows else None
+    log = reranker_trainer.train_groups(model, short, training, lambda progress: watch("alignment", progress), selector)
     after = measure_ranking(model, tested, reads_question)
+    selection = _describe_selection(selector, len(dev_rows)) if selector else None
     return AlignedReranker(
-        model, unaligned, base, training, relevance_log, log, cut, reads_question, tested, before, after
+        model, unaligned, base, training, relevance_log, log, selection, cut, reads_question, tested, before, after
     )
+
+
+def split_dev_rows(
+    train: Sequence[Preference], dev: Sequence[Preference], training: RerankerTrainingOptions
+) -> tuple[list[Preference], list[Preference]]:
+    """Return the rows to train on and the rows to choose weights on.
+
+    Args:
+        train: Rows of the train split.
+        dev: Rows of the dev split. If there are none, a share of the train rows is held out by a hash of the question.
+        training: Hyperparameters of the alignment. Nothing is chosen if `checks` is 0.
+
+    Returns:
+        Train rows and dev rows. There are no dev rows if too few of them have helpful and harmful passages.
+    """
+    rest = list(train)
+    if training.checks and not dev:
+        held_out = mark_held_out([fingerprint_text(row.question) for row in train], DEV_SHARE, training.seed)
+        dev = [row for row, is_dev in zip(train, held_out, strict=True) if is_dev]
+        rest = [row for row, is_dev in zip(train, held_out, strict=True) if not is_dev]
+    useful = [row for row in dev if row.is_kept and row.error is None]
+    return (rest, useful) if training.checks and len(useful) >= MIN_DEV_QUESTIONS else (list(train), [])
+
+
+def draw_groups(groups: Sequence[RankingGroup], count: int, seed: int) -> list[RankingGroup]:
+    """Draw examples without replacement; all of them if there are fewer than `count`."""
+    return [groups[int(index)] for index in np.random.default_rng(seed).permutation(len(groups))[:count]]
+
+
+def _make_selector(model: Any, rows: Sequence[Preference], reads_question: bool) -> WeightSelector:
+    return WeightSelector(model, lambda: float(measure_ranking(model, rows, reads_question)["P@1"].mean()))
+
+
+def _describe_selection(selector: WeightSelector, n_questions: int) -> WeightSelection:
+    history = tuple((update, round(value, 4)) for update, value in selector.history)
+    base, chosen = history[0][1], round(selector.best, 4)
+    return WeightSelection(n_questions, base, chosen, selector.share, selector.update, history)
 
 
 @dataclass(frozen=True)
@@ -274,160 +330,3 @@ def extract_preference_questions(rows: Iterable[Preference]) -> list[Question]:
         for row in rows
         if row.error is None
     ]
-
-
-RELEVANCE_MANIFEST = "relevance.json"  # of a base that was trained on relevance only
-# Settings of the preferences that say what a reranker is aligned to.
-ALIGNMENT_SETTINGS = (
-    "model",
-    "model_fingerprint",
-    "prompts_fingerprint",
-    "source",
-    "probe",
-    "retriever",
-    "retriever_fingerprint",
-)
-
-
-@dataclass(frozen=True)
-class RankingGains:
-    """Ranking metrics on the test rows before and after alignment, and the paired difference."""
-
-    before: dict[str, Estimate]
-    after: dict[str, Estimate]
-    gain: dict[str, Estimate]
-
-
-def measure_ranking_gains(fitted: AlignedReranker) -> RankingGains:
-    """Average the ranking metrics over the test rows, with confidence intervals, before and after alignment."""
-    difference = {name: fitted.after[name] - fitted.before[name] for name in fitted.after}
-    return RankingGains(_estimate_means(fitted.before), _estimate_means(fitted.after), _estimate_means(difference))
-
-
-def _estimate_means(values: Mapping[str, FloatArray]) -> dict[str, Estimate]:
-    return {name: estimate_mean(numbers) for name, numbers in values.items()}
-
-
-def save_reranker(
-    fitted: AlignedReranker, out: Path, *, settings: Mapping[str, Any], data_hash: str, command: str = ""
-) -> dict[str, Any]:
-    """Write the folder of a reranker and return its manifest.
-
-    Args:
-        fitted: The reranker.
-        out: Folder to write; an earlier reranker there is replaced.
-        settings: Settings of the preferences, which say what the reranker is aligned to.
-        data_hash: Hash of the preferences.
-        command: The command line that the card shows.
-    """
-    manifest = build_reranker_manifest(fitted, settings, data_hash)
-    check_replaceable(out, RERANKER_MANIFEST, "a reranker of ours")
-    with atomic_folder(out) as folder:
-        save_cross_encoder(fitted.model, folder)
-        if fitted.base is not None:
-            save_cross_encoder(fitted.base, folder / RERANKER_BASE)
-        manifest["weights_sha256"] = sha256_file(folder / RERANKER_WEIGHTS)
-        write_text(folder / RERANKER_CARD, render_reranker_card(manifest, command))
-        manifest["files"] = compute_digests(folder, exclude=[RERANKER_MANIFEST, RERANKER_CARD])
-        write_json(folder / RERANKER_MANIFEST, manifest)
-    return manifest
-
-
-def save_relevance(fitted: RelevanceReranker, out: Path, *, data: str, command: str = "") -> dict[str, Any]:
-    """Write a plain cross-encoder folder with a manifest, which is returned; an earlier one is replaced."""
-    check_replaceable(out, RELEVANCE_MANIFEST, "a reranker trained on relevance")
-    manifest = {
-        "version": RERANKER_VERSION,
-        "base": fitted.spec,
-        "data": data,
-        "training": asdict(fitted.training),
-        "cut": asdict(fitted.cut),
-        "losses": _summarize_losses(fitted.log),
-        "command": command,
-        "created": time.strftime("%Y-%m-%d", time.gmtime()),
-    }
-    with atomic_folder(out) as folder:
-        save_cross_encoder(fitted.model, folder)
-        digest = sha256_file(folder / RERANKER_WEIGHTS)
-        write_json(folder / RELEVANCE_MANIFEST, {**manifest, "weights_sha256": digest})
-    return manifest
-
-
-def build_reranker_manifest(fitted: AlignedReranker, settings: Mapping[str, Any], data_hash: str) -> dict[str, Any]:
-    """Build the manifest: what the reranker was aligned to, how, and its metrics."""
-    gains = measure_ranking_gains(fitted)
-    logs = {"relevance": fitted.relevance, "alignment": fitted.alignment}
-    parts = {"before": gains.before, "after": gains.after, "gain": gains.gain}
-    return {
-        "version": RERANKER_VERSION,
-        "base": fitted.spec,
-        "aligned_to": {key: settings[key] for key in ALIGNMENT_SETTINGS if settings.get(key) is not None},
-        "reads_question": fitted.reads_question,
-        "data": settings.get("data"),
-        "data_hash": data_hash,
-        "training": asdict(fitted.training),
-        "limits": {"question_tokens": QUERY_TOKENS, "passage_tokens": PASSAGE_TOKENS},
-        "cut": asdict(fitted.cut),
-        "losses": {stage: _summarize_losses(log) for stage, log in logs.items() if log},
-        "tested": len(fitted.tested),
-        "metrics": {part: {name: asdict(each) for name, each in metrics.items()} for part, metrics in parts.items()},
-        "created": time.strftime("%Y-%m-%d", time.gmtime()),
-    }
-
-
-def _summarize_losses(log: TrainingLog) -> dict[str, Any]:
-    """Summarize a training by the mean loss of its first and last tenth, because single batches vary."""
-    tenth = max(1, len(log.losses) // 10)
-    return {
-        "groups": log.groups,
-        "first": round(sum(log.losses[:tenth]) / tenth, 6) if log.losses else None,
-        "last": round(sum(log.losses[-tenth:]) / tenth, 6) if log.losses else None,
-        "seconds": round(log.seconds, 1),
-    }
-
-
-def render_reranker_card(manifest: Mapping[str, Any], command: str) -> str:
-    """Render the model card of a reranker from its manifest."""
-    aligned, training, cut = manifest["aligned_to"], manifest["training"], manifest["cut"]
-    losses = [
-        (f"{stage} loss", f"{loss['first']} at the start, {loss['last']} at the end, {loss['groups']} groups")
-        for stage, loss in manifest["losses"].items()
-    ]
-    facts = [
-        ("aligned to", f"{aligned['model']} ({aligned['model_fingerprint']}), by {aligned['source']}"),
-        ("prompts", aligned["prompts_fingerprint"]),
-        ("probe", aligned.get("probe", {}).get("name")),
-        ("preferences", f"{manifest['data']} (hash {manifest['data_hash']})"),
-        ("base", manifest["base"]),
-        (
-            "loss",
-            f"InfoNCE, temperature {training['temperature']}, rate {training['rate']}, weight decay "
-            f"{training['weight_decay']}, {training['epochs']} epoch(s), batch {training['batch']}",
-        ),
-        *losses,
-        ("question", None if manifest["reads_question"] else "not read: a control"),
-        ("cut to the limit", f"{cut['questions']} questions, {cut['passages']} passages"),
-    ]
-    parts = [
-        f"# Reranker aligned to {escape_markdown(aligned['model'])}",
-        f"A cross-encoder that ranks passages this LLM can use first (CBDR). knowgate, {manifest['created']}.",
-        "```python\nimport knowgate as kg\n\n"
-        'settings = kg.load_settings(rerank="THIS_FOLDER", docs="FOLDER")\n'
-        'print(kg.build_pipeline(settings).answer("a question"))\n```',
-        format_facts(facts),
-        f"## Measured on {manifest['tested']} held-out questions\n\n" + _format_ranking_metrics(manifest["metrics"]),
-    ]
-    return join_card(parts, command=command)
-
-
-def _format_ranking_metrics(metrics: Mapping[str, Any]) -> str:
-    if not metrics["after"]:
-        return "No question was held out: measure with `knowgate eval-rerank`."
-    lines = ["| measure | before | after | gain, 95 % interval |", "|---|---|---|---|"]
-    for name in RANK_METRIC_NAMES:
-        gain = metrics["gain"][name]
-        lines.append(
-            f"| {name} | {metrics['before'][name]['value']:.3f} | {metrics['after'][name]['value']:.3f} "
-            f"| {gain['value']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}] |"
-        )
-    return "\n".join(lines)

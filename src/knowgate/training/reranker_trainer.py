@@ -10,7 +10,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,6 +89,10 @@ class RerankerTrainingOptions:
         weight_decay: AdamW's weight decay.
         warm_up: Share of the updates over which the rate rises.
         seed: Seed of order and initialization.
+        relevance_mix: Relevance examples per preference example in the alignment. They keep the reranker from forgetting
+            which passages contain an answer.
+        checks: How often the dev questions are ranked during the alignment, to keep the best weights; 0 keeps the last
+            weights, as in the paper.
     """
 
     temperature: float = 1.0
@@ -98,6 +102,8 @@ class RerankerTrainingOptions:
     weight_decay: float = 0.01
     warm_up: float = 0.1
     seed: int = 0
+    relevance_mix: float = 0.0
+    checks: int = 6
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
@@ -105,6 +111,10 @@ class RerankerTrainingOptions:
             value = getattr(self, name)
             if not 0 < value <= MAX_COUNT:
                 raise BadSetting(f"training: {name}={format_value(value)} is not allowed: it must be above 0.")
+        for name in ("relevance_mix", "checks"):
+            value = getattr(self, name)
+            if not 0 <= value <= MAX_COUNT:
+                raise BadSetting(f"training: {name}={format_value(value)} is not allowed: it must be 0 or more.")
 
 
 @dataclass(frozen=True)
@@ -140,6 +150,61 @@ class TrainingLog:
 
 
 RerankerProgressCallback = Callable[[RerankerProgress], None]
+BLENDS = (0.25, 0.5, 0.75)  # shares of the trained weights, the rest being those of the base
+
+
+@dataclass
+class WeightSelector:
+    """Keeps the weights that rank the dev questions best; those before the training win ties.
+
+    The trained weights are also averaged with those before the training, which often ranks new questions better than
+    either (Wortsman et al. 2022, WiSE-FT).
+
+    Attributes:
+        model: The cross-encoder, before its training.
+        measure: Returns the P@1 of the model on the dev questions.
+        history: Update and P@1 of each check, the one before the training first.
+        share: Share of the trained weights in those that were chosen: 0 is the base, 1 the trained weights alone.
+        update: Update after which the trained weights were taken.
+    """
+
+    model: Any
+    measure: Callable[[], float]
+    history: list[tuple[int, float]] = field(default_factory=list)
+    share: float = 0.0
+    update: int = 0
+
+    def __post_init__(self) -> None:
+        self._base = self._trained = self._copy_weights()
+        self.history.append((0, self.measure()))
+        self.best = self.history[0][1]
+        self._best_trained = -1.0
+
+    def check(self, update: int) -> None:
+        """Measure the current weights and remember the best ones after an update."""
+        value = self.measure()
+        self.history.append((update, value))
+        if value > self._best_trained:
+            self._best_trained, self._trained, self.update = value, self._copy_weights(), update
+
+    def finish(self) -> None:
+        """Load the best of the base, the best trained weights and their averages into the model."""
+        for share in (1.0, *BLENDS):
+            self._load(share)
+            value = self._best_trained if share == 1.0 else self.measure()
+            if value > self.best:
+                self.best, self.share = value, share
+        self._load(self.share)
+
+    def _copy_weights(self) -> dict[str, Any]:
+        return {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+
+    def _load(self, share: float) -> None:
+        weights = {
+            name: base.lerp(self._trained[name], share) if base.is_floating_point() else base
+            for name, base in self._base.items()
+        }
+        self.model.load_state_dict(weights)
 
 
 def train_groups(
@@ -147,6 +212,7 @@ def train_groups(
     groups: Sequence[RankingGroup],
     training: RerankerTrainingOptions,
     watch: RerankerProgressCallback = lambda progress: None,
+    selector: WeightSelector | None = None,
 ) -> TrainingLog:
     """Train a `CrossEncoder` of sentence-transformers in place.
 
@@ -155,6 +221,7 @@ def train_groups(
         groups: Questions with their passages, each of which is labeled as positive or negative.
         training: Hyperparameters.
         watch: Called with the progress after each update.
+        selector: Chooses the weights that the model ends with. Default: the last ones.
 
     Raises:
         BadInput: There are no groups.
@@ -164,7 +231,9 @@ def train_groups(
         raise BadInput("there is nothing to train the reranker on: no question has both helpful and harmful passages.")
     with require_extra("training a reranker", "train"):
         import torch
-    optimizer = RerankerOptimizer.create(model, training, training.epochs * math.ceil(len(groups) / training.batch))
+    updates = training.epochs * math.ceil(len(groups) / training.batch)
+    optimizer = RerankerOptimizer.create(model, training, updates)
+    interval = math.ceil(updates / max(1, training.checks))
     losses: list[float] = []
     done, start, total = 0, time.perf_counter(), len(groups) * training.epochs
     torch.manual_seed(training.seed)
@@ -177,8 +246,14 @@ def train_groups(
             losses.append(float(loss.detach()))
             done += len(batch)
             watch(RerankerProgress(done, total, done / (time.perf_counter() - start), losses[-1]))
+            if selector is not None and (len(losses) % interval == 0 or len(losses) == updates):
+                model.eval()
+                selector.check(len(losses))
+                model.train()
     finally:
         model.eval()
+    if selector is not None:
+        selector.finish()
     return TrainingLog(tuple(losses), len(groups), time.perf_counter() - start)
 
 

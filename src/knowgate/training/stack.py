@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
+from numpy.typing import NDArray
 
 from knowgate.core.options import Options, option, with_options
 from knowgate.errors import BadSetting
@@ -56,11 +57,12 @@ def fit_cross_fitted_judge(
     options: AnswerJudgeFitOptions,
     judges: int,
     *,
+    rows: NDArray[np.int64] | None = None,
     seed: int = 0,
     work: Path,
     watch: FitProgressCallback = ignore_progress,
 ) -> FitResult:
-    """Fine-tune an ensemble of judges on the train and dev rows; each is trained without one fold of them.
+    """Fine-tune an ensemble of judges; each is trained without one fold of the rows.
 
     So every row can be scored by a judge that was not trained on it.
 
@@ -68,6 +70,7 @@ def fit_cross_fitted_judge(
         examples: The training data. The judges learn whether the closed-book answer is right, whatever the target is.
         options: Base and hyperparameters of the judges.
         judges: Number of judges, which is the number of folds.
+        rows: Indices of the rows to learn from. Default: the train and dev rows.
         seed: Seed of folds and training.
         work: Folder for checkpoints.
         watch: Called with the progress.
@@ -76,7 +79,7 @@ def fit_cross_fitted_judge(
     tokens = answer_judge.limit_answer_tokens(known, options.tokens)
     answer_judge.check_trainable_bits(options)
     answer_judge.check_judge_answers(known, tokens)
-    rows = np.sort(np.concatenate([known.split.train, known.split.dev]))
+    rows = np.sort(np.concatenate([known.split.train, known.split.dev])) if rows is None else rows
     texts = [question.text for question in known.questions]
     training = answer_judge.make_default_training(options, seed)
     members = plan_ensemble(known.split, training, folds=judges, texts=texts, rows=rows)

@@ -19,8 +19,8 @@ from knowgate.types import Result
 
 MAX_FREE_SHARE = 0.6  # share of the free memory that a pass may take, including what PyTorch's allocator caches
 MAX_TOTAL_SHARE = 0.8  # maximum share of the whole GPU that this process may hold
-# Share of the free memory that batches are planned for. Growing caches are copied, which can double their memory.
-PLANNED_SHARE = 0.25
+# Share of the free memory that batches are planned for. Caches that are copied can double their memory.
+PLANNED_SHARE = 0.4
 PLANNED_ANSWER_TOKENS = 64  # assumed length of an answer when memory is estimated
 # cuDNN and cuBLAS have no error of their own for lack of memory: they fail to plan, or to allocate a workspace.
 MEMORY_ERROR_MARKERS = (
@@ -100,7 +100,7 @@ class GpuMemory:
 
     @property
     def planned(self) -> float:
-        """Number of bytes that batches are planned for. It is small, because growing caches can double their memory."""
+        """Number of bytes that batches are planned for. It is less than may be taken, because estimates are rough."""
         return PLANNED_SHARE * self.free
 
 

@@ -388,10 +388,10 @@ def draw_tokens_on_device(
     Returns:
         The tokens (rows x numbers), and a tensor that tells whether all probabilities are finite.
     """
-    scaled = logits.float() / sampling.temperature
+    scaled = logits if sampling.temperature == 1 else logits.float() / sampling.temperature
     if sampling.is_whole:  # neither top_k nor top_p excludes any token
-        return _invert_cdf(torch.softmax(scaled, dim=-1), uniforms, last_column=logits.shape[1] - 1)
-    probabilities, tokens = filter_top_tokens(scaled, sampling)
+        return _invert_cdf(torch.softmax(scaled, dim=-1, dtype=torch.float32), uniforms, logits.shape[1] - 1)
+    probabilities, tokens = filter_top_tokens(scaled.float(), sampling)
     last_columns = (probabilities > 0).sum(dim=-1, keepdim=True) - 1  # of the tokens that top_k and top_p keep
     columns, are_finite = _invert_cdf(probabilities, uniforms, last_columns)
     return tokens.gather(1, columns), are_finite
@@ -447,4 +447,4 @@ def _invert_cdf(
     cumulative = probabilities.cumsum(dim=-1)
     total = cumulative[:, -1:]
     columns = torch.searchsorted(cumulative, uniforms * total, right=True)
-    return torch.minimum(columns, torch.as_tensor(last_column, device=columns.device)), torch.isfinite(total).all()
+    return columns.clamp(max=last_column), torch.isfinite(total).all()

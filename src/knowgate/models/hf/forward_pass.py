@@ -3,7 +3,7 @@
 - `PrefixCache` keeps the keys and values of prompt beginnings that many prompts share.
 - `PartialPass` stops below a layer. A gate that reads a middle layer needs no more, and a question that is answered
   closed-book continues from there.
-- `SharedDecodingBatch` decodes many answers per prompt over one copy of the prompt's keys and values.
+- `SharedCache` lets many answers per prompt use one copy of the prompt's keys and values.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ import torch
 from transformers import AttentionInterface, DynamicCache
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from knowgate.models.hf.cuda_graph import GraphedStep
 from knowgate.models.tokenization import find_common_prefix
 
 MIN_PREFIX_TOKENS = 16
 PREFIX_CACHE_SIZE = 8
 MIN_PREFIX_COVERAGE = 0.75  # of the shared tokens: a cached prefix this long is used as it is
 LayerCaches = list[tuple[torch.Tensor, torch.Tensor]]  # keys and values of each layer
+StepOutput = tuple[torch.Tensor, dict[int, torch.Tensor]]  # logits of the next token, and hidden states by layer
 ATTENTION_NAME = "knowgate_shared"  # registered with transformers
 UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "sliding_window", "position_bias")
 HAS_BMM_OUT_DTYPE = torch.__version__ >= (2, 8)
@@ -38,12 +40,14 @@ _active_cache: ContextVar[Cache] = ContextVar(ATTENTION_NAME)
 def pad_left(ids: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Return token ids padded on the left to equal length, and their attention mask."""
     width = max(map(len, ids))
-    tokens = np.full((len(ids), width), pad_id)  # filled row by row: torch.tensor is slow with nested lists
-    mask = np.zeros_like(tokens)
+    tokens, mask = arrays = np.zeros((2, len(ids), width), dtype=np.int64)  # torch.tensor is slow with nested lists
+    tokens[:] = pad_id
     for number, row in enumerate(ids):
-        tokens[number, width - len(row) :] = row
-        mask[number, width - len(row) :] = 1
-    return torch.from_numpy(tokens).to(device), torch.from_numpy(mask).to(device)
+        tokens[number, width - len(row) :], mask[number, width - len(row) :] = row, 1
+    both = torch.from_numpy(arrays)
+    if device.type == "cuda":  # without pinned memory, the host would wait until the GPU has finished its work
+        both = both.pin_memory()
+    return tuple(both.to(device, non_blocking=True))
 
 
 def compute_positions(mask: torch.Tensor) -> torch.Tensor:
@@ -197,31 +201,73 @@ def _select_rows(value: Any, rows: torch.Tensor, size: int) -> Any:
 class SharedCacheLayer(CacheLayerMixin):  # type: ignore[misc]
     """Key-value cache of one layer, where all answers to a prompt share the keys and values of the prompt.
 
-    The prompts' tensors are read-only and have the shape (prompts, heads, tokens, width). The answers' tensors grow with
-    each token and have the shape (prompts, heads, answers, tokens, width).
+    The prompts' tensors are read-only and have the shape (prompts, heads, tokens, width). The answers' tensors have room
+    for all tokens from the start and have the shape (prompts, heads, answers, tokens, width). `position` is a tensor with
+    the index of the token that the model reads now, the same for all answers and layers.
     """
 
     is_sliding = False
 
-    def __init__(self, prompt_keys: torch.Tensor, prompt_values: torch.Tensor, answers: int, max_tokens: int):
+    def __init__(self, prompt_keys: torch.Tensor, prompt_values: torch.Tensor, shape: Sequence[int], position: Any):
         super().__init__()
-        prompts, heads, _, width = prompt_keys.shape
-        self.prompt_keys, self.prompt_values = prompt_keys, prompt_values
-        self.keys = prompt_keys.new_empty(prompts, heads, answers, max_tokens, width)
-        self.values = prompt_values.new_empty(prompts, heads, answers, max_tokens, prompt_values.shape[-1])
-        self.length = 0
+        self.prompt_keys, self.prompt_values, self.position = prompt_keys, prompt_values, position
+        # Zeros, because tokens that do not exist yet are read with weight 0.
+        self.keys = prompt_keys.new_zeros(*prompt_keys.shape[:2], *shape, prompt_keys.shape[-1])
+        self.values = prompt_values.new_zeros(*prompt_values.shape[:2], *shape, prompt_values.shape[-1])
         self.is_initialized = True
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append one token per answer and return the answers' keys and values."""
+        """Write one token per answer and return the answers' keys and values, with room for tokens to come."""
         for buffer, states in ((self.keys, key_states), (self.values, value_states)):
             prompts, heads, answers = buffer.shape[:3]
             # The model returns one row per answer of every prompt. The buffer is ordered by prompt, head and answer.
-            buffer[:, :, :, self.length] = states.view(prompts, answers, heads, -1).transpose(1, 2)
-        self.length += 1
-        return self.keys[:, :, :, : self.length], self.values[:, :, :, : self.length]
+            buffer.index_copy_(3, self.position, states.view(prompts, answers, heads, 1, -1).transpose(1, 2))
+        return self.keys, self.values
+
+    def select(self, prompts: torch.Tensor | None, rows: torch.Tensor, columns: torch.Tensor) -> None:
+        """Keep only some answers; takes the arguments of `SharedCache.select`."""
+        # Answers are on the third axis. They are moved to the second for the selection, and back.
+        self.keys = self.keys.transpose(1, 2)[rows, columns].transpose(1, 2).contiguous()
+        self.values = self.values.transpose(1, 2)[rows, columns].transpose(1, 2).contiguous()
+        if prompts is not None:
+            self.prompt_keys, self.prompt_values = self.prompt_keys[prompts], self.prompt_values[prompts]
+
+    def lazy_initialization(self, *args: Any) -> None:
+        """Do nothing: the buffers exist from the start."""
+
+    def get_max_length(self) -> int:
+        """Return the maximum number of tokens per answer, including those of its prompt."""
+        return int(self.prompt_keys.shape[2] + self.keys.shape[3])
+
+    get_seq_length = get_max_cache_shape = get_max_length  # the second is its name in transformers 5.0
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return how many keys a query sees and the index of the first; shared attention needs no mask made from it."""
+        return self.get_max_length(), 0
+
+
+class SharedCache(Cache):  # type: ignore[misc]
+    """Key-value cache of all layers, where all answers to a prompt share the keys and values of the prompt.
+
+    All tensors keep their size and memory while answers grow, so that a step can be captured as a CUDA graph. `padding`
+    (prompts x 1 x 1 x tokens) is added to the attention scores. It is -inf for padding tokens of the prompt and for tokens
+    of the answer that do not exist yet, and 0 for others.
+    """
+
+    def __init__(self, prompt_cache: Cache, mask: torch.Tensor, answers: int, max_tokens: int):
+        self.position = torch.full((1,), -1, device=mask.device)
+        shape, layers = (answers, max_tokens), prompt_cache.layers
+        super().__init__(layers=[SharedCacheLayer(part.keys, part.values, shape, self.position) for part in layers])
+        is_visible = torch.nn.functional.pad(mask.bool(), (0, max_tokens), value=False)
+        self.padding = is_visible.float().log()[:, None, None]  # the logarithm of 1 is 0, that of 0 is -inf
+        self.prompt_width, self.max_tokens = mask.shape[1], max_tokens
+
+    def start_token(self) -> None:
+        """Prepare for the next token of every answer, which the layers are about to write."""
+        self.position += 1
+        self.padding.index_fill_(3, self.position + self.prompt_width, 0.0)
 
     def select(self, prompts: torch.Tensor | None, rows: torch.Tensor, columns: torch.Tensor) -> None:
         """Remove all answers from the cache except those to keep, and all prompts without such answers.
@@ -229,68 +275,13 @@ class SharedCacheLayer(CacheLayerMixin):  # type: ignore[misc]
         Every remaining prompt keeps the same number of answers. `rows` and `columns` together index the answers to keep.
 
         Args:
-            prompts: Indices of the prompts that remain; None if all do.
+            prompts: Indices of the prompts that remain; None if all do. A prompt may be repeated, once per answer.
             rows: Indices of the remaining prompts as a column (remaining prompts x 1), also if all remain.
-            columns: For each remaining prompt, the numbers of its answers to keep (remaining prompts x answers to keep).
-        """
-        self.keys = self._select_answers(self.keys, rows, columns)
-        self.values = self._select_answers(self.values, rows, columns)
-        if prompts is not None:
-            self.prompt_keys, self.prompt_values = self.prompt_keys[prompts], self.prompt_values[prompts]
-
-    def _select_answers(self, buffer: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-        """Return a buffer with only the answers at (rows, columns), and room for as many tokens per answer as before."""
-        # Answers are on the third axis. They are moved to the second for the selection, and back.
-        selected = buffer.transpose(1, 2)[rows, columns, :, : self.length].transpose(1, 2)
-        compacted = buffer.new_empty(*selected.shape[:3], *buffer.shape[3:])
-        compacted[:, :, :, : self.length] = selected
-        return compacted
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Do nothing: the buffers exist from the start."""
-
-    def get_seq_length(self) -> int:
-        """Return the current number of tokens per answer, including those of its prompt."""
-        return int(self.prompt_keys.shape[2]) + self.length
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return how many keys a query sees and the index of the first; transformers builds attention masks from it."""
-        return self.get_seq_length() + query_length, 0
-
-    def get_max_length(self) -> int:
-        """Return the maximum number of tokens per answer, including those of its prompt."""
-        return int(self.prompt_keys.shape[2] + self.keys.shape[3])
-
-    get_max_cache_shape = get_max_length  # its name in transformers 5.0
-
-
-class SharedCache(Cache):  # type: ignore[misc]
-    """Key-value cache of all layers, where all answers to a prompt share the keys and values of the prompt.
-
-    `padding` is added to the attention scores of the prompts' tokens. It is -inf for padding tokens and 0 for others, or
-    None if there is no padding.
-    """
-
-    def __init__(self, prompt_cache: Cache, mask: torch.Tensor, answers: int, max_tokens: int):
-        layers = [SharedCacheLayer(layer.keys, layer.values, answers, max_tokens) for layer in prompt_cache.layers]
-        super().__init__(layers=layers)
-        self.padding = None
-        if not bool(mask.all()):
-            zeros = mask.new_zeros(mask.shape, dtype=torch.float32)
-            self.padding = zeros.masked_fill_(mask == 0, float("-inf"))[:, None, None]
-
-    def select(self, prompts: torch.Tensor | None, rows: torch.Tensor, columns: torch.Tensor) -> None:
-        """Remove all answers but those at (rows, columns) from every layer.
-
-        Args:
-            prompts: Indices of the prompts that keep an answer; None if all do.
-            rows: Indices of the remaining prompts as a column (remaining prompts x 1).
             columns: For each remaining prompt, the numbers of its answers to keep (remaining prompts x answers to keep).
         """
         for layer in self.layers:
             layer.select(prompts, rows, columns)
-        if prompts is not None and self.padding is not None:
-            self.padding = self.padding[prompts]
+        self.padding = self.padding if prompts is None else self.padding[prompts]
 
 
 def supports_shared_cache(model: Any) -> bool:
@@ -358,10 +349,9 @@ def compute_shared_attention(
     queries = queries.reshape(prompts * heads, answers * groups, -1)
     prompt_scores = _multiply(queries, layer.prompt_keys.flatten(0, 1).transpose(1, 2))
     prompt_scores = prompt_scores.view(prompts, heads, answers * groups, -1)
-    if cache.padding is not None:
-        prompt_scores += cache.padding
     answer_scores = _multiply(queries.view(prompts * heads * answers, groups, -1), key.flatten(0, 2).transpose(1, 2))
     scores = torch.cat([prompt_scores, answer_scores.view(prompts, heads, answers * groups, length)], dim=-1)
+    scores += cache.padding  # also hides the tokens that the answers do not have yet
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
     prompt_weights, answer_weights = weights.split([prompt_scores.shape[-1], length], dim=-1)
     from_prompt = torch.bmm(prompt_weights.flatten(0, 1), layer.prompt_values.flatten(0, 1))
@@ -384,49 +374,63 @@ AttentionInterface.register(ATTENTION_NAME, compute_shared_attention)
 class SharedDecodingBatch:
     """A batch of answers that are generated in parallel and share the keys and values of their prompts.
 
+    A step reads and writes the same tensors as the step before, so on a GPU it is replayed as a CUDA graph.
+
     Args:
         model: The transformers model.
         cache: Keys and values of the prompts and answers.
-        prompt_lengths: Number of tokens of each prompt.
         rows: Original indices of the answers that are still in the batch (prompts x answers).
-        fed: Number of answer tokens that the model has read so far, the same for all answers.
+        positions: Position of the next token of each answer (rows x 1), counted from the beginning of its prompt.
+        n_left: Number of tokens that each answer still has room for.
     """
 
     model: Any
     cache: SharedCache
-    prompt_lengths: torch.Tensor
     rows: torch.Tensor
-    fed: int = 0
+    positions: torch.Tensor
+    n_left: int
 
-    def feed(self, tokens: torch.Tensor, layers: Sequence[int]) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+    def __post_init__(self) -> None:
+        self._tokens = torch.zeros_like(self.positions)
+        self._step: GraphedStep[StepOutput] = GraphedStep(self.rows.device)
+
+    def feed(self, tokens: torch.Tensor, layers: Sequence[int]) -> StepOutput:
         """Let the model read one token per answer.
 
         Args:
             tokens: The tokens (prompts x answers).
-            layers: Layers whose hidden states are returned.
+            layers: Layers whose hidden states are returned; the same in every call.
 
         Returns:
-            The logits of the next token (prompts x answers x vocabulary), and the hidden states by layer.
+            Logits (prompts x answers x vocabulary) and hidden states by layer. The next call overwrites them.
         """
-        shape = self.rows.shape  # prompts x answers; the model sees them as one long batch
-        positions = (self.prompt_lengths + self.fed)[:, None].expand(shape).reshape(-1, 1)
+        self._tokens.copy_(tokens.reshape(-1, 1))
+        output = self._step.run(lambda: self._read_tokens(layers), self.n_left)
+        self.n_left -= 1
+        return output
+
+    def _read_tokens(self, layers: Sequence[int]) -> StepOutput:
+        """Run the model on `_tokens`. Everything that differs between steps is in tensors that are changed in place."""
+        self.cache.start_token()
         with use_shared_attention(self.model, self.cache):
             output = self.model(
-                input_ids=tokens.reshape(-1, 1),
-                position_ids=positions,
+                input_ids=self._tokens,
+                position_ids=self.positions,
                 past_key_values=self.cache,
                 use_cache=True,
                 output_hidden_states=bool(layers),
             )
-        self.fed += 1
+        self.positions += 1
+        shape = self.rows.shape  # prompts x answers; the model sees them as one long batch
         hidden = {layer: output.hidden_states[layer][:, -1].view(*shape, -1) for layer in layers}
         return output.logits[:, -1].view(*shape, -1), hidden
 
     def select(self, prompts: torch.Tensor | None, rows: torch.Tensor, columns: torch.Tensor) -> None:
         """Remove all answers but those at (rows, columns) from the batch; takes the arguments of `SharedCache.select`."""
         self.cache.select(prompts, rows, columns)
+        self.positions = self.positions.view_as(self.rows)[rows, columns].reshape(-1, 1)
         self.rows = self.rows[rows, columns]
-        self.prompt_lengths = self.prompt_lengths if prompts is None else self.prompt_lengths[prompts]
+        self.__post_init__()  # the captured step uses tensors that are replaced now
 
 
 def start_shared_decoding(
@@ -442,5 +446,5 @@ def start_shared_decoding(
         max_tokens: Maximum number of tokens per answer.
     """
     rows = torch.arange(len(mask) * answers, device=mask.device).view(len(mask), answers)
-    cache = SharedCache(prompt_cache, mask, answers, max(1, max_tokens))
-    return SharedDecodingBatch(model, cache, mask.sum(dim=1), rows)
+    positions = mask.sum(dim=1).repeat_interleave(answers)[:, None]
+    return SharedDecodingBatch(model, SharedCache(prompt_cache, mask, answers, max_tokens), rows, positions, max_tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -40,6 +41,7 @@ from knowgate.types import Prompt, Result, Vector
 TOKEN_CACHE_SIZE = 4_096  # number of prompts whose token ids are kept
 FIRST_BATCH_SIZES = {"cuda": 512}  # questions that a GPU answers in about the time of a single one
 DEFAULT_FIRST_BATCH_SIZE = 4
+ENCODE_LOCK = threading.Lock()  # guards the token ids of recent prompts
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,11 @@ class LocalModel:
     def loaded(self) -> LoadedModel:
         """The weights and the tokenizer."""
         return load_transformers(self.source, self.bits)
+
+    @property
+    def encodes_in_threads(self) -> bool:
+        """Whether `fits` may be called while another thread generates: as soon as the weights are loaded."""
+        return "loaded" in vars(self)
 
     @property
     def tokenizer(self) -> Any:
@@ -179,6 +186,10 @@ class LocalModel:
         The ids of recent prompts are cached, because a prompt is usually tokenized twice: first to check its length, and
         then to read it.
         """
+        with ENCODE_LOCK:
+            return self._encode_all(prompts)
+
+    def _encode_all(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         cache = self._encoded_prompts
         missing = [prompt for prompt in dict.fromkeys(prompts) if prompt not in cache]
         raw = [prompt for prompt in missing if prompt.raw or not self.has_template]

@@ -26,6 +26,9 @@ NO_TOKEN = -1  # stands in place of a token after the end of an answer
 CHECK_INTERVALS = {"cpu": 1}
 DEFAULT_CHECK_INTERVAL = 4
 COMPACTION_THRESHOLD = 0.9  # compact the batch if at most this share of its rows would remain
+# Compact the batch if this many steps of single answers are saved. On a GPU, the step must be captured again afterwards.
+MIN_SAVED_STEPS = {"cpu": 0}
+DEFAULT_MIN_SAVED_STEPS = 8_192
 
 
 @dataclass(frozen=True)
@@ -156,9 +159,6 @@ class SharedGeneration:
     def compact(self, chosen: torch.Tensor) -> torch.Tensor | None:
         """Remove ended answers from the batch if that makes it clearly smaller.
 
-        The batch stays a rectangle of prompts x answers. It becomes as wide as the prompt with the most remaining
-        answers, so other prompts keep some of their ended answers.
-
         Args:
             chosen: The tokens to feed next (prompts x answers).
 
@@ -166,24 +166,43 @@ class SharedGeneration:
             The tokens of the remaining answers, or None if all answers have ended.
         """
         is_fed = self.is_fed.cpu().numpy()
-        fed_per_prompt = is_fed.sum(axis=1)
         if not is_fed.any():
             return None
-        remaining = np.flatnonzero(fed_per_prompt)
-        width = int(fed_per_prompt.max())
-        if len(remaining) * width > COMPACTION_THRESHOLD * is_fed.size:
+        prompts, columns = self._choose_shape(is_fed)
+        n_saved = is_fed.size - columns.size
+        min_steps = MIN_SAVED_STEPS.get(chosen.device.type, DEFAULT_MIN_SAVED_STEPS)
+        if columns.size > COMPACTION_THRESHOLD * is_fed.size or n_saved * self.batch.n_left < min_steps:
             return chosen
-        device = chosen.device
-        # Sorting by "has ended" moves the remaining answers of each prompt to the front.
-        remaining_first = np.argsort(~is_fed[remaining], axis=1, kind="stable")
-        columns = torch.tensor(remaining_first[:, :width], device=device)
-        prompts = torch.tensor(remaining, device=device)
-        rows = prompts[:, None]
-        self.batch.select(None if len(remaining) == len(is_fed) else prompts, rows, columns)
-        self.is_alive, self.is_fed = self.is_alive[rows, columns], self.is_fed[rows, columns]
+        index = torch.from_numpy(np.concatenate([prompts[:, None], columns], axis=1)).to(chosen.device)
+        rows, kept = index[:, :1], index[:, 1:]
+        self.batch.select(None if np.array_equal(prompts, np.arange(len(is_fed))) else index[:, 0], rows, kept)
+        self.is_alive, self.is_fed = self.is_alive[rows, kept], self.is_fed[rows, kept]
         if len(self.draft_indices):
             self.draft_indices = (self.batch.rows.flatten() % self.per_prompt == 0).nonzero()[:, 0]
-        return chosen[rows, columns]
+        return chosen[rows, kept]
+
+    def _choose_shape(self, is_fed: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Choose which answers (prompts x answers to keep) a compacted batch consists of.
+
+        A batch is a rectangle. It can become as wide as the prompt with the most remaining answers, so that other prompts
+        keep some of their ended answers. Or each remaining answer gets its own copy of its prompt. That is done if the
+        cache becomes no larger by it.
+
+        Args:
+            is_fed: Whether the answer goes on (prompts x answers).
+
+        Returns:
+            The indices of the prompts, and for each of them the numbers of its answers.
+        """
+        remaining = np.flatnonzero(is_fed.any(axis=1))
+        width, cache = int(is_fed.sum(axis=1).max()), self.batch.cache
+        prompts, answers = np.nonzero(is_fed)
+        size_before = len(is_fed) * cache.prompt_width + is_fed.size * cache.max_tokens
+        size_of_copies = len(prompts) * (cache.prompt_width + cache.max_tokens)
+        if len(prompts) < COMPACTION_THRESHOLD * len(remaining) * width and size_of_copies <= size_before:
+            return prompts, answers[:, None]
+        # Sorting by "has ended" moves the remaining answers of each prompt to the front.
+        return remaining, np.argsort(~is_fed[remaining], axis=1, kind="stable")[:, :width]
 
     def check_finite(self) -> None:
         """Raise ModelError if any logits so far were not finite."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,12 +13,12 @@ from knowgate.errors import BadSetting
 from knowgate.gates.judges import ANSWER_LABELS, ANSWER_PROMPTS, AnswerJudge, compute_gain_needs, encode_answers
 from knowgate.gates.judges.encoder_judge import is_encoder_spec
 from knowgate.stats.metrics import FloatArray
-from knowgate.training.examples import OPEN_BOOK_TARGETS, Examples
+from knowgate.training.examples import OPEN_BOOK_TARGETS, Examples, Target
 from knowgate.training.fit_function import ExampleRequirements, FitProgressCallback, FitResult, ignore_progress
 from knowgate.training.judges import answer_judge
-from knowgate.training.judges.ensemble import fit_judge
+from knowgate.training.judges.ensemble import EnsembleMember, fit_judge
 from knowgate.training.judges.trainable_models import TrainingExample, select_judge_kind
-from knowgate.training.judges.training_options import AnswerJudgeFitOptions
+from knowgate.training.judges.training_options import AnswerJudgeFitOptions, JudgeTrainingOptions
 from knowgate.types import Signal, SignalRequest
 
 if TYPE_CHECKING:
@@ -52,15 +52,45 @@ def fit_gain(
     The gate retrieves if the second is more probable by enough.
     """
     _check_target(examples)
+    members = answer_judge.plan_answer_ensemble(examples, options, make_gain_training(options, seed))
+    return train_gain_judge(examples, options, members, work=work, watch=watch)["gain"]
+
+
+def make_gain_training(options: AnswerJudgeFitOptions, seed: int) -> JudgeTrainingOptions:
+    """Return the hyperparameters of a gain judge."""
+    if options.learning_rate is None and not (options.full or is_encoder_spec(options.base or "")):
+        options = options.replace(learning_rate=GAIN_LEARNING_RATE)
+    return answer_judge.make_default_training(options, seed)
+
+
+def train_gain_judge(
+    examples: Examples,
+    options: AnswerJudgeFitOptions,
+    members: Sequence[EnsembleMember],
+    *,
+    work: Path,
+    watch: FitProgressCallback = ignore_progress,
+) -> dict[Target, FitResult]:
+    """Train an ensemble of gain judges, and return two gates that use it.
+
+    Args:
+        examples: The label rows.
+        options: Base and hyperparameters.
+        members: The trainings to run, one per member of the ensemble.
+        work: Folder for checkpoints.
+        watch: Called with the progress.
+
+    Returns:
+        `gain`: the gate that retrieves if passages make a right answer more probable. `known`: a judge gate, which reads
+        only whether the LLM's own answer is right.
+    """
     tokens = answer_judge.limit_answer_tokens(examples, options.tokens)
     answer_judge.check_trainable_bits(options)
     answer_judge.check_judge_answers(examples, tokens)
-    if options.learning_rate is None and not (options.full or is_encoder_spec(options.base or "")):
-        options = options.replace(learning_rate=GAIN_LEARNING_RATE)
-    training, base = answer_judge.make_default_training(options, seed), options.base or str(examples.settings["model"])
+    base = options.base or str(examples.settings["model"])
     encoder = GainEncoder(examples, draft_texts(examples.readings), tokens)
     fitted = fit_judge(
-        answer_judge.plan_answer_ensemble(examples, options, training),
+        members,
         ANSWER_LABELS,
         ANSWER_PROMPTS["judge"].templates,
         encoder.make_examples,
@@ -70,23 +100,27 @@ def fit_gain(
         watch=watch,
     )
 
-    def raw(indices: Sequence[int]) -> FloatArray:
-        closed_book, open_book = (
-            fitted.predict_known(encoder.encode(prompt, fitted.judge, indices), indices) for prompt in GAIN_PROMPTS
-        )
-        return compute_gain_needs(closed_book, open_book)
+    def predict(prompt: str, indices: Sequence[int]) -> FloatArray:
+        return fitted.predict_known(encoder.encode(prompt, fitted.judge, indices), indices)
 
-    return FitResult(
+    def score_known(indices: Sequence[int]) -> FloatArray:
+        return 1 - predict("judge", indices)
+
+    def score_gain(indices: Sequence[int]) -> FloatArray:
+        return compute_gain_needs(*(predict(prompt, indices) for prompt in GAIN_PROMPTS))
+
+    result = FitResult(
         "gain",
         {"tokens": tokens, **fitted.options},
         frozenset({Signal.DRAFT}),
         SignalRequest(draft_tokens=tokens),
         {},
-        raw,
+        score_gain,
         [*fitted.notes, answer_judge.describe_cost(fitted, encoder.encode_both, len(examples.rows))],
         fitted.files,
         uses_test_split=fitted.seen == frozenset(range(len(examples.rows))),
     )
+    return {"gain": result, "known": replace(result, gate="judge", raw=score_known)}
 
 
 def _check_target(examples: Examples) -> None:

@@ -1,7 +1,8 @@
 """Gates and arbiters that a policy may use, and their out-of-fold predictions.
 
-A gate is fitted once for each fold of the questions, without that fold, and then scores it. Finished predictions are
-stored in the work folder, so that an interrupted fit continues where it stopped.
+A gate is fitted once for each fold of the questions, without that fold, and then scores it. Judges are not fitted again
+afterwards: the gate uses the judges of all folds. Finished predictions and trainings are stored in the work folder, so that
+an interrupted fit continues where it stopped.
 """
 
 from __future__ import annotations
@@ -31,12 +32,17 @@ from knowgate.training.examples import MIN_ROWS_PER_CLASS, Examples, Target
 from knowgate.training.fit_function import FitProgress, FitProgressCallback, FitResult, select_injected_arguments
 from knowgate.training.fusion import fit_fusion
 from knowgate.training.gate import list_fittable_gates, load_fit_function
+from knowgate.training.judges.ensemble import plan_ensemble
+from knowgate.training.judges.gain import make_gain_training, train_gain_judge
+from knowgate.training.judges.training_options import AnswerJudgeFitOptions
 from knowgate.training.policy.evidence import FOLDS, Evidence, PolicyOptions
 from knowgate.training.policy.outcomes import ArbiterCandidate, GateCandidate
+from knowgate.training.stack import fit_cross_fitted_judge
 from knowgate.types import Signal, SignalRequest
 
 LOGPROB_FEATURES = ("min", "mean")
-JUDGE, STACK_JUDGES = "judge", 4
+JUDGE, GAIN_JUDGE = "judge", "judge (gain)"
+JUDGES = FOLDS  # judges of an ensemble; each leaves out one fold
 # Half the epochs with half the batch make as many updates, and the lower three of MiniLM's six layers stay as they are. On 400
 # train rows of the GPT-4 recording, one fold took 55 seconds of CPU time instead of 140 (docs/judges.md).
 FAST_TRAINING = {"epochs": 2, "batch": 16, "frozen_layers": 3}
@@ -98,21 +104,21 @@ def list_gate_recipes(evidence: Evidence, options: PolicyOptions, *, has_gpu: bo
         if recipe.gate in fittable and (evidence.has_both or recipe.target == "known"):
             recipes.append(recipe)
     if (base := choose_base(evidence, options, has_gpu)) is not None:
-        recipes.append(GateRecipe(JUDGE, "judge", options=make_judge_options(base), judge_calls=1.0))
+        fit_options = make_judge_options(base)
+        recipes.append(GateRecipe(JUDGE, "judge", "known", fit_options, judge_calls=JUDGES, models=JUDGES))
+        if learns_gain(evidence, base):
+            recipes.append(GateRecipe(GAIN_JUDGE, "gain", "gain", fit_options, judge_calls=2 * JUDGES, models=JUDGES))
     return [recipe for recipe in recipes if has_both_classes(evidence, recipe.target)]
 
 
 def list_stack_recipes(evidence: Evidence, options: PolicyOptions, *, has_gpu: bool) -> list[GateRecipe]:
     """List the stacks to try: gates that combine the fusion with fine-tuned judges. Empty if no judge is fine-tuned."""
-    if (base := choose_base(evidence, options, has_gpu)) is None:
+    if choose_base(evidence, options, has_gpu) is None:
         return []
     targets: list[Target] = ["known", "gain"] if evidence.has_both else ["known"]
     targets = [target for target in targets if has_both_classes(evidence, target)]
-    fit_options, n_models = {"base": base, "cheap": True}, STACK_JUDGES + 1  # the judges and the fusion
-    return [
-        GateRecipe(f"stack ({target})", "stack", target, fit_options, judge_calls=STACK_JUDGES, models=n_models)
-        for target in targets
-    ]
+    n_models = JUDGES + 1  # the judges and the fusion
+    return [GateRecipe(f"stack ({target})", "stack", target, judge_calls=JUDGES, models=n_models) for target in targets]
 
 
 def list_arbiter_recipes(evidence: Evidence, options: PolicyOptions, *, has_gpu: bool) -> list[ArbiterRecipe]:
@@ -146,6 +152,14 @@ def choose_base(evidence: Evidence, options: PolicyOptions, has_gpu: bool) -> st
     model = str(evidence.table.settings["model"])
     is_local = model == "smollm" or model.startswith(("hf:", "gguf:"))
     return model if is_local else "small"
+
+
+def learns_gain(evidence: Evidence, base: str) -> bool:
+    """Return whether judges also learn whether an answer with passages would be right.
+
+    That doubles their training, which takes too long for the encoders that a CPU can train.
+    """
+    return evidence.has_both and not is_encoder_spec(base) and has_both_classes(evidence, "gain")
 
 
 def has_both_classes(evidence: Evidence, target: Target) -> bool:
@@ -237,22 +251,53 @@ def make_candidate(recipe: GateRecipe, needs: FloatArray) -> GateCandidate:
     return GateCandidate(recipe.name, needs, recipe.reads_draft, judge_calls=recipe.judge_calls, models=recipe.models)
 
 
-def cross_fit_stack(
-    recipe: GateRecipe, evidence: Evidence, judge_needs: FloatArray, watch: FitProgressCallback
-) -> GateCandidate:
-    """Score each row that the policy is chosen on with a stack, i.e. a fusion that also reads a judge's score.
+def fit_judges(
+    recipe: GateRecipe, evidence: Evidence, work: Path, watch: FitProgressCallback
+) -> dict[Target, FitResult]:
+    """Train judges, each without one fold of the rows that the policy is chosen on, and return the gates that use them.
 
-    The judge's scores are given, so trying a stack trains no judge. If the stack is chosen, its judges are trained then.
+    Each of these rows is scored by the judge that did not learn from it; the held-out rows are scored by all judges, as
+    questions are in use.
+
+    Args:
+        recipe: The gate `judge`, whose options name the base.
+        evidence: The rows.
+        work: Folder for checkpoints.
+        watch: Called with the progress.
+
+    Returns:
+        The gates, by what they predict: `known`, and `gain` if the judges learn it.
+    """
+    examples, options = evidence.make_examples("known", -1), AnswerJudgeFitOptions(**recipe.options)
+    work = work / f"judges-{_make_key(evidence, recipe)}"
+    if not learns_gain(evidence, str(options.base)):
+        rows, seed = evidence.fit_rows, evidence.seed
+        judge = fit_cross_fitted_judge(examples, options, JUDGES, rows=rows, seed=seed, work=work, watch=watch)
+        return {"known": judge}
+    texts = [question.text for question in examples.questions]
+    training = make_gain_training(options, evidence.seed)
+    members = plan_ensemble(examples.split, training, folds=JUDGES, texts=texts, rows=evidence.fit_rows)
+    return train_gain_judge(examples, options, members, work=work, watch=watch)
+
+
+def score_with_judges(recipe: GateRecipe, evidence: Evidence, result: FitResult) -> GateCandidate:
+    """Score each row that the policy is chosen on with the judge that did not learn from it."""
+    examples = evidence.make_examples(recipe.target, -1)
+    return make_candidate(recipe, score_calibrated(result, examples, evidence.fit_rows))
+
+
+def cross_fit_stack(
+    recipe: GateRecipe, evidence: Evidence, judge: FitResult, watch: FitProgressCallback
+) -> GateCandidate:
+    """Score each row that the policy is chosen on with a stack, i.e. a fusion that also reads the judges' score.
 
     Args:
         recipe: The stack.
         evidence: The rows.
-        judge_needs: Needs that a judge predicted for each row that it was not trained on.
+        judge: The cross-fitted judges, so trying a stack trains none.
         watch: Called with the progress.
     """
-    scores = np.full(len(evidence.table), 0.5)  # 0.5, "undecided", for the held-out rows, which are not scored here
-    scores[evidence.fit_rows] = judge_needs
-    margins = {name_judge(0): compute_margin(scores)}
+    margins = {name_judge(0): compute_margin(judge.raw(range(len(evidence.table))))}
     needs = np.full(len(evidence.table), np.nan)
     for fold in range(FOLDS):
         watch(FitProgress(fold, FOLDS, "folds", f"trying {recipe.name}"))

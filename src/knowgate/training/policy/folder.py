@@ -37,7 +37,7 @@ ARBITER_WITH_DRAFTS = "rules:make_drafts=true"
 LEGEND = {  # pattern of the names in the table, and what they mean
     "fusion": "fusion: learns from question and draft what the LLM knows; (benefit): whether passages help; (gain): how much.",
     "question|logprob": "question, logprob: gates that read the question alone, or the min or mean token probability.",
-    "judge|stack": "judge, stack: a fine-tuned model that reads question and draft, and a fusion with such models.",
+    "judge|stack": "judge, stack: fine-tuned models that read question and draft, and a fusion with such models.",
     "[+]": "arbiters (+ rules, + features, + lora): pick an answer by fixed rules, features of both texts, or an LLM.",
     "cross-validated": "cross-validated: chosen on three quarters of these questions and tested on the fourth, in turn.",
 }

@@ -23,7 +23,7 @@ from knowgate.gates.calibration.threshold_choice import GateOutcomes, NetLoss, l
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.training.classifiers import auroc_or_half
-from knowgate.training.examples import Examples
+from knowgate.training.examples import Examples, Target
 from knowgate.training.fit_function import FitProgress, FitProgressCallback, FitResult, ignore_progress
 from knowgate.training.judges.checkpoint import checkpoint_folder, delete_checkpoint
 from knowgate.training.policy import candidates
@@ -31,6 +31,7 @@ from knowgate.training.policy.choice import PolicyChoice, RejectedPolicy, apply_
 from knowgate.training.policy.evidence import Evidence, PolicyOptions, load_evidence
 from knowgate.training.policy.folder import PolicyParts, format_proof, make_constant_result, name_arbiter, write_policy
 from knowgate.training.policy.outcomes import ALWAYS, NEVER, GateCandidate, PolicyResult, combine_results, format_change
+from knowgate.training.stack import stack_judges
 from knowgate.training.topics import TopicResult, describe_extremes, measure_topics
 
 ENOUGH_QUESTIONS = 500  # with fewer, a policy that is not better may only be poorly trained
@@ -217,13 +218,22 @@ class PolicySearch:
 
         Stacks, which combine a judge with other signals, are tried only if the judge itself could be fitted.
         """
-        evidence, watch = self.evidence, self.watch
-        gates = self._try(self.gate_recipes, lambda r: candidates.cross_fit_gate(r, evidence, self.work, watch))
-        judge = next((gate for gate in gates if gate.name == candidates.JUDGE), None)
-        if judge is not None:
-            cross_fit = candidates.cross_fit_stack
-            gates += self._try(self.stack_recipes, lambda r: cross_fit(r, evidence, judge.needs, watch))
+        gates = self._try(self.gate_recipes, self._cross_fit_gate)
+        if any(gate.name == candidates.JUDGE for gate in gates):
+            judge, cross_fit = self.judges["known"], candidates.cross_fit_stack
+            gates += self._try(self.stack_recipes, lambda r: cross_fit(r, self.evidence, judge, self.watch))
         return gates
+
+    def _cross_fit_gate(self, recipe: candidates.GateRecipe) -> GateCandidate:
+        if recipe.name in (candidates.JUDGE, candidates.GAIN_JUDGE):
+            return candidates.score_with_judges(recipe, self.evidence, self.judges[recipe.target])
+        return candidates.cross_fit_gate(recipe, self.evidence, self.work, self.watch)
+
+    @cached_property
+    def judges(self) -> dict[Target, FitResult]:
+        """The fine-tuned judges as gates, by what the gates predict."""
+        recipe = self.gate_recipes[candidates.JUDGE]
+        return candidates.fit_judges(recipe, self.evidence, self.work, self.watch)
 
     def _fit_gate(self, name: str) -> tuple[FitResult, Examples]:
         """Fit a gate on all fit rows; return it with these rows."""
@@ -232,6 +242,10 @@ class PolicySearch:
             return make_constant_result(examples), examples
         recipe = {**self.gate_recipes, **self.stack_recipes}[name]
         examples = self.evidence.make_examples(recipe.target, -1)
+        if recipe.gate == "stack":
+            return stack_judges(examples, [self.judges["known"]], cheap=True, work=self.work / "final"), examples
+        if recipe.name in (candidates.JUDGE, candidates.GAIN_JUDGE):
+            return self.judges[recipe.target], examples  # the judges of all folds; no training on all rows
         _say(self.watch, f"fitting {name} on all {len(self.evidence.fit_rows)} questions")
         return candidates.fit_recipe(recipe, examples, self.evidence, self.work / "final", self.watch), examples
 

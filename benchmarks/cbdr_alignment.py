@@ -1,0 +1,235 @@
+"""CBDR: rerankers aligned so that they first improve their own target. Every step is a `knowgate` command.
+
+    python -m benchmarks.cbdr_alignment --model hf:FOLDER --bench FOLDER --work FOLDER --prepare       minutes on a CPU
+    python -m benchmarks.cbdr_alignment --model hf:FOLDER --bench FOLDER --work FOLDER [--only NAME ...] [--print]
+
+--prepare searches the candidates and writes WORK/data; the other steps need WORK/data only, not the benchmark folder.
+Steps can run in several processes at once (`--only`), because each writes a folder of its own. Finished steps are
+skipped, and unfinished ones continue. What is kept (tables, predictions by question id, manifests; no questions, no
+passages) is written to WORK/out.
+
+Protocol, written before the run.
+
+- *Questions.* Preferences are learned from train questions of NQ (1,702), HotpotQA (1,061) and TriviaQA (740). Test
+  questions: 1,000 of NQ and all 940 of HotpotQA. Candidates: the first 8 passages of BM25 over the pooled corpora.
+- *Sources.* Benefit (the LLM answers right with the passage) and likelihood (the passage makes the gold answer more
+  likely). The earlier record (`runs/cbdr/rerank.json`) covers confidence.
+- *Base.* MiniLM, taught which passages contain the answer by train questions of four data sets. Its weights are carried
+  in 16 bits, those of the word embeddings in 8 bits; the training that follows changes all of them.
+- *Recipes.* `paper`: one epoch at 6e-5, last weights (the recipe of the earlier record). The others keep the weights
+  that rank 15 % of the train questions best, held out by a hash of the question (dev); the base and averages with it
+  are among them, so that none is worse on dev than the base. `checked`: otherwise as `paper`. `gentle`: two epochs at
+  2e-5, batches of 16. `mixed`: as `gentle`, with one relevance example per two preference examples.
+- *Choice.* For each source, the recipe with the highest P@1 on dev questions, the first of equals. `paper` is never
+  chosen; it is shown for comparison.
+- *Test.* The base, the two chosen rerankers and the two of `paper` are measured on the test questions once: P@1 of both
+  sources, and right answers with the first and the first three passages. Differences to the base are paired, with 95 %
+  bootstrap intervals. Targets: P@1 of the own source above the base with an interval that excludes 0; then at least one
+  more right answer in a hundred.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.steps import ENGLISH, Step, arguments, begin, walk
+from knowgate.evaluation import reranker_cache
+
+SOURCES = ("benefit", "likelihood")
+LEARNED = {"nq": 1_702, "hotpotqa": 1_061, "triviaqa": 740}
+TESTED = {"nq": 1_000, "hotpotqa": 940}
+RELEVANCE, CANDIDATES, SEARCHED = 1_500, 8, 20
+POSITIVES, NEGATIVES = 2, 7  # passages of a relevance example
+REFERENCE = "paper"
+SLOW = ("--learning-rate", "2e-5", "--epochs", "2", "--batch", "16")
+RECIPES: dict[str, tuple[str, ...]] = {
+    "checked": (),
+    "gentle": SLOW,
+    "mixed": (*SLOW, "--relevance-mix", "0.5"),
+    REFERENCE: ("--checks", "0"),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All steps, in their order. `most`: maximum number of questions of any set, to try the plan out."""
+
+    model: str
+    bench: Path
+    work: Path
+    base: str
+    most: int
+
+    def at(self, *parts: str) -> str:
+        return str(self.work.joinpath(*parts))
+
+    def steps(self) -> Iterator[Step]:
+        """Yield the steps. Those after the fits read the manifests that the fits wrote."""
+        sets = [(name, "train") for name in LEARNED] + [(name, "test") for name in TESTED]
+        yield from (self.label(*part) for part in sets)
+        yield self.relevance()
+        yield from (self.prefer(source, *part) for source in SOURCES for part in sets)
+        yield from (self.fit(source, recipe) for recipe in RECIPES for source in SOURCES)
+        yield self.compare()
+
+    def label(self, name: str, split: str) -> Step:
+        """Answer the questions without passages; `prefer` reads its questions from such a run."""
+        words = ["label", "--data", f"bench:{name}_pooled/{split}", "--closed-book", "--model", self.model]
+        words += ["--limit", str(self.most), "--samples", "0", "--layers", "none", "--out", self.at(f"{name}-{split}")]
+        return Step(f"label-{name}-{split}", words)
+
+    def relevance(self) -> Step:
+        words = ["fit", "reranker", *self.relevance_data(), "--base", self.base, "--out", self.at("relevance")]
+        return Step("relevance", words, self.work / "relevance")
+
+    def relevance_data(self) -> list[str]:
+        data = [word for name in ENGLISH for word in ("--relevance", f"bench:{name}_relevance/train")]
+        return [*data, "--limit", str(self.most)]
+
+    def prefer(self, source: str, name: str, split: str) -> Step:
+        words = ["prefer", "--labels", self.at(f"{name}-{split}"), "--data", f"bench:{name}_pooled/{split}"]
+        words += ["--source", source, "--candidates", str(CANDIDATES), "--split", split, "--model", self.model]
+        return Step(f"prefer-{source}-{name}-{split}", [*words, "--out", self.at(f"pref-{source}-{name}-{split}")])
+
+    def fit(self, source: str, recipe: str) -> Step:
+        runs = [word for name in LEARNED for word in ("--pref", self.at(f"pref-{source}-{name}-train"))]
+        mix = self.relevance_data() if "--relevance-mix" in RECIPES[recipe] else []
+        words = ["fit", "reranker", *runs, "--base", self.at("relevance"), *RECIPES[recipe], *mix]
+        name = f"{source}-{recipe}"
+        return Step(f"fit-{recipe}-{source}", [*words, "--out", self.at(name)], self.work / name)
+
+    def compare(self) -> Step:
+        words = ["eval-rerank"]
+        for source in SOURCES:
+            words += [word for name in TESTED for word in ("--pref", self.at(f"pref-{source}-{name}-test"))]
+        for source in SOURCES:
+            words += ["--rerank", f"{source}={self.at(f'{source}-{choose_recipe(self.work, source)}')}"]
+            words += ["--rerank", f"{source}-{REFERENCE}={self.at(f'{source}-{REFERENCE}')}"]
+        words += ["--base", self.at("relevance"), "--model", self.model, "--top", "1,3"]
+        return Step("compare", [*words, "--out", self.at("compared")], shown="rerank.txt")
+
+
+def choose_recipe(work: Path, source: str) -> str:
+    """Return the recipe with the highest P@1 on dev questions, the first of equals."""
+    return choose_recipe_of({recipe: read_selection(work / f"{source}-{recipe}") for recipe in RECIPES})
+
+
+def choose_recipe_of(selections: Mapping[str, Mapping[str, Any]]) -> str:
+    """Choose among recipes whose weights were chosen on dev questions; without any, return the first recipe."""
+    values = {recipe: selections.get(recipe, {}).get("chosen", -1.0) for recipe in RECIPES if recipe != REFERENCE}
+    return max(values, key=lambda recipe: values[recipe])
+
+
+def read_selection(folder: Path) -> dict[str, Any]:
+    """Return how a reranker's weights were chosen; empty if they were not."""
+    file = folder / "reranker.json"
+    return (json.loads(file.read_text(encoding="utf-8"))["selection"] or {}) if file.is_file() else {}
+
+
+# --- candidates -----------------------------------------------------------------------------------
+
+
+def prepare(plan: Plan) -> None:
+    """Search the candidates of all questions and write them as data sets with passages."""
+    from knowgate.cli.main import run
+    from knowgate.data.questions import load_questions
+    from knowgate.retrieval import load_retriever
+
+    begin(plan.bench, plan.work)
+    if not (plan.work / "idx").is_dir():
+        run(["index", plan.at("pooled.jsonl.gz"), "--out", plan.at("idx")])
+    retriever = load_retriever(plan.at("idx"))
+    for split, sizes in (("train", LEARNED), ("test", TESTED)):
+        for name, size in sizes.items():
+            questions = load_questions(f"bench:{name}_ctx/{split}", min(size, plan.most))
+            hits = retriever.search([question.text for question in questions], CANDIDATES)
+            write_questions(plan.work / "data" / f"{name}_pooled" / f"{split}.jsonl.gz", questions, hits)
+    for name in ENGLISH:
+        questions = load_questions(f"bench:{name}_ctx/train", min(RELEVANCE, plan.most))
+        hits = retriever.search([question.text for question in questions], SEARCHED)
+        passages = [select_relevance(*pair) for pair in zip(questions, hits, strict=True)]
+        write_questions(plan.work / "data" / f"{name}_relevance" / "train.jsonl.gz", questions, passages)
+
+
+def select_relevance(question: Any, hits: Sequence[Any]) -> list[Any]:
+    """Return the passages that a relevance example uses: the first with the answer and the first without it."""
+    from knowgate.core.text import join_tokens
+    from knowgate.data.preferences import deduplicate_passages
+    from knowgate.labels.grading import list_gold_answers
+    from knowgate.training.reranker import AnswerMatcher
+
+    answers = [text for gold in list_gold_answers(question) if (text := join_tokens(gold)).strip()]
+    pool, matcher = deduplicate_passages([*question.contexts, *hits]), AnswerMatcher()
+    relevant = [matcher.contains(passage, answers) for passage in pool]
+    with_answer = [passage for passage, is_relevant in zip(pool, relevant, strict=True) if is_relevant]
+    without = [passage for passage, is_relevant in zip(pool, relevant, strict=True) if not is_relevant]
+    return [*with_answer[:POSITIVES], *without[:NEGATIVES]]
+
+
+def write_questions(file: Path, questions: Sequence[Any], passages: Sequence[Sequence[Any]]) -> None:
+    """Write questions with their passages in the format of the benchmark folder."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(file, "wt", encoding="utf-8") as lines:
+        for question, shown in zip(questions, passages, strict=True):
+            contexts = [{"id": each.id, "title": each.title, "text": each.text} for each in shown]
+            record = {"id": question.id, "question": question.text, "answers": list(question.answers), "lang": "en"}
+            lines.write(json.dumps({**record, "contexts": contexts}, ensure_ascii=False) + "\n")
+
+
+# --- what is kept ---------------------------------------------------------------------------------
+
+
+def keep(plan: Plan, out: Path) -> None:
+    """Copy tables, predictions and manifests, and the effect of each passage by id."""
+    for name in ("rerank.md", "rerank.json", "predictions.jsonl"):
+        if (file := plan.work / "compared" / name).is_file():
+            shutil.copyfile(file, out / name)
+    for name in ("reranker.json", "relevance.json", "pref.json"):
+        for file in sorted(plan.work.glob(f"*/{name}")):
+            shutil.copyfile(file, out / f"{file.parent.name}.{name}")
+    with gzip.GzipFile(out / "effects.jsonl.gz", "wb", mtime=0) as lines:
+        for folder in sorted(plan.work.glob("pref-*")):
+            lines.writelines((json.dumps(record) + "\n").encode() for record in list_effects(folder))
+
+
+def list_effects(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the effect of each passage of a preference folder, without texts."""
+    from knowgate.data.preferences import PreferenceFolder
+
+    for row in PreferenceFolder(folder).rows():
+        candidates = [(each.id, round(each.shift, 3), each.correct) for each in row.candidates]
+        base = None if row.base is None else round(row.base, 3)
+        yield {"run": folder.name, "id": row.id, "base": base, "candidates": candidates, "error": bool(row.error)}
+
+
+def main() -> None:
+    """Run the steps, or prepare their data."""
+    parser = arguments(__doc__)
+    parser.add_argument("--base", default="minilm", help="cross-encoder that is taught relevance")
+    parser.add_argument("--most", type=int, default=100_000, help="questions of any set, at most; to try the plan out")
+    parser.add_argument("--prepare", action="store_true", help="search the candidates and write WORK/data")
+    options = vars(parser.parse_args())
+    only, shows, prepares = (options.pop(name) for name in ("only", "print", "prepare"))
+    plan = Plan(**options)
+    if prepares:
+        return prepare(plan)
+    os.environ["KNOWGATE_BENCH"] = plan.at("data")
+    reranker_cache.ANSWER_BATCH = 1_024  # keeps a GPU busy
+    out = plan.work / "out"
+    out.mkdir(parents=True, exist_ok=True)
+    took = walk(plan.steps(), out, only, shows=shows)
+    if not shows and (only is None or "compare" in only):
+        keep(plan, out)
+    print(f"{took:.0f} s in all; to keep: {out}")
+    return None
+
+
+if __name__ == "__main__":
+    main()

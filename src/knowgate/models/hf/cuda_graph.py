@@ -1,0 +1,105 @@
+"""Replay a decoding step as one CUDA graph, because launching thousands of small kernels takes longer than running them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Generic
+
+import torch
+
+from knowgate.models.hf.batching import is_memory_error
+from knowgate.types import Result
+
+log = logging.getLogger(__name__)
+GRAPH_DEVICES = {"cuda"}  # kinds of devices that steps are captured on; empty if capturing failed in this process
+MIN_REPLAYS = 5  # capturing takes about as long as two steps, so it does not pay for the last few steps of an answer
+
+
+@dataclass
+class GraphedStep(Generic[Result]):
+    """Runs a function of a device again and again, from the third call on as a replay of its kernels.
+
+    The function must read and write the same tensors in each call, and must not make the host wait for the device. Its
+    results are tensors that the next call overwrites. The first call runs it as usual, which loads its kernels. The second
+    call captures its kernels without running them. If that fails, each call runs the function as usual.
+
+    Args:
+        device: Where the function runs. Only CUDA devices have graphs; elsewhere each call runs the function.
+        graph: The captured kernels; None if there are none yet.
+        output: What the captured function returned.
+        n_calls: Number of calls so far.
+    """
+
+    device: torch.device
+    graph: Any = field(default=None, repr=False)
+    output: Result | None = field(default=None, repr=False)
+    n_calls: int = 0
+
+    def run(self, function: Callable[[], Result], n_left: int) -> Result:
+        """Run the function or replay it; `n_left` is the number of calls that may follow, including this one.
+
+        The function is not stored, because a reference to its tensors would keep their memory from being freed.
+        """
+        self.n_calls += 1
+        if self.device.type not in GRAPH_DEVICES:
+            return function()
+        if self.n_calls == 1:
+            with use_capture_stream(self.device):
+                return function()
+        if self.n_calls == 2 and n_left >= MIN_REPLAYS:
+            self._capture(function)
+        if self.graph is None or self.output is None:
+            return function()
+        self.graph.replay()
+        return self.output
+
+    def _capture(self, function: Callable[[], Result]) -> None:
+        for _ in range(2):
+            try:
+                self.graph, self.output = capture_graph(function, self.device)
+                return
+            except RuntimeError as error:
+                _warn(f"{type(error).__name__}: {error}")
+                if not is_memory_error(error):
+                    GRAPH_DEVICES.clear()
+                    return
+            torch.cuda.empty_cache()  # a capture cannot use memory that earlier graphs have left
+
+
+@functools.cache  # each reason is logged once
+def _warn(reason: str) -> None:
+    log.warning("a decoding step was not captured as a CUDA graph, so it may run more slowly. %s", reason)
+
+
+def capture_graph(function: Callable[[], Result], device: torch.device) -> tuple[Any, Result]:
+    """Record the kernels that a function launches, without running them; return the CUDA graph and the function's result.
+
+    This does what `torch.cuda.graph` does, but keeps the memory that PyTorch has cached. Other threads may use the GPU.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with use_capture_stream(device):
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            output = function()
+        finally:
+            graph.capture_end()
+    return graph, output
+
+
+@contextlib.contextmanager
+def use_capture_stream(device: torch.device) -> Iterator[None]:
+    """Run the block in a stream other than the default one, which cannot be captured, in order with the current stream."""
+    stream, current = _get_capture_stream(device), torch.cuda.current_stream(device)
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        yield
+    current.wait_stream(stream)
+
+
+@functools.cache
+def _get_capture_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)

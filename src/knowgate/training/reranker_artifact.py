@@ -1,0 +1,193 @@
+"""The folder of a fitted reranker: weights, manifest and model card."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from knowgate.core.artifacts import compute_digests
+from knowgate.core.display import escape_markdown
+from knowgate.core.files import atomic_folder, check_replaceable, sha256_file, write_json, write_text
+from knowgate.data.preferences import RANK_METRIC_NAMES
+from knowgate.retrieval.rerankers.cross_encoder import (
+    RERANKER_BASE,
+    RERANKER_CARD,
+    RERANKER_MANIFEST,
+    RERANKER_VERSION,
+    RERANKER_WEIGHTS,
+)
+from knowgate.stats.bootstrap import Estimate, estimate_mean
+from knowgate.stats.metrics import FloatArray
+from knowgate.training.model_card import format_facts, join_card
+from knowgate.training.reranker import AlignedReranker, RelevanceReranker
+from knowgate.training.reranker_trainer import PASSAGE_TOKENS, QUERY_TOKENS, TrainingLog, save_cross_encoder
+
+RELEVANCE_MANIFEST = "relevance.json"  # of a base that was trained on relevance only
+# Settings of the preferences that say what a reranker is aligned to.
+ALIGNMENT_SETTINGS = (
+    "model",
+    "model_fingerprint",
+    "prompts_fingerprint",
+    "source",
+    "probe",
+    "retriever",
+    "retriever_fingerprint",
+)
+
+
+@dataclass(frozen=True)
+class RankingGains:
+    """Ranking metrics on the test rows before and after alignment, and the paired difference."""
+
+    before: dict[str, Estimate]
+    after: dict[str, Estimate]
+    gain: dict[str, Estimate]
+
+
+def measure_ranking_gains(fitted: AlignedReranker) -> RankingGains:
+    """Average the ranking metrics over the test rows, with confidence intervals, before and after alignment."""
+    difference = {name: fitted.after[name] - fitted.before[name] for name in fitted.after}
+    return RankingGains(_estimate_means(fitted.before), _estimate_means(fitted.after), _estimate_means(difference))
+
+
+def _estimate_means(values: Mapping[str, FloatArray]) -> dict[str, Estimate]:
+    return {name: estimate_mean(numbers) for name, numbers in values.items()}
+
+
+def save_reranker(
+    fitted: AlignedReranker, out: Path, *, settings: Mapping[str, Any], data_hash: str, command: str = ""
+) -> dict[str, Any]:
+    """Write the folder of a reranker and return its manifest.
+
+    Args:
+        fitted: The reranker.
+        out: Folder to write; an earlier reranker there is replaced.
+        settings: Settings of the preferences, which say what the reranker is aligned to.
+        data_hash: Hash of the preferences.
+        command: The command line that the card shows.
+    """
+    manifest = build_reranker_manifest(fitted, settings, data_hash)
+    check_replaceable(out, RERANKER_MANIFEST, "a reranker of ours")
+    with atomic_folder(out) as folder:
+        save_cross_encoder(fitted.model, folder)
+        if fitted.base is not None:
+            save_cross_encoder(fitted.base, folder / RERANKER_BASE)
+        manifest["weights_sha256"] = sha256_file(folder / RERANKER_WEIGHTS)
+        write_text(folder / RERANKER_CARD, render_reranker_card(manifest, command))
+        manifest["files"] = compute_digests(folder, exclude=[RERANKER_MANIFEST, RERANKER_CARD])
+        write_json(folder / RERANKER_MANIFEST, manifest)
+    return manifest
+
+
+def save_relevance(fitted: RelevanceReranker, out: Path, *, data: str, command: str = "") -> dict[str, Any]:
+    """Write a plain cross-encoder folder with a manifest, which is returned; an earlier one is replaced."""
+    check_replaceable(out, RELEVANCE_MANIFEST, "a reranker trained on relevance")
+    manifest = {
+        "version": RERANKER_VERSION,
+        "base": fitted.spec,
+        "data": data,
+        "training": asdict(fitted.training),
+        "cut": asdict(fitted.cut),
+        "losses": _summarize_losses(fitted.log),
+        "command": command,
+        "created": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
+    with atomic_folder(out) as folder:
+        save_cross_encoder(fitted.model, folder)
+        digest = sha256_file(folder / RERANKER_WEIGHTS)
+        write_json(folder / RELEVANCE_MANIFEST, {**manifest, "weights_sha256": digest})
+    return manifest
+
+
+def build_reranker_manifest(fitted: AlignedReranker, settings: Mapping[str, Any], data_hash: str) -> dict[str, Any]:
+    """Build the manifest: what the reranker was aligned to, how, and its metrics."""
+    gains = measure_ranking_gains(fitted)
+    logs = {"relevance": fitted.relevance, "alignment": fitted.alignment}
+    parts = {"before": gains.before, "after": gains.after, "gain": gains.gain}
+    return {
+        "version": RERANKER_VERSION,
+        "base": fitted.spec,
+        "aligned_to": {key: settings[key] for key in ALIGNMENT_SETTINGS if settings.get(key) is not None},
+        "reads_question": fitted.reads_question,
+        "data": settings.get("data"),
+        "data_hash": data_hash,
+        "training": asdict(fitted.training),
+        "limits": {"question_tokens": QUERY_TOKENS, "passage_tokens": PASSAGE_TOKENS},
+        "cut": asdict(fitted.cut),
+        "losses": {stage: _summarize_losses(log) for stage, log in logs.items() if log},
+        "selection": asdict(fitted.selection) if fitted.selection else None,
+        "tested": len(fitted.tested),
+        "metrics": {part: {name: asdict(each) for name, each in metrics.items()} for part, metrics in parts.items()},
+        "created": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
+
+
+def _summarize_losses(log: TrainingLog) -> dict[str, Any]:
+    """Summarize a training by the mean loss of its first and last tenth, because single batches vary."""
+    tenth = max(1, len(log.losses) // 10)
+    return {
+        "groups": log.groups,
+        "first": round(sum(log.losses[:tenth]) / tenth, 6) if log.losses else None,
+        "last": round(sum(log.losses[-tenth:]) / tenth, 6) if log.losses else None,
+        "seconds": round(log.seconds, 1),
+    }
+
+
+def render_reranker_card(manifest: Mapping[str, Any], command: str) -> str:
+    """Render the model card of a reranker from its manifest."""
+    aligned, training, cut = manifest["aligned_to"], manifest["training"], manifest["cut"]
+    losses = [
+        (f"{stage} loss", f"{loss['first']} at the start, {loss['last']} at the end, {loss['groups']} groups")
+        for stage, loss in manifest["losses"].items()
+    ]
+    facts = [
+        ("aligned to", f"{aligned['model']} ({aligned['model_fingerprint']}), by {aligned['source']}"),
+        ("prompts", aligned["prompts_fingerprint"]),
+        ("probe", aligned.get("probe", {}).get("name")),
+        ("preferences", f"{manifest['data']} (hash {manifest['data_hash']})"),
+        ("base", manifest["base"]),
+        (
+            "loss",
+            f"InfoNCE, temperature {training['temperature']}, rate {training['rate']}, weight decay "
+            f"{training['weight_decay']}, {training['epochs']} epoch(s), batch {training['batch']}",
+        ),
+        *losses,
+        ("weights", _format_selection(manifest["selection"])),
+        ("question", None if manifest["reads_question"] else "not read: a control"),
+        ("cut to the limit", f"{cut['questions']} questions, {cut['passages']} passages"),
+    ]
+    parts = [
+        f"# Reranker aligned to {escape_markdown(aligned['model'])}",
+        f"A cross-encoder that ranks passages this LLM can use first (CBDR). knowgate, {manifest['created']}.",
+        "```python\nimport knowgate as kg\n\n"
+        'settings = kg.load_settings(rerank="THIS_FOLDER", docs="FOLDER")\n'
+        'print(kg.build_pipeline(settings).answer("a question"))\n```',
+        format_facts(facts),
+        f"## Measured on {manifest['tested']} held-out questions\n\n" + _format_ranking_metrics(manifest["metrics"]),
+    ]
+    return join_card(parts, command=command)
+
+
+def _format_selection(selection: Mapping[str, Any] | None) -> str:
+    if selection is None:
+        return "those of the last update"
+    values = f"P@1 {selection['chosen']:.3f} on {selection['questions']} dev questions, base {selection['base']:.3f}"
+    if not selection["share"]:
+        return f"those of the base, because no others rank the dev questions better; {values}"
+    return f"those after update {selection['update']}, averaged with the base (share {selection['share']}); {values}"
+
+
+def _format_ranking_metrics(metrics: Mapping[str, Any]) -> str:
+    if not metrics["after"]:
+        return "No question was held out: measure with `knowgate eval-rerank`."
+    lines = ["| measure | before | after | gain, 95 % interval |", "|---|---|---|---|"]
+    for name in RANK_METRIC_NAMES:
+        gain = metrics["gain"][name]
+        lines.append(
+            f"| {name} | {metrics['before'][name]['value']:.3f} | {metrics['after'][name]['value']:.3f} "
+            f"| {gain['value']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}] |"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,84 @@
+"""Fine-tuned judges of a policy: trained once per fold, and used together without a further training."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from knowgate.gates import load_fitted_gate
+from knowgate.training.gate_artifact import save_fitted
+from knowgate.training.judges.ensemble import plan_ensemble
+from knowgate.training.policy import candidates
+from knowgate.training.policy.evidence import Evidence, PolicyOptions, assign_policy_folds
+from knowgate.training.policy.search import PolicySearch
+from tests.support.judge_data import planted, quick
+from tests.support.tiny_models import save_word_llama
+
+TRAINING = {"epochs": 1, "batch": 8, "learning_rate": 1e-2}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return str(save_word_llama(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture(scope="module")
+def evidence(base):
+    """Closed-book answers with an x are right. Documents answer questions that are full of p."""
+    table = planted(base, 240, by="draft").table
+    found = np.random.default_rng(1).random(240) < 0.7
+    rows = [
+        replace(
+            row,
+            question=f"{row.id} p p p p?" if right else row.question,
+            open=replace(row.open, correct=bool(right)),
+            benefit=int(right) - int(row.closed.correct),
+        )
+        for row, right in zip(table.rows, found, strict=True)
+    ]
+    table = replace(table, rows=rows)
+    return Evidence(table, True, assign_policy_folds([question.text for question in table.questions], 0), 0)
+
+
+@pytest.fixture(scope="module")
+def search(evidence, base, tmp_path_factory):
+    """A policy search that tries judges alone, with the rules as the only arbiter."""
+    work = tmp_path_factory.mktemp("work")
+    with pytest.MonkeyPatch.context() as patch, quick():
+        patch.setattr(candidates, "DEFAULT_GATES", ())
+        patch.setattr(candidates, "LOGPROB_FEATURES", ())
+        patch.setattr(candidates, "make_judge_options", lambda spec: {"base": spec, **TRAINING})
+        patch.setattr(candidates, "list_stack_recipes", lambda *rows, has_gpu: [])
+        patch.setattr(candidates, "list_arbiter_recipes", lambda *rows, has_gpu: [candidates.ArbiterRecipe("rules")])
+        yield PolicySearch(evidence, PolicyOptions(base=f"hf:{base}", topics="none"), work, lambda progress: None)
+
+
+def test_judges_learn_from_all_rows_to_choose_on_but_one_fold_and_from_no_held_out_row(search, evidence, monkeypatch):
+    plans = []
+    monkeypatch.setattr(candidates, "plan_ensemble", lambda *a, **b: plans.append(plan_ensemble(*a, **b)) or plans[-1])
+    assert set(search.judges) == {"known", "gain"}
+    (members,) = plans
+    unseen = np.array([sum(row not in member.seen for member in members) for row in range(len(evidence.table))])
+    assert (unseen[evidence.fit_rows] == 1).all()
+    assert (unseen[evidence.held_out] == 4).all()
+
+
+def test_the_chosen_gate_uses_the_judges_of_all_folds_without_a_further_training(
+    search, evidence, tmp_path, monkeypatch
+):
+    assert {gate.name for gate in search.gates} == {"judge", "judge (gain)"}
+    monkeypatch.setattr(candidates, "fit_judges", lambda *arguments: pytest.fail("trained again"))
+    rows = evidence.held_out[:5].tolist()
+    questions, readings = ([part[row] for row in rows] for part in (evidence.table.questions, evidence.table.readings))
+    for name, target in (("judge", "known"), ("judge (gain)", "gain")):
+        result, examples = search._fit_gate(name)
+        save_fitted(result, examples, tmp_path / target)
+        gate = load_fitted_gate(str(tmp_path / target))
+        assert gate.raw(questions, readings) == pytest.approx(search.judges[target].raw(rows), abs=1e-4)
+        assert np.std(search.judges[target].raw(evidence.held_out.tolist())) > 0.05
+
+
+def test_small_encoders_learn_only_what_is_known(evidence):
+    recipes = candidates.list_gate_recipes(evidence, PolicyOptions(base="small"), has_gpu=False)
+    assert "judge" in {recipe.name for recipe in recipes}
+    assert "judge (gain)" not in {recipe.name for recipe in recipes}
