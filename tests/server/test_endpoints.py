@@ -9,7 +9,7 @@ import pytest
 
 import knowgate as kg
 from knowgate.server.app import create_app
-from knowgate.server.chat.document_ranking import MAX_DOCUMENT_CHARS
+from knowgate.server.chat.decisions import MAX_DOCUMENT_CHARS
 from knowgate.server.options import ServeOptions
 from tests.server.conftest import KNOWN, UNKNOWN
 from tests.server.test_chat import ask

@@ -17,9 +17,8 @@ from knowgate.gates.calibration.changed_answers import answers_differ
 from knowgate.pipeline.traffic_log import TrafficLog
 from knowgate.server.app import build_gate_service, create_app
 from knowgate.server.chat.request_options import RequestOptions
-from knowgate.server.learning.answers import StreamText
+from knowgate.server.learning.answers import StreamText, label_by_feedback
 from knowgate.server.learning.audit import MAX_PENDING_AUDITS, Auditor
-from knowgate.server.learning.labels import label_by_feedback
 from knowgate.server.learning.loss_monitor import LossMonitor
 from knowgate.server.load_limits import CallBudget
 from knowgate.server.options import ServeOptions

@@ -382,11 +382,6 @@ def parse_retry_after(value: str) -> float | None:
     return max(0.0, seconds)
 
 
-def replace_surrogates(text: str) -> str:
-    """Replace lone surrogates, which UTF-8 cannot encode, by question marks."""
-    return text.encode("utf-8", "replace").decode()
-
-
 class DeadlineBackend(httpcore.NetworkBackend):
     """httpcore network backend whose connections end at the deadline that `request_deadline` sets."""
 

@@ -359,10 +359,9 @@ class LossReport(ConfidenceBounds):
 
 
 class DriftReport(ConfidenceBounds):
-    """The share of questions that are unlike the training questions of the gate.
+    """The share of questions (their number is `questions`) that are unlike the training questions of the gate.
 
-    `questions` is the number of all questions. `drifted` is true if the share is too large. `keys` names the API keys
-    for whose own questions it is too large.
+    `drifted` is true if the share is too large. `keys` names the API keys for whose own questions it is too large.
     """
 
     questions: int

@@ -18,8 +18,7 @@ from knowgate.pipeline.traffic_log import close_connection
 from knowgate.server import schemas
 from knowgate.server.auth.access_control import AccessPolicy, RateLimiter
 from knowgate.server.auth.api_keys import ApiKey
-from knowgate.server.chat.decisions import answer_prompt, decide_questions, list_selectable_gates
-from knowgate.server.chat.document_ranking import rerank_documents
+from knowgate.server.chat.decisions import answer_prompt, decide_questions, list_selectable_gates, rerank_documents
 from knowgate.server.chat.gate_service import GateService
 from knowgate.server.chat.local_chat import LocalChat
 from knowgate.server.chat.request_formats import REQUEST_FORMATS

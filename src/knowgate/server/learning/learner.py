@@ -22,10 +22,15 @@ from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.server.chat.gate_service import GateService, describe_staleness
 from knowgate.server.json_api import ApiError
-from knowgate.server.learning.answers import CounterfactualAnswerer, capture_answer
+from knowgate.server.learning.answers import (
+    CounterfactualAnswerer,
+    HistoryLabeler,
+    capture_answer,
+    label_by_agreement,
+    label_by_feedback,
+)
 from knowgate.server.learning.arms import Experiment, ExperimentArm
 from knowgate.server.learning.audit import AuditJob, Auditor, AuditStore
-from knowgate.server.learning.labels import HistoryLabeler, label_by_agreement, label_by_feedback
 from knowgate.server.learning.loss_monitor import LossMonitor
 from knowgate.server.load_limits import MAX_CALLS_PER_AUDIT, CallBudget
 from knowgate.server.options import ServeOptions

@@ -229,12 +229,8 @@ class DecisionLog:
                 503, "the decision log of the server is unavailable. Try again later.", "log_down"
             ) from error
 
-    async def execute(self, *statements: tuple[str, Sequence[Any]], vacuum: Sequence[str] = ()) -> None:
-        """Run SQL statements in one transaction.
-
-        Args:
-            statements: SQL statements with their parameters.
-            vacuum: Tables from which deleted rows are removed physically afterwards.
+    async def execute(self, *statements: tuple[str, Sequence[Any]]) -> None:
+        """Run SQL statements, each with its parameters, in one transaction.
 
         Raises:
             ApiError: 503 if the store is unavailable.
@@ -244,8 +240,6 @@ class DecisionLog:
             with store.transaction() as transaction:
                 for query, values in statements:
                     transaction.execute(query, values)
-            if vacuum:
-                store.vacuum(vacuum)
 
         await self.run(run_all)
 
