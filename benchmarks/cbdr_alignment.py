@@ -6,7 +6,7 @@
 --prepare searches the candidates and writes WORK/data; the other steps need WORK/data only, not the benchmark folder.
 Steps can run in several processes at once (`--only`), because each writes a folder of its own. Finished steps are
 skipped, and unfinished ones continue. What is kept (tables, predictions by question id, manifests; no questions, no
-passages) is written to WORK/out.
+passages) is written to WORK/out after the last step; `--only keep` does that earlier.
 
 Protocol, written before the run.
 
@@ -225,7 +225,7 @@ def main() -> None:
     out = plan.work / "out"
     out.mkdir(parents=True, exist_ok=True)
     took = walk(plan.steps(), out, only, shows=shows)
-    if not shows and (only is None or "compare" in only):
+    if not shows and (only is None or {"compare", "keep"} & set(only)):
         keep(plan, out)
     print(f"{took:.0f} s in all; to keep: {out}")
     return None

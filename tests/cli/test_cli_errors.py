@@ -165,7 +165,7 @@ def test_an_index_of_another_version_says_both_versions(call: Call, docs: Path, 
     manifest = tmp_path / "made" / "index.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"version": 9}))
     said = sentence(call("ask", "who?", "--model", "fake", "--index", "made"))
-    assert "it has version 9, but this knowgate reads version 1" in said
+    assert "its version is 9, but this knowgate reads version 1" in said
 
 
 @pytest.mark.parametrize("part", ["passages.jsonl", "offsets.npy", "bm25/vocab.index.json", "bm25/data.csc.index.npy"])

@@ -88,7 +88,7 @@ def test_a_probe_is_fitted_as_ever(call: Call, tmp_path: Path):
             2,
             "'--cheap'. It is an option of: fusion, stack. Known: --balanced, --",
         ),
-        (["probe", "--out", "x"], 1, "fit probe has no label runs to learn from. Give --labels, made by"),
+        (["probe", "--out", "x"], 1, "fit probe needs labeled questions. Set --labels to folders made by"),
         (["prob", "--out", "x"], 1, "unknown fitted gate 'prob'. Did you mean 'probe'?"),
         (["probe", "--labels", "run"], 2, "Missing option '--out'"),
         (
@@ -102,7 +102,11 @@ def test_a_probe_is_fitted_as_ever(call: Call, tmp_path: Path):
             "--target 'all' is not allowed",
         ),
         (["ik", "--out", "x", "--tokens", "many"], 2, "Invalid value for '--tokens'"),
-        (["--labels", "run", "probe"], 2, "Write options of a command after its name: knowgate fit COMMAND --labels."),
+        (
+            ["--labels", "run", "probe"],
+            2,
+            "This option must follow the name of a command: knowgate fit COMMAND --labels.",
+        ),
     ],
 )
 def test_wrong_usage_is_a_sentence(call: Call, arguments: list[str], code: int, said: str):

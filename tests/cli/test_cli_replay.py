@@ -53,7 +53,7 @@ def test_bad_lines_are_shown(call, log):
     log.write_text(log.read_text() + "oops\n")
     outcome = call("replay", log)
     assert outcome.code == 0
-    assert "Lines left out: 1 not JSON, first in line 31." in outcome.err
+    assert "Lines left out: 1 because the line is not JSON, first in line 31." in outcome.err
 
 
 def test_the_output_of_decide_gives_only_rates(call, tmp_path):

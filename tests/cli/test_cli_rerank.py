@@ -152,7 +152,7 @@ def test_the_library_measures_what_the_command_does(call, made, tmp_path):
         (["--source", "likelihood", "--data", "jsonl:data.jsonl"], "needs a model that can score a given answer"),
         (
             ["--source", "benefit", "--data", "jsonl:data.jsonl", "--cut", "9"],
-            "--cut needs a model with a local tokenizer",
+            "--cut needs a local tokenizer",
         ),
     ],
 )
@@ -180,7 +180,7 @@ def test_a_probe_of_another_model_is_rejected(call, made, tmp_path):
     ("command", "message"),
     [
         (["fit", "reranker", "--out", "x"], "Give --pref PREF"),
-        (["fit", "probe", "--out", "x"], "Give --labels, made by"),
+        (["fit", "probe", "--out", "x"], "Set --labels to folders made by"),
         (["fit", "reranker", "--pref", "nothing", "--out", "x"], "is not a preference folder"),
         (["eval-rerank", "--pref", "nothing", "--rerank", "r", "--out", "x"], "is not a preference folder"),
         (["fit", "reranker", "--relevance", "jsonl:empty.jsonl", "--out", "x"], "empty.jsonl"),

@@ -147,7 +147,7 @@ def test_options_become_the_values_of_their_fields(text, expected):
         ("share=half", "option 'share' must be a number"),
         ("loud=yes", "option 'loud' is 'yes'. Use one of: true, false"),
         ("colour=red", "unknown option 'colour'. Known options: kind, count, share, loud, word, seed"),
-        ("count=1,slow", "'slow' is not of the form key=value. Known options: kind, count"),
+        ("count=1,slow", "'slow' does not have the form key=value. Known options: kind, count"),
     ],
 )
 def test_a_wrong_option_lists_what_is_allowed(text, message):

@@ -157,7 +157,7 @@ def test_an_edited_manifest_is_rejected_with_its_missing_settings(tmp_path):
     manifest = json.loads((run / "run.json").read_text())
     del manifest["settings"]["prompts_fingerprint"]
     (run / "run.json").write_text(json.dumps(manifest))
-    with pytest.raises(ArtifactError, match="lacks the settings prompts_fingerprint"):
+    with pytest.raises(ArtifactError, match="these settings are missing: prompts_fingerprint"):
         load_label_table([run])
 
 
@@ -179,7 +179,7 @@ def test_equal_grades_with_open_book_answers_have_all_measures_except_ranking(tm
 
 def test_a_run_without_graded_rows_is_rejected(tmp_path):
     run = write_run(tmp_path / "run", [row("a", error="timeout")], **SETTINGS)
-    with pytest.raises(BadInput, match="no graded row"):
+    with pytest.raises(BadInput, match="is graded: 1 failed"):
         load_label_table([run])
 
 

@@ -137,20 +137,20 @@ def test_bad_lines_are_counted_with_the_first_of_their_kind(tmp_path):
     log = read_traffic_log(write_log(tmp_path / "log.jsonl", SKIPPED, *bad, "", RETRIEVED))
     assert len(log.events) == 2
     assert log.bad_lines == {
-        "not JSON": [2, 10],
-        "not a JSON object": [3],
-        "without a need between 0 and 1": [4, 5],
-        "without a decision ('retrieve')": [6],
-        "where 'seconds' is not an object of numbers": [7],
-        "where 'passages' is not a list of objects": [8],
-        "where 'answer' is not a text": [9],
+        "the line is not JSON": [2, 10],
+        "the line is not a JSON object": [3],
+        "'need' is not a number from 0 to 1": [4, 5],
+        "'retrieve' is neither true nor false": [6],
+        "'seconds' is not an object of numbers": [7],
+        "'passages' is not a list of objects": [8],
+        "'answer' is not a text": [9],
     }
 
 
 def test_invalid_bytes_are_a_bad_line(tmp_path):
     file = write_log(tmp_path / "log.jsonl", SKIPPED)
     file.write_bytes(file.read_bytes() + b"\xff\xfe\x00\n")
-    assert list(read_traffic_log(file).bad_lines) == ["not JSON"]
+    assert list(read_traffic_log(file).bad_lines) == ["the line is not JSON"]
 
 
 def test_a_compressed_log_is_read(tmp_path):

@@ -164,7 +164,7 @@ def test_a_log_of_another_model_is_rejected_and_names_both_sides(log):
 
 
 def test_words_must_be_two():
-    with pytest.raises(BadSetting, match="known/unknown"):
+    with pytest.raises(BadSetting, match="two words for known and unknown"):
         DhiclGate(words="true")
 
 

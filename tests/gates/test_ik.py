@@ -73,7 +73,7 @@ def test_it_asks_for_as_many_draft_tokens_as_it_was_fitted_with(made):
     gate = load_gate(str(made.out))
     assert gate.needs == {Signal.DRAFT}
     assert gate.request.draft_tokens == 32
-    with pytest.raises(UnsupportedSignal, match=r"reads a draft .*, but there is none"):
+    with pytest.raises(UnsupportedSignal, match=r"needs a draft .*, but there is none"):
         gate.score([Question("a?")], [Reading()])
 
 

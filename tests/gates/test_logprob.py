@@ -65,7 +65,7 @@ def test_a_nan_probability_is_an_error_not_a_score(statistic):
 
 @pytest.mark.parametrize("draft", [None, Completion("Paris")])
 def test_without_log_probabilities_there_is_no_score(draft):
-    with pytest.raises(UnsupportedSignal, match="logprobs"):
+    with pytest.raises(UnsupportedSignal, match="no token log-probabilities"):
         need("first", draft)
 
 

@@ -35,7 +35,7 @@ def test_need_is_the_probability_of_the_unknown_label(known, unknown, expected):
 
 @pytest.mark.parametrize(("known", "unknown"), [(math.nan, 0.0), (-math.inf, -math.inf)])
 def test_nan_logits_are_an_error_not_a_score(known, unknown):
-    with pytest.raises(ModelError, match="gate 'prompt' returned the need nan"):
+    with pytest.raises(ModelError, match="gate 'prompt' returned the score nan"):
         need(known, unknown)
 
 
@@ -79,5 +79,5 @@ def test_a_language_without_templates_is_asked_in_english():
 
 @pytest.mark.parametrize("words", ["yes", "/no", "yes/", ""])
 def test_words_that_are_not_two_are_rejected(words):
-    with pytest.raises(BadSetting, match="two labels as known/unknown"):
+    with pytest.raises(BadSetting, match="two words for known and unknown"):
         PromptGate(words)

@@ -39,7 +39,7 @@ def test_need_equals_a_direct_forward_pass(model, style):
 
 def test_a_model_without_the_two_tokens_is_rejected(tmp_path):
     plain = HFModel(str(save_tiny_llama(tmp_path)))
-    with pytest.raises(BadSetting, match=r"needs an LLM trained with the tokens \[No Retrieval\] and \[Retrieval\]"):
+    with pytest.raises(BadSetting, match=r"needs an LLM with the tokens \[No Retrieval\] and \[Retrieval\]"):
         bind_gate(SelfragGate(), plain, AnswerPrompts())
 
 

@@ -42,7 +42,7 @@ def test_a_decider_is_opened_from_settings():
 
 def test_other_objects_are_not_deciders(rag):
     assert as_decider(rag) == Decider(rag)
-    with pytest.raises(BadSetting, match="cannot decide"):
+    with pytest.raises(BadSetting, match="is not an AdaptiveRAG or a Decider"):
         as_decider("logprob")
 
 

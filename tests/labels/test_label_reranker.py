@@ -79,8 +79,8 @@ def test_a_run_does_not_continue_with_another_reranker(tmp_path, other, said):
     ("options", "said"),
     [
         ({"closed_book": True}, "mutually exclusive"),
-        ({"candidates": 2}, "fewer than the passages to keep: k=3"),
-        ({"candidates": 4, "k": 5}, "fewer than the passages to keep: k=5"),
+        ({"candidates": 2}, "is less than k=3"),
+        ({"candidates": 4, "k": 5}, "is less than k=5"),
     ],
 )
 def test_a_reranker_without_a_choice_is_rejected(tmp_path, options, said):

@@ -96,7 +96,7 @@ def test_a_cluster_that_does_not_answer_is_reported(tmp_path):
 def test_a_model_object_is_rejected(tmp_path):
     from knowgate.models.fake import FakeModel
 
-    with pytest.raises(BadSetting, match="needs the model by name, got a FakeModel"):
+    with pytest.raises(BadSetting, match=r"cannot send a FakeModel object to other machines. Give the model as"):
         label(questions(1), model=FakeModel(), out=tmp_path / "run", runner="ray:local")
 
 
@@ -225,7 +225,7 @@ def test_a_machine_with_another_version_is_rejected_by_name():
     pytest.importorskip("ray", reason="needs the extra 'ray'")
     machines = [ClusterNode("a" * 56, "h1", 1, 0), ClusterNode("b" * 56, "h2", 1, 0)]
     with pytest.raises(
-        BadSetting, match=r"other versions of knowgate than this one \(.*h2: 0\.0\.9\. Install the same"
+        BadSetting, match=r"the same version of knowgate as this one \(.*h2: 0\.0\.9\. Install it there"
     ):
         ray_cluster.check_versions(OtherVersionRay(), machines)
     ray_cluster.check_versions(OtherVersionRay(), machines[:1])
@@ -241,7 +241,7 @@ def test_a_machine_with_another_model_is_rejected(nodes, tmp_path):
         SMALL,
     )
     with pytest.raises(
-        BadSetting, match=r"other files than this one: the fingerprint of its model is fake-\w+ instead of another"
+        BadSetting, match=r"different files than this one: the fingerprint of its model is fake-\w+ instead of another"
     ):
         run_labeling(RunFolder(tmp_path / "run"), questions(2), made, data="d", runner=runner)
 

@@ -73,5 +73,5 @@ def test_token_counts_are_a_number_or_a_usage_object():
 
 @pytest.mark.parametrize("value", [-1, "many", True, float("nan")])
 def test_invalid_amounts_are_rejected(value):
-    with pytest.raises(BadInput, match="not a number of at least 0"):
+    with pytest.raises(BadInput, match="must be a number of at least 0"):
         parse_amount(value, "it")

@@ -356,9 +356,9 @@ def test_rounds_end_if_no_new_passage_is_found(tmp_path):
 
 
 def test_iterative_answers_need_an_index():
-    with pytest.raises(BadSetting, match="Give `index`"):
+    with pytest.raises(BadSetting, match="Set `index`"):
         Labeler(FakeModel(), StringGrader(), LabelPlan(iterative=True))
-    with pytest.raises(BadSetting, match="do not set `closed_book`"):
+    with pytest.raises(BadSetting, match="leave `closed_book` out"):
         Labeler(FakeModel(), StringGrader(), LabelPlan(iterative=True, open_book=False), retriever=OnePassageIndex())
 
 

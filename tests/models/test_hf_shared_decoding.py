@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -166,3 +167,15 @@ def test_answers_get_copies_of_short_prompts_if_that_leaves_fewer_rows(prompt_wi
     assert columns.size == n_rows
     kept = {(prompt, column) for prompt, row in zip(prompts, columns, strict=True) for column in row}
     assert kept >= set(zip(*np.nonzero(is_fed), strict=True))
+
+
+def test_texts_are_decoded_in_a_thread_of_their_own(model, monkeypatch):
+    threads, make = set(), HFModel._make_completion
+
+    def watched(self, row, **options):
+        threads.add(threading.current_thread().name.rstrip("0_"))
+        return make(self, row, **options)
+
+    monkeypatch.setattr(HFModel, "_make_completion", watched)
+    model.read(PROMPTS, SignalRequest(draft_tokens=3, samples=2, sample_tokens=3, resumable=False))
+    assert threads == {"knowgate-read"}

@@ -45,7 +45,7 @@ def test_a_known_layout_gives_the_offset_of_kv_unified():
     "other", [defaults(first=(512, 2048, 512, 1, 0, 0, 1, 4, 8)), defaults(types=(0, 1)), defaults(gap=80), bytes(512)]
 )
 def test_an_unknown_layout_is_refused(other):
-    with pytest.raises(UnsupportedSignal, match=r"layout of its parameters is unknown.*or use gguf:FILE"):
+    with pytest.raises(UnsupportedSignal, match=r"layout of llama\.cpp's parameters is unknown.*or use gguf:FILE"):
         check_params_layout(other)
 
 

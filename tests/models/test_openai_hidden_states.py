@@ -143,7 +143,7 @@ def test_states_of_samples_are_refused(served):
 
 
 def test_vllm_needs_a_storage_folder():
-    with pytest.raises(BadSetting, match=r"Add the path of its shared_storage_path.*&storage=DIR"):
+    with pytest.raises(BadSetting, match=r"Add the path of vLLM's shared_storage_path.*&storage=DIR"):
         connect(VllmStates(None)).read(PROMPTS, SignalRequest(layers=(2,)))
 
 
@@ -163,9 +163,7 @@ def test_servers_that_give_no_hidden_states_are_refused(tmp_path):
         UnsupportedSignal, match=r"openai:m returned no hidden states\. Start the server as docs/runtimes\.md"
     ):
         connect(Plain(), tmp_path).read(PROMPTS[:1], SignalRequest(layers=(2,)))
-    with pytest.raises(
-        UnsupportedSignal, match=r"kind 'library', which cannot return hidden states. Use vLLM or SGLang"
-    ):
+    with pytest.raises(UnsupportedSignal, match=r"is 'library', which cannot return hidden states. Use vLLM or SGLang"):
         connect(Ollama(), tmp_path).read(PROMPTS[:1], SignalRequest(layers=(2,)))
 
 

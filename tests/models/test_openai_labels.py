@@ -245,7 +245,7 @@ def test_other_servers_are_refused_with_a_list_of_supported_ones(cards):
     server = LabelServer("?", cards=cards)
     with pytest.raises(
         UnsupportedSignal,
-        match=r"cannot score given answers .* in a prompt: .* Use a server of vLLM, SGLang, llama.cpp, or an hf: model",
+        match=r"cannot score given answers .* in a prompt, because .* Use a server of vLLM, SGLang, llama.cpp, or an hf: model",
     ):
         connect(server).label_logits([PROMPT], LABELS)
     assert server.bodies("/tokenize") == server.bodies("/v1/completions") == []
@@ -277,7 +277,7 @@ def test_a_refusal_contains_the_message_of_the_server(maker, path):
         ),
         (LabelPrompt(("ab", "")), LABELS, "part 2 of a label prompt"),
         (LabelPrompt(("ab", "truec"), raw=False), LABELS, "can have only one part"),
-        (LabelPrompt(()), LABELS, "no text before its first label"),
+        (LabelPrompt(()), LABELS, "must have some text before its first label"),
     ],
 )
 def test_invalid_label_prompts_are_refused(prompt, labels, message):
@@ -314,18 +314,18 @@ CHOICE, META = ("choices", 0), ("meta_info",)
     [
         ("vllm", lambda reply: {"object": "error"}, "no field 'choices'"),
         ("vllm", edit(*CHOICE, "prompt_logprobs", value=None), "unknown format"),
-        ("vllm", edit(*CHOICE, "prompt_logprobs", value=[None]), "of other tokens than those of the prompt"),
+        ("vllm", edit(*CHOICE, "prompt_logprobs", value=[None]), "of tokens that are not in the prompt"),
         (
             "vllm",
             edit(*CHOICE, "prompt_logprobs", FIRST, value={"50": {"logprob": -1.0}}),
-            "of other tokens than those of the prompt",
+            "of tokens that are not in the prompt",
         ),
         ("vllm", edit(*CHOICE, "prompt_logprobs", FIRST, value=None), "unknown format"),
         ("vllm", edit(*CHOICE, "prompt_logprobs", FIRST, value={"900": {"logprob": math.nan}}), "NaN"),
         (
             "vllm",
             edit(*CHOICE, "prompt_logprobs", FIRST, value={"900": {"logprob": -1.0}}),
-            "of 1 tokens instead of 5",
+            "of only 1 tokens instead of 5",
         ),
         ("vllm", edit(*CHOICE, "logprobs", value=None), "unknown format"),
         ("vllm", edit(*CHOICE, "logprobs", "top_logprobs", value=[{"true": -1.0}]), "unknown format"),
@@ -335,9 +335,9 @@ CHOICE, META = ("choices", 0), ("meta_info",)
         (
             "sglang",
             edit(*META, "input_token_logprobs", 0, value=[None, 5, None]),
-            "of other tokens than those of the prompt",
+            "of tokens that are not in the prompt",
         ),
-        ("sglang", edit(*META, "input_token_ids_logprobs", value=[None]), "of other tokens than those of the prompt"),
+        ("sglang", edit(*META, "input_token_ids_logprobs", value=[None]), "of tokens that are not in the prompt"),
         ("sglang", edit(*META, "input_token_ids_logprobs", 1, value=[[-1.0, TRUE, None]]), "unknown format"),
         ("sglang", edit(*META, "input_token_ids_logprobs", 1, 0, value=[math.nan, TRUE, None]), "NaN"),
         ("sglang", edit(*META, "output_token_ids_logprobs", 0, 0, value=[None, TRUE, None]), "unknown format"),

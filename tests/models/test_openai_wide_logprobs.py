@@ -80,6 +80,6 @@ def test_a_label_run_omits_unlisted_labels():
 
 
 def test_a_gate_whose_labels_are_not_single_tokens_is_refused():
-    with pytest.raises(BadSetting, match=r"'selfrag' needs an LLM trained with .* is not a single token"):
+    with pytest.raises(BadSetting, match=r"'selfrag' needs an LLM with .* is not a single token"):
         bind_gate(load_gate("selfrag"), connect(CappedServer("vllm")), AnswerPrompts())
     bind_gate(load_gate("selfrag"), connect(CappedServer("library")), AnswerPrompts())  # nobody can tell

@@ -126,7 +126,7 @@ def test_prompts_are_not_stored(folder):
 
 
 def test_a_folder_holds_one_model_only(folder):
-    with pytest.raises(ArtifactError, match=r"recording of another model, small .* this model is big"):
+    with pytest.raises(ArtifactError, match=r"already contains a recording of small .* this model is big"):
         RecordingModel(FakeModel(name="big"), folder).read(PROMPTS, WANT)
 
 

@@ -143,13 +143,13 @@ def test_label_words_that_the_model_rejects_are_left_out_with_a_message(setup, m
 
 def test_without_stored_decisions_the_error_names_the_model_to_use(setup):
     run, variants = setup
-    with pytest.raises(BadInput, match=r"of the gate dhicl\. Let the LLM decide now, with model='fake'"):
+    with pytest.raises(BadInput, match=r"of the gate dhicl\. To let the LLM decide now, set model='fake'"):
         build_dhicl_tables([run], variants)
 
 
 def test_a_run_of_another_llm_is_rejected(setup):
     run, variants = setup
-    with pytest.raises(BadSetting, match=r"was made with fake .* not with fake"):
+    with pytest.raises(BadSetting, match=r"another LLM or other prompts: fake .* not fake"):
         build_dhicl_tables([run], variants, model=FakeModel({"x": "y"}))
 
 

@@ -78,7 +78,7 @@ def test_an_unreadable_file_does_not_stop_the_others(tmp_path: Path):
 def test_a_file_above_the_size_limit_is_a_problem(tmp_path: Path):
     with (tmp_path / "a.txt").open("wb") as file:
         file.truncate(MAX_DOCUMENT_BYTES + 1)
-    assert "a document may have" in read_only_document(tmp_path).problem
+    assert "are allowed. Split it." in read_only_document(tmp_path).problem
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,9 @@ def test_a_hybrid_index_opens_as_bm25_too(tmp_path: Path):
 
 def test_another_embedding_model_is_an_error(tmp_path: Path):
     build(tmp_path, TEXTS, CountingEmbedder())
-    with pytest.raises(BrokenIndex, match="'counting' of fingerprint counting-8, but the present model has other"):
+    with pytest.raises(
+        BrokenIndex, match=r"'counting' \(fingerprint counting-8\), but the current model has fingerprint other"
+    ):
         open_dense(tmp_path / "index", CountingEmbedder(fingerprint="other"))
 
 

@@ -415,7 +415,7 @@ def test_two_gates_have_separate_statistics(serve, stub, tmp_path):
         ({"max_changed": 0.1}, "Set `audit` to the share of requests"),
         ({"max_loss": 0.1}, "Set `audit` to the share of requests"),
         ({"shadow": True, "canary": 0.1}, "mutually exclusive"),
-        ({"threshold_b": 0.5}, "`threshold_b` needs `gate_b`"),
+        ({"threshold_b": 0.5}, "`threshold_b` is the threshold of `gate_b`"),
         ({"gate_b": "prompt"}, "prompt"),
     ],
 )

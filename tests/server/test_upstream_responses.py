@@ -177,7 +177,7 @@ def test_a_stream_without_events_is_an_error(serve_hostile, hostile, gate, body)
     hostile.reply = STREAM_HEAD + body
     reply = ask(serve_hostile(gate), stream=True)
     assert "upstream_invalid" in reply.text
-    assert "without events" in reply.text
+    assert "has no events" in reply.text
 
 
 def test_a_silent_upstream_times_out_and_opens_its_breaker(serve):

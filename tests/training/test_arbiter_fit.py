@@ -105,7 +105,7 @@ def test_questions_it_was_fitted_on_are_refused(fitted):
 def test_rows_without_texts_are_refused_where_nothing_is_on_record(fitted, tmp_path):
     bare = [replace(row, question="") for row in pair_rows(20, seed=9)]
     trial = load_label_table([write_rows(tmp_path / "bare", bare)])
-    with pytest.raises(BadSetting, match="packed without questions"):
+    with pytest.raises(BadSetting, match="packed without texts"):
         arbitrate(trial, str(fitted.artifact.path))
 
 

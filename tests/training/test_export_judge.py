@@ -99,7 +99,7 @@ def test_threshold_and_calibration_are_kept_and_the_card_says_what_it_is(made):
 def test_a_llama_cpp_that_counts_otherwise_is_found_out(made):
     options = load_gate(str(made.out)).artifact.options["gguf"]
     wrong = [{**check, "known": 1 - check["known"]} for check in options["checks"]]
-    with pytest.raises(ModelError, match=r"predicts something different with this llama\.cpp than before its export"):
+    with pytest.raises(ModelError, match="gives other probabilities than the original"):
         load_llama_judge((made.out / "adapter",), ("other",), {**options, "checks": wrong})
 
 

@@ -61,7 +61,7 @@ def test_the_notes_of_a_fit_are_in_the_manifest(run, tmp_path):
 def test_few_rows_give_a_gate_that_always_retrieves_and_says_why(tmp_path):
     run = pair_run(tmp_path / "both", 60)
     made = fit("fusion", run, out=tmp_path / "gate", cheap=True, text=False).artifact.manifest
-    told = "by default it always retrieves: on the [0-9]+ questions it did not learn from, no threshold is shown"
+    told = "by default it always retrieves: on [0-9]+ questions that it did not learn from, no threshold is shown"
     assert any(re.search(told, note) for note in made["notes"])
     assert made["threshold"] == ALWAYS_RETRIEVE
     assert made["calibrated"] is True
@@ -71,7 +71,7 @@ def test_a_safe_threshold_says_what_it_saves_and_loses(tmp_path):
     rows = [pair_row(f"r{i}", 0.1 if i % 2 else 0.9, bool(i % 2), True) for i in range(600)]
     run = write_rows(tmp_path / "run", rows)
     made = fit("fusion", run, out=tmp_path / "gate", cheap=True, text=False).artifact.manifest
-    told = "on the [0-9]+ questions it did not learn from it saves [0-9]+% of the searches and loses 0.0 points"
+    told = "On [0-9]+ questions that it did not learn from, it saves [0-9]+% of the searches and loses 0.0 points"
     assert any(re.search(told, note) for note in made["notes"])
     assert 0 < made["threshold"] < 1
 
@@ -142,7 +142,7 @@ def test_what_cannot_be_used_is_a_sentence(run, tmp_path, name, options, said):
 def test_a_folder_with_other_things_in_it_is_left_alone(run, tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work", encoding="utf-8")
     with pytest.raises(
-        ArtifactError, match=r"exists and is not a fitted gate, so it is not overwritten\. Choose another `out`"
+        ArtifactError, match=r"exists and is not a fitted gate\. It was not overwritten\. Choose another `out`"
     ):
         fit("probe", run, out=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
@@ -154,7 +154,7 @@ def test_a_gate_takes_the_place_of_an_earlier_one(run, tmp_path):
 
 
 def test_no_runs_and_an_unknown_gate_are_refused(tmp_path):
-    with pytest.raises(BadSetting, match="Give `labels`"):
+    with pytest.raises(BadSetting, match="Set `labels`"):
         fit("probe", [], out=tmp_path)
     with pytest.raises(UnknownName, match=r"unknown fitted gate 'prob'. Did you mean 'probe'"):
         fit("prob", ["run"], out=tmp_path)
@@ -214,6 +214,7 @@ def test_a_fit_that_asks_for_what_nobody_has_is_refused():
     def one(examples, *, moon): ...
 
     with pytest.raises(
-        BadSetting, match=r"requires the argument 'moon', which is not provided. .* Provided are: seed, work, watch"
+        BadSetting,
+        match=r"requires the argument 'moon', which knowgate does not provide. .* Provided are: seed, work, watch",
     ):
         select_injected_arguments(one, {"seed": 0})

@@ -103,7 +103,7 @@ def test_files_that_could_run_code_are_refused(saved: Path):
 def test_another_format_is_refused(saved: Path):
     manifest = json.loads((saved / "reranker.json").read_text())
     (saved / "reranker.json").write_text(json.dumps({**manifest, "version": 9}))
-    with pytest.raises(ArtifactError, match="has format version 9"):
+    with pytest.raises(ArtifactError, match="format version is 9"):
         read_reranker_manifest(saved)
 
 

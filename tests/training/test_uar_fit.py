@@ -107,7 +107,7 @@ def test_the_fit_of_the_table_reads_models_and_questions_by_their_specs(examples
 
 
 def test_another_model_than_the_label_run_is_refused(examples):
-    with pytest.raises(BadSetting, match="not with other"):
+    with pytest.raises(BadSetting, match="not other"):
         fit_uar_heads(examples, FakeModel(TABLE, name="other", width=32), CRITERIA)
 
 
@@ -119,7 +119,7 @@ def test_a_missing_criterion_is_named(examples):
 def test_questions_without_a_verdict_and_too_few_of_a_kind_are_refused(examples):
     with pytest.raises(BadInput, match="need_retrieval_by_criterion"):
         fit_uar_heads(examples, MODEL, {**CRITERIA, "intent": FACTS})
-    with pytest.raises(BadInput, match="'time' has 60 questions that ask for retrieval and 0 that do not"):
+    with pytest.raises(BadInput, match=r"'time', .* It has 60 that need retrieval and 0 that do not"):
         fit_uar_heads(examples, MODEL, {**CRITERIA, "time": CRITERIA["time"][::2]})
 
 

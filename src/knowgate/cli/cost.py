@@ -38,7 +38,7 @@ def cost_command(
     options: Prices,
     gate: Annotated[
         str | None,
-        typer.Option(help="Gate whose cost to show. A label run needs one; for a log, the fitted gate that decided."),
+        typer.Option(help="Gate whose cost to show. A label run needs one. For a log: the fitted gate that decided."),
     ] = None,
     arbiter: ArbiterOption = None,
     threshold: Annotated[

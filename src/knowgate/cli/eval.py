@@ -51,7 +51,7 @@ def eval_(
     runs: OptionalRuns = None,
     data: Annotated[
         str | None,
-        typer.Option(help="Questions that the LLM answers now: jsonl:FILE, or several with commas. Replaces --labels."),
+        typer.Option(help="Questions to answer now, instead of --labels: jsonl:FILE, or several with commas."),
     ] = None,
     gates: GatesOption = None,
     full: Annotated[bool, typer.Option("--full", help="Print all tables, not only the summary.")] = False,

@@ -64,7 +64,7 @@ def eval_rerank(
         list[str],
         typer.Option(
             metavar="[NAME=]DIR|SPEC",
-            help="Reranker to compare; may be repeated. Without NAME=, the folder name is used.",
+            help="Reranker to compare; may be repeated. NAME labels it in the tables. Default: its folder name.",
         ),
     ],
     out: Annotated[
@@ -89,8 +89,8 @@ def eval_rerank(
     sources = comparisons.group_held_out_preferences(folders, options.split, options.limit)
     if empty := [source.name for source in sources if not source.rows]:
         raise BadInput(
-            f"no question of the split '{options.split}' has preferences measured by {', '.join(empty)}. Measure more "
-            "questions with `knowgate prefer`, or use another --split."
+            f"the split '{options.split}' has no question whose passages were measured by {', '.join(empty)}. Measure "
+            "more questions with `knowgate prefer`, or use another --split."
         )
     specs = add_base_reranker(parse_named_specs(rerank), options.base)
     _print_warnings(specs, sources, options.split)

@@ -43,7 +43,7 @@ class SelfAssessmentOptions(Options):
 def eval_self(
     data: Annotated[
         list[str],
-        typer.Option(help="Known and unknown questions of `label --kb-sat`, e.g. jsonl:kbsat.jsonl; may be repeated."),
+        typer.Option(help="Known and unknown questions, written by `label --kb-sat`: jsonl:FILE. May be repeated."),
     ],
     options: SelfAssessmentOptions,
     as_json: JsonOption = False,

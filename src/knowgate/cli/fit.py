@@ -57,8 +57,8 @@ ArbiterMode = Annotated[
     typer.Option(
         "--mode",
         metavar="|".join(ARBITER_MODES),
-        help="How the arbiter chooses: by cheap features of both answers, or by a fine-tuned judge (lora). auto: by "
-        "rules, which cost nothing, unless the trained one is better on questions that it did not see.",
+        help="How the arbiter chooses. features: by cheap features of both answers. lora: by a fine-tuned judge. "
+        "auto: by fixed rules, unless a trained arbiter is better on questions that it did not see.",
     ),
 ]
 
@@ -135,8 +135,8 @@ app = typer.Typer(
     no_args_is_help=True,
     invoke_without_command=True,
     callback=expand_options(fit_policy_command),
-    help="Fit a policy to your LLM: without a gate name, gates and arbiters are compared on label runs, and the best one "
-    "is written with a safe threshold and its proof."
+    help="Fit a gate or a policy to your LLM. Without a gate name, gates and arbiters are compared on label runs. The "
+    "best combination, a policy, is written with a safe threshold and its proof."
     "\n\nExample: knowgate fit --labels RUN --out my-policy"
     "\n\nWith a gate name, that gate is fitted. Every gate has its own options; to see them: knowgate fit probe --help",
 )

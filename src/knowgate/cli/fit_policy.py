@@ -37,7 +37,7 @@ def fit_policy_command(
     if context.invoked_subcommand is not None:
         if labels or out:
             flag = "--labels" if labels else "--out"
-            raise typer.BadParameter(f"Write options of a command after its name: knowgate fit COMMAND {flag}.")
+            raise typer.BadParameter(f"This option must follow the name of a command: knowgate fit COMMAND {flag}.")
         return
     if not labels or out is None:
         raise typer.BadParameter("Fitting a policy needs --labels and --out: knowgate fit --labels RUN --out my-policy")

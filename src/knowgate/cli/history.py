@@ -89,9 +89,7 @@ def import_(
     ] = "greedy",
     time_sensitive: Annotated[
         str | None,
-        typer.Option(
-            help="Further questions, such as bench:uar_gate_time/train. Those marked as time-sensitive are logged, too."
-        ),
+        typer.Option(help="Data whose time-sensitive questions are logged too, such as bench:uar_gate_time/train."),
     ] = None,
     embedder: EmbedderName = None,
     tenant: Tenant = "",
@@ -160,7 +158,7 @@ def list_(
 @app.command()
 @expand_options
 def search(
-    question: Annotated[str, typer.Argument(help="Question to search similar questions for.")],
+    question: Annotated[str, typer.Argument(help="Question to find similar logged questions for.")],
     options: ScopeOptions,
     history: HistoryOption = DEFAULT_HISTORY,
     k: Annotated[int, typer.Option(min=1, max=MAX_COUNT, help="Number of similar questions to show.")] = 10,

@@ -39,7 +39,8 @@ ArbiterOption = Annotated[
     str | None,
     typer.Option(
         metavar="DIR|rules|none",
-        help="Arbiter that chooses between the two answers of a label run. [default: the policy's]",
+        help="Arbiter that chooses between the answers of a label run with and without passages. [default: the "
+        "policy's]",
     ),
 ]
 # Column titles by how both answers are known. "Differ" means that the answers with and without passages disagree;
@@ -64,7 +65,7 @@ def replay_command(
     gate: Annotated[
         str | None,
         typer.Option(
-            help="Gate to replay. A label run needs one; for a log, a fitted gate adds a row for its own threshold."
+            help="Gate to replay. Required for a label run. For a log, a fitted gate adds a row for its own threshold."
         ),
     ] = None,
     arbiter: ArbiterOption = None,
@@ -72,7 +73,7 @@ def replay_command(
         str | None,
         typer.Option(
             metavar="a|b",
-            help="Arm of an A/B test whose decisions to replay. Server logs only. Default: the gate that decided most.",
+            help="Server logs only: arm of an A/B test whose decisions to replay. Default: the gate that decided most.",
         ),
     ] = None,
     thresholds: Annotated[

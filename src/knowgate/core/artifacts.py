@@ -30,11 +30,11 @@ def check_artifact_folder(folder: Path, make_error: ErrorFactory) -> None:
     for path in walk_files(folder):
         name = path.relative_to(folder).as_posix()
         if links_outside(path, folder):
-            raise make_error(f"'{name}' is a link to outside the folder")
+            raise make_error(f"'{name}' is a link to a file outside the folder")
         if not path.is_file():
             raise make_error(f"'{name}' is not a regular file")
         if path.suffix.lower() in PICKLE_SUFFIXES:
-            raise make_error(f"'{name}' may be a pickle file, which can run code. knowgate never writes such files")
+            raise make_error(f"'{name}' may be a pickle file. Such a file can run code, and knowgate never writes one")
 
 
 def links_outside(path: Path, folder: Path) -> bool:

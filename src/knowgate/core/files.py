@@ -43,7 +43,7 @@ def cache_dir() -> Path:
         return (Path(base) if base else Path.home() / ".cache") / "knowgate"
     except RuntimeError:
         raise BadSetting(
-            "there is no place for the cache, because this user has no home folder. Set the environment variable "
+            "cannot create the cache folder: this user has no home folder. Set the environment variable "
             "KNOWGATE_CACHE to a folder."
         ) from None
 
@@ -222,7 +222,7 @@ def check_replaceable(path: Path, marker: str, kind: str) -> None:
         kind: The kind of folder, for the message ("a fitted gate").
     """
     if path.exists() and not (path / marker).is_file() and (path.is_file() or any(path.iterdir())):
-        raise ArtifactError(f"'{path}' exists and is not {kind}, so it is not overwritten. Choose another `out`.")
+        raise ArtifactError(f"'{path}' already exists and is not {kind}. It was not overwritten. Choose another `out`.")
 
 
 def check_output_folder(path: Path, markers: Collection[str], kind: str, argument: str = "out") -> None:
@@ -238,7 +238,7 @@ def check_output_folder(path: Path, markers: Collection[str], kind: str, argumen
         raise ArtifactError(f"'{path}' is a file, not a folder. Choose another `{argument}`.")
     if path.exists() and not any((path / name).exists() for name in markers) and any(_iter_content(path)):
         raise ArtifactError(
-            f"the folder '{path}' contains other files and is not {kind}, so it is not used. Choose another `{argument}`."
+            f"the folder '{path}' contains other files and is not {kind}. Choose an empty folder for `{argument}`."
         )
 
 

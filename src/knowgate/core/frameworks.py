@@ -73,7 +73,7 @@ def check_result_list(results: Any, name: str, maximum: int | None = None) -> li
         AdapterError: The result is None, a text, a dict or anything else that is not a list of results.
     """
     if results is None or isinstance(results, str | bytes | dict) or not hasattr(results, "__iter__"):
-        raise AdapterError(f"{name} returned {type(results).__name__} instead of a list. Check its return value.")
+        raise AdapterError(f"{name} returned {type(results).__name__} instead of a list. It must return a list.")
     return list(results)[:maximum]
 
 

@@ -275,14 +275,14 @@ def create_client(**options: Any) -> httpx.Client:
     except ImportError:
         variables = _list_variables(PROXY_VARIABLES)
         raise BadSetting(
-            f"{variables} names a SOCKS proxy. Install support: pip install 'httpx[socks]', or unset {variables}."
+            f"the proxy in {variables} is a SOCKS proxy, which needs another package. Run: pip install 'httpx[socks]'"
         ) from None
     except (ValueError, httpx.InvalidURL):
         variables = _list_variables(PROXY_VARIABLES)
-        raise BadSetting(f"{variables} is not an address such as http://host:port. Correct or unset it.") from None
+        raise BadSetting(f"the proxy address in {variables} is invalid. Write http://HOST:PORT, or unset it.") from None
     except OSError as error:
         variables, reason = _list_variables(CERTIFICATE_VARIABLES), error.strerror or error
-        raise BadSetting(f"cannot read the certificates of {variables}: {reason}. Correct or unset it.") from None
+        raise BadSetting(f"cannot read the certificates in {variables}: {reason}. Correct the variable.") from None
 
 
 @contextlib.contextmanager
@@ -319,8 +319,8 @@ def iter_body(response: httpx.Response, server: str) -> Iterator[bytes]:
         size += len(chunk)
         if size > MAX_RESPONSE_BYTES:
             raise ServerError(
-                f"{server} sent a response of more than {MAX_RESPONSE_BYTES:,} bytes, which is the maximum. Check its "
-                "address."
+                f"{server} sent more than {MAX_RESPONSE_BYTES:,} bytes, the maximum for a response. Check the "
+                "server's address."
             )
         yield chunk
 
@@ -349,7 +349,7 @@ def read_response(response: httpx.Response, server: str) -> HttpResponse:
     for chunk in iter_body(response, server):
         body += chunk
         if time.monotonic() > REQUEST_DEADLINE.get():  # chunks already in memory need no read that could time out
-            raise httpx.ReadTimeout("the response came too slowly")
+            raise httpx.ReadTimeout("the server sent its response too slowly")
     return HttpResponse(response.status_code, bytes(body), parse_retry_after(response.headers.get("Retry-After", "")))
 
 

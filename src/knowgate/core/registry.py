@@ -77,7 +77,7 @@ def load_plugin(point: Any, feature: str) -> Any:
     try:
         return point.load()
     except (ImportError, AttributeError) as error:
-        raise BadSetting(f"{feature} ({point.value}) cannot be loaded: {error}. Check its package.") from error
+        raise BadSetting(f"{feature} ({point.value}) cannot be loaded: {error}. Check the plugin's package.") from error
 
 
 def load_target(target: str, feature: str, extra: str) -> Any:
@@ -124,7 +124,7 @@ def parse_options(cls: type, text: str, where: str) -> dict[str, Any]:
         key, equals, value = part.partition("=")
         if not equals or "://" in key:  # an address may contain '=' itself
             if position > 0 or not fields:
-                raise BadSetting(f"{where}: '{part}' is not of the form key=value. Known options: {known}.")
+                raise BadSetting(f"{where}: '{part}' does not have the form key=value. Known options: {known}.")
             key, value = next(iter(fields)), part
         key = key.strip()
         if key not in fields:

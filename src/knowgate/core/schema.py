@@ -202,7 +202,7 @@ def _make_container_schema(origin: Any, arguments: tuple[Any, ...]) -> CoreSchem
         return lists[origin](_make_schema(arguments[0]))
     if origin in (dict, Mapping):
         return core_schema.dict_schema(_PLAIN_SCHEMAS[str], _make_schema(arguments[1]))
-    raise TypeError(f"records cannot have fields of type {origin}")
+    raise TypeError(f"a record class cannot have a field of type {origin}")
 
 
 def _make_record_schema(kind: type) -> CoreSchema:

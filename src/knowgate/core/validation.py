@@ -35,11 +35,11 @@ def check_regular_file(path: Path) -> None:
     try:
         mode = path.stat().st_mode
     except ValueError:  # the name contains NUL
-        raise BadInput(f"{str(path)!r} is not a file name: it contains a NUL character. Remove it.") from None
+        raise BadInput(f"the file name {str(path)!r} contains a NUL character. Remove it.") from None
     if stat.S_ISDIR(mode):
         raise BadInput(f"'{path}' is a folder, not a file. Name a file in the folder.")
     if not stat.S_ISREG(mode):
-        raise BadInput(f"'{path}' is not a regular file (a pipe or a device). Save its content to a file first.")
+        raise BadInput(f"'{path}' is a pipe or a device, not a regular file. Save its content to a file first.")
 
 
 def read_text(path: Path, *, maximum: int = MAX_TEXT_BYTES) -> str:
@@ -48,7 +48,7 @@ def read_text(path: Path, *, maximum: int = MAX_TEXT_BYTES) -> str:
     with path.open("rb") as file:
         data = file.read(maximum + 1)
     if len(data) > maximum:
-        raise BadInput(f"{path} is larger than the maximum of {maximum:,} bytes. Split the file.")
+        raise BadInput(f"{path} is too large: the maximum is {maximum:,} bytes. Split the file.")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -147,7 +147,7 @@ def check_encodable(text: str, where: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         code = f"\\u{ord(text[error.start]):04x}"
-        raise BadInput(f"{where} contains half a character (the lone surrogate {code}). Repair or remove it.") from None
+        raise BadInput(f"{where} contains invalid Unicode (the lone surrogate {code}). Remove it.") from None
 
 
 def check_integer(value: Any, name: str, *, minimum: int = 1, maximum: int = MAX_COUNT) -> int:
@@ -194,9 +194,9 @@ def expand_path(text: str | Path) -> Path:
     try:
         path = Path(text).expanduser()
     except RuntimeError:
-        raise BadSetting(f"{format_value(str(text))}: the home folder does not exist. Write the full path.") from None
+        raise BadSetting(f"the home folder in {format_value(str(text))} does not exist. Write the full path.") from None
     if "\0" in str(path):
-        raise BadSetting(f"{format_value(str(path))} is not a path: it contains a NUL character. Remove it.")
+        raise BadSetting(f"the path {format_value(str(path))} contains a NUL character. Remove it.")
     return path
 
 
@@ -246,7 +246,7 @@ def _reject_constant(name: str) -> NoReturn:
 def _parse_int(digits: str) -> int:
     """Parse an integer; raise ValueError if it has more than MAX_DIGITS digits."""
     if len(digits) > MAX_DIGITS:
-        raise ValueError(f"it contains a number of {len(digits)} digits, and at most {MAX_DIGITS} are allowed")
+        raise ValueError(f"a number has {len(digits)} digits, but at most {MAX_DIGITS} are allowed")
     return int(digits)
 
 

@@ -142,8 +142,8 @@ def preference_from_json(record: Mapping[str, Any], where: str) -> Preference:
         raise ArtifactError(f"invalid preference row: {problem}. Create the folder again: knowgate prefer") from None
     if invalid := [index for index in (*row.positives, *row.negatives) if index >= len(row.candidates)]:
         raise ArtifactError(
-            f"{where} refers to candidate {invalid[0]}, but has only {len(row.candidates)} candidates. The file is "
-            "damaged. Create the folder again: knowgate prefer"
+            f"{where} names the candidate passage {invalid[0]}, but has only {len(row.candidates)} candidates, so the "
+            "file is damaged. Create the folder again: knowgate prefer"
         )
     return row
 

@@ -184,7 +184,7 @@ class RowFolder:
         """
         self._check_path()
         if self.packed_file.is_file():
-            raise BadSetting(f"'{self.path}' is finished and packed, so no rows can be added. Choose another `out`.")
+            raise BadSetting(f"'{self.path}' is complete, so no rows can be added. Choose another `out`.")
         self._remove_partial_files()
         if (self.path / self.manifest_name).is_file():
             _check_same_settings(self.manifest().get("settings", {}), settings, self.path)
@@ -293,8 +293,8 @@ def _check_same_settings(started: Mapping[str, Any], current: Mapping[str, Any],
     ]
     if differences:
         raise BadSetting(
-            f"'{path}' was started with other settings: {'; '.join(differences)}. Use the same settings to continue, "
-            "or another `out`."
+            f"'{path}' was started with other settings: {'; '.join(differences)}. To continue it, use the same "
+            "settings; otherwise choose another `out`."
         )
 
 

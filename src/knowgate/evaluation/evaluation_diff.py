@@ -103,7 +103,7 @@ def diff_evaluations(
         )
     for gate in watch:
         if gate not in gates:
-            raise UnknownName("gate of both evaluations", gate, gates)
+            raise UnknownName("gate", gate, gates)
     shared, needed = _find_shared_questions(first, second), _count_needed(first, second)
     pairs = shared if len(shared[0]) >= needed else ([], [])
     # A watched gate is watched with and without an arbiter.

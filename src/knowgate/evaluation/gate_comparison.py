@@ -121,7 +121,7 @@ class Evaluation:
         """
         by_name = {result.gate: result for result in self.gates}
         if name not in by_name:
-            raise UnknownName("gate of this evaluation", name, by_name)
+            raise UnknownName("gate", name, by_name)
         return by_name[name]
 
     @property

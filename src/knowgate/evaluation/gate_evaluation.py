@@ -144,7 +144,7 @@ def _check_source(
         )
     if not gates:
         raise BadSetting(
-            "no gate is given. Use 'auto' for all that the label runs allow. To list gates: knowgate gates"
+            "no gate is given. Use 'auto' for every gate that the label runs support, or see: knowgate gates"
         )
 
 

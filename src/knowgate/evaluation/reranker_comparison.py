@@ -197,7 +197,10 @@ def _build_ranking_tables(source: str, result: RankingResult) -> list[TextTable]
     return [
         _build_ranker_table(title, measures.rankers, measures.means, format_percent_estimate),
         _build_ranker_table(
-            f"Less {measures.reference}, in points: {basis}", measures.rankers, differences, format_points_estimate
+            f"Less {measures.reference}, in points: {basis}",
+            measures.rankers,
+            differences,
+            format_points_estimate,
         ),
     ]
 

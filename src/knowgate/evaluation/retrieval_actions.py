@@ -171,8 +171,8 @@ def evaluate_actions(
     several_right = table.iterative_right
     if several_right is None:
         raise BadSetting(
-            f"`{option}` chooses between no search, one and several, but no question was answered after several "
-            "searches. Leave it out, or label the questions with the option 'iterative' of `knowgate label`."
+            f"`{option}` compares no search, one search and several, but no question was answered after several "
+            f"searches. Leave `{option}` out, or label the questions again with iterative=True."
         )
     dev = table.is_dev
     if not dev.any() or dev.all():

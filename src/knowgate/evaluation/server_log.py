@@ -76,7 +76,7 @@ def read_server_log(location: LogLocation, arm: str | None = None) -> LoggedTraf
         reasons = ", ".join(f"{count} {reason}" for reason, count in log.left_out.items())
         left_out = f" (left out: {reasons})" if reasons else ""
         raise BadInput(
-            f"there is no decision of a gate in {log.path}{left_out}. Send more questions to the server, or choose "
+            f"{log.path} contains no decision of a gate{left_out}. Send more questions to the server, or choose "
             "another `arm`."
         )
     return log
@@ -189,7 +189,7 @@ def _parse_record(text: Any, left_out: dict[str, int]) -> dict[str, Any]:
             return record
         decision = read_record(DecisionRecord, record, "the record", ignore_unknown=True)
         if decision.need is None and not decision.rule:
-            raise BadInput("the decision has no field 'need' (the score of the gate), although no rule made it.")
+            raise BadInput("a gate made the decision, but the field 'need' (the gate's score) is missing.")
     except BadInput:
         _count_left_out(left_out, "that cannot be read")
         return {}

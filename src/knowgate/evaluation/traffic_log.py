@@ -65,7 +65,7 @@ class LoggedTraffic:
     def describe_bad_lines(self) -> str:
         """Describe how many lines were skipped, and why; empty if none were."""
         return ", ".join(
-            f"{len(numbers)} {reason}, first in line {numbers[0]}" for reason, numbers in self.bad_lines.items()
+            f"{len(numbers)} because {reason}, first in line {numbers[0]}" for reason, numbers in self.bad_lines.items()
         )
 
 
@@ -103,7 +103,7 @@ def _check_log(log: LoggedTraffic) -> None:
         if log.bad_lines:
             problem = f"none of its lines can be used ({log.describe_bad_lines()})"
         raise BadInput(
-            f"there is no traffic in {log.path}: {problem}. First log some questions with `knowgate ask` and JSON output."
+            f"the log {log.path} contains no questions: {problem}. First log some with `knowgate ask` and JSON output."
         )
     for kind, counts in (("gates", log.gates), ("models", log.models)):
         if len(counts) > 1:
@@ -128,9 +128,9 @@ def _parse_line(line: str) -> dict[str, Any]:
     try:
         record = parse_json(line, "the line")
     except BadInput:
-        raise ValueError("not JSON") from None
+        raise ValueError("the line is not JSON") from None
     if not isinstance(record, dict):
-        raise ValueError("not a JSON object")
+        raise ValueError("the line is not a JSON object")
     return record
 
 
@@ -142,9 +142,9 @@ def parse_event(record: Mapping[str, Any]) -> TrafficEvent:
     """
     need, retrieved = record.get("need"), record.get("retrieve")
     if isinstance(need, bool) or not isinstance(need, int | float) or not 0 <= need <= 1:
-        raise ValueError("without a need between 0 and 1")
+        raise ValueError("'need' is not a number from 0 to 1")
     if not isinstance(retrieved, bool):
-        raise ValueError("without a decision ('retrieve')")
+        raise ValueError("'retrieve' is neither true nor false")
     if record.get("rule"):  # A rule decides the same at every threshold, so need becomes 0 or 1.
         need = float(retrieved)
     if "answer" not in record:  # written by `decide`, which gives no answer
@@ -208,7 +208,7 @@ def _get_text(record: Mapping[str, Any], key: str) -> str:
     """Return a text of a record, or '' if it is missing. Raises ValueError if it is not a text."""
     value = record.get(key, "")
     if not isinstance(value, str):
-        raise ValueError(f"where '{key}' is not a text")
+        raise ValueError(f"'{key}' is not a text")
     return value
 
 
@@ -216,7 +216,7 @@ def _get_numbers(record: Mapping[str, Any], key: str) -> dict[str, float]:
     """Return an object of named numbers, or {} if it is missing. Raises ValueError if it is anything else."""
     value = record.get(key) or {}
     if not isinstance(value, dict) or not all(_is_amount(amount) for amount in value.values()):
-        raise ValueError(f"where '{key}' is not an object of numbers")
+        raise ValueError(f"'{key}' is not an object of numbers")
     return {name: float(amount) for name, amount in value.items()}
 
 
@@ -229,7 +229,7 @@ def _get_passages(record: Mapping[str, Any]) -> list[str]:
     """Return title and text of each passage. Raises ValueError if 'passages' is not a list of objects."""
     value = record.get("passages") or []
     if not isinstance(value, list) or not all(isinstance(passage, dict) for passage in value):
-        raise ValueError("where 'passages' is not a list of objects")
+        raise ValueError("'passages' is not a list of objects")
     return [f"{_get_text(passage, 'title')} {_get_text(passage, 'text')}" for passage in value]
 
 

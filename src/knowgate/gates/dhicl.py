@@ -65,8 +65,8 @@ class DhiclGate(Gate):
             raise BadSetting(f"gate 'dhicl': k, the number of examples, is {self.k}, but it must be at least 1.")
         if self.balanced and (self.cold or self.k == 1):
             raise BadSetting(
-                "gate 'dhicl': balanced=true shows similar known and unknown examples, so it needs k of at least 2 and "
-                "cold=false."
+                "gate 'dhicl': balanced=true needs k of at least 2 and cold=false, because it shows both known and "
+                "unknown examples."
             )
 
     @property
@@ -94,7 +94,7 @@ class DhiclGate(Gate):
         These are the most similar ones; with `balanced`, as many known as unknown ones; with `cold`, fixed random ones.
         """
         if self.scope is None:
-            raise BadSetting("gate 'dhicl' is not bound to a model. Call `bind` first, or use it in AdaptiveRAG.")
+            raise BadSetting("gate 'dhicl' is not bound to a model. Call `bind` first, or use the gate in AdaptiveRAG.")
         store = open_history_store(self.history, self.embedder)
         excluded = () if self.time_sensitive else (KnowledgeLabel.TIME_SENSITIVE,)
         texts = [question.text for question in questions]

@@ -99,7 +99,7 @@ class FusionGate(FittedGate):
         if unknown := [name for name in options.features if name not in FEATURES]:
             raise BadInput(f"unknown feature '{unknown[0][:80]}'. Known features: {', '.join(FEATURES)}.")
         if options.heads and options.heads != GAIN_HEADS:
-            raise BadInput(f"unknown heads {', '.join(options.heads)[:80]}. Known: {', '.join(GAIN_HEADS)}.")
+            raise BadInput(f"unknown prediction heads {', '.join(options.heads)[:80]}. Known: {', '.join(GAIN_HEADS)}.")
         classifiers = [*(probe.name for probe in options.probes), *([TEXT_SIGNAL] if options.embedder else [])]
         for prefix in self._head_prefixes:
             for name in classifiers:

@@ -120,7 +120,7 @@ class KbmGate(FittedGate):
         if not self.artifact.options.get(PASSAGE_EXAMPLES, 1):
             raise BadSetting(
                 f"the judge '{self.artifact.path.name}' was trained without passages, so it cannot filter them. Label "
-                "questions with passages, with `samples` and `open_samples` set to 30, and fit kbm again."
+                "questions with passages, samples=30 and open_samples=30. Then fit kbm again."
             )
 
 

@@ -121,8 +121,8 @@ class RecordedReadingSource:
         """
         data, model = suggest_data_and_model(self.table.settings)
         return UnsupportedSignal(
-            f"gate '{self.spec}' sends the LLM a prompt of its own, and the label run contains no answers to it. "
-            f"Evaluate the gate with the LLM instead: data={data}, model={model}, gates={self.spec}",
+            f"gate '{self.spec}' sends the LLM a prompt of its own, which the label run does not contain. Run the "
+            f"gate with the LLM instead: data={data}, model={model}, gates={self.spec}",
             brief="sends the LLM a prompt of its own",
         )
 

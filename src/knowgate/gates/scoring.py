@@ -93,8 +93,8 @@ def score_with_raw(gate: Gate, questions: Sequence[Question], readings: Sequence
     for question, need in zip(questions, needs, strict=True):
         if not (math.isfinite(need) and 0 <= need <= 1):
             raise ModelError(
-                f"gate '{gate.name}' returned the need {need} for '{question.text[:60]}'. A need must be a number from "
-                "0 to 1."
+                f"gate '{gate.name}' returned the score {need} for '{question.text[:60]}'. The need for retrieval "
+                "must be from 0 to 1."
             )
     if scores.raw is not None:
         check_count(gate, "raw scores", scores.raw, questions)
@@ -214,7 +214,7 @@ class ModelReadingSource:
         """Offer the model a search tool and return how probably it calls it for each question."""
         if not isinstance(self.model, ToolCallingModel):
             raise UnsupportedSignal(
-                f"{self.model.name} cannot be offered tools. Use an hf:, gguf: or openai: model, or another gate."
+                f"{self.model.name} does not support tool calls. Use an hf:, gguf: or openai: model, or another gate."
             )
         return self.model.tool_call_probabilities([Prompt(render_choices(item)) for item in questions], SEARCH_TOOL)
 
@@ -293,8 +293,8 @@ def _check_sample_layers(gates: Sequence[Gate]) -> None:
             for name, request in requests
         )
         raise BadSetting(
-            "these gates cannot run together, because they read sampled answers at different layers or tokens: "
-            f"{positions}. Run them one at a time, or set the same layer."
+            "these gates cannot run together, because they read the hidden states of sampled answers at different "
+            f"layers or tokens: {positions}. Run one at a time, or set the same layer."
         )
 
 
@@ -342,7 +342,5 @@ def parse_label_pair(words: str, gate: str) -> tuple[str, str]:
     """
     known, _, unknown = (label.strip() for label in words.partition("/"))
     if not (known and unknown):
-        raise BadSetting(
-            f"gate '{gate}': words is '{words}', but it must be two labels as known/unknown, for example true/false."
-        )
+        raise BadSetting(f"gate '{gate}': words='{words}' must be two words for known and unknown, such as true/false.")
     return known, unknown

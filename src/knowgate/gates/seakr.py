@@ -93,8 +93,8 @@ class SeakrGate(Gate):
             return recorded[0]
         if reading.sample_states is None:
             raise UnsupportedSignal(
-                "gate 'seakr' needs the hidden states of sampled answers, and there are none. Bind the gate to its "
-                f"model first. On label runs, use alpha={samples.SEAKR_ALPHA}: other values are not recorded."
+                "gate 'seakr' needs the hidden states of sampled answers, but there are none. Bind the gate to its "
+                f"model first. With label runs, use alpha={samples.SEAKR_ALPHA}, the only recorded value."
             )
         return samples.log_determinant(reading.sample_states[: self.n], self.alpha)
 
@@ -140,7 +140,7 @@ def standardize(gate: SeakrGate, uncertainties: Sequence[float]) -> SeakrGate:
     """
     if len(uncertainties) < 2:
         raise BadSetting(
-            f"gate 'seakr' needs at least 2 recorded uncertainties to compute center and scale, but there are "
-            f"{len(uncertainties)}. Label more questions."
+            "gate 'seakr' needs the uncertainty of at least 2 questions to compute center and scale, but only "
+            f"{len(uncertainties)} is recorded. Label more questions."
         )
     return replace(gate, center=fmean(uncertainties), scale=pstdev(uncertainties) or 1.0)

@@ -103,7 +103,7 @@ class SkrGate(Gate):
     def find_neighbors(self, questions: Sequence[Question]) -> list[tuple[Neighbor, ...]]:
         """Find for each question up to k similar logged questions whose answer changed with retrieval."""
         if self.scope is None:
-            raise BadSetting("gate 'skr' is not bound to a model. Call `bind` first, or use it in AdaptiveRAG.")
+            raise BadSetting("gate 'skr' is not bound to a model. Call `bind` first, or use the gate in AdaptiveRAG.")
         texts = [question.text for question in questions]
         # More than k are searched for, because those whose answer did not change are dropped.
         nearest = self._store.search(texts, self.k * SEARCH_FACTOR, self.scope)
@@ -140,8 +140,8 @@ def fit_classifier(store: HistoryStore, scope: HistoryScope) -> LogisticModel:
     n_helped, n_hurt = int(helped.sum()), int((~helped).sum())
     if min(n_helped, n_hurt) < MIN_EXAMPLES:
         raise BadSetting(
-            f"gate 'skr' in mode 'classifier' needs at least {MIN_EXAMPLES} logged questions that retrieval helped and "
-            f"{MIN_EXAMPLES} that it hurt, but the log has {n_helped} and {n_hurt}. Use skr:mode=smooth, or log more "
+            f"gate 'skr' in mode 'classifier' needs {MIN_EXAMPLES} logged questions that retrieval helped and "
+            f"{MIN_EXAMPLES} that it hurt. The log has {n_helped} and {n_hurt}. Use skr:mode=smooth, or log more "
             "questions."
         )
     return fit_logistic(vectors[is_decisive], helped)

@@ -175,8 +175,8 @@ class ChatModel(Backend):
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
         """Raise UnsupportedSignal, because a chat interface cannot score given answers such as yes and no."""
         raise UnsupportedSignal(
-            f"{self.name} is a chat interface without label logits (the scores of given answers such as yes and "
-            "no). Use an openai: or hf: model."
+            f"{self.name} is a chat interface, which cannot score given answers such as yes and no. Use an openai: or "
+            "hf: model."
         )
 
     def _complete_greedily(self, prompt: Prompt, max_tokens: int, seed: int | None = None) -> Completion:
@@ -282,5 +282,5 @@ def _get_user_message(prompt: Prompt) -> str:
         UnsupportedSignal: The prompt is a raw text that the LLM must continue.
     """
     if prompt.raw:
-        raise UnsupportedSignal("a chat interface cannot continue a raw text. Use an openai: or hf: model instead.")
+        raise UnsupportedSignal("a chat interface cannot complete a raw text. Use an openai: or hf: model instead.")
     return prompt.text

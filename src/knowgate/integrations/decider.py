@@ -128,7 +128,7 @@ def as_decider(value: AdaptiveRAG | Decider) -> Decider:
     if isinstance(value, AdaptiveRAG):
         return Decider(value)
     raise BadSetting(
-        f"{value!r} cannot decide. Pass an AdaptiveRAG or a Decider, made by open_decider(model=..., gate=...)."
+        f"{value!r} is not an AdaptiveRAG or a Decider. Make a Decider with open_decider(model=..., gate=...)."
     )
 
 

@@ -80,7 +80,7 @@ def parse_grade(value: Any, pass_score: float | None, where: str) -> bool | None
     if pass_score is not None:
         return score >= pass_score
     if score not in (-1, 0, 1):  # some tools write -1 for a thumb down
-        raise BadInput(f"{where} is the score {score:g}. Set `pass_score`: scores of at least that value are right.")
+        raise BadInput(f"{where} is the score {score:g}. Set `pass_score` to the lowest score that counts as right.")
     return score == 1
 
 
@@ -178,7 +178,7 @@ def parse_amount(value: Any, where: str) -> float | None:
     except (TypeError, ValueError):
         number = math.nan
     if not (math.isfinite(number) and number >= 0):
-        raise BadInput(f"{where} is {format_value(value)}, not a number of at least 0. Correct it, or remove it.")
+        raise BadInput(f"{where} must be a number of at least 0, not {format_value(value)}. Correct or remove it.")
     return number
 
 
@@ -410,9 +410,9 @@ def _check_all_have_text(records: Sequence[RecordedQuestion], key: str) -> None:
     fields = {**missing[0].extra, **missing[0].question.meta}
     texts = sorted(name for name, value in fields.items() if isinstance(value, str))
     raise BadInput(
-        f"{len(missing)} of {len(records)} questions have no text under '{key}', neither in 'meta' nor at the top "
-        f"level of their JSON line; the first is '{missing[0].question.id}', whose text fields are: "
-        f"{', '.join(texts) or 'none'}. {advice}"
+        f"{len(missing)} of {len(records)} questions have no text in the field '{key}', neither in 'meta' nor at the "
+        f"top level. The first is '{missing[0].question.id}'; its text fields are: {', '.join(texts) or 'none'}. "
+        f"{advice}"
     )
 
 
@@ -422,8 +422,8 @@ def _check_any_has(records: Sequence[RecordedQuestion], key: str) -> None:
         return
     fields = sorted({**records[0].extra, **records[0].question.meta}) if records else []
     raise BadInput(
-        f"no question has a grade under '{key}'. The fields of the first question are: {', '.join(fields) or 'none'}. "
-        "Give the name of the field that holds the grade; write nested names with dots."
+        f"no question has a grade in the field '{key}'. The fields of the first question are: "
+        f"{', '.join(fields) or 'none'}. Name the field that contains the grade; write a nested field with dots."
     )
 
 

@@ -178,7 +178,7 @@ def load_graders(
     """
     several = [name.strip() for name in names.split(",")]
     if len(several) > 2 or len(set(several)) < len(several):
-        raise BadSetting(f"grade={names!r} is not allowed. Name one grader, or two different ones: 'contains,judge'.")
+        raise BadSetting(f"grade={names!r} is not allowed. Use one grader, or two such as 'contains,judge'.")
     graders = [load_grader(name, judge, style) for name in several]
     return graders[0], graders[1] if len(graders) > 1 else None
 

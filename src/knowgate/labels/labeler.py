@@ -88,7 +88,7 @@ class Labeler:
     def __post_init__(self) -> None:
         if self.plan.iterative and (self.retriever is None or not self.plan.open_book):
             raise BadSetting(
-                "iterative=True searches an index several times per question. Give `index`, and do not set `closed_book`."
+                "iterative=True searches an index several times per question. Set `index`, and leave `closed_book` out."
             )
         missing = {Signal.HIDDEN, Signal.SAMPLES} - self.model.offers if self.plan.seakr else set()
         if missing:

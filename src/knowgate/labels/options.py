@@ -105,10 +105,10 @@ class LabelOptions(AnswerOptions):
         "`none` records no hidden states.",
     )
     seakr: bool = option(
-        False, "Also record how much the hidden states of 20 sampled answers differ, as the gate `seakr` needs."
+        False, "Also record how much the hidden states of 20 sampled answers differ, which the gate `seakr` reads."
     )
     lang: str | None = option(None, "Language of the prompts: en or zh. Default: the language of each question.")
-    retry_failed: bool = option(False, "When continuing a run, label the questions again whose rows have an error.")
+    retry_failed: bool = option(False, "When continuing a run, label failed questions again.")
 
     @field_validator("layers", mode="before")
     @classmethod
@@ -127,8 +127,8 @@ class LabelOptions(AnswerOptions):
             )
         if self.rerank is not None and self.candidates < shown:
             raise BadSetting(
-                f"candidates={self.candidates} is fewer than the passages to keep: k={shown}. The reranker needs at "
-                "least `k` candidates."
+                f"candidates={self.candidates} is less than k={shown}, the number of passages to keep. Increase "
+                "`candidates`, or lower `k`."
             )
         if self.mask_samples and not self.mask:
             raise BadSetting(f"mask_samples={self.mask_samples} needs masked passages. Set mask=True.")

@@ -67,7 +67,7 @@ class RayCluster:
         options = ",".join(f"{key}={value}" for key, value in parse_qsl(query, keep_blank_values=True))
         if query and not options:
             raise BadSetting(
-                f"the runner '{spec}' has no valid options after '?'. Write, for example: ray:local?workers=2&gpus=0.5"
+                f"the runner '{spec}' has invalid options. Write, for example: ray:local?workers=2&gpus=0.5"
             )
         address = address or ANY_CLUSTER
         if address not in (LOCAL_CLUSTER, ANY_CLUSTER):
@@ -234,8 +234,8 @@ def check_versions(ray: Any, nodes: Sequence[ClusterNode]) -> None:
     ]
     if others:
         raise BadSetting(
-            f"machines of the Ray cluster have other versions of knowgate than this one ({VERSION}): "
-            f"{'; '.join(others)}. Install the same version on them: pip install 'knowgate=={VERSION}'"
+            f"the machines of the Ray cluster need the same version of knowgate as this one ({VERSION}), but they "
+            f"have: {'; '.join(others)}. Install it there: pip install 'knowgate=={VERSION}'"
         )
 
 

@@ -75,8 +75,8 @@ def require_name(what: str, value: Any) -> str | None:
     if isinstance(value, str) or hasattr(value, "__fspath__"):
         return str(value)
     raise BadSetting(
-        f"the Ray runner needs the {what} by name, got a {type(value).__name__} object, which cannot be sent to other "
-        "machines. Give a spec or a path."
+        f"the Ray runner cannot send a {type(value).__name__} object to other machines. Give the {what} as a spec or "
+        "a path."
     )
 
 
@@ -252,8 +252,8 @@ class RayScheduler(Generic[Result]):
         is_starting = worker.batch is None
         if self.deaths >= (MAX_STARTUP_DEATHS if is_starting else MAX_DEATHS + self.pool.size):
             raise ModelError(
-                f"{self.deaths} workers died in a row on the Ray cluster without finishing a batch: {reason[:300]}. "
-                "The usual cause is too little memory. Use fewer workers: runner='ray:...?workers=1'"
+                f"{self.deaths} workers of the Ray cluster died in a row before they finished a batch: "
+                f"{reason[:300]}. The usual cause is too little memory. Use fewer workers: runner='ray:...?workers=1'"
             )
         log.warning("a worker died; a new one takes over its questions")
         if worker.batch is not None:
@@ -306,8 +306,8 @@ class RayScheduler(Generic[Result]):
         ]
         if differences:
             raise BadSetting(
-                f"a machine of the Ray cluster has other files than this one: {'; '.join(differences)}. "
-                "Copy the same model and index to the same path on all machines."
+                f"a machine of the Ray cluster has different files than this one: {'; '.join(differences)}. Copy the "
+                "same model and index to the same path on all machines."
             )
 
     def _handle_error(self, worker: WorkerHandle, error: WorkerError) -> Iterator[Result]:

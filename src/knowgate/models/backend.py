@@ -114,8 +114,8 @@ def check_resume_handle(handle: object, kind: type[Handle]) -> Handle:
     """
     if not isinstance(handle, kind):
         raise BadSetting(
-            f"resume got a handle of type {type(handle).__name__}, which this model cannot continue. "
-            "Pass `Reading.resume` from a reading of the same model."
+            f"resume cannot continue an object of type {type(handle).__name__}. Pass the field `resume` of a reading "
+            "of the same model."
         )
     return handle
 

@@ -173,8 +173,8 @@ class RecordingModel(_RecordedIdentity):
         recorded = recording.read_manifest(self._folder)
         if recorded.fingerprint != manifest.fingerprint:
             raise ArtifactError(
-                f"{self._folder} already contains a recording of another model, {recorded.name} with fingerprint "
-                f"{recorded.fingerprint}; this model is {manifest.name} with fingerprint {manifest.fingerprint}. "
+                f"{self._folder} already contains a recording of {recorded.name} (fingerprint "
+                f"{recorded.fingerprint}), but this model is {manifest.name} (fingerprint {manifest.fingerprint}). "
                 "Record into another folder."
             )
 

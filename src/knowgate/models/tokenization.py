@@ -69,7 +69,7 @@ def encode_labels(tokenize: Callable[[str], Sequence[int]], labels: Sequence[str
     ids = [label_tokens[0] for label_tokens in tokens if label_tokens]
     if len(ids) < len(labels) or len(set(ids)) < len(ids):
         raise BadSetting(
-            f"the labels {', '.join(map(repr, labels))} cannot be told apart: each must begin with a token of its own. "
+            f"the labels {', '.join(map(repr, labels))} cannot be told apart: each must begin with a different token. "
             "Choose other labels."
         )
     return ids
@@ -94,8 +94,8 @@ def encode_label_prompts(
     is_chat = [not prompt.raw and tokenizer.has_template for prompt in prompts]
     if any(chat and (len(prompt.parts) > 1 or prompt.prefix) for chat, prompt in zip(is_chat, prompts, strict=True)):
         raise BadSetting(
-            "a label prompt in a chat template can have only one part and no prefix, because the label is read at the end "
-            "of the chat message. Use raw=True for several parts."
+            "in a chat template, a label prompt (one that ends before the label) can have only one part and no "
+            "prefix. Use raw=True for several parts."
         )
     prefixes = list({prompt.prefix for chat, prompt in zip(is_chat, prompts, strict=True) if not chat})
     prefix_ids = dict(zip(prefixes, tokenizer.tokenize_all(prefixes, special=True), strict=True))

@@ -115,8 +115,8 @@ def _check_same_questions(parts: Sequence[ScoredTable]) -> None:
         if other_ids != ids:
             raise BadSetting(
                 f"the label runs {', '.join(first.table.runs)} and {', '.join(other.table.runs)} have different "
-                f"passages and also different questions ({len(ids)} and {len(other_ids)}). Label the same questions "
-                "with each reranker and number of passages, or sweep the runs separately."
+                f"questions ({len(ids)} and {len(other_ids)}), so their passages cannot be compared. Label the same "
+                "questions with each set of passages, or sweep the runs separately."
             )
 
 

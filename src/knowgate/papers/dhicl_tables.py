@@ -130,7 +130,7 @@ def build_dhicl_tables(
         BadSetting: A run was made with another LLM or other prompts, or a cut is to be learned without a model.
     """
     if cut_questions and model is None:
-        raise BadSetting("`learn_cut` lets the LLM judge logged questions. Set `model`, or leave `learn_cut` at 0.")
+        raise BadSetting("`learn_cut` needs an LLM to judge logged questions. Set `model`, or leave `learn_cut` at 0.")
     tables = {}
     for run in runs:
         if model is not None:
@@ -183,7 +183,7 @@ def _load_recorded_table(run: Path, variants: DhiclVariants) -> LabelTable:
     name = variants.make_name(variants.standard)
     if name not in table.recorded_needs:
         raise BadInput(
-            f"the label run '{run}' has no stored decisions of the gate {name}. Let the LLM decide now, with "
+            f"the label run '{run}' has no stored decisions of the gate {name}. To let the LLM decide now, set "
             f"model={table.settings['model']!r}."
         )
     return table
@@ -233,8 +233,8 @@ class VariantRecorder:
         scope = scope_from_settings(table.settings)
         if (scope.model, scope.prompts) != (self.model.fingerprint, self.prompts.fingerprint):
             raise BadSetting(
-                f"the label run '{self.run}' was made with {table.settings['model']} ({scope.model}, prompts "
-                f"{scope.prompts}), not with {self.model.name} ({self.model.fingerprint}, prompts "
+                f"the label run '{self.run}' was made with another LLM or other prompts: {table.settings['model']} "
+                f"({scope.model}, prompts {scope.prompts}), not {self.model.name} ({self.model.fingerprint}, prompts "
                 f"{self.prompts.fingerprint}). Use the LLM and prompts of the run."
             )
 
@@ -351,8 +351,8 @@ def learn_cut(gate: DhiclGate, model: Model, questions: int = 200, prompts: Answ
     known = np.array([entry.label == KnowledgeLabel.KNOWN for entry in sample], dtype=bool)
     if min(known.sum(), (~known).sum()) < MIN_CLASS_SIZE:
         raise BadSetting(
-            f"a cut cannot be learned from {len(known)} logged questions, {known.sum()} of them known: at least "
-            f"{MIN_CLASS_SIZE} known and {MIN_CLASS_SIZE} unknown ones are needed. Log more questions or draw more."
+            f"learning a threshold needs at least {MIN_CLASS_SIZE} known and {MIN_CLASS_SIZE} unknown questions, but "
+            f"{known.sum()} of the {len(known)} logged questions are known. Log more questions, or draw more."
         )
     needs: list[float] = []
     for start in range(0, len(sample), DECISION_BATCH):

@@ -88,8 +88,8 @@ def build_kb_sat(rows: Iterable[LabelRow], seed: int = 0) -> SelfAssessmentSets:
     wrong = [row for row in graded if not _is_right(row)]
     if not right or not wrong:
         raise BadInput(
-            "the self-assessment set (KB-SAT) needs questions that the LLM answers right and questions it answers "
-            f"wrong, but the run has {len(right)} right and {len(wrong)} wrong answers. Label more questions."
+            f"the self-assessment set (KB-SAT) needs right and wrong answers of the LLM, but the run has {len(right)} "
+            f"right and {len(wrong)} wrong ones. Label more questions."
         )
     rng = random.Random(seed)
     size = min(len(right), len(wrong))

@@ -131,7 +131,7 @@ def load_second_look(folder: str, model: Model, prompts: AnswerPrompts) -> Passa
     gate = bind_gate(load_gate(folder, plug_in=True), model, prompts)
     if gate.passage_filter is None:
         raise BadSetting(
-            f"second_look='{folder}' is a {gate.name} gate, which cannot tell if passages help. Use one of `knowgate fit kbm`."
+            f"second_look='{folder}' is a {gate.name} gate, which cannot judge passages. Use a fitted kbm gate."
         )
     return gate.passage_filter
 

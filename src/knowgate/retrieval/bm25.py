@@ -401,4 +401,4 @@ def _check_arrays(folder: Path, n_passages: int, last_term: int) -> None:
     if not is_consistent:
         raise BadInput("the BM25 arrays (data, indices, indptr) do not match each other.")
     if 0 < len(rows) <= MAX_SCANNED_VALUES and not (int(rows.min()) >= 0 and int(rows.max()) < n_passages):
-        raise BadInput(f"the BM25 arrays name passages outside the {n_passages} of the index.")
+        raise BadInput(f"the BM25 arrays refer to passages beyond the {n_passages} of the index.")

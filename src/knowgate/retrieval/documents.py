@@ -226,7 +226,7 @@ def _check_size(path: Path) -> None:
         raise _unreadable_file_error(path, error) from None
     if size > MAX_DOCUMENT_BYTES:
         raise BadInput(
-            f"{path} is too large: it has {size:,} bytes, and a document may have {MAX_DOCUMENT_BYTES:,}. Split it."
+            f"{path} is too large: it has {size:,} bytes, but at most {MAX_DOCUMENT_BYTES:,} are allowed. Split it."
         )
 
 

@@ -98,7 +98,7 @@ def read_index_manifest(folder: Path) -> IndexManifest:
         raise broken_index_error(folder, f"{MANIFEST_FILE} is not the manifest of a knowgate index")
     if record.get("version") != INDEX_VERSION:
         version = str(record.get("version"))[:40]
-        raise broken_index_error(folder, f"it has version {version}, but this knowgate reads version {INDEX_VERSION}")
+        raise broken_index_error(folder, f"its version is {version}, but this knowgate reads version {INDEX_VERSION}")
     check_artifact_folder(folder, lambda problem: broken_index_error(folder, problem))
     with _report_damage(folder):
         return read_record(IndexManifest, record, MANIFEST_FILE, ignore_unknown=True)
@@ -217,8 +217,8 @@ def open_dense(folder: str | Path, embedder: Embedder | None = None) -> dense.De
     if embedder.fingerprint != settings.embedder_fingerprint:
         raise broken_index_error(
             folder,
-            f"it was built with the embedding model '{settings.embedder}' of fingerprint "
-            f"{settings.embedder_fingerprint[:12]}, but the present model has {embedder.fingerprint[:12]}",
+            f"the index was built with the embedding model '{settings.embedder}' (fingerprint "
+            f"{settings.embedder_fingerprint[:12]}), but the current model has fingerprint {embedder.fingerprint[:12]}",
         )
     return dense.DenseRetriever(
         _open_vector_search(folder, vectors),
@@ -258,7 +258,7 @@ def open_passage_store(folder: Path, manifest: IndexManifest) -> PassageStore:
     with _report_damage(folder):
         store = PassageStore(folder)
     if len(store) != manifest.passages:
-        raise broken_index_error(folder, f"it should contain {manifest.passages} passages but contains {len(store)}")
+        raise broken_index_error(folder, f"the index should contain {manifest.passages} passages but has {len(store)}")
     return store
 
 

@@ -43,7 +43,7 @@ def _extract_pages(reader: Any) -> list[str]:
         pages.append(page.extract_text())
         length += len(pages[-1])
         if length > MAX_CHARACTERS:
-            raise ValueError(f"its text holds more than {MAX_CHARACTERS:,} characters")
+            raise ValueError(f"the text has more than {MAX_CHARACTERS:,} characters")
     return pages
 
 

@@ -272,15 +272,15 @@ def check_upstream_logprobs(gate: Gate, upstream: UpstreamDraftModel) -> None:
         return
     if upstream.returns_logprobs is None:
         log.warning(
-            "The upstream could not be asked whether it returns log-probabilities, which the gate '%s' needs. Requests "
-            "that get none retrieve, and name the problem in the field `knowgate.degraded` of the response.",
+            "It is unknown whether the upstream returns log-probabilities, which the gate '%s' needs. Requests "
+            "without them retrieve, and the field `knowgate.degraded` of the response names the problem.",
             gate.name,
         )
         return
     raise BadSetting(
-        f"gate='{gate.name}' needs log-probabilities, but the upstream returns only text. Turn them on in the upstream, "
-        "leave `gate` out to retrieve for everything but small talk, or fit a policy for text-only LLMs with "
-        "`knowgate import-answers` and `knowgate fit`."
+        f"gate='{gate.name}' needs log-probabilities, but the upstream returns only text. Turn them on in the "
+        "upstream. Or leave `gate` out to retrieve for everything but small talk. Or fit a policy for text-only LLMs "
+        "with `knowgate import-answers` and `knowgate fit`."
     )
 
 

@@ -206,7 +206,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """Add a header to the current request, and reject the request if there are too many. Called by the parser."""
         if len(self.headers) >= MAX_HEADERS:
-            raise ValueError(f"more than {MAX_HEADERS} headers")  # uvicorn answers 400 and closes the connection
+            raise ValueError(f"the request has more than {MAX_HEADERS} headers")  # uvicorn answers 400 and closes
         self._count_parsed(len(name) + len(value) + len(": \r\n"))
         super().on_header(name, value)
 
@@ -221,12 +221,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """Check the headers of a request and start to process it. Called by the parser, which a ValueError stops."""
         self._stop_waiting()
         if self.parser.get_method() == b"CONNECT" or sum(name == b"host" for name, _ in self.headers) > 1:
-            raise ValueError("CONNECT, or several Host headers")
+            raise ValueError("the request uses CONNECT or has several Host headers")
         if self.parser.should_upgrade():
             return  # `_parse_without_upgrade` parses the request again
         if len(self.pipeline) >= MAX_QUEUED_REQUESTS:
             self._close_after_responses()
-            raise ValueError("too many queued requests")
+            raise ValueError("too many requests are queued on this connection")
         super().on_headers_complete()
         self.cycle.send = partial(self._send, self.cycle)  # type: ignore[method-assign]
 

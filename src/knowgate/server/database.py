@@ -258,8 +258,8 @@ def _get_sqlite_version(connection: sqlite3.Connection, path: Path, steps: Seque
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     if version > len(steps):
         raise ArtifactError(
-            f"the database {path} has version {version}, made by a newer knowgate; this one reads up to version "
-            f"{len(steps)}. It was not changed. Install the newer knowgate, or restore a backup."
+            f"a newer version of knowgate made the database {path} (format {version}; this version reads up to "
+            f"{len(steps)}). The file was not changed. Install the newer version, or restore a backup."
         )
     has_tables = connection.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' LIMIT 1").fetchone()
     return version or (1 if has_tables else 0)

@@ -24,7 +24,7 @@ MAX_PATTERN_CHARS = 200
 def _check_not_blank(text: str) -> str:
     """Reject a text that consists of white space only."""
     if not text.strip():
-        raise ValueError("it must not be blank")
+        raise ValueError("the text must not be blank")
     return text
 
 

@@ -215,8 +215,8 @@ class Service:
                 requests per minute, 503 if they cannot be counted.
         """
         if key is not None and key.rate is not None and count > key.rate:
-            message = f"this API key allows {key.rate} requests per minute, and each question counts as one."
-            raise ApiError(400, f"{message} Send at most {key.rate} questions at once.", "rate")
+            message = f"this API key allows {key.rate} questions per minute. Send at most {key.rate} questions at once."
+            raise ApiError(400, message, "rate")
         await self.count_requests(key, count - 1)
 
     async def receive_body(self, request: Request, client: str) -> None:

@@ -104,12 +104,12 @@ async def split_lines(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, Non
         for line in drop_repetitions(chunk).splitlines(keepends=True):
             size += len(line)
             if size > MAX_EVENT_BYTES:
-                raise InvalidResponse(f"it has a line of more than {MAX_EVENT_BYTES:,} bytes")
+                raise InvalidResponse(f"the stream has a line of more than {MAX_EVENT_BYTES:,} bytes")
             parts.append(line)
             if line.endswith((b"\n", b"\r")):
                 line_count += 1
                 if line_count > MAX_STREAM_LINES:
-                    raise InvalidResponse(f"it has more than {MAX_STREAM_LINES:,} lines")
+                    raise InvalidResponse(f"the stream has more than {MAX_STREAM_LINES:,} lines")
                 is_blank = size <= 2 and b"".join(parts) in BLANK_LINES
                 if not (is_blank and was_blank):
                     yield b"".join(parts)
@@ -136,7 +136,7 @@ async def read_event_lines(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes
         if is_done:
             break
     if not has_data:
-        raise InvalidResponse("it is an event stream without events")
+        raise InvalidResponse("the event stream has no events")
     if not is_done:  # the stream ended without the event [DONE]
         return
     yield b"\n"  # the blank line after the event [DONE]
@@ -197,11 +197,11 @@ def check_chunk(line: bytes) -> None:
         value = load_json(line[len(b"data:") :])
         check_parsed_value(value, "the event", allow_surrogates=True)
     except (RecursionError, BadInput):
-        raise InvalidResponse(f"it has an event that is nested more than {MAX_DEPTH} levels deep") from None
+        raise InvalidResponse(f"an event is nested more than {MAX_DEPTH} levels deep") from None
     except ValueError:
         return  # an event that is not JSON, such as [DONE]
     if isinstance(value, dict) and not isinstance(value.get("choices") or [], list):
-        raise InvalidResponse("it has an event whose `choices` are not a list")
+        raise InvalidResponse("the field `choices` of an event is not a list")
 
 
 class StreamAnnotator:

@@ -175,7 +175,7 @@ def _log_mean_exp(logs: FloatArray) -> float:
 
 def _check_value(value: float) -> None:
     if not 0 <= value <= 1:
-        raise BadInput(f"the observation {value} is not between 0 and 1. Convert observations to this range.")
+        raise BadInput(f"the observation {value} is not between 0 and 1. Scale all observations to this range.")
 
 
 def _check_delta(delta: float) -> None:

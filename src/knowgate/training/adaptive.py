@@ -87,8 +87,8 @@ def _train_classifier(vectors: Vector, classes: NDArray[np.int64], examples: Exa
     present = {COMPLEXITY_CLASSES[number] for number in classes[train]}
     if len(present) < 2 or "no" not in present:
         raise BadInput(
-            "the gate 'adaptive' needs both questions that are answered right without retrieval and questions that "
-            "are not. The label runs have only one kind: label more questions."
+            "the gate 'adaptive' needs questions that the LLM answers right without retrieval, and others that it "
+            "does not. The label runs have only one kind. Label more questions."
         )
     fits = [_fit_classes(vectors[train], classes[train], c) for c in C_GRID]
     return max(fits, key=lambda tensors: _mean_log_likelihood(tensors, vectors[dev], classes[dev]))

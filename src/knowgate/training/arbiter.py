@@ -217,9 +217,7 @@ def fit_arbiter(
         mode = "lora" if options else "features"
     function, folder = load_arbiter_fit_function(mode), Path(out)
     if not runs:
-        raise BadSetting(
-            "fit arbiter has no label runs to learn from. Give `labels`: folders made by `knowgate label`."
-        )
+        raise BadSetting("fit arbiter needs labeled questions. Set `labels` to folders made by `knowgate label`.")
     check_seed(seed)
     check_replaceable(folder, ARBITER_MANIFEST, ARBITER_KIND)  # Fail before the training, not after it.
     _check_mode(mode, options)
@@ -267,7 +265,7 @@ def _fit_better(
 def load_arbiter_fit_function(mode: str) -> FitFunction:
     """Load the function that trains an arbiter of this mode ("features" or "lora")."""
     if mode not in FITTED_ARBITERS:
-        raise UnknownName("mode of fit arbiter", mode, FITTED_ARBITERS)
+        raise UnknownName("mode", mode, FITTED_ARBITERS)
     entry = FITTED_ARBITERS[mode]
     function: FitFunction = load_target(entry.fit, f"fitting {mode}", entry.extra)
     return function

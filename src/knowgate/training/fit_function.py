@@ -165,8 +165,8 @@ def select_injected_arguments(function: FitFunction, values: Mapping[str, Any]) 
     unknown = [each.name for each in keywords if each.default is each.empty and each.name not in values]
     if unknown:
         raise BadSetting(
-            f"the fit function {function.__qualname__} requires the argument '{unknown[0]}', which is not provided. "
-            f"Give it a default. Provided are: {', '.join(INJECTED_ARGUMENTS)}."
+            f"the fit function {function.__qualname__} requires the argument '{unknown[0]}', which knowgate does not "
+            f"provide. Give it a default. Provided are: {', '.join(INJECTED_ARGUMENTS)}."
         )
     return {name: value for name, value in values.items() if name in parameters}
 

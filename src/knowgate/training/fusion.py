@@ -56,9 +56,9 @@ def split_into_heads(examples: Examples) -> dict[str, Examples]:
         wrong = head.needed[head.split.train]
         if min(wrong.sum(), (~wrong).sum()) < MIN_ROWS_PER_CLASS:
             raise BadInput(
-                f"to learn how much passages help, at least {MIN_ROWS_PER_CLASS} right and {MIN_ROWS_PER_CLASS} wrong "
-                f"{name}-book answers are needed to train on, but {(~wrong).sum()} are right and {wrong.sum()} are wrong. "
-                "Label more questions; only the target `gain` needs so many."
+                f"target='gain' needs at least {MIN_ROWS_PER_CLASS} right and {MIN_ROWS_PER_CLASS} wrong {name}-book "
+                f"answers to train on. Now {(~wrong).sum()} are right and {wrong.sum()} are wrong. Label more "
+                "questions, or use another `target`."
             )
     return heads
 

@@ -100,7 +100,7 @@ def fit(
     """
     function, folder = load_fit_function(name), Path(out)
     if not runs:
-        raise BadSetting(f"fit {name} has no label runs to learn from. Give `labels`, made by `knowgate label`.")
+        raise BadSetting(f"fit {name} needs labeled questions. Set `labels` to folders made by `knowgate label`.")
     if options.max_loss is not None and options.threshold is not None:
         raise BadSetting(
             "`threshold` and `max_loss` (which chooses a threshold) are mutually exclusive: give only one of them."
@@ -161,8 +161,9 @@ def _load_examples(paths: Sequence[Path], function: FitFunction, options: FitOpt
     )
     if options.max_loss is not None and examples.table.open_right is None:
         raise BadSetting(
-            f"the label runs (recorded answers) have no answers with passages, so the loss that max_loss={options.max_loss} "
-            "limits is unknown. Label the questions with passages, or leave `max_loss` out."
+            f"max_loss={options.max_loss} limits the loss from skipping searches, but the label runs (recorded "
+            "answers) have no answers with passages to measure it on. Label the questions with passages, or leave "
+            "`max_loss` out."
         )
     return examples
 

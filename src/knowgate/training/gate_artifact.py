@@ -34,10 +34,10 @@ from knowgate.training.examples import Examples
 from knowgate.training.fit_function import FitResult
 from knowgate.types import SignalRequest
 
-NEVER_RETRIEVES_NOTE = "never retrieving loses no more than that on these questions, so the gate never retrieves"
+NEVER_RETRIEVES_NOTE = "never retrieving stays within the allowed loss on these questions, so the gate never retrieves"
 NOT_CALIBRATED_NOTE = (
-    "not calibrated: the label runs have no answers with passages, so nobody knows what skipping a search loses. Its "
-    "threshold is 0.5; choose one with knowgate calibrate"
+    "not calibrated: the label runs have no answers with passages, so the loss from skipping a search is unknown. "
+    "Its threshold is 0.5; choose one with knowgate calibrate"
 )
 METRIC_NAMES = {
     "auroc": "AUROC (ranks questions that need retrieval above those that do not; .5 is chance)",
@@ -253,8 +253,9 @@ def _explain_always(outcomes: GateOutcomes, limits: SafetyLimits, share: float) 
         else "More rows alone would not change that: try another gate, or choose a threshold with knowgate calibrate"
     )
     return (
-        f"by default it always retrieves: on the {len(outcomes)} questions it did not learn from, no threshold is shown "
-        f"to lose at most {format_points(limits.loss_bound)} of accuracy with {limits.confidence:.0%} confidence. {change}"
+        f"by default it always retrieves: on {len(outcomes)} questions that it did not learn from, no threshold is "
+        f"shown to lose at most {format_points(limits.loss_bound)} of accuracy with {limits.confidence:.0%} "
+        f"confidence. {change}"
     )
 
 
@@ -268,11 +269,12 @@ def describe_threshold(result: ThresholdResult, limits: SafetyLimits) -> str:
     loss = NetLoss(result.harmed, result.gained, result.n)
     change = f"loses {100 * loss.mean:.1f}" if loss.mean >= 0 else f"gains {-100 * loss.mean:.1f}"
     return (
-        f"its threshold retrieves least among those that lose at most {format_points(limits.max_loss)} of accuracy: on "
-        f"the {result.n} questions it did not learn from it saves {1 - result.rate:.0%} of the searches and {change} "
-        f"points, at most {100 * loss.upper(limits.confidence):.1f} with {limits.confidence:.0%} confidence "
-        f"({result.accuracy:.1%} right, always retrieving {result.right_always / result.n:.1%}). The threshold was "
-        "chosen on the same questions; knowgate calibrate gives a guarantee"
+        f"its threshold saves most searches among those that lose at most {format_points(limits.max_loss)} of "
+        f"accuracy. On {result.n} questions that it did not learn from, it saves {1 - result.rate:.0%} of the "
+        f"searches and {change} points, at most {100 * loss.upper(limits.confidence):.1f} with "
+        f"{limits.confidence:.0%} confidence ({result.accuracy:.1%} right; always retrieving: "
+        f"{result.right_always / result.n:.1%}). The threshold was chosen on the same questions; knowgate calibrate "
+        "gives a guarantee"
     )
 
 
@@ -297,8 +299,8 @@ def describe_weakness(manifest: Mapping[str, Any]) -> str:
         )
     if accuracy is not None and accuracy < majority:
         return (
-            f"On the held-out questions its need, cut at 0.5, is right for {accuracy:.1%}; always naming the more "
-            f"frequent class is right for {majority:.1%}."
+            f"On the held-out questions, retrieving above a need of 0.5 is right for {accuracy:.1%}. Always choosing "
+            f"the more frequent class is right for {majority:.1%}."
         )
     return ""
 

@@ -317,7 +317,7 @@ def truncate_passages(model: Model, passages: Sequence[Passage], n_tokens: int) 
     """
     if not isinstance(model, TokenizingModel):
         raise UnsupportedSignal(
-            f"`cut` needs a model with a local tokenizer, but {model.name} has none. Use an hf, gguf or smollm model."
+            f"`cut` needs a local tokenizer to truncate, but {model.name} has none. Use an hf, gguf or smollm model."
         )
     truncated = [(passage, truncate_text(model, format_passages([passage]), n_tokens)) for passage in passages]
     return [Passage(passage.id, text, score=passage.score) for passage, text in truncated if text is not None]

@@ -233,8 +233,8 @@ def _load_labeled_model(folders: Sequence[RunFolder], model: str | Model | None)
     for folder, run in zip(folders, settings, strict=True):
         if run.get("model_fingerprint") != llm.fingerprint:
             raise BadSetting(
-                f"the label run '{folder.path}' was made with {run.get('model')} ({run.get('model_fingerprint')}), not "
-                f"with {llm.name} ({llm.fingerprint}). Label with this model, or give the other one as `model`."
+                f"the label run '{folder.path}' was made with {run.get('model')} ({run.get('model_fingerprint')}), "
+                f"not with {llm.name} ({llm.fingerprint}). Label with {llm.name}, or set model={run.get('model')}."
             )
     return llm
 
@@ -342,10 +342,10 @@ def _check_useful(progress: PreferenceProgress, labeler: PreferenceLabeler) -> N
     """Raise BadInput if a finished run has nothing that a reranker can learn from."""
     if progress.done == progress.total and not progress.kept:
         raise BadInput(
-            f"none of {progress.total} questions has both helpful and harmful passages, measured by "
-            f"source='{labeler.source.name}' ({progress.one_sided} have one kind only, {progress.bare} no passages, "
-            f"{progress.failed} failed), so a reranker cannot learn from them. Use more questions or candidates, or "
-            "another `source`."
+            "no question has both helpful and harmful passages, so a reranker cannot learn from them. Of "
+            f"{progress.total} questions, measured by source='{labeler.source.name}', {progress.one_sided} have one "
+            f"kind only, {progress.bare} have no passages, and {progress.failed} failed. Use more questions or "
+            "candidates, or another `source`."
         )
 
 

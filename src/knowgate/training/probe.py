@@ -177,14 +177,14 @@ def _resolve_named_layer(examples: Examples, layer: str, recorded: Sequence[int]
     candidates = {named_layers(depth)[layer] for depth in infer_depths(examples, recorded)}
     if not candidates:
         raise BadSetting(
-            f"the label runs do not say how many layers the LLM has, so layer='{layer}' is unknown. Give its number: "
-            f"layer='{recorded[0]}' (they have {_join(recorded)})."
+            f"the label runs do not say how many layers the LLM has, so layer='{layer}' is unknown. Give the number "
+            f"of a recorded layer: {_join(recorded)}."
         )
     available = sorted(candidates & set(recorded))
     if len(available) != 1:
         raise BadSetting(
-            f"layer='{layer}' is layer {' or '.join(map(str, sorted(candidates)))} of this LLM; the label runs have "
-            f"{_join(recorded)}. Use one of those, or label again with layers='{layer}'."
+            f"layer='{layer}' means layer {' or '.join(map(str, sorted(candidates)))} of this LLM, but the label runs "
+            f"have only {_join(recorded)}. Use one of these, or label again with layers='{layer}'."
         )
     return available[0]
 

@@ -57,8 +57,8 @@ class TopicOptions(Options):
     topics: str | None = option(None, TOPICS_HELP, metavar="auto|N|KEY")
     topic_rules: Path | None = option(
         None,
-        "Write the rules that follow from the topics, such as always to retrieve for one, to this rules file. Read it "
-        "and remove what you do not want; then use it as `rules`.",
+        "File to write suggested routing rules to, such as always retrieving for one topic. Read it and remove what "
+        "you do not want; then use it as `rules`.",
         metavar="FILE",
     )
 
@@ -119,7 +119,7 @@ def measure_topics(
         results = [_measure(table, str(name), labels == name, retrieve, resamples) for name in set(labels) - {""}]
         return sorted(results, key=lambda result: (-result.n, result.name))
     if not table.has_text.all():
-        raise BadInput("topics need the texts of the questions, which packed runs do not hold. Use the original run.")
+        raise BadInput("topics need the texts of the questions, but packed label runs have none. Use the original run.")
     texts = [question.text for question in table.questions]
     vectors = (embedder or load_embedder(DEFAULT_EMBEDDER)).embed(texts)
     return measure_clusters(table, vectors, _choose_count(topics, len(texts)), retrieve=retrieve, resamples=resamples)

@@ -210,13 +210,13 @@ def _check_inputs(
         )
     if (model.fingerprint, prompts.fingerprint) != (settings["model_fingerprint"], settings["prompts_fingerprint"]):
         raise BadSetting(
-            f"the label run was made with {settings['model']} ({settings['model_fingerprint']}, prompts "
-            f"{settings['prompts_fingerprint']}), not with {model.name} ({model.fingerprint}, prompts "
-            f"{prompts.fingerprint}). Use its LLM and prompts."
+            f"the label run was made with another LLM or other prompts: {settings['model']} "
+            f"({settings['model_fingerprint']}, prompts {settings['prompts_fingerprint']}), not {model.name} "
+            f"({model.fingerprint}, prompts {prompts.fingerprint}). Use the LLM and prompts of the run."
         )
     if model.depth - 1 not in examples.readings[0].hidden:
         raise BadSetting(
-            "uar needs the last layer, which the label run does not contain. Label again with layers='last'."
+            "uar needs hidden states of the last layer, but the label run has none. Label again with layers='last'."
         )
 
 
@@ -224,8 +224,8 @@ def _check_classes(truth: BoolArray, criterion: str) -> None:
     positive, negative = int(truth.sum()), int((~truth).sum()) if len(truth) else 0
     if len(truth) < MIN_GRADED_ROWS or min(positive, negative) < MIN_ROWS_PER_CLASS:
         raise BadInput(
-            f"uar: the criterion '{criterion}' has {positive} questions that ask for retrieval and {negative} that do "
-            f"not, but needs {MIN_GRADED_ROWS} in total and {MIN_ROWS_PER_CLASS} of each kind. Add more questions."
+            f"uar needs at least {MIN_GRADED_ROWS} questions for the criterion '{criterion}', {MIN_ROWS_PER_CLASS} of "
+            f"each kind. It has {positive} that need retrieval and {negative} that do not. Add more questions."
         )
 
 

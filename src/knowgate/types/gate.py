@@ -28,7 +28,7 @@ else:
 
         def __get__(self, gate: Gate | None, owner: type[Gate]) -> Any:
             if gate is None:  # accessed on the class: dataclasses would use the result as the default of a field
-                raise AttributeError("only instances of gates have this property, not their classes")
+                raise AttributeError("this property can be read only from an instance of a gate, not from its class")
             return self.getter(gate)
 
 

@@ -147,7 +147,7 @@ def test_empty_and_too_long_questions_are_rejected():
 def test_another_embedding_is_rejected_with_advice(place, log, use):
     log.add([entry("one")])
     other = open_history(place, HashEmbedder(fingerprint="other"))
-    with pytest.raises(BadSetting, match=r"filled with another embedding .* knowgate history copy .* NEW.db"):
+    with pytest.raises(BadSetting, match=r"vectors of another embedding model .* knowgate history copy .* NEW.db"):
         use(other)
 
 
@@ -171,7 +171,9 @@ def test_a_log_remembers_the_embedding_it_was_filled_with(place, two_embedders):
 
 def test_the_error_names_both_embeddings(place, two_embedders):
     open_history(place, two_embedders[0]).add([entry("Who wrote Faust?")])
-    said = rf"\('{two_embedders[0]}'\) than the one to use now \('{two_embedders[1]}'\), .*\. Leave `embedder` out to use it"
+    said = (
+        rf"\('{two_embedders[0]}'\)\. They cannot be compared with those of '{two_embedders[1]}'\. Leave `embedder` out"
+    )
     with pytest.raises(BadSetting, match=said):
         open_history(place, two_embedders[1]).search(["Who?"], 1, SCOPE)
 

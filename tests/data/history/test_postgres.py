@@ -159,7 +159,9 @@ def test_a_log_of_a_newer_knowgate_is_rejected(server):
     log_at(address).add([entry("one")])
     server.sql(f"UPDATE {schema_of(address)}.versions SET version = 7")
     _forget_open(address)
-    with pytest.raises(ArtifactError, match=r"have version 7, made by a newer knowgate; .* up to 1\. Update it: pip"):
+    with pytest.raises(
+        ArtifactError, match=r"a newer version of knowgate made .*format 7; .* up to 1\)\. Update knowgate: pip"
+    ):
         log_at(address).count(SCOPE)
 
 
@@ -168,8 +170,8 @@ def test_a_log_of_a_newer_knowgate_is_rejected(server):
     [
         ("ALTER TABLE {0}.entries DROP COLUMN outcome", "table 'entries' has no column 'outcome'"),
         ("DROP TABLE {0}.entries", "no table 'entries'"),
-        ("DROP TABLE {0}.versions", "its table 'entries' has no recorded version"),
-        ("DELETE FROM {0}.versions", "its table 'entries' has no recorded version"),
+        ("DROP TABLE {0}.versions", "the table 'entries' has no recorded version"),
+        ("DELETE FROM {0}.versions", "the table 'entries' has no recorded version"),
     ],
 )
 def test_an_incomplete_schema_is_rejected_and_not_changed(server, damage, said):
@@ -212,8 +214,8 @@ def _forget_open(address):
             "postgresql://h/db?password={0}&oops=x",
             "cannot be parsed. Write special characters in user and password as %40",
         ),
-        ("postgresql://me:{0}@h/db?schema=A-b", "schema of .* cannot be used: its name must be lowercase letters"),
-        ("postgresql://me:{0}@h/db?schema=pg_x", "schema of .* cannot be used"),
+        ("postgresql://me:{0}@h/db?schema=A-b", "schema name in .* is not allowed. Use lowercase letters"),
+        ("postgresql://me:{0}@h/db?schema=pg_x", "schema name in .* is not allowed"),
     ],
 )
 def test_an_unreachable_database_is_reported_without_its_password(address, said):
@@ -247,7 +249,7 @@ def test_a_database_without_pgvector_is_reported_with_advice(server):
     server.sql("DROP DATABASE IF EXISTS bare", "CREATE DATABASE bare", "CREATE ROLE plain LOGIN")
     server.sql("GRANT CREATE ON DATABASE bare TO plain")
     with pytest.raises(
-        BadSetting, match=r"has no pgvector, and this user may not add it\. .*: CREATE EXTENSION vector;"
+        BadSetting, match=r"lacks the extension pgvector, and this user may not add it\. .*: CREATE EXTENSION vector;"
     ):
         log_at(server.address(database="bare", user="plain")).count(SCOPE)
 

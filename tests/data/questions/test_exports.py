@@ -96,7 +96,7 @@ def test_fields_can_be_named_in_the_spec(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("a.jsonl", '{"x": 1, "inputs": {}}', r"no question under inputs.question or .*Name the field"),
+        ("a.jsonl", '{"x": 1, "inputs": {}}', r"has no field named inputs.question or .*Name the field"),
         ("a.json", '{"x": 1}', "is not a list of JSON objects"),
         ("a.json", "[1]", "is not a list of JSON objects"),
     ],

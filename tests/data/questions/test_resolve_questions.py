@@ -51,5 +51,5 @@ def test_a_text_is_not_accepted_as_a_question():
 def test_a_bare_file_name_is_rejected_with_the_right_spec(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.jsonl").write_text("{}", encoding="utf-8")
-    with pytest.raises(BadSetting, match=r"'mine.jsonl' is a file, not a data spec. Write jsonl:mine.jsonl"):
+    with pytest.raises(BadSetting, match=r"'mine.jsonl' is a file name without its format. Write jsonl:mine.jsonl"):
         resolve_questions("mine.jsonl")

@@ -60,7 +60,7 @@ def test_parquet_is_read_like_csv(tmp_path):
         (
             "a,b\n1,2\n",
             "",
-            r"no question under question or .*; it has: a, b. Name the field that holds the question: \?question=FIELD",
+            r"has no field named question or .* Its fields are: a, b. Name the field .*: \?question=FIELD",
         ),
         ("question\na,b,c\n", "", "more cells than the header"),
         ('question\n"a', "", "is not a CSV file"),
@@ -80,7 +80,7 @@ def test_invalid_bytes_are_reported(tmp_path):
         load_questions(f"csv:{tmp_path / 'a.csv'}")
 
 
-@pytest.mark.parametrize(("options", "said"), [("?colour=1", "Known options"), ("?sep=ab", "one character")])
+@pytest.mark.parametrize(("options", "said"), [("?colour=1", "Known options"), ("?sep=ab", "a single character")])
 def test_invalid_options_are_rejected(table, options, said):
     with pytest.raises(BadSetting, match=said):
         load_questions(f"csv:{table}{options}")

@@ -74,7 +74,7 @@ def test_states_of_another_question_are_rejected(tmp_path):
     lines = [json.loads(line) for line in (folder.path / "labels.jsonl").read_text().splitlines()]
     lines[0]["vector"], lines[1]["vector"] = lines[1]["vector"], lines[0]["vector"]
     (folder.path / "labels.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(ArtifactError, match=r"the hidden states of row 'a' .* do not match their digest"):
+    with pytest.raises(ArtifactError, match=r"the hidden states of row 'a' .* do not match their checksum"):
         folder.vectors(list(folder.rows()), "before.2")
 
 
@@ -103,7 +103,7 @@ def test_a_row_beyond_its_shard_is_rejected(tmp_path):
     folder.append([row("a")], states(1))
     (record,) = [json.loads(line) for line in (folder.path / "labels.jsonl").read_text().splitlines()]
     folder.append_records([{**record, "id": "b", "vector": [record["vector"][0], 5]}])
-    with pytest.raises(ArtifactError, match=r"row 'b' refers to row 5 of .*, which has 1"):
+    with pytest.raises(ArtifactError, match=r"row 'b' uses row 5 of .*, which has 1"):
         folder.vectors(list(folder.rows()), "before.2")
 
 
@@ -118,7 +118,7 @@ def test_failed_rows_are_dropped_from_a_run_with_an_incomplete_line(tmp_path):
 
 def test_a_folder_with_other_content_is_not_changed(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    words = "contains other files and is not a label run, so it is not used. Choose another `out`"
+    words = "contains other files and is not a label run. Choose an empty folder for `out`"
     with pytest.raises(BadSetting, match=words), RunFolder(tmp_path).exclusive():
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]

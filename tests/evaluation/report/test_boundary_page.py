@@ -103,7 +103,7 @@ def test_long_passages_are_cut(tmp_path):
 def test_a_row_with_half_a_character_is_rejected_before_the_page_is_written(tmp_path):
     path = write_run(tmp_path / "a", [row("a", side(), side())], model="fake")
     (path / "labels.jsonl").write_text((path / "labels.jsonl").read_text().replace("q a", r"\ud83d"), encoding="utf-8")
-    with pytest.raises(ArtifactError, match="half a character"):
+    with pytest.raises(ArtifactError, match="invalid Unicode"):
         write_boundary_page(read_run_reports([path]), tmp_path / "report.html")
 
 

@@ -51,7 +51,7 @@ def test_a_belief_outside_0_to_1_is_rejected(belief):
 
 
 def test_an_arbiter_must_give_one_belief_per_pair():
-    with pytest.raises(ModelError, match="returned 0 beliefs for 1 pairs"):
+    with pytest.raises(ModelError, match="returned 0 results for 1 pairs"):
         compute_beliefs(Says(), [both("Paris", "Rome")])
 
 

@@ -100,7 +100,7 @@ def test_a_later_threshold_replaces_the_earlier_evidence(tmp_path):
 def test_a_folder_of_something_else_is_not_overwritten(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").write_text("x")
-    with pytest.raises(ArtifactError, match=r"not a fitted gate, so it is not overwritten\. Choose another `out`"):
+    with pytest.raises(ArtifactError, match=r"not a fitted gate\. It was not overwritten\. Choose another `out`"):
         saved(tmp_path, out=tmp_path / "mine")
     assert (tmp_path / "mine" / "file").read_text() == "x"
 

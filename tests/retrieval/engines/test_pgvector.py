@@ -150,7 +150,7 @@ def test_vectors_of_another_embedding_model_are_an_error(server):
 
 
 def test_a_password_never_appears_in_errors(server):
-    with pytest.raises(KnowgateError, match="names no table") as caught:
+    with pytest.raises(KnowgateError, match="does not name a table") as caught:
         load_retriever("pgvector:postgresql://me:hunter2-Xyzzy@h/db?text=body")
     assert "hunter2" not in str(caught.value)
     there = load_retriever("pgvector:postgresql://me:hunter2-Xyzzy@127.0.0.1:1/db?table=docs")

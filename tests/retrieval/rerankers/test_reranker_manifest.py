@@ -38,7 +38,7 @@ def test_changed_weights_are_an_error(aligned: Path):
 
 def test_another_format_version_is_an_error(aligned: Path):
     write_json(aligned / RERANKER_MANIFEST, {"version": 9, "weights_sha256": "x"})
-    with pytest.raises(ArtifactError, match="has format version 9, but this knowgate reads version 1"):
+    with pytest.raises(ArtifactError, match="format version is 9, but this knowgate reads version 1"):
         read_reranker_manifest(aligned)
 
 

@@ -71,7 +71,7 @@ def test_changes_and_proofs_are_said_in_words():
     assert proof.startswith(
         "Guarantee: the policy loses at most 6.5 points against always retrieving, with 95% confidence."
     )
-    assert "on the 69 test questions alone" in proof
+    assert "on 69 test questions that" in proof
     assert format_proof(NetLoss(lost=5, gained=0, n=5), 0.95).startswith("Guarantee: nothing is proven")
 
 

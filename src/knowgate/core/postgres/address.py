@@ -65,8 +65,8 @@ def parse_database_address(spec: str, *, schema: str = DEFAULT_SCHEMA) -> Databa
     schema = parameters.pop("schema", schema)
     if not SCHEMA_NAME.fullmatch(schema) or schema.startswith("pg_"):
         raise BadSetting(
-            f"the schema of {redact_secrets(spec)} cannot be used: its name must be lowercase letters, digits and "
-            "underscores, and must not begin with pg_. Write a name such as ?schema=team_a."
+            f"the schema name in {redact_secrets(spec)} is not allowed. Use lowercase letters, digits and "
+            "underscores, and do not begin with pg_, for example ?schema=team_a."
         )
     query = f"?{urlencode(parameters, quote_via=quote)}" if parameters else ""
     conninfo = f"{SCHEMES[0]}{login}{'@' if login else ''}{path}{query}"

@@ -124,7 +124,7 @@ class PostgresDatabase:
                     raise translate_error(self.address, error) from None
             except DATABASE_ERRORS as error:
                 raise translate_error(self.address, error) from None
-        raise AssertionError("the last try returns or raises")
+        raise AssertionError("unreachable: the last attempt returns or raises")
 
     @contextlib.contextmanager
     def transaction(self, lock: str = "") -> Iterator[WriteTransaction]:

@@ -126,11 +126,11 @@ def _migrate(connection: Connection, address: DatabaseAddress, schema: TableSche
         _create_schema(connection, address)
         version = _get_version(connection, address, schema)
         if version is None and (foreign := set(schema.tables) & set(_get_columns(connection, address))):
-            raise make_schema_error(address, f"its table '{min(foreign)}' has no recorded version")
+            raise make_schema_error(address, f"the table '{min(foreign)}' has no recorded version")
         if (version or 0) > schema.version:
             raise ArtifactError(
-                f"the tables '{schema.name}' in {address.redacted} have version {version}, made by a newer knowgate; "
-                f"this one knows versions up to {schema.version}. Update it: pip install -U knowgate"
+                f"a newer version of knowgate made the tables '{schema.name}' in {address.redacted} (format "
+                f"{version}; this version reads up to {schema.version}). Update knowgate: pip install -U knowgate"
             )
         for statements in schema.steps[version or 0 :]:
             for statement in statements:
@@ -166,7 +166,7 @@ def _check_tables(connection: Connection, address: DatabaseAddress, schema: Tabl
     for table, columns in schema.tables.items():
         if missing := columns - existing.get(table, set()):
             problem = f"table '{table}' has no column '{min(missing)}'" if table in existing else f"no table '{table}'"
-            raise make_schema_error(address, f"version {schema.version} of '{schema.name}' is recorded, but {problem}")
+            raise make_schema_error(address, f"the tables '{schema.name}' need version {schema.version}, but {problem}")
 
 
 def _get_columns(connection: Connection, address: DatabaseAddress) -> dict[str, set[str]]:
@@ -199,7 +199,8 @@ def _prepare_pgvector(connection: Connection, address: DatabaseAddress) -> None:
     if version < MIN_PGVECTOR_VERSION:
         raise BadSetting(
             f"the database {address.redacted} has pgvector {'.'.join(map(str, version))}, but knowgate needs "
-            f"{'.'.join(map(str, MIN_PGVECTOR_VERSION))} or newer. Update it, then run: ALTER EXTENSION vector UPDATE;"
+            f"{'.'.join(map(str, MIN_PGVECTOR_VERSION))} or newer. Update pgvector, then run: ALTER EXTENSION vector "
+            "UPDATE;"
         )
 
 
@@ -217,8 +218,8 @@ def _create_pgvector(connection: Connection, address: DatabaseAddress) -> None:
         return  # another process created it at the same moment
     except psycopg.errors.InsufficientPrivilege:
         raise BadSetting(
-            f"the database {address.redacted} has no pgvector, and this user may not add it. Ask an administrator to "
-            "run in this database: CREATE EXTENSION vector;"
+            f"the database {address.redacted} lacks the extension pgvector, and this user may not add it. Ask an "
+            "administrator to run: CREATE EXTENSION vector;"
         ) from None
     except (psycopg.errors.UndefinedFile, psycopg.errors.FeatureNotSupported):
         raise BadSetting(_describe_missing_pgvector(address)) from None

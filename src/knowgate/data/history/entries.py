@@ -103,8 +103,8 @@ class LogEntry:
             raise BadInput("the question is empty, so it cannot be added to the history log. Give its text.")
         if len(self.question) > MAX_QUESTION_CHARS:
             raise BadInput(
-                f"the question has {len(self.question)} characters, which is too long for the history log. Shorten it to "
-                f"at most {MAX_QUESTION_CHARS} characters."
+                f"the question is too long for the history log: it has {len(self.question)} characters. Use at most "
+                f"{MAX_QUESTION_CHARS}."
             )
 
     @property

@@ -109,9 +109,9 @@ class LogEmbedder:
         filled_with = f"'{name}'" if name else f"one with fingerprint {str(stored)[:12]}"
         advice = "Leave `embedder` out to use it" if name else "Give it as `embedder`"
         raise BadSetting(
-            f"the log {path} was filled with another embedding ({filled_with}) than the one to use now "
-            f"('{self._name or fingerprint[:12]}'), and their vectors cannot be compared. "
-            f"{advice}, or copy the log into a new one with this `embedder`: knowgate history copy {path} NEW.db"
+            f"the log {path} contains vectors of another embedding model ({filled_with}). They cannot be compared "
+            f"with those of '{self._name or fingerprint[:12]}'. {advice}, or convert the log to this `embedder`: "
+            f"knowgate history copy {path} NEW.db"
         )
 
 
@@ -168,7 +168,7 @@ class SqlHistory:
         query = f"SELECT outcome, {self.vector_column} FROM entries WHERE {where} ORDER BY id"
         rows = self._read(query, [*self._scope_values(scope), time.time()])
         if invalid := [row[0] for row in rows if row[0] not in list(RetrievalOutcome)]:
-            raise self._make_error(f"it has the outcome {str(invalid[0])[:40]!r} instead of better, worse or same")
+            raise self._make_error(f"an outcome is {str(invalid[0])[:40]!r} instead of better, worse or same")
         return [RetrievalOutcome(row[0]) for row in rows], self._parse_vectors([row[1] for row in rows])
 
     def sample(

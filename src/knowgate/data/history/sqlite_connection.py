@@ -73,7 +73,7 @@ class SqliteDatabase:
             connection.close()
             raise ArtifactError(
                 f"the log {self.path} has format {str(version)[:40]}, but this version of knowgate reads format "
-                f"{LOG_FORMAT}. Use the version that wrote the log."
+                f"{LOG_FORMAT}. Use the version of knowgate that wrote the log."
             )
         return connection
 
@@ -133,7 +133,7 @@ def _check_schema(connection: sqlite3.Connection) -> None:
         raise BadInput("the file is a database of another program")
     columns = {row[1] for row in connection.execute("PRAGMA table_info(entries)")}
     if columns != ENTRY_COLUMNS:
-        raise BadInput("the table 'entries' was not made by knowgate")
+        raise BadInput("the table 'entries' was created by another program")
 
 
 def explain_log_error(path: Path, error: Exception) -> KnowgateError:

@@ -226,16 +226,16 @@ class SqliteHistory(SqlHistory):
         sizes = {len(blob) if isinstance(blob, bytes) else -1 for blob in blobs}  # in bytes; -1 is never valid
         expected = 4 * width if width is not None else max(sizes)
         if sizes != {expected} or expected <= 0 or expected % 4:
-            raise self._make_error("its vectors have different lengths, or come from another embedding")
+            raise self._make_error("the vectors differ in length, or come from another embedding model")
         vectors = np.frombuffer(b"".join(blobs), dtype=np.float32).reshape(len(blobs), -1)
         if not float(np.abs(vectors).max()) < MAX_VECTOR_VALUE:
-            raise self._make_error("its vectors contain values that are not finite numbers")
+            raise self._make_error("the vectors contain NaN or infinite numbers")
         return vectors
 
     def _count_deletions(self) -> int:
         rows = self._database.read("SELECT value FROM meta WHERE key = 'deletions'", [])
         if not rows or not str(rows[0][0]).isdecimal() or len(str(rows[0][0])) > 18:
-            raise self._make_error("its counter of deleted entries is missing or invalid")
+            raise self._make_error("the counter of deleted entries is missing or invalid")
         return int(rows[0][0])
 
     def _make_error(self, problem: str) -> Exception:

@@ -328,7 +328,7 @@ class VectorIndex:
         except BlockingIOError:
             pass  # another process is building; its index is opened when it is ready
         except OSError as error:
-            log.warning("cannot store a faiss index in %s (%s): search stays exact", location.folder, error)
+            log.warning("cannot store a faiss index in %s (%s), so searches are slower", location.folder, error)
             self._location = None
         finally:
             self._reopen(location)

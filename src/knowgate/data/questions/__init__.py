@@ -54,7 +54,7 @@ def load_questions(spec: str, limit: int | None = None) -> list[Question]:
         check_integer(limit, "the limit")
     name, value = split_spec(spec)
     if name not in DATASETS and Path(spec).is_file():
-        raise BadSetting(f"'{spec}' is a file, not a data spec. Write jsonl:{spec}")
+        raise BadSetting(f"'{spec}' is a file name without its format. Write jsonl:{spec}")
     read = load_entry(DATASETS, "data source", name, PLUGIN_GROUP)
     if not value and name in DATASETS:
         raise BadSetting(f"the data source '{name}' needs a value after the colon: {DATASETS[name].summary}.")
@@ -91,7 +91,7 @@ def _check_questions(questions: Sequence[Question]) -> None:
     for question in check_unique_ids(questions, "question", "the list"):
         name = f"question {format_value(question.id)}"
         if not question.text.strip():
-            raise BadInput(f"{name} is empty. Give it a text, or remove it.")
+            raise BadInput(f"{name} is empty. Write its text, or remove it.")
         for text in (question.text, question.id, *question.answers, *question.choices):
             check_encodable(text, name)
         if len(question.choices) > len(CHOICE_LETTERS):

@@ -122,8 +122,8 @@ def read_openai_batch(value: str) -> Iterator[Question]:
         for kind, answers in answers_by_kind.items():
             if request_id not in answers:
                 raise BadInput(
-                    f"{where}: the request '{request_id}' has no successful result in {options[kind]}. Remove the "
-                    "request, or run it again."
+                    f"{where}: the request '{request_id}' has no successful result in the file {options[kind]}. "
+                    "Remove the request, or run it again."
                 )
             meta[kind] = answers[request_id]
         question = {"question": text, "id": request_id, "answers": golds.get(request_id, []), "meta": meta}

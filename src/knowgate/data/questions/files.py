@@ -65,7 +65,7 @@ def read_csv(value: str) -> Iterator[Question]:
     path, query = parse_file_spec(value)
     options = parse_query_options(query, (*TABLE_OPTIONS, "sep"), "csv")
     if len(options.get("sep", ",")) != 1:
-        raise BadSetting(f"sep='{options['sep'][:20]}' is not one character. Give a single character, such as ';'.")
+        raise BadSetting(f"the separator sep='{options['sep'][:20]}' must be a single character, such as ';'.")
     return convert_records(read_csv_rows(path, options.get("sep", "")), override_fields(TABLE_FIELDS, options))
 
 
@@ -98,12 +98,12 @@ def find_benchmark_folder() -> Path:
     value = os.environ.get(BENCHMARK_VARIABLE)
     if not value:
         raise BadSetting(
-            f"'bench:' needs the environment variable {BENCHMARK_VARIABLE}. Set it to the benchmark folder, or use "
-            "your own data: jsonl:FILE"
+            f"bench: reads benchmark data, but the environment variable {BENCHMARK_VARIABLE} is not set. Set it to "
+            "the benchmark folder, or use your own data: jsonl:FILE"
         )
     path = expand_path(value)
     if not path.is_dir():
-        raise BadInput(f"{BENCHMARK_VARIABLE}='{path}' is not a folder. Set it to the folder of the benchmarks.")
+        raise BadInput(f"{BENCHMARK_VARIABLE}='{path}' is not a folder. Set the variable to the benchmark folder.")
     return path
 
 
@@ -158,7 +158,7 @@ def read_csv_rows(path: Path, separator: str) -> Iterator[tuple[str, dict[str, A
             for row in reader:
                 where = f"{path} line {reader.line_num}"
                 if None in row:  # where DictReader puts cells without a column
-                    raise BadInput(f"{where} has more cells than the header. Check its quotes and `sep`.")
+                    raise BadInput(f"{where} has more cells than the header. Check the quotes and `sep`.")
                 yield where, {name: text for name, text in row.items() if text is not None}
         except csv.Error as error:
             raise BadInput(

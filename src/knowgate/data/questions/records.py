@@ -72,14 +72,12 @@ def _parse_id(value: object, where: str) -> str:
     """Check an id and convert it to text."""
     if isinstance(value, bool) or not isinstance(value, str | int | float) or not str(value).strip():
         raise BadInput(
-            f"{where}: 'id' must be a text or a number, not {format_value(value)}. If you leave it out, the question is "
-            "numbered."
+            f"{where}: 'id' must be a text or a number, not {format_value(value)}. Without an id, the question gets a "
+            "number."
         )
     text = str(value)
     if len(text) > MAX_ID_CHARS:
-        raise BadInput(
-            f"{where}: 'id' has {len(text):,} characters. Use a shorter id, of at most {MAX_ID_CHARS:,} characters."
-        )
+        raise BadInput(f"{where}: 'id' has {len(text):,} characters. Use at most {MAX_ID_CHARS:,}.")
     return text
 
 
@@ -94,7 +92,7 @@ def _get_texts(record: dict[str, Any], key: str, where: str) -> tuple[str, ...]:
     items = _get_typed(record, key, list, where) or []
     invalid = [item for item in items if not isinstance(item, str | int | float)]
     if invalid:
-        raise BadInput(f"{where}: '{key}' must hold texts, not {format_value(invalid[0])}.")
+        raise BadInput(f"{where}: '{key}' must contain only texts, not {format_value(invalid[0])}.")
     return tuple(str(item) for item in items)
 
 
@@ -109,7 +107,7 @@ def _parse_meta(record: dict[str, Any], choices: tuple[str, ...], where: str) ->
     letters = CHOICE_LETTERS[: len(choices)]
     if choices and gold and str(gold).strip().upper() not in tuple(letters):
         raise BadInput(
-            f"{where}: 'gold_letter' is {format_value(gold)}, which is the letter of no choice. Use one of "
+            f"{where}: 'gold_letter' is {format_value(gold)}, but no choice has this letter. Use one of "
             f"{', '.join(letters)}."
         )
     return meta
@@ -178,8 +176,8 @@ def convert_records(records: Iterator[tuple[str, dict[str, Any]]], mapping: Fiel
         if not text.strip():
             names = ", ".join(sorted(texts)[:30]) or "nothing"
             raise BadInput(
-                f"{where} has no question under {' or '.join(mapping.question)}; it has: {names}. Name the field that "
-                "holds the question: ?question=FIELD"
+                f"{where} has no field named {' or '.join(mapping.question)}. Its fields are: {names}. Name the field "
+                "that contains the question: ?question=FIELD"
             )
         meta = {name: value for name, value in texts.items() if name not in mapping.question}
         answer = get_first_field(record, mapping.answer)

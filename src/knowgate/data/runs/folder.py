@@ -54,7 +54,7 @@ def write_shard(folder: Path, states: Mapping[str, Vector]) -> str:
     digest = hashlib.sha256(data).hexdigest()[:DIGEST_DIGITS]
     name = f"vectors-{number:07d}-{digest}.safetensors"
     if (folder / name).exists():
-        raise FileExistsError(errno.EEXIST, "the file exists already", name)
+        raise FileExistsError(errno.EEXIST, "the file already exists", name)
     write_bytes(folder / name, data)
     return name
 
@@ -66,7 +66,7 @@ def read_shard(path: Path) -> dict[str, Vector]:
         Tables with one row per question, by name, such as 'before.12' (layer 12 before the draft).
     """
     if not SHARD_NAME.fullmatch(path.name):
-        raise BadInput(f"not a file of hidden states: '{path.name[:80]}'.")
+        raise BadInput(f"'{path.name[:80]}' is not a file of hidden states.")
     try:
         states: dict[str, Vector] = load_file(path)
     except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
@@ -87,7 +87,7 @@ def list_state_names(path: Path) -> list[str]:
     except (OSError, SafetensorError) as error:
         raise BadInput(f"the hidden states in {path.name} cannot be read: {_get_first_line(error)}.") from None
     if invalid := [name for name in names if not STATE_NAME.fullmatch(name)]:
-        raise BadInput(f"{path.name} holds '{invalid[0][:80]}', which is not a name of hidden states.")
+        raise BadInput(f"{path.name} contains '{invalid[0][:80]}', which is not a valid name for hidden states.")
     return names
 
 
@@ -199,8 +199,8 @@ class RunFolder(RowFolder):
         missing = [key for key in IDENTITY_SETTINGS if key not in settings]
         if missing:
             raise ArtifactError(
-                f"{self.path / RUN_MANIFEST} lacks the settings {', '.join(missing)}. The file was changed or damaged. "
-                "Create the run again."
+                f"{self.path / RUN_MANIFEST} is damaged: these settings are missing: {', '.join(missing)}. Create the "
+                "label run again."
             )
         self._validate(RunSettings, settings, f"the settings in {RUN_MANIFEST}")
         return settings
@@ -254,7 +254,7 @@ class RunFolder(RowFolder):
             block = self._read_states(shard, name, [(rows[number], index) for index, number in pairs])
             states.update({number: block[index] for index, number in pairs})
         if len({state.shape for state in states.values()}) > 1:
-            raise self.make_error(f"the hidden states '{name}' differ in width")
+            raise self.make_error(f"the hidden states '{name}' have different lengths")
         return np.stack([states[number] for number in range(len(rows))]).astype(np.float32)
 
     def vector_names(self) -> list[str]:
@@ -277,9 +277,9 @@ class RunFolder(RowFolder):
             raise BadSetting(f"'{self.path}' has no hidden states '{name}'. It has: {', '.join(sorted(states))}.")
         for row, index in rows:
             if index >= len(states[name]):
-                raise self.make_error(f"row '{row.id}' refers to row {index} of {shard}, which has {len(states[name])}")
+                raise self.make_error(f"row '{row.id}' uses row {index} of {shard}, which has {len(states[name])} rows")
             if row.states and row.states != digest_states(row.id, states, index):
-                raise self.make_error(f"the hidden states of row '{row.id}' in {shard} do not match their digest")
+                raise self.make_error(f"the hidden states of row '{row.id}' in {shard} do not match their checksum")
         return states[name]
 
     # --- display ----------------------------------------------------------------------------------

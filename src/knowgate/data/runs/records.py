@@ -160,7 +160,7 @@ def iterate_needs(run: Path) -> Iterator[RecordedNeeds]:
         needs = _parse(RecordedNeeds, record, where, "gate needs")
         if needs.raw and needs.raw.keys() != needs.needs.keys():
             raise ArtifactError(
-                f"{where}: the gate '{needs.gate}' has calibrated scores and raw scores of different questions. Delete "
+                f"{where}: the calibrated and the raw scores of gate '{needs.gate}' belong to different questions. Delete "
                 "the file and evaluate the gate again."
             )
         yield needs
@@ -197,8 +197,8 @@ def _iterate_beliefs(run: Path) -> Iterator[RecordedBeliefs]:
         beliefs = _parse(RecordedBeliefs, record, where, "arbiter beliefs")
         if beliefs.closed.keys() != beliefs.open.keys():
             raise ArtifactError(
-                f"{where}: the arbiter '{beliefs.arbiter}' has a probability for only one of the two answers of a "
-                "question. Delete the file and evaluate the arbiter again."
+                f"{where}: the arbiter '{beliefs.arbiter}' must have a probability for both answers of a question, "
+                "but has only one. Delete the file and evaluate the arbiter again."
             )
         yield beliefs
 

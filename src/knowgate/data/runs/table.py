@@ -268,8 +268,8 @@ def load_label_table(
     if not len(builder):
         reasons = ", ".join(f"{count} {reason}" for reason, count in builder.left_out.items() if count) or "no rows"
         raise BadInput(
-            f"there is no graded row in {', '.join(map(str, runs))}: {reasons}. {_suggest_graders(builder)}"
-            f"To see the rows: knowgate report {runs[0]}"
+            f"no question in {', '.join(map(str, runs))} is graded: {reasons}. {_suggest_graders(builder)}To see the "
+            f"rows: knowgate report {runs[0]}"
         )
     columns, run_index = builder.build(folders, layers)
     warn_if_mixed(int(columns.is_synthetic.sum()), len(columns.rows))

@@ -34,7 +34,7 @@ def draft_need(draft: Completion | None, confidence: Callable[[Sequence[Token]],
     """
     if draft is None or draft.tokens is None:
         raise UnsupportedSignal(
-            "the LLM's answer has no token log-probabilities. Use a model backend that offers 'logprobs'."
+            "the LLM's answer has no token log-probabilities. Use a model backend that returns log-probabilities."
         )
     if not draft.tokens:
         return EMPTY_DRAFT_NEED

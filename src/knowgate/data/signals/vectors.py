@@ -41,7 +41,7 @@ def draft_texts(readings: Sequence[Reading]) -> list[str]:
     """Return the text of the draft (short closed-book answer) of each reading; raises if one is missing."""
     if any(reading.draft is None for reading in readings):
         raise UnsupportedSignal(
-            "the gate reads a draft (a short answer without passages), but there is none. Use a backend that drafts answers."
+            "the gate needs a draft (a short answer without passages), but there is none. Use another model backend."
         )
     return [reading.draft.text if reading.draft else "" for reading in readings]
 

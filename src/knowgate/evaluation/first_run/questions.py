@@ -139,8 +139,8 @@ def write_first_run_questions(
     reporter.say(_describe_written(folder, model.name))
     if len(questions.questions) < min(MIN_WRITTEN_QUESTIONS, options.count):
         raise BadInput(
-            f"{model.name} wrote {len(every)} usable questions from {len(folder.written())} passages; at least "
-            f"{MIN_WRITTEN_QUESTIONS} are needed (all are in {folder.path / folder.rows_name}). Write some yourself, "
+            f"{model.name} wrote {len(every)} usable questions from {len(folder.written())} passages, but at least "
+            f"{MIN_WRITTEN_QUESTIONS} are needed. All are in {folder.path / folder.rows_name}. Write some yourself, "
             "one per line, and give the file as `questions`, or use a larger LLM as `writer`."
         )
     return questions

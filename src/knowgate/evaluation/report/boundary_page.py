@@ -57,7 +57,7 @@ def build_boundary_sections(runs: Sequence[RunReport]) -> list[str]:
         _build_copy_rate_section(runs) if any(run.boundary.copying for run in runs) else "",
         _build_slice_section(runs),
         _build_agreement_section(runs),
-        html.render_folded_section("runs", "Runs", "What was asked of which model, and how it was graded.", settings),
+        html.render_folded_section("runs", "Runs", "What each model was asked, and how it was graded.", settings),
     ]
 
 
@@ -77,8 +77,9 @@ def _build_summary_section(runs: Sequence[RunReport]) -> str:
 def _build_accuracy_section(runs: Sequence[RunReport]) -> str:
     """Build the section with the accuracy without passages, with passages and with masked passages."""
     intro = (
-        "Share of right greedy answers, with 95 % Wilson intervals. MASK: the gold answers in the passages are replaced. "
-        "Only questions that found passages. Below: how often retrieval turned a wrong answer right (+1) or the other way (-1)."
+        "Share of right greedy answers, with 95 % Wilson intervals, for questions with passages. MASK: the gold "
+        "answers in the passages are replaced. Below: how often retrieval turned a wrong answer right (+1) or a "
+        "right one wrong (-1)."
     )
     has_grades = any(run.boundary.accuracy.closed.n or run.boundary.accuracy.open.n for run in runs)
     figures = [html.render_figure(draw_accuracy_chart(runs), "Accuracy")] if has_grades else []
@@ -89,9 +90,10 @@ def _build_accuracy_section(runs: Sequence[RunReport]) -> str:
 def _build_effect_section(runs: Sequence[RunReport]) -> str:
     """Build the section on the effects of retrieval by mastery and certainty."""
     intro = (
-        "Retrieval is beneficial where the indicator rises with passages, harmful where it falls. Mastery: share of right "
-        "samples. Certainty: 1 - normalized entropy of the samples, which needs no gold answers. First by what the LLM knew "
-        "closed-book; then, if sampled, by what it reached with the passages, and with masked gold answers in them."
+        "Retrieval is beneficial where the indicator rises with passages, harmful where it falls. Mastery: share of "
+        "right samples. Certainty: 1 - normalized entropy of the samples, which needs no gold answers. The first "
+        "charts group questions by closed-book answers. If others were sampled, more charts group them by answers "
+        "with passages and with masked passages."
     )
     sides = ("closed", *tables.list_sampled_sides(runs))
     parts = [_draw_run_effects(run) for run in runs]
@@ -119,9 +121,10 @@ def _draw_run_effects(run: RunReport) -> str:
 def _build_saving_section(runs: Sequence[RunReport]) -> str:
     """Build the section on what skipping retrieval by mastery or certainty saves and costs."""
     intro = (
-        "If retrieval is skipped where the closed-book indicator reaches a threshold (a dot): how much is saved, and how "
-        "accurate the answers stay. The dotted line skips as many questions at random. Mastery needs gold answers, so its "
-        "curve is that of a perfect predictor of mastery; certainty needs none. Differences are in percentage points."
+        "Each dot is a threshold: retrieval is skipped if the closed-book indicator reaches it. The chart shows how "
+        "much is saved and how accurate the answers stay. The dotted line skips as many questions at random. Mastery "
+        "needs gold answers, so its curve shows a perfect predictor of mastery. Certainty needs none. Differences "
+        "are in percentage points."
     )
     drawings = {name: draw_saving_chart(runs, name) for name in INDICATORS}
     figures = [html.render_figure(svg, f"Skipping by {name}") for name, svg in drawings.items() if svg]
@@ -138,8 +141,8 @@ def _build_saving_section(runs: Sequence[RunReport]) -> str:
 def _build_copy_rate_section(runs: Sequence[RunReport]) -> str:
     """Build the section on how often LLMs copy the word MASK from masked passages."""
     intro = (
-        "Does the model copy from the passages or reason with them? Among questions whose open-book samples all agree "
-        "(certainty 1): how often the answer is the word MASK once the gold answers are masked."
+        "Does the model copy from the passages or reason with them? For questions whose open-book samples all agree, "
+        "this is how often the answer becomes the word MASK if the gold answers are masked."
     )
     chart = draw_copy_rate_chart(runs)
     figures = [html.render_figure(chart, "Copy rate")] if chart else []
@@ -150,20 +153,21 @@ def _build_copy_rate_section(runs: Sequence[RunReport]) -> str:
 def _build_slice_section(runs: Sequence[RunReport]) -> str:
     """Build the section with the measures on groups of questions, such as those of each language."""
     intro = (
-        "The same numbers for parts of the data, on questions that were answered both ways. Answer frequency: thirds of a "
-        "run by how many passages of the corpus hold the answer; equal counts stay together, so a third can be empty."
+        "The same numbers for parts of the data, on questions that were answered both ways. Answer frequency: a run "
+        "is divided into thirds by how many passages contain the answer. Equal counts stay together, so a third can "
+        "be empty."
     )
     parts = [html.render_table(table) for table in tables.build_run_slice_tables(runs)]
     if not parts:
-        parts = [html.render_remark("The runs cannot be divided: one data set, one language, one form.")]
+        parts = [html.render_remark("The runs cannot be divided: all questions are of one kind.")]
     return html.render_folded_section("slices", "Slices", intro, parts)
 
 
 def _build_agreement_section(runs: Sequence[RunReport]) -> str:
     """Build the section on how often graders agree."""
     intro = (
-        "The greedy answers graded again by the string rules, against each other and against the judge's verdicts if "
-        "the run has any. Kappa: agreement beyond chance."
+        "How often graders of the greedy answers agree: the string rules with each other, and with the judge if the "
+        "run has one. Kappa: agreement beyond chance."
     )
     table = html.render_table(tables.build_agreement_table(runs))
     return html.render_folded_section("agreement", "Agreement of graders", intro, [table])
@@ -171,7 +175,7 @@ def _build_agreement_section(runs: Sequence[RunReport]) -> str:
 
 def _build_extremes_section(runs: Sequence[RunReport], name: str) -> str:
     """Build the section with the questions that retrieval 'harmed' or 'helped' (`name`) most."""
-    intro = "Up to twenty per run, by the change of mastery from closed to open book, then by benefit."
+    intro = "Up to twenty per run, by how much passages change the share of right samples."
     parts = []
     for run in runs:
         questions = [html.render_extreme_question(row) for row in getattr(run.boundary, name)]
@@ -214,7 +218,7 @@ def _describe_passages(run: RunReport) -> str:
     """Say how accurate the answers with passages are, and what passages change."""
     accuracy, benefit = run.boundary.accuracy, run.boundary.benefit
     if not accuracy.open.n:
-        return "No question was answered with passages, so what retrieval does is not known."
+        return "No question was answered with passages, so the effect of retrieval is unknown."
     n = benefit.helps + benefit.neutral + benefit.hurts
     helps, hurts, neutral = (format_percent(count / n) for count in (benefit.helps, benefit.hurts, benefit.neutral))
     is_subset = accuracy.open.n < accuracy.closed.n

@@ -64,7 +64,7 @@ def build_diff_verdict(diff: EvaluationDiff) -> DiffVerdict:
     if risen:
         return DiffVerdict("use", "B is better than A.", _list_differences(risen))
     if not differences:
-        return DiffVerdict("unknown", "B and A cannot be told apart by their answers.", "See how needs rank.")
+        return DiffVerdict("unknown", "B and A cannot be told apart by their answers.", "See the ranking by need.")
     return DiffVerdict("unknown", "No significant difference between A and B.", _list_differences(differences))
 
 
@@ -115,7 +115,7 @@ def build_short_diff_table(diff: EvaluationDiff) -> TextTable:
         more_searches = searches.difference.value if searches else None
         rows.append((gate.gate, *cells, MISSING_VALUE if more_searches is None else format_points(more_searches)))
     columns = ("gate", f"{MEASURE_NAMES[measure]}, A", "B", "B - A", "searches")
-    return TextTable("B less A, in points", columns, tuple(rows))
+    return TextTable("B minus A, in points", columns, tuple(rows))
 
 
 def build_diff_table(diff: EvaluationDiff) -> TextTable:
@@ -188,7 +188,7 @@ def build_diff_sections(diff: EvaluationDiff) -> Iterator[str]:
     sides = html.render_table(build_sides_table(diff), css_class="text")
     yield html.render_section("sides", "What is compared", "", [sides])
     table = html.render_wide_table(build_diff_table(diff), DIFF_DEFINITIONS, diff.watched)
-    intro = "Click a head to sort. The gates that count are highlighted."
+    intro = "Click a column header to sort. The gates that count are highlighted."
     yield html.render_folded_section("gates", "All gates", intro, [table], f"{len(diff.gates)} on both sides")
     definitions = html.render_definitions("Definitions", DIFF_DEFINITIONS)
     yield html.render_folded_section("how", "How every number is computed", "", [definitions])
@@ -196,7 +196,7 @@ def build_diff_sections(diff: EvaluationDiff) -> Iterator[str]:
 
 def _build_chart_section(diff: EvaluationDiff) -> str:
     """Build the section with a chart of the changes of accuracy."""
-    intro = "Accuracy of B less that of A, with 95 % intervals: the gates that count, then those that changed most."
+    intro = "Accuracy of B minus that of A, with 95 % intervals: the gates that count, then those that changed most."
     rows = []
     for gate in select_gates(diff):
         change = gate.changes.get("accuracy")
@@ -204,9 +204,9 @@ def _build_chart_section(diff: EvaluationDiff) -> str:
             difference = change.difference
             tooltip = f"{gate.gate}: {format_points_estimate(difference)} points"
             rows.append(DotRow(gate.gate, change.difference.value, difference.low, difference.high, tooltip))
-    title = "Accuracy, B less A"
+    title = "Accuracy, B minus A"
     if rows:
-        content = html.render_figure(draw_dot_chart(rows, title, "points, B less A"), title)
+        content = html.render_figure(draw_dot_chart(rows, title, "points, B minus A"), title)
     else:
         content = html.render_remark("No gate has answers with and without passages on both sides.")
     return html.render_section("picture", "What changed", intro, [content])

@@ -136,8 +136,8 @@ def draw_trade_off_chart(evaluation: Evaluation, policy: HighlightedPolicy | Non
     area = PlotArea(Axis("searches, as a share of the questions"), y_axis)
     ends = [_make_end_mark(evaluation, name, rate) for name, rate in (("never", 0.0), ("always", 1.0))]
     description = (
-        f"Without any search {format_percent(ends[0].at.y)} of the answers are right, with all of them "
-        f"{format_percent(ends[1].at.y)}. Lines above the straight one choose better than chance."
+        f"Without any search, {format_percent(ends[0].at.y)} of the answers are right; with a search for every "
+        f"question, {format_percent(ends[1].at.y)}. Lines above the straight line choose better than chance."
     )
     return charts.draw_line_plot(area, lines, "Accuracy against searches", description, ends)
 

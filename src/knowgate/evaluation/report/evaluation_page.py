@@ -106,7 +106,7 @@ def build_evaluation_sections(
         yield html.render_section("topics", "By topic", intro, [topics])
     if evaluation.cascade:
         intro = (
-            "After retrieval an arbiter chooses between the answer with passages and the closed-book one: each gate, "
+            "After retrieval, an arbiter chooses between the answers with and without passages. Each row is a gate "
             "at its own threshold, followed by the arbiter. The row 'always' is the arbiter alone."
         )
         table = _render_table(build_cascade_table(evaluation.cascade))
@@ -236,8 +236,8 @@ def _build_policy_slice_section(evaluation: Evaluation, policy: HighlightedPolic
     """Build the section on what the policy changes in each group of questions."""
     title = "Where it helps and hurts"
     intro = (
-        f"What the skips of {policy.name} change in each part of the questions, including those it was chosen on. Left "
-        "of the line, answers are lost."
+        f"How skipping searches with {policy.name} changes accuracy in each part of the questions, including those it "
+        "was chosen on. Left of the line, answers are lost."
     )
     slices = charts.slice_policy(evaluation, policy, MIN_SLICE_QUESTIONS)
     if not slices:
@@ -283,7 +283,7 @@ def classify_decisions(evaluation: Evaluation, policy: HighlightedPolicy) -> lis
     # Of skips, those of lowest need are shown; of searches, those of highest need.
     return [
         DecisionKind("Good skips: right without a search", True, skips & closed, True),
-        DecisionKind("Bad skips: only a search would have been right", False, skips & opened & ~closed, True),
+        DecisionKind("Bad skips: right only with a search", False, skips & opened & ~closed, True),
         DecisionKind("Saved by retrieval: wrong without it", True, ~skips & opened & ~closed, False),
         DecisionKind("Harmed by retrieval: right without it", False, ~skips & closed & ~opened, False),
     ]
@@ -291,7 +291,7 @@ def classify_decisions(evaluation: Evaluation, policy: HighlightedPolicy) -> lis
 
 def _build_examples_section(evaluation: Evaluation, policy: HighlightedPolicy) -> str:
     """Build the section with examples of good and bad decisions."""
-    intro = f"Of {policy.name}, those it was surest of; the number is the need. Click to open them."
+    intro = f"Decisions that {policy.name} was most certain of, with the need for retrieval. Click to open."
     if not evaluation.table.has_text.any():
         intro += " This run holds no question texts, so ids are shown."
     return html.render_section("examples", "Decisions to look at", intro, list(render_examples(evaluation, policy)))
@@ -323,7 +323,7 @@ def _build_folded_sections(evaluation: Evaluation, policy: HighlightedPolicy | N
     yield html.render_folded_section(
         "gates",
         "All gates, all numbers",
-        "Click a head to sort; 95 % intervals in brackets.",
+        "Click a column header to sort; 95 % intervals in brackets.",
         [html.render_wide_table(full_table, tables.COLUMN_DEFINITIONS, highlighted)],
         f"{len(evaluation.gates)} rows, each gate at its own threshold",
     )
@@ -337,7 +337,7 @@ def _build_folded_sections(evaluation: Evaluation, policy: HighlightedPolicy | N
 
 def _build_ranking_section(evaluation: Evaluation, policy: HighlightedPolicy | None) -> str:
     """Build the section with ROC curves, calibration and distribution of needs; '' without gates."""
-    intro = "How well need tells what the LLM does not know, at any threshold; and whether it is a probability."
+    intro = "How well the need score predicts what the LLM does not know, and whether it is a calibrated probability."
     gates = _order_by_auroc(evaluation, policy)
     if not gates:
         return ""
@@ -404,7 +404,7 @@ def _build_definition_section() -> str:
         f'<h3 id="choosing">How a recommendation is chosen</h3><ol>{steps}</ol>',
         html.render_definitions("Definitions", tables.COLUMN_DEFINITIONS),
     ]
-    return html.render_folded_section("how", "How every number is computed", "What the column heads mean.", parts)
+    return html.render_folded_section("how", "How every number is computed", "What the column headers mean.", parts)
 
 
 def _render_table(table: TextTable) -> str:

@@ -153,7 +153,7 @@ def build_ranking_table(evaluation: Evaluation) -> TextTable:
     ]
     majority = f"{compute_majority_share(evaluation.table):.3f}"
     rows.append(("majority", MISSING_VALUE, majority, *[MISSING_VALUE] * 5))
-    return TextTable("Does need tell what the LLM does not know?", columns, tuple(rows))
+    return TextTable("Does the need score predict what the LLM does not know?", columns, tuple(rows))
 
 
 def build_frontier_table(evaluation: Evaluation) -> TextTable:
@@ -184,7 +184,7 @@ def build_judgment_table(evaluation: Evaluation) -> TextTable:
         if "closed_if_known" in gate.measures
     ]
     columns = ("gate", "closed-book accuracy, judged known", "judged unknown")
-    return TextTable("Are the questions judged known known?", columns, tuple(rows))
+    return TextTable("Does the LLM know the questions that are judged as known?", columns, tuple(rows))
 
 
 def build_cost_table(evaluation: Evaluation) -> TextTable:

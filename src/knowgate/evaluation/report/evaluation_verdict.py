@@ -207,7 +207,7 @@ def _write_headline(recommendation: Recommendation, savings: Savings) -> str:
 def _describe_choice(recommendation: Recommendation, evaluation: Evaluation) -> str:
     """Describe how gate and threshold were chosen, and which guarantees are stored."""
     if recommendation.at_own_threshold or not recommendation.agreeing_folds:
-        return f"Nothing had to be chosen for that, so all questions measure it. {_list_guarantees(evaluation)}."
+        return f"Nothing was chosen on these questions, so all of them measure it. {_list_guarantees(evaluation)}."
     return (
         f"Gate and threshold were chosen on these questions, to lose no more than "
         f"{format_point_count(recommendation.max_loss)}. The choice was then repeated {FOLDS} times, each time without "
@@ -246,7 +246,9 @@ def _describe_doubt(recommendation: Recommendation) -> str:
     if low is None or low < -recommendation.max_loss:
         return f"so a loss above {loss} is not ruled out{_suggest_more_questions(recommendation)}"
     if not recommendation.beats_chance:
-        return f"but that it chooses better than chance is not certain: {describe_gain(recommendation)}{STRICTER_TEST}"
+        return (
+            f"but it is not certain that it chooses better than chance: {describe_gain(recommendation)}{STRICTER_TEST}"
+        )
     if recommendation.forbidden_slices:
         return f"but {recommendation.forbidden_slices[0].name} certainly loses more than {loss}"
     return f"but only {recommendation.agreeing_folds} of {FOLDS} repeats chose the same gate"
@@ -292,7 +294,7 @@ def _make_money_figure(savings: Savings) -> KeyFigure:
 def _write_negative_headline(recommendation: Recommendation, evaluation: Evaluation) -> str:
     """Say that no gate is recommended, or why that cannot be said."""
     if not evaluation.has_open_answers:
-        return "What skipping would cost cannot be seen: no question was answered with passages."
+        return "The cost of skipping is unknown, because no question was answered with passages."
     if not evaluation.ranking_gates:
         return "No gate could be evaluated on these rows."
     if recommendation.level == "unknown":
@@ -324,10 +326,10 @@ def _find_reason(recommendation: Recommendation, evaluation: Evaluation) -> str:
     if max(aurocs) < LOW_AUROC:
         return f"{knows} no gate tells which: the best AUROC is {max(aurocs):.2f}."
     if (recommendation.held_out_skipped.value or 0.0) >= MIN_SKIPPED and not recommendation.beats_chance:
-        return f"{knows} that gates choose better than chance which searches to skip is not shown."
+        return f"{knows} no gate is shown to choose the searches to skip better than chance."
     return (
-        f"{knows} {recommendation.n} do not show that a threshold chosen on some of them keeps the loss within "
-        f"{format_point_count(recommendation.max_loss)} on the others and skips enough. More questions would tell."
+        f"{knows} {recommendation.n} questions do not show that a threshold skips enough and loses at most "
+        f"{format_point_count(recommendation.max_loss)} on new questions. Label more questions."
     )
 
 

@@ -42,8 +42,8 @@ def _estimate(arbiter: Arbiter, answers: Sequence[AnswerPair]) -> list[Belief]:
         beliefs = arbiter.estimate(answers)
     if len(beliefs) != len(answers):
         raise ModelError(
-            f"arbiter '{arbiter.name}' returned {len(beliefs)} beliefs for {len(answers)} pairs of answers. It must "
-            "return one per pair."
+            f"arbiter '{arbiter.name}' returned {len(beliefs)} results for {len(answers)} pairs of answers. It must "
+            "return one result per pair."
         )
     for pair, belief in zip(answers, beliefs, strict=True):
         for value in (belief.closed, belief.open):

@@ -178,7 +178,7 @@ class FeaturesArbiter(FittedArbiter):
         """Raise BadInput if a feature is unknown or the tensors of a classifier are wrong."""
         names = read_record(FeaturesArbiterOptions, self.artifact.options, "options").features
         if not names or not set(names) <= set(ANSWER_FEATURES):
-            raise BadInput(f"its features are missing or unknown: {', '.join(names)[:80] or 'none'}.")
+            raise BadInput(f"the list of features is empty or has an unknown name: {', '.join(names)[:80] or 'none'}.")
         for side in ANSWER_SIDES:
             require_network(tensors, f"{side}.", len(names))
 

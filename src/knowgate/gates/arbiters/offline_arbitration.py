@@ -109,8 +109,8 @@ def arbitrate(
     """
     if table.open_right is None:
         raise BadSetting(
-            "an arbiter needs answers with passages to choose from, and the label run has none. Label the questions "
-            "with passages: set `index`."
+            "an arbiter chooses between answers with and without passages, but the label run has no answers with "
+            "passages. Label the questions again with `index`."
         )
     named = _resolve_arbiter(table, arbiter, plug_in)
     closed_keys: set[str] = set()
@@ -155,8 +155,8 @@ def _complete_beliefs(
         return beliefs
     if named.arbiter is None:
         raise BadInput(
-            f"the label run '{run}' holds probabilities of the arbiter '{named.name}' for only some questions. Pass "
-            "the folder of the arbiter to compute the others."
+            f"the label run '{run}' contains probabilities of the arbiter '{named.name}' for only some questions. "
+            "Pass the folder of the arbiter to compute the rest."
         )
     _check_rows(run, missing, named.arbiter)
     log.info("%s judges the answers to %d questions", named.name, len(missing))
@@ -195,8 +195,8 @@ def _check_rows(run: Path, rows: Sequence[LabelRow], arbiter: Arbiter) -> None:
     """Raise an error if texts, passages or log-probabilities that the arbiter reads are missing in all rows."""
     if not any(row.question for row in rows):
         raise BadSetting(
-            f"the label run '{run}' was packed without questions and answers, which the arbiter '{arbiter.name}' "
-            "reads. Use the original label run, or one that holds the probabilities of this arbiter."
+            f"the label run '{run}' was packed without texts, but the arbiter '{arbiter.name}' reads questions and "
+            "answers. Use the original label run, or one that contains the probabilities of this arbiter."
         )
     answers = [answer for row in rows for answer in (row.closed, row.open) if answer is not None]
     missing = ""
@@ -206,7 +206,7 @@ def _check_rows(run: Path, rows: Sequence[LabelRow], arbiter: Arbiter) -> None:
         missing = "log-probabilities"
     if missing:
         raise UnsupportedSignal(
-            f"the arbiter '{arbiter.name}' reads {missing}, and the label run '{run}' has none. Label the questions "
-            f"again with {missing}, or fit the arbiter on label runs without them.",
+            f"the arbiter '{arbiter.name}' needs {missing}, which the label run '{run}' does not contain. Label the "
+            f"questions again with {missing}, or fit the arbiter on label runs without them.",
             brief=f"the label run has no {missing}",
         )

@@ -257,19 +257,18 @@ def check_state_agreement(artifact: Artifact, model: Model, prompts: AnswerPromp
     reference = read_reference_states(artifact)
     if reference is None or not set(request.layers) <= set(reference.states):
         raise ArtifactError(
-            f"the gate '{gate}' was fitted on {trained_on} and stores no hidden states to compare with those of "
-            f"{model.name}. Fit the gate again, or set plug_in=True if you know that both run the same weights."
+            f"cannot check that {model.name} returns the same hidden states as {trained_on}, on which the gate "
+            f"'{gate}' was fitted. Fit the gate again. If both run the same weights, set plug_in=True."
         )
     closed_book_prompts = [prompts.closed(question) for question in reference.questions]
     readings = model.read(closed_book_prompts, SignalRequest(layers=request.layers, resumable=False))
     agreement = measure_state_agreement(reference, readings, request.layers)
     if not agreement.is_sufficient:
         raise ArtifactError(
-            f"the gate '{gate}' was fitted on {trained_on}, whose hidden states differ from those of {model.name}: on "
-            f"{agreement.n} prompts the smallest cosine is {agreement.cosine:.4f} (at least {MIN_COSINE} is needed), "
-            f"and {agreement.nearest} of {agreement.n} states are closest to the stored state of their own prompt. "
-            "Serve the same weights, list the server's layers in its order (the last layer of vLLM is the one before "
-            "the final norm), or fit the gate on the server."
+            f"the hidden states of {model.name} differ from those of {trained_on}, on which the gate '{gate}' was "
+            f"fitted. On {agreement.n} prompts the smallest cosine is {agreement.cosine:.4f} (required: "
+            f"{MIN_COSINE}). {agreement.nearest} of {agreement.n} states are closest to the stored state of the same "
+            "prompt. Serve the same weights, list the layers in the server's order, or fit the gate on this server."
         )
     return (
         f"fitted on {trained_on}, whose states the server returns (smallest cosine {agreement.cosine:.4f} on "

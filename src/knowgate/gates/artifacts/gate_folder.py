@@ -149,11 +149,11 @@ def _read_manifest(folder: Path, artifact_format: ArtifactFormat) -> dict[str, A
         version, checksum = manifest["version"], manifest["checksum"]
         is_intact = checksum == compute_checksum(manifest)
     except KeyError as error:
-        raise _make_error(folder, f"{name} is broken (it lacks {error})", artifact_format) from None
+        raise _make_error(folder, f"{name} is broken: {error} is missing", artifact_format) from None
     except (BadInput, TypeError) as error:
         raise _make_error(folder, f"{name} is broken ({error})", artifact_format) from None
     if version != FORMAT_VERSION:
-        problem = f"its format version is {str(version)[:40]}, but this version of knowgate reads {FORMAT_VERSION}"
+        problem = f"the format version is {str(version)[:40]}, but this version of knowgate reads {FORMAT_VERSION}"
         raise _make_error(folder, problem, artifact_format)
     if not is_intact:
         advice = " (use `knowgate calibrate` to change the threshold)" if artifact_format.kind == "gate" else ""
@@ -170,9 +170,9 @@ def _parse_tensors(data: bytes, make_error: Callable[[str], ArtifactError]) -> T
     try:
         tensors: Tensors = load(data) if data else {}
     except (SafetensorError, KeyError, ValueError, TypeError) as error:  # numpy lacks some number types
-        raise make_error(f"its weights cannot be read: {error}") from None
+        raise make_error(f"the weights cannot be read: {error}") from None
     if any(not np.isfinite(tensor).all() for tensor in tensors.values()):
-        raise make_error("its weights contain NaN or infinite numbers")
+        raise make_error("the weights contain NaN or infinite numbers")
     return tensors
 
 
@@ -294,13 +294,13 @@ def check_binding(artifact: Artifact, model: ModelIdentity, prompts: str, *, plu
     if is_recorded_model(name):
         raise ArtifactError(
             f"the {artifact.format.kind} '{artifact.path.name}' was fitted on recorded answers of "
-            f"'{strip_model_prefix(name)}', not of '{strip_model_prefix(model.name)}'. Use it with that LLM, or fit it "
-            "on answers of this one. If both names mean the same LLM, set plug_in=True."
+            f"'{strip_model_prefix(name)}', but your LLM is '{strip_model_prefix(model.name)}'. Use the first LLM, or "
+            "fit on answers of the second. If both names mean the same LLM, set plug_in=True."
         )
     raise ArtifactError(
         f"the {artifact.format.kind} '{artifact.path.name}' was fitted on {name} (model {trained_on['fingerprint']}, "
-        f"prompts {trained_prompts}), not on this model ({fingerprint}, prompts {prompts}). Use it with its own model "
-        f"(model='{name}'), or fit it on this model. To use it with this model all the same, set plug_in=True."
+        f"prompts {trained_prompts}), but your model differs (model {fingerprint}, prompts {prompts}). Use "
+        f"model='{name}', or fit it on your model. To use it anyway, set plug_in=True."
     )
 
 

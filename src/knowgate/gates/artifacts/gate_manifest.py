@@ -334,7 +334,7 @@ def read_gate_manifest(value: Mapping[str, Any], where: str) -> GateManifest:
     check_calibration(manifest.calibration, where)
     distance = manifest.distance
     if distance is not None and distance.of == "state" and distance.layer not in manifest.want.layers:
-        raise BadInput(f"{where}: `distance` uses layer {distance.layer}, which is not among the layers in `want`.")
+        raise BadInput(f"{where}: `distance` uses layer {distance.layer}, but `want` does not list this layer.")
     return manifest
 
 
@@ -343,4 +343,4 @@ def check_calibration(calibration: CalibrationRecord, where: str) -> None:
     x, y = calibration.x, calibration.y
     is_increasing = sorted(x) == list(x) and sorted(y) == list(y)
     if calibration.kind == "isotonic" and not (x and len(x) == len(y) and is_increasing):
-        raise BadInput(f"{where}: `calibration` must have as many x as y values, both in increasing order.")
+        raise BadInput(f"{where}: `calibration` must have as many x values as y values, both in increasing order.")

@@ -82,8 +82,8 @@ def check_feature_width(features: Vector, width: int) -> None:
     """Raise ArtifactError if the number of features differs from what the gate was fitted on."""
     if features.shape[1] != width:
         raise ArtifactError(
-            f"the gate was fitted on {width} features and gets {features.shape[1]}, so they come from a different LLM "
-            "or embedding model. Use the model that the gate was fitted with, or fit the gate again."
+            f"the gate expects {width} features but got {features.shape[1]}. They come from another LLM or embedding "
+            "model. Use the model that the gate was fitted with, or fit the gate again."
         )
 
 
@@ -117,7 +117,7 @@ def _require_member(tensors: TensorValidator, prefix: str, width: int) -> None:
         tensors.require(f"{prefix}{layer}.bias", width)
         layer += 1
     if width not in (1, 2):
-        raise BadInput(f"the last layer '{prefix}{layer - 1}' of a network has {width} outputs instead of one or two.")
+        raise BadInput(f"the last layer '{prefix}{layer - 1}' of a network must have one or two outputs, not {width}.")
 
 
 def apply_network(tensors: Tensors, features: Vector, prefix: str = "") -> FloatArray:

@@ -163,13 +163,13 @@ def _summarize_failure(evidence: Mapping[str, Any]) -> str:
         return f"No threshold is proven to lose {loss}: always retrieve."
     if evidence.get("proven", True):
         return (
-            f"Always retrieving with the arbiter {arbiter['name']} loses {loss}. This is not proven for any threshold "
-            "that skips questions."
+            f"Always retrieving with the arbiter {arbiter['name']} loses {loss}. No threshold that skips searches is "
+            "proven to lose so little."
         )
     return (
-        f"With the arbiter {arbiter['name']} not even always retrieving is proven to lose {loss} ({evidence['harmed']} "
-        f"harmed among {evidence['n']} questions). Allow a higher `max_loss`, use another arbiter or none, or count "
-        "gained answers with net=True."
+        f"With the arbiter {arbiter['name']}, even always retrieving is not proven to lose {loss} "
+        f"({evidence['harmed']} harmed among {evidence['n']} questions). Allow a higher `max_loss`, use another "
+        "arbiter or none, or count gained answers with net=True."
     )
 
 

@@ -75,18 +75,18 @@ class CalibrationOptions(Options):
     )
     retrieval_rate: float | None = option(None, "Maximum share of questions to retrieve for, for example 0.5.")
     best_accuracy: bool = option(
-        False, "Choose the threshold with the most right answers; of equally good ones, the one that skips most."
+        False, "Choose the threshold with the most right answers. If several tie, take the one that skips most."
     )
     net: bool = option(
         False,
         "With `max_loss`: subtract answers that skipping retrieval gains from the loss. Default: count only lost "
         "answers, which is stricter.",
     )
-    held_out: float = option(0.5, "Share of the questions that only test the threshold, not choose it.", ge=0, lt=1)
+    held_out: float = option(0.5, "Share of the questions that are kept back to test the threshold.", ge=0, lt=1)
     out: UserPath | None = option(
         None, "Folder for a copy of the gate with the new threshold. Default: change the gate itself.", metavar="DIR"
     )
-    seed: Seed = option(0, "Seed of the random split into questions that choose and that test.")
+    seed: Seed = option(0, "Seed of the random split into questions that choose the threshold and that test it.")
 
     @property
     def target(self) -> CalibrationTarget:
@@ -98,8 +98,8 @@ class CalibrationOptions(Options):
         n_targets = (self.max_loss is not None) + (self.retrieval_rate is not None) + self.best_accuracy
         if n_targets != 1:
             raise BadSetting(
-                "set exactly one of `max_loss`, `retrieval_rate` and `best_accuracy`: it says what the threshold is "
-                f"chosen for. Now {n_targets or 'none'} of them {'is' if n_targets < 1 else 'are'} set."
+                "set exactly one of `max_loss`, `retrieval_rate` and `best_accuracy`, the possible goals of the "
+                f"threshold. Now {n_targets or 'none'} of them {'is' if n_targets < 1 else 'are'} set."
             )
         if self.max_loss is not None:
             confidence = DEFAULT_CONFIDENCE if self.confidence is None else self.confidence
@@ -209,8 +209,8 @@ def calibrate(
         )
     if get_verdict(gate) == "own":
         raise BadSetting(
-            "',verdict=own' selects the raw score of the gate, but a threshold is chosen for its calibrated score. "
-            f"Use '{folder}'."
+            "',verdict=own' selects the uncalibrated score, but a threshold is chosen for the calibrated score. Use "
+            f"'{folder}'."
         )
     calibration = find_threshold(
         gate,
@@ -300,8 +300,8 @@ def load_calibration_rows(runs: Sequence[Path]) -> LabelTable:
     table = load_label_table(runs, required_equal=REQUIRED_EQUAL)
     if table.open_right is None:
         raise BadInput(
-            f"no question in {', '.join(map(str, runs))} was answered with passages, so it is unknown what skipping "
-            "retrieval loses. Label the questions with passages: set `index`."
+            f"no question in {', '.join(map(str, runs))} was answered with passages, so the loss from skipping "
+            "retrieval is unknown. Label the questions again with `index`."
         )
     _check_same_passages(runs)
     return table
@@ -360,8 +360,8 @@ def _check_enough_questions(n: int, n_usable: int, target: CalibrationTarget, le
     goal = f"loss {target.value:g} at confidence {1 - target.delta:g}" if target.kind == "guarantee" else "a threshold"
     advice = ", or use all of them: held_out=0." if n_usable >= target.min_questions else "."
     raise BadInput(
-        f"{goal} needs at least {target.min_questions} questions to choose on, but there are only {n} of {n_usable} "
-        f"usable ones{f' (left out: {reasons})' if reasons else ''}. Label more questions{advice}"
+        f"{goal} needs at least {target.min_questions} questions to choose on, but only {n} of the {n_usable} usable "
+        f"ones are not held out{f' (left out: {reasons})' if reasons else ''}. Label more questions{advice}"
     )
 
 
@@ -369,8 +369,8 @@ def _check_any_harm(outcomes: GateOutcomes, target: CalibrationTarget) -> None:
     """Raise BadInput if retrieval never turned a wrong answer right, unless the target is a budget."""
     if target.kind != "budget" and not outcomes.harmed.any():
         raise BadInput(
-            f"retrieval turned no wrong answer right in any of the {len(outcomes)} rows, so skipping it loses nothing. "
-            "Check the passages with `knowgate report`, or use the gate 'never'."
+            f"retrieval corrected none of the {len(outcomes)} answers, so skipping it loses nothing. Check the "
+            "passages with `knowgate report`, or use the gate 'never'."
         )
 
 
@@ -380,15 +380,15 @@ def _check_gate_matches_runs(artifact: Artifact, table: LabelTable) -> None:
     model, prompts = manifest["model"], manifest["prompts"]
     if (model["fingerprint"], prompts) != (settings["model_fingerprint"], settings["prompts_fingerprint"]):
         raise BadSetting(
-            f"the gate '{artifact.path.name}' was fitted on {model['name']} ({model['fingerprint']}, prompts {prompts})"
-            f", but the label runs are of {settings['model']} ({settings['model_fingerprint']}, prompts "
-            f"{settings['prompts_fingerprint']}). Calibrate on label runs of the gate's own LLM."
+            f"the gate '{artifact.path.name}' was fitted on {model['name']} ({model['fingerprint']}, prompts "
+            f"{prompts}), but the label runs were made with {settings['model']} ({settings['model_fingerprint']}, "
+            f"prompts {settings['prompts_fingerprint']}). Calibrate on label runs of the gate's own LLM."
         )
     _check_reading_lengths(manifest, settings)
     if not (artifact.path / SEEN_FILE).is_file():
         raise ArtifactError(
-            f"the gate '{artifact.path}' has no {SEEN_FILE}, so its training questions are unknown and cannot be left "
-            "out. Fit the gate again."
+            f"the gate '{artifact.path}' has no {SEEN_FILE}, so its training questions are unknown and cannot be "
+            "excluded. Fit the gate again."
         )
 
 
@@ -409,8 +409,8 @@ def _check_reading_lengths(manifest: Mapping[str, Any], settings: Mapping[str, A
     for text, setting, expected in lengths:
         if (recorded := settings.get(setting)) not in (None, expected):
             raise BadSetting(
-                f"the gate reads {text.format(expected)}, but the label runs contain {text.format(recorded)}, so its "
-                f"scores would differ from those in use. Label the questions with {setting}={expected}."
+                f"the gate expects {text.format(expected)}, but the label runs contain {text.format(recorded)}. Label "
+                f"the questions with {setting}={expected}."
             )
 
 

@@ -27,12 +27,8 @@ MAX_REQUIRED_ROWS = 1 << 19  # more rows than anybody labels
 class SafetyLimits(Options):
     """How much accuracy a threshold may lose against always retrieving to be used by default."""
 
-    max_loss: float = option(
-        0.01, "Largest estimated loss of accuracy against always retrieving that a threshold may have.", ge=0, lt=1
-    )
-    loss_bound: float = option(
-        0.03, "Largest upper confidence limit (95 %) of that loss that a threshold may have.", gt=0, lt=1
-    )
+    max_loss: float = option(0.01, "Maximum estimated loss of accuracy, compared with always retrieving.", ge=0, lt=1)
+    loss_bound: float = option(0.03, "Maximum of the upper confidence limit (95 %) of this loss.", gt=0, lt=1)
     confidence: float = option(0.95, "Confidence of the upper limit.", gt=0.5, lt=1)
 
     def accepts(self, loss: NetLoss) -> bool:
@@ -140,8 +136,8 @@ class GateOutcomes:
     def __post_init__(self) -> None:
         if not len(self.needs) == len(self.closed_right) == len(self.open_right) == len(self.retrieved_right):
             raise BadInput(
-                f"there are {len(self.needs)} needs, {len(self.closed_right)} closed-book and {len(self.open_right)} "
-                "open-book grades. Pass one of each per question."
+                f"got {len(self.needs)} need scores, {len(self.closed_right)} closed-book grades and "
+                f"{len(self.open_right)} open-book grades. Pass one of each per question."
             )
 
     def __len__(self) -> int:

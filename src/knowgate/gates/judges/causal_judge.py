@@ -156,7 +156,7 @@ class CausalJudge:
             tokens = self.model.tokenize(part)
             if number and tokens[0] not in self.label_tokens:
                 raise BadSetting(
-                    f"{self.model.name} cannot be this judge: it tokenizes the label at the start of '{part}' "
+                    f"{self.model.name} cannot be a judge here: its tokenizer splits the label in '{part}' "
                     "differently than the label alone. Choose a different base model."
                 )
             ids = ids + tokens
@@ -409,8 +409,8 @@ def _load_llama_cached(folders: tuple[Path, ...], digests: tuple[str, ...], opti
     judge = LlamaJudge(members, options)
     if (deviation := judge.measure_deviation(STARTUP_CHECKS)) > MAX_DEVIATION:
         raise ModelError(
-            f"the judge in '{folders[0].parent}' predicts something different with this llama.cpp than before its "
-            f"export: a probability differs by {deviation:.2f}, and at most {MAX_DEVIATION} is allowed. Install "
-            "another release of xllamacpp, or use the original gate."
+            f"the exported judge in '{folders[0].parent}' gives other probabilities than the original: one differs by "
+            f"{deviation:.2f}, but at most {MAX_DEVIATION} is allowed. Install another release of xllamacpp, or use "
+            "the original gate."
         )
     return judge

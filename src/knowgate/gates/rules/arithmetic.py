@@ -50,7 +50,7 @@ class _Parser:
         """Compute the whole expression; raise ValueError if tokens are left after its end."""
         value = self._sum()
         if self._tokens:
-            raise ValueError("the expression does not end here")
+            raise ValueError("there is more text after the expression")
         return value
 
     def _next_is(self, operators: str) -> bool:

@@ -62,9 +62,9 @@ class TopicRule:
 
     def __post_init__(self) -> None:
         if not self.examples:
-            raise BadSetting(f"the topic '{self.name}' has no examples. Add examples = ['...'], typical questions.")
+            raise BadSetting(f"the topic '{self.name}' has no examples. Add typical questions: examples = ['...'].")
         if not -1 <= self.similarity <= 1:
-            raise BadSetting(f"the topic '{self.name}' has the similarity {self.similarity:g}. Use -1 to 1.")
+            raise BadSetting(f"the topic '{self.name}' has similarity = {self.similarity:g}. Use a value from -1 to 1.")
 
     @cached_property
     def model(self) -> Embedder:

@@ -82,7 +82,7 @@ class DecodingBatch:
         if self.partial is not None:
             self.logits, self.partial = self.partial.finish(self.model), None
         if self.logits is None:
-            raise RuntimeError("a decoding batch has either logits or pending tokens")
+            raise RuntimeError("the batch has neither logits nor tokens to compute them from")
         return self.logits
 
     def _feed(self, tokens: torch.Tensor, layers: Sequence[int]) -> None:

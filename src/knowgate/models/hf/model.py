@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -98,14 +99,20 @@ class HFModel(LocalModel, LocalBackend):
         max_tokens = max(request.draft_tokens, request.sample_tokens if request.samples else 0)
         ids, limits = self._encode(prompts, max_tokens), self.compute_limits()
 
-        def read_batch(indices: list[int]) -> list[Reading]:
+        def read_batch(indices: list[int]) -> list[tuple[Future[list[Reading]], int]]:
+            """Return a future with the readings of a batch, and the index in it, for each prompt."""
             batch_ids = [ids[i] for i in indices]
             batch = self._prefill(batch_ids, request, sorted(layer_names), limits)
-            return self._read_batch(batch, [prompts[i] for i in indices], request, layer_names)
+            finish = self._read_batch(batch, [prompts[i] for i in indices], request, layer_names)
+            readings = thread.submit(finish)
+            return [(readings, number) for number in range(len(indices))]
 
         # If several forward passes may fill one batch, only the size of the cache limits the batch.
         tokens = limits.cached_tokens if self._joins_prefills(request) else limits.prompt_tokens
-        return self.run_batched(ids, read_batch, max(1, request.samples), replace(limits, prompt_tokens=tokens))
+        limits_of_batch = replace(limits, prompt_tokens=tokens)
+        with ThreadPoolExecutor(1, "knowgate-read") as thread:  # decodes texts while the GPU runs the next batch
+            pairs = self.run_batched(ids, read_batch, max(1, request.samples), limits_of_batch)
+            return [readings.result()[number] for readings, number in pairs]
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
         """Return the logits of the labels after each part of each prompt (parts x labels).
@@ -167,8 +174,8 @@ class HFModel(LocalModel, LocalBackend):
 
     def _read_batch(
         self, batch: DecodingBatch, prompts: list[Prompt], request: SignalRequest, layer_names: dict[int, int]
-    ) -> list[Reading]:
-        """Return the readings of one batch of prompts.
+    ) -> Callable[[], list[Reading]]:
+        """Let the model answer one batch of prompts, and return a function that makes the readings without the model.
 
         Args:
             batch: The prompts after their prefill.
@@ -179,20 +186,42 @@ class HFModel(LocalModel, LocalBackend):
         layers, sample_layers = sorted(layer_names), self._sample_layers(request)
         blocks = {layer: _to_numpy(batch.hidden[layer]) for layer in layers}  # one copy per layer, not per prompt
         answered = self._answer(batch, prompts, request, layers, sample_layers)
-        samples, sample_states = self._group_samples(answered.samples, len(prompts), sample_layers)
+        source = batch if request.resumable else None  # otherwise the memory of the batch is free for the next one
+        return lambda: self._make_readings(answered, source, blocks, request, layer_names)
+
+    def _make_readings(
+        self,
+        answered: _AnsweredBatch,
+        batch: DecodingBatch | None,
+        blocks: dict[int, Vector],
+        request: SignalRequest,
+        layer_names: dict[int, int],
+    ) -> list[Reading]:
+        """Make the readings of a batch on the host.
+
+        Args:
+            answered: The answers.
+            batch: The batch, if drafts can be continued from it.
+            blocks: Hidden states at the ends of the prompts, by layer (prompts x width).
+            request: The requested signals.
+            layer_names: Layer number -> the number in the request, which may be negative.
+        """
+        samples, sample_states = self._group_samples(
+            answered.samples, len(answered.drafts), self._sample_layers(request)
+        )
         # Only unfinished drafts are still in the decoding batch, from which they can be continued.
         batch_index = {row: index for index, row in enumerate(answered.unfinished)}
         return [
             Reading(
                 draft=self._make_completion(row, with_tokens=True) if request.draft_tokens else None,
-                hidden={layer_names[layer]: blocks[layer][i].copy() for layer in layers},
+                hidden={name: blocks[layer][i].copy() for layer, name in sorted(layer_names.items())},
                 hidden_after={
                     layer_names[layer]: _to_numpy(state)
                     for layer, state in row.final_states.items()
                     if layer in layer_names
                 },
                 samples=samples[i],
-                resume=HFResumeHandle(batch, batch_index.get(i), row) if request.resumable else None,
+                resume=HFResumeHandle(batch, batch_index.get(i), row) if batch is not None else None,
                 sample_states=sample_states[i],
             )
             for i, row in enumerate(answered.drafts)

@@ -105,7 +105,7 @@ def load_library() -> Any:
             try:
                 function = getattr(library, name)
             except AttributeError:
-                raise _make_release_error(f"it has no {name}") from None
+                raise _make_release_error(f"the function {name} is missing") from None
             function.restype, function.argtypes = result, arguments
     check_params_layout(bytes(library.llama_context_default_params().bytes))
     library.llama_log_set(log_callback, None)
@@ -119,7 +119,7 @@ def _find_library_file() -> Path:
         import xllamacpp
     files = [*Path(str(xllamacpp.__file__)).parent.glob("*.so")]
     if not files:  # the case on Windows
-        raise _make_release_error("its library exports no functions on this system")
+        raise _make_release_error("the library exports no functions on this system")
     return files[0]
 
 
@@ -141,7 +141,7 @@ def check_params_layout(defaults: bytes) -> int:
     switches = defaults.find(DEFAULT_SWITCHES, end_of_types)
     has_switches = end_of_types <= switches <= end_of_types + 56 and not any(defaults[end_of_types:switches])
     if not (has_fields and has_types and has_null_callback and has_switches):
-        raise _make_release_error("the layout of its parameters is unknown")
+        raise _make_release_error("the layout of llama.cpp's parameters is unknown")
     return switches + KV_UNIFIED_INDEX
 
 

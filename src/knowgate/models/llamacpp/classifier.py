@@ -112,6 +112,6 @@ class LlamaCppClassifier:
         except (KeyError, IndexError, TypeError, ZeroDivisionError):
             response_text = json.dumps(response)[:200]
             raise ModelError(
-                f"llama.cpp did not return the probabilities of the judge's two labels, but {response_text}. Check the "
-                "release of xllamacpp, or export the judge again."
+                f"llama.cpp did not return probabilities of the judge's two labels. It returned {response_text}. "
+                "Check the release of xllamacpp, or export the judge again."
             ) from None

@@ -113,7 +113,7 @@ class LlamaEngine:
         readers = (lib.llama_n_ctx, lib.llama_n_ctx_seq, lib.llama_n_batch, lib.llama_n_seq_max)
         sizes = [int(read(context)) for read in readers]
         if not (sizes[0] == sizes[1] >= self.cells and sizes[2:] == [BATCH_TOKENS, MAX_SEQUENCES]):
-            raise ModelError(f"llama.cpp ignored its parameters (sizes {sizes}). Use gguf:FILE instead.")
+            raise ModelError(f"llama.cpp ignored the requested parameters (sizes {sizes}). Use gguf:FILE instead.")
         threads = count_usable_cores()
         lib.llama_set_n_threads(context, threads, threads)
         return context
@@ -358,9 +358,9 @@ def check_engine(engine: LlamaEngine, file: Path) -> None:
     difference = engine.run_self_test()
     if not difference <= SELF_TEST_TOLERANCE:  # also true if the difference is NaN
         raise ModelError(
-            f"llama.cpp computes '{file}' wrongly on this machine: log-probabilities from one pass and token by token "
-            f"differ by {difference:.2f} nats (allowed: {SELF_TEST_TOLERANCE}). Use gguf:{file}, or another release of "
-            "xllamacpp."
+            f"llama.cpp gives wrong results for '{file}' on this machine: log-probabilities computed at once and "
+            f"token by token differ by {difference:.2f} nats (allowed: {SELF_TEST_TOLERANCE}). Use gguf:{file}, or "
+            "another release of xllamacpp."
         )
 
 

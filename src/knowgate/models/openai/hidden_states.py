@@ -86,13 +86,13 @@ class HiddenStateReader:
         server = self._endpoint.server
         if server not in ("vllm", "sglang"):
             raise UnsupportedSignal(
-                f"the server of openai:{self._endpoint.model} is of the kind '{server}', which cannot return hidden "
-                "states. Use vLLM or SGLang, or a model in this process, such as hf:NAME."
+                f"the server of openai:{self._endpoint.model} is '{server}', which cannot return hidden states. Use "
+                "vLLM or SGLang, or a model in this process, such as hf:NAME."
             )
         if server == "vllm" and self._config.storage is None:
             raise BadSetting(
-                "the spec of a vLLM server with hidden states must name the folder that vLLM writes them to. Add the path "
-                "of its shared_storage_path on this machine to the server's URL: #layers=...&storage=DIR"
+                "vLLM writes hidden states to a folder, but the model spec does not name this folder. Add the path "
+                "of vLLM's shared_storage_path on this machine to the URL: #layers=...&storage=DIR"
             )
 
     def read(self, prompt: Prompt, draft: Sequence[int], request: SignalRequest) -> StatesAroundDraft:

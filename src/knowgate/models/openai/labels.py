@@ -65,13 +65,13 @@ class ServerLabelReader:
         """
         if not prompt.raw:
             raise BadSetting(
-                "a label prompt in a chat template can have only one part, because the label is read at the end of the "
-                "chat message. Use raw=True for several parts."
+                "in a chat template, a label prompt (one that ends before the label) can have only one part. Use "
+                "raw=True for several parts."
             )
         if self._endpoint.server not in LABEL_SERVERS:
             raise UnsupportedSignal(
-                f"openai:{self._endpoint.model} cannot score given answers (yes, no) in a prompt: its server is of the kind "
-                f"'{self._endpoint.server}'. Use a server of {', '.join(LABEL_SERVERS.values())}, or an hf: model."
+                f"openai:{self._endpoint.model} cannot score given answers (yes, no) in a prompt, because its server "
+                f"is '{self._endpoint.server}'. Use a server of {', '.join(LABEL_SERVERS.values())}, or an hf: model."
             )
 
     def read_inner_labels(self, prompt: LabelPrompt, labels: Sequence[str], top: int) -> Vector:
@@ -165,8 +165,7 @@ class ServerLabelReader:
         tokens = join_label_parts(prefix, parts, label_ids)
         if not tokens.positions or tokens.positions[0] < 0:
             raise BadSetting(
-                "a label prompt has no text before its first label, but a label can only be read after some text. Put "
-                "text into its prefix or its first part."
+                "a label prompt must have some text before its first label. Put text into its prefix or its first part."
             )
         return tokens
 
@@ -226,8 +225,8 @@ def _get_bounded(listed: Mapping[int, float], label_ids: Sequence[int], top: int
         return [listed[label] for label in label_ids]
     if len(listed) < top:
         raise ModelError(
-            f"the server returned log-probabilities of {len(listed)} tokens instead of {top}, and a label is not among "
-            "them. Check the server's max-logprobs setting."
+            f"the server returned log-probabilities of only {len(listed)} tokens instead of {top}, and a label is "
+            "missing. Check the server's max-logprobs setting."
         )
     bound = sorted(listed.values(), reverse=True)[top - 1]
     return [listed.get(label, bound) for label in label_ids]
@@ -236,7 +235,7 @@ def _get_bounded(listed: Mapping[int, float], label_ids: Sequence[int], top: int
 def _parse_token_id(text: str) -> int:
     """Return the token id in vLLM's notation 'token_id:ID'; raises ValueError for other text."""
     if not text.startswith(TOKEN_ID_PREFIX):
-        raise ValueError("the token's text instead of its id")
+        raise ValueError("got the token's text instead of its id")
     return int(text.removeprefix(TOKEN_ID_PREFIX))
 
 
@@ -296,5 +295,5 @@ def _read_llamacpp(endpoint: ModelEndpoint, ids: Sequence[int], label_ids: Seque
 
 def _make_alignment_error() -> ModelError:
     return ModelError(
-        "the server returned log-probabilities of other tokens than those of the prompt. Check the server's version."
+        "the server returned log-probabilities of tokens that are not in the prompt. Check the server's version."
     )

@@ -102,8 +102,8 @@ def parse_collection_spec(engine: str, value: str, extra_options: Sequence[str] 
     # In `http://host`, what precedes the last slash is `http:/`, which is no address.
     if not address or not collection or address.endswith((":/", ":")):
         raise BadSetting(
-            f"'{engine}:{redact_message(redact_urls(value))}' names no collection. Write {engine}:ADDRESS/COLLECTION, "
-            f"such as {engine}:http://127.0.0.1:6333/handbook?text=body."
+            f"'{engine}:{redact_message(redact_urls(value))}' does not name a collection. Write "
+            f"{engine}:ADDRESS/COLLECTION, such as {engine}:http://127.0.0.1:6333/handbook?text=body."
         )
     given: dict[str, str] = {}
     filters: dict[str, str] = {}

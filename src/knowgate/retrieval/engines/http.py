@@ -116,7 +116,7 @@ def parse_search_response(body: bytes, server: str) -> list[Passage]:
     if isinstance(value, dict):
         items = next((value[name] for name in LIST_FIELDS if name in value), None)
     if not isinstance(items, list):
-        raise _invalid_response_error(server, f"it contains no list of passages: '{excerpt}'")
+        raise _invalid_response_error(server, f"there is no list of passages in '{excerpt}'")
     return [_parse_passage(item, number, server) for number, item in enumerate(items)]
 
 

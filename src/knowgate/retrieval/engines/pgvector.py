@@ -76,7 +76,7 @@ class TableSpec:
             if not SQL_IDENTIFIER.fullmatch(name):
                 raise BadSetting(
                     f"pgvector: '{name[:80]}' cannot be used as the name of a table or column. Only letters, digits "
-                    "and underscores are allowed. Create a view of the table that has such names."
+                    "and underscores are allowed. Create a view with allowed names."
                 )
         if len(table_parts) > 2:
             raise BadSetting(f"pgvector: table={self.table!r} is not allowed. Write TABLE or SCHEMA.TABLE.")
@@ -115,7 +115,7 @@ def parse_table_spec(spec: str) -> tuple[DatabaseAddress, TableSpec]:
     query = urlencode(libpq_parameters, quote_via=quote)
     address = parse_database_address(f"{url}?{query}" if query else url)
     if not options.get("table"):
-        raise BadSetting(f"pgvector: {address.redacted} names no table. Write, for example: {EXAMPLE_SPEC}")
+        raise BadSetting(f"pgvector: {address.redacted} does not name a table. Write, for example: {EXAMPLE_SPEC}")
     allowed_values = tuple((column, tuple(values)) for column, values in sorted(filters.items()))
     return address, TableSpec(**options, filters=allowed_values)
 

@@ -88,7 +88,8 @@ def read_reranker_manifest(path: str | Path) -> Mapping[str, Any]:
     folder = expand_path(path)
     if not is_aligned_reranker(folder):
         raise ArtifactError(
-            f"'{path}' is not an aligned reranker: it has no {RERANKER_MANIFEST}. Train one with `knowgate fit reranker`."
+            f"'{path}' is not a reranker of knowgate: it has no {RERANKER_MANIFEST}. Train one with `knowgate fit "
+            "reranker`."
         )
     try:
         manifest: Mapping[str, Any] = read_json(folder / RERANKER_MANIFEST)
@@ -100,11 +101,11 @@ def read_reranker_manifest(path: str | Path) -> Mapping[str, Any]:
         return ArtifactError(f"the reranker '{path}' cannot be used: {problem}. Fit it again.")
 
     if record.version != RERANKER_VERSION:
-        raise make_error(f"it has format version {record.version}, but this knowgate reads version {RERANKER_VERSION}")
+        raise make_error(f"the format version is {record.version}, but this knowgate reads version {RERANKER_VERSION}")
     check_artifact_folder(folder, make_error)
     weights = folder / RERANKER_WEIGHTS
     if not weights.is_file() or sha256_file(weights) != record.weights_sha256:
-        raise make_error("its weights were changed or damaged")
+        raise make_error("the weights were changed or damaged")
     check_digests(folder, record.files, make_error)
     return manifest
 

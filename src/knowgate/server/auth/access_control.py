@@ -75,8 +75,8 @@ class AccessPolicy:
             ApiError: 403 if the endpoint needs an admin key and this key is not one.
         """
         if needs_admin and key is not None and not key.admin:
-            message = "this endpoint shows or changes data of all API keys, so it needs an admin key."
-            raise ApiError(403, f"{message} Ask the operator of the server for one.", "admin_only")
+            message = "this endpoint needs an admin API key. Ask the operator of the server for an admin key."
+            raise ApiError(403, message, "admin_only")
 
     def _find_key(self, key_file: Path, authorization: str) -> ApiKey:
         """Return the stored key that matches the bearer token of a request.
@@ -154,8 +154,8 @@ class RateLimiter:
     def _report(self, error: BaseException) -> None:
         """Log why the counters cannot be used, and do not try again for BACKOFF_SECONDS."""
         self._retry_at = time.monotonic() + BACKOFF_SECONDS
-        self.problem = "requests of API keys with a rate are rejected, because they cannot be counted"
-        log.warning("Keys with a rate are rejected: %s", str(error) or "the counter store is too slow")
+        self.problem = "requests of API keys with a rate limit are rejected, because they cannot be counted"
+        log.warning("API keys with a rate limit are rejected: %s", str(error) or "the counter store is too slow")
 
     async def admit(self, key: ApiKey, count: int = 1) -> None:
         """Count requests of this key. Keys without a limit are not counted.

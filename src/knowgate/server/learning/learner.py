@@ -298,19 +298,19 @@ def _check_options(options: ServeOptions) -> None:
         )
     if options.audit_compare == "llm" and options.audit_budget < MAX_CALLS_PER_AUDIT:
         raise BadSetting(
-            f"audit_compare='llm' needs up to {MAX_CALLS_PER_AUDIT} calls for an audit. Set `audit_budget` to "
+            f"audit_compare='llm' needs up to {MAX_CALLS_PER_AUDIT} LLM calls per audit. Set `audit_budget` to "
             f"{MAX_CALLS_PER_AUDIT} or more."
         )
     if options.max_changed is not None and not options.audit:
         raise BadSetting(
-            "`max_changed` limits the share of answers that skipping retrieval changes, which audits measure. Set "
+            "`max_changed` limits how many answers may change if retrieval is skipped. Audits measure this. Set "
             "`audit` to the share of requests to audit, such as 0.05 for 5%."
         )
     if options.shadow and options.canary is not None:
         raise BadSetting("`shadow` and `canary` are mutually exclusive. Use one of them.")
     if options.threshold_b is not None and options.gate_b is None:
         raise BadSetting(
-            "`threshold_b` needs `gate_b`, the gate whose threshold it is. Set `gate_b`, or remove `threshold_b`."
+            "`threshold_b` is the threshold of `gate_b`, which is not set. Set `gate_b`, or remove `threshold_b`."
         )
 
 

@@ -58,7 +58,7 @@ class ServerMetrics:
             "decisions", "Decisions to retrieve or skip, by reason, gate and way of answering.", labels
         )
         self.degraded = self._counter(
-            "degraded", "Requests that were answered without a part that could not be used, by part.", ["part"]
+            "degraded", "Requests that were answered although a component failed, by component.", ["part"]
         )
         self.lost_decisions = self._counter(
             "lost_decisions", "Decisions that could not be stored in the decision log, by reason.", ["reason"]

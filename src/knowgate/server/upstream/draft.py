@@ -312,7 +312,7 @@ class UpstreamDraftModel(Backend):
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
         raise UnsupportedSignal(
-            "an upstream does not return the logits that this gate reads. Use another gate, or a local model."
+            "this gate reads logits, which an upstream does not return. Use another gate, or a local model."
         )
 
 

@@ -433,7 +433,7 @@ async def forward_stream(
                 yield b"".join(event)
                 event, size = [], 0
             elif size > MAX_EVENT_BYTES:
-                raise InvalidResponse(f"it has an event of more than {MAX_EVENT_BYTES:,} bytes")
+                raise InvalidResponse(f"the stream has an event of more than {MAX_EVENT_BYTES:,} bytes")
         upstream.record_body()
         if event:
             yield b"".join(event)

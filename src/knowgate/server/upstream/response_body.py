@@ -32,14 +32,14 @@ async def iter_chunks(
     """
     encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ("identity", "", "gzip", "x-gzip", "deflate"):
-        raise InvalidResponse("it is compressed in a format that was not requested")
+        raise InvalidResponse("the body is compressed in a format that was not requested")
     decompressor = None if encoding in ("identity", "") else zlib.decompressobj(GZIP_OR_ZLIB)
     size = 0
     async for chunk in response.content.iter_any():
         for piece in (chunk,) if decompressor is None else _decompress(decompressor, chunk):
             size += len(piece)
             if size > max_bytes:
-                raise InvalidResponse(f"it is larger than {max_bytes:,} bytes")
+                raise InvalidResponse(f"the body is larger than {max_bytes:,} bytes")
             yield piece
             if decompressor is not None:
                 await asyncio.sleep(0)  # a small chunk can become large, so let other requests run
@@ -52,7 +52,7 @@ def _decompress(decompressor: Any, chunk: bytes) -> Iterator[bytes]:
             yield decompressor.decompress(chunk, PIECE_BYTES)
             chunk = decompressor.unconsumed_tail
     except zlib.error:
-        raise InvalidResponse("its compressed data is invalid") from None
+        raise InvalidResponse("the compressed data is invalid") from None
 
 
 async def read_content(response: aiohttp.ClientResponse) -> bytes:
@@ -72,15 +72,15 @@ def parse_upstream_json(content: bytes) -> Any:
         InvalidResponse: The text is not valid JSON, has too many values, or is nested too deeply.
     """
     if count_json_values(content, MAX_RESPONSE_VALUES) > MAX_RESPONSE_VALUES:
-        raise InvalidResponse(f"it has more than {MAX_RESPONSE_VALUES:,} JSON values")
+        raise InvalidResponse(f"the body has more than {MAX_RESPONSE_VALUES:,} JSON values")
     try:
         value = load_json(content)
         if content.count(b"[") + content.count(b"{") > MAX_DEPTH:  # other texts cannot be nested too deeply
             check_parsed_value(value, "the response", allow_surrogates=True)
     except (RecursionError, BadInput):
-        raise InvalidResponse(f"its JSON is nested more than {MAX_DEPTH} levels deep") from None
+        raise InvalidResponse(f"the JSON is nested more than {MAX_DEPTH} levels deep") from None
     except ValueError:
-        raise InvalidResponse("it is not valid JSON") from None
+        raise InvalidResponse("the body is not valid JSON") from None
     return value
 
 
@@ -104,5 +104,5 @@ async def parse_completion(content: bytes) -> dict[str, Any]:
     """
     value = await run_for_size(len(content), lambda: parse_upstream_json(content))
     if not isinstance(value, dict) or not isinstance(value.get("choices", []), list):
-        raise InvalidResponse("it is not a completion in the format of OpenAI's API")
+        raise InvalidResponse("the body is not a completion in the format of OpenAI's API")
     return value

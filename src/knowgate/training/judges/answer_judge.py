@@ -331,8 +331,8 @@ def _check_teacher(folder: str, gate: FittedGate) -> None:
     target = gate.artifact.manifest.get("target")
     if target in OPEN_BOOK_TARGETS:
         raise BadSetting(
-            f"teacher='{folder}' was fitted on '{target}': it says whether retrieval helps, not whether an answer is "
-            "right. Use a gate that was fitted on 'known'."
+            f"teacher='{folder}' was fitted with target='{target}', so it does not predict whether an answer is "
+            "right. Use a gate that was fitted with target='known'."
         )
     if missing := gate.needs - {Signal.DRAFT}:
         raise BadSetting(

@@ -44,7 +44,7 @@ class KBMOptions(JudgeFitOptions):
         "mastery", "What the gate decides by: mastery (share of right samples) or certainty (agreement)."
     )
     tau: float | None = option(
-        None, "Value from which a question counts as known. Default: best on the dev split.", gt=0, le=1
+        None, "Lowest value of a question that counts as known. Default: best on the dev split.", gt=0, le=1
     )
     epochs: Count = option(3, "Passes over the training examples.")
 

@@ -215,7 +215,7 @@ class TrainableEncoder:
             raise BadSetting("an encoder is always trained with all its weights. Use full=True.")
         body = self.encoder.model.base_model
         if training.frozen_layers and not hasattr(getattr(body, "encoder", None), "layer"):
-            raise BadSetting("frozen_layers works with encoders that are built like BERT. Leave it out.")
+            raise BadSetting("frozen_layers works only with encoders that are built like BERT. Leave it out.")
         if training.frozen_layers:
             for part in (body.embeddings, *body.encoder.layer[: training.frozen_layers]):
                 part.requires_grad_(False)

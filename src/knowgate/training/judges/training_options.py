@@ -37,7 +37,7 @@ class EnsembleFitOptions(JudgeFitOptions):
 
     seeds: int = option(1, "Number of judges to train with different seeds and average.", ge=1, le=MAX_MEMBERS)
     folds: WholeNumber = option(
-        0, "Number of judges to train, each without one fold of the questions; excludes `seeds`."
+        0, "Number of judges to train, each without one fold of the questions. Not with `seeds`."
     )
 
 

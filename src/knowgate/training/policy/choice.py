@@ -175,7 +175,7 @@ def _choose(questions: GradedQuestions, folds: NDArray[np.int64]) -> PolicyChoic
     if rejected is None:
         reason, required = _explain_constant(questions, constant, _select(questions, choice.tried)[1])
         return replace(choice, reason=reason, required_rows=required)
-    reason = f"{rejected.name} looked best, but on questions that it was not chosen on, {rejected.failure}"
+    reason = f"{rejected.name} looked best, but not on questions that had no part in the choice: {rejected.failure}"
     required = rejected.result.reference_loss.count_required_rows(limits)
     return replace(choice, reason=reason, required_rows=required, rejected=rejected)
 
@@ -212,7 +212,7 @@ def apply_policy(
         arbiters[reference] = ArbiterCandidate(reference, reference_takes_closed)
     if chosen.arbiter:
         if takes_closed is None:
-            raise BadInput(f"the policy has the arbiter '{chosen.arbiter}'. Pass its choices as `takes_closed`.")
+            raise BadInput(f"the policy uses the arbiter '{chosen.arbiter}'. Pass what it chose as `takes_closed`.")
         arbiters[chosen.arbiter] = ArbiterCandidate(chosen.arbiter, takes_closed)
     options = options or ChoiceOptions()
     questions = GradedQuestions(closed_right, open_right, {gate.name: gate}, arbiters, options, reference)
@@ -381,4 +381,4 @@ def _check_lengths(
             raise BadInput(f"{name} has {length} values for {n} questions. Pass one value per question.")
     for gate in gates:
         if not np.isfinite(gate.needs).all():
-            raise BadInput(f"gate '{gate.name}' has needs that are not numbers. Score every question.")
+            raise BadInput(f"some scores of gate '{gate.name}' are not numbers. Score every question.")

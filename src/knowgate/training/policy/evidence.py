@@ -35,7 +35,7 @@ class PolicyOptions(ChoiceOptions):
         "hf:NAME or gguf:FILE. Default: none on a CPU; on a GPU, the LLM that was labeled, or small.",
     )
     topics: str = option(
-        "auto", f"{TOPICS_HELP} They are in the card; `none` leaves them out.", metavar="auto|N|KEY|none"
+        "auto", f"{TOPICS_HELP} The model card shows them; `none` leaves them out.", metavar="auto|N|KEY|none"
     )
     seed: Seed = option(0, "Random seed of splits and training.")
 

@@ -198,8 +198,8 @@ def format_proof(loss: NetLoss, confidence: float) -> str:
     proven = find_proven_loss(loss, round(1 - confidence, 12))
     limit = f"the policy loses at most {100 * proven:.1f} points" if proven < 1 else "nothing is proven"
     return (
-        f"Guarantee: {limit} against always retrieving, with {confidence:.0%} confidence. It rests on the {loss.n} test "
-        "questions alone, which nothing was fitted or chosen on; fewer questions prove less."
+        f"Guarantee: {limit} against always retrieving, with {confidence:.0%} confidence. It was measured on {loss.n} "
+        "test questions that were not used to fit or choose anything."
     )
 
 

@@ -22,8 +22,8 @@ class ChoiceOptions(SafetyLimits):
 
     price_search: float = option(
         0.05,
-        "Price of one search, in the currency of `price_wrong`. 0.05 with a `price_wrong` of 1: searches pay if they "
-        "make more than 5 of 100 answers right that would be wrong without.",
+        "Price of one search, in the currency of `price_wrong`. With 0.05 and a `price_wrong` of 1, searches pay if "
+        "they correct more than 5 of 100 answers.",
         ge=0,
     )
     price_llm_call: float = option(0.005, "Price of one LLM call, in the currency of `price_wrong`.", ge=0)

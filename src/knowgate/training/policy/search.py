@@ -98,7 +98,7 @@ def fit_policy(
     """
     folder, work, watch = Path(out), checkpoint_folder(Path(out)), watch or ignore_progress
     if not runs:
-        raise BadSetting("there are no label runs to fit a policy on. Give `labels`, made by `knowgate label`.")
+        raise BadSetting("fitting a policy needs labeled questions. Set `labels` to folders made by `knowgate label`.")
     check_replaceable(folder, GATE_MANIFEST, GATE_KIND)  # Fail before the training, not after it.
     with require_extra("fitting a policy", "train"):
         evidence = load_evidence(resolve_run_paths(runs), options.seed)
@@ -198,7 +198,7 @@ class PolicySearch:
         required = total.reference_loss.count_required_rows(self.options)
         if required is not None:  # `required` counts all questions, `required_rows` only those to choose on
             required = math.ceil(required * len(self.evidence.fit_rows) / total.loss.n)
-        reason = f"{chosen.name} was best on the questions to choose on, but with the test questions, {failure}"
+        reason = f"{chosen.name} was best on the questions to choose on, but not with the test questions: {failure}"
         rejected = choice.rejected or RejectedPolicy(chosen.name, total, failure)
         choice = replace(choice, required_rows=required, rejected=rejected)
         return replace(choice, chosen=constant, estimate=constant, reason=reason)
