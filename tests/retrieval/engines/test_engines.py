@@ -163,7 +163,7 @@ def test_a_spec_is_parsed():
 
 @pytest.mark.parametrize("value", ["", "collection", "http://host", "http://", "x?text=a"])
 def test_a_spec_without_a_collection_explains_the_format(value):
-    with pytest.raises(BadSetting, match=r"names no collection\. Write qdrant:ADDRESS/COLLECTION"):
+    with pytest.raises(BadSetting, match=r"does not name a collection\. Write qdrant:ADDRESS/COLLECTION"):
         parse_collection_spec("qdrant", value)
 
 
