@@ -100,7 +100,7 @@ class Decider:
         except KnowgateError as error:
             if not self.fall_open:
                 raise
-            logger.warning("The gate failed, retrieving: %s", error)
+            logger.warning("The gate failed, so passages are retrieved: %s", error)
             reason = f"the gate failed, retrieving: {error.brief}"
             return Decision(True, 1.0, self.rag.used_threshold, self.rag.gate.name, reason, notes=(GATE_FAILED,))
 

@@ -197,7 +197,7 @@ class Service:
             if isinstance(response, EventStreamResponse):
                 await response.events.aclose()
                 response.on_close()
-            message = "the decision could not be stored, so it is not acknowledged. Try again later."
+            message = "the decision could not be stored, so the response is not sent. Try again later."
             return ApiError(503, message, "log_down", trace.headers).to_response()
         return response
 

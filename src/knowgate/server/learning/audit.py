@@ -391,4 +391,4 @@ def _update_monitor(arm: ExperimentArm, audit: AuditRecord) -> None:
     if monitor.alarm and not had_alarm:
         log.error("Alarm for gate %s: %s. All requests retrieve until the alarm is cleared.", gate, monitor.alarm)
     elif monitor.get_alarm(owner) and not had_key_alarm:
-        log.error("Alarm for gate %s: %s. The requests of this key retrieve.", gate, monitor.get_alarm(owner))
+        log.error("Alarm for gate %s: %s. All requests of this API key retrieve.", gate, monitor.get_alarm(owner))

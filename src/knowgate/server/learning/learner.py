@@ -342,8 +342,8 @@ def _build_arm(name: str, rag: AdaptiveRAG, gate_spec: str, options: ServeOption
     bound = _read_changed_bound(rag) if options.max_changed is None else None
     if bound is None and options.max_changed is None and options.audit:
         log.warning(
-            "Gate %s has no bound on the share of changed answers, so there is no alarm. Set `max_changed` to get one: "
-            "the maximum share of answers that skipping retrieval may change, right or wrong.",
+            "Gate %s has no limit for changed answers, so audits raise no alarm. Set `max_changed` to the maximum "
+            "share of answers that skipping retrieval may change, right or wrong.",
             gate_spec,
         )
     # A bound from `calibrate` is itself wrong with probability delta / 2, so the test gets the other half.
