@@ -128,11 +128,16 @@ class Stub:
         lines = b"".join(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks[:-1])
         return web.Response(body=lines, content_type="text/event-stream")
 
+    async def reject(self, request: web.Request) -> web.Response:
+        """Answer 400 with the body of the request, as some search engines do."""
+        return web.Response(status=400, body=await request.read())
+
     @property
     def application(self) -> web.Application:
         app = web.Application()
         app.router.add_post("/v1/chat/completions", self.chat)
         app.router.add_get("/v1/models", self.models)
+        app.router.add_post("/v1/echo", self.reject)
         for path in ("embeddings", "completions", "responses"):
             app.router.add_post(f"/v1/{path}", self.other)
         return app

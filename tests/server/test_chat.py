@@ -217,6 +217,28 @@ def test_decide_returns_decisions_without_answers(serve, stub):
     assert [each["retrieve"] for each in many["decisions"]] == [False, True]
 
 
+@pytest.mark.parametrize(
+    ("gate", "upstream", "question", "way"),
+    [
+        ("always", True, UNKNOWN, "question"),
+        ("logprob:first", True, UNKNOWN, "draft"),
+        ("logprob:first", True, "Thanks!", "question"),
+        ("never", False, UNKNOWN, "in-process"),
+    ],
+)
+def test_decide_reports_what_the_gate_read(serve, gate, upstream, question, way):
+    address, _ = serve(gate=gate, upstream=upstream)
+    assert httpx.post(f"{address}/v1/decide", json={"question": question}).headers["x-knowgate-way"] == way
+    several = {"questions": [question, "Hello!"]}
+    assert httpx.post(f"{address}/v1/decide", json=several).headers["x-knowgate-way"] == way
+
+
+def test_a_completion_with_a_draft_reports_the_draft(serve):
+    address, _ = serve(gate="logprob:first")
+    reply = httpx.post(f"{address}/v1/completions", json={"model": "m", "prompt": UNKNOWN})
+    assert reply.headers["x-knowgate-way"] == "draft"
+
+
 def test_decide_asks_the_upstream_for_as_many_tokens_as_the_gate_reads(serve, stub):
     address, _ = serve(gate="logprob:first")
     result = httpx.post(f"{address}/v1/decide", json={"question": UNKNOWN}).json()

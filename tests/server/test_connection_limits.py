@@ -2,10 +2,12 @@
 
 import socket
 import time
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from uvicorn.supervisors import Multiprocess
 
 from knowgate.server import connection_limits
 from tests.support.processes import until
@@ -266,3 +268,22 @@ def test_an_invalid_chunk_size_is_answered_400(serve):
     address, _ = serve(gate="never")
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
     assert send(address, head + b"zz\r\n{}\r\n0\r\n\r\n").startswith(b"HTTP/1.1 400")
+
+
+def test_a_health_check_with_head_is_answered_under_full_load(serve):
+    address, app = serve(gate="never", options={"waiting": 1})
+    with app.state.service.active_requests.hold("another client"):
+        assert httpx.head(f"{address}/health").status_code == 200
+        assert httpx.post(f"{address}/v1/decide", json={"question": "Who?"}).status_code == 429
+    assert httpx.post(f"{address}/v1/decide", json={"question": "Who?"}).status_code == 200
+
+
+def test_a_worker_that_replaces_another_one_has_time_to_load_its_models(monkeypatch):
+    seconds = []
+    monkeypatch.setattr(
+        Multiprocess, "restart_all", lambda self: seconds.append(self.config.timeout_worker_healthcheck)
+    )
+    supervisor = object.__new__(connection_limits.WorkerSupervisor)  # without its signal handlers
+    supervisor.config = SimpleNamespace(timeout_worker_healthcheck=5)
+    supervisor.restart_all()
+    assert (seconds, supervisor.config.timeout_worker_healthcheck) == ([600], 5)

@@ -1,6 +1,7 @@
 """What the decision log keeps: decisions that cannot be stored are counted, and old ones are deleted."""
 
 import asyncio
+import os
 import sqlite3
 import threading
 import time
@@ -10,6 +11,7 @@ from contextlib import closing, contextmanager
 import httpx
 import pytest
 
+import knowgate.server.app as app_module
 from knowgate.server.schemas import MAX_FEEDBACK_CHARS
 from knowgate.server.telemetry.decision_log import MAX_PENDING_ROWS, DecisionLog
 from knowgate.server.telemetry.snapshot import UPSERT_SNAPSHOT, MetricsSnapshot
@@ -165,6 +167,23 @@ def test_old_decisions_are_deleted_with_all_their_texts(serve, tmp_path):
         assert database.execute("SELECT decision, lost, closed FROM audits").fetchall() == [(old, 1.0, None)]
         assert database.execute("SELECT * FROM corrections").fetchall() == []
         assert database.execute("SELECT * FROM feedback").fetchall() == []
+
+
+def test_an_idle_server_deletes_old_decisions_and_web_responses(serve, tmp_path, monkeypatch):
+    monkeypatch.setattr(app_module, "CLEANUP_SECONDS", 0.05)
+    file, replies = tmp_path / "d.db", tmp_path / "cache" / "web" / "replies"
+    index = "web:searxng@http://127.0.0.1:1?days=1"
+    address, _ = serve(gate="never", docs=None, index=index, options={"decisions": str(file), "retain_days": 7})
+    id = ask(address, KNOWN).headers["x-knowgate-id"]
+    assert httpx.get(f"{address}/v1/decisions/{id}").status_code == 200
+    replies.mkdir(parents=True)
+    for name, days in {"old": 2, "new": 0}.items():
+        (replies / f"{name}.json").write_text('{"at": 1, "results": []}')
+        os.utime(replies / f"{name}.json", (time.time() - days * 86_400,) * 2)
+    with closing(sqlite3.connect(file)) as database, database:
+        database.execute("UPDATE decisions SET at = ?", (time.time() - 8 * 86_400,))
+    wait_until(lambda: [reply.name for reply in replies.iterdir()] == ["new.json"])
+    wait_until(lambda: httpx.get(f"{address}/v1/decisions/{id}").status_code == 404)
 
 
 def test_decisions_are_kept_for_thirty_days_by_default(serve, tmp_path):

@@ -1,5 +1,6 @@
 """Endpoints other than chats: decision log, feedback, metrics, forwarding, reranking; and batches and limits."""
 
+import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,9 +9,11 @@ import pytest
 
 import knowgate as kg
 from knowgate.server.app import create_app
+from knowgate.server.chat.decisions import MAX_DOCUMENT_CHARS
 from knowgate.server.options import ServeOptions
 from tests.server.conftest import KNOWN, UNKNOWN
 from tests.server.test_chat import ask
+from tests.support.processes import until
 
 # --- decisions, feedback, metrics -----------------------------------------------------------------
 
@@ -91,6 +94,74 @@ class LengthReranker:
 
     def score(self, questions, passages):
         return [[float(len(item.text)) for item in row] for row in passages]
+
+
+class OddReranker(LengthReranker):
+    """A reranker that calls a function instead of scoring."""
+
+    def __init__(self, score):
+        self.score = score
+
+
+def use_reranker(reranker):
+    return lambda service: object.__setattr__(service.gate_service.rag, "reranker", reranker)
+
+
+@pytest.mark.parametrize(
+    "score",
+    [
+        lambda questions, passages: [[math.nan for _ in row] for row in passages],
+        lambda questions, passages: [row[1:] for row in passages],
+        lambda questions, passages: [["high" for _ in row] for row in passages],
+        lambda questions, passages: 1 / 0,
+    ],
+    ids=["NaN", "too few", "texts", "error"],
+)
+def test_a_reranker_that_fails_is_503(serve, score, caplog):
+    address, _ = serve(gate="never", change=use_reranker(OddReranker(score)))
+    reply = httpx.post(f"{address}/v1/rerank", json={"query": "Who?", "documents": ["a", "b"]})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "reranker_down")
+    assert "Traceback" not in caplog.text
+
+
+def test_documents_are_reranked_in_batches_between_which_searches_run(serve):
+    batches, is_second_batch, has_searched = [], threading.Event(), threading.Event()
+
+    def score(questions, passages):
+        batches.append(len(passages[0]))
+        if len(batches) == 2:
+            is_second_batch.set()
+            until(lambda: app.state.service.gate_service._search_lock._waiters)
+        if len(batches) == 3:
+            has_searched.wait(5)
+        return [[float(len(passage.text)) for passage in row] for row in passages]
+
+    address, app = serve(gate="always", change=use_reranker(OddReranker(score)))
+    documents = ["x" * number for number in range(100)]
+    with ThreadPoolExecutor(2) as pool:
+        body = {"query": "Who?", "documents": documents, "top_n": 2, "return_documents": True}
+        ranking = pool.submit(httpx.post, f"{address}/v1/rerank", json=body, timeout=30)
+        assert is_second_batch.wait(10)
+        assert ask(address).json()["knowgate"]["degraded"] == []
+        has_searched.set()
+    results = ranking.result().json()["results"]
+    assert [item["index"] for item in results] == [99, 98]
+    assert results[0]["document"]["text"] == documents[99]
+    assert batches == [32, 32, 32, 4]
+
+
+def test_a_long_document_is_returned_whole_and_a_long_query_is_rejected(serve):
+    lengths = []
+
+    def score(questions, passages):
+        lengths.extend(len(passage.text) for passage in passages[0])
+        return [[1.0 for _ in row] for row in passages]
+
+    address, _ = serve(gate="never", change=use_reranker(OddReranker(score)))
+    body = {"query": "Who?", "documents": ["x" * 1_000_000], "return_documents": True}
+    (result,) = httpx.post(f"{address}/v1/rerank", json=body).json()["results"]
+    assert (len(result["document"]["text"]), lengths) == (1_000_000, [MAX_DOCUMENT_CHARS])
+    assert httpx.post(f"{address}/v1/rerank", json={"query": "x" * 20_001, "documents": ["a"]}).status_code == 400
 
 
 def test_reranking_follows_the_api_of_cohere(serve):

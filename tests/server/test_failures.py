@@ -154,6 +154,22 @@ def test_a_failed_search_is_answered_without_passages_and_reported(serve, upstre
     assert (reply.status_code, report["passages"], report["degraded"]) == (200, [], ["retriever"])
 
 
+def test_the_log_quotes_no_question_of_a_failed_search(serve, tmp_path, caplog):
+    recording = tmp_path / "recorded"
+    recording.mkdir()
+    address, _ = serve(gate="always", docs=None, index=f"web:replay@{recording}")
+    assert ask(address).json()["knowgate"]["degraded"] == ["retriever"]
+    assert "this question was not recorded" in caplog.text
+    assert "Babakoland" not in caplog.text
+
+
+def test_the_log_quotes_no_reply_of_a_search_engine(serve, stub, caplog):
+    address, _ = serve(gate="always", docs=None, index=f"http:{stub.url}/echo")
+    assert ask(address).json()["knowgate"]["degraded"] == ["retriever"]
+    assert "answered with status 400" in caplog.text
+    assert "Babakoland" not in caplog.text
+
+
 @pytest.mark.parametrize("upstream", [True, False])
 def test_a_failed_search_is_503_on_a_strict_server(serve, upstream):
     address, _ = serve(upstream=upstream, gate="always", change=use_retriever(strict=True))

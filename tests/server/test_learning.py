@@ -15,10 +15,10 @@ import knowgate as kg
 from knowgate.data.history.entries import KnowledgeLabel, LabelSource
 from knowgate.gates.calibration.changed_answers import answers_differ
 from knowgate.pipeline.traffic_log import TrafficLog
-from knowgate.server.app import create_app
+from knowgate.server.app import build_gate_service, create_app
 from knowgate.server.chat.request_options import RequestOptions
-from knowgate.server.learning.answers import StreamText
-from knowgate.server.learning.audit import MAX_PENDING_AUDITS, Auditor, label_by_feedback
+from knowgate.server.learning.answers import StreamText, label_by_feedback
+from knowgate.server.learning.audit import MAX_PENDING_AUDITS, Auditor, AuditStore
 from knowgate.server.learning.loss_monitor import LossMonitor
 from knowgate.server.load_limits import CallBudget
 from knowgate.server.options import ServeOptions
@@ -223,6 +223,38 @@ def test_a_budget_refills_up_to_one_hour_of_calls():
     assert budget.describe_pause(1) == ""
 
 
+@pytest.mark.parametrize(("spent", "remaining"), [(0, 6.0), (57, 3.0), (500, 0.0)])
+def test_a_new_budget_holds_a_tenth_of_an_hour_minus_what_was_spent(spent, remaining):
+    assert CallBudget(60, clock=lambda: 0.0, spent=spent).remaining == remaining
+
+
+def test_a_restart_or_reload_does_not_refill_the_budget(serve, stub, tmp_path, invented):
+    options = audit_options(tmp_path, audit_budget=2)
+    address, app = serve(gate="never", options=options)
+    for count in (1, 2, 2):
+        ask(address)
+        wait_for_audits(address, count)
+    service, settings = app.state.service, kg.PipelineOptions(model=invented.model, docs=invented.docs, gate="never")
+    reload = service.replace_gate_service(build_gate_service(settings, service.options), settings)
+    asyncio.run_coroutine_threadsafe(reload, app.state.reloader.loop).result(PATIENCE)
+    assert service.learner.auditor.budget.remaining < 1
+    _, restarted = serve(gate="never", options=options)
+    assert restarted.state.service.learner.auditor.budget.remaining < 1
+
+
+def test_requests_are_answered_while_a_reload_reads_many_audits(serve, tmp_path, invented, monkeypatch):
+    address, app = serve(gate="never", options=audit_options(tmp_path))
+    is_reading, may_end = threading.Event(), threading.Event()
+    monkeypatch.setattr(AuditStore, "read_all", lambda self: (is_reading.set(), may_end.wait(PATIENCE), [])[2])
+    service, settings = app.state.service, kg.PipelineOptions(model=invented.model, docs=invented.docs, gate="never")
+    reload = service.replace_gate_service(build_gate_service(settings, service.options), settings)
+    future = asyncio.run_coroutine_threadsafe(reload, app.state.reloader.loop)
+    assert is_reading.wait(PATIENCE)
+    assert ask(address).status_code == 200
+    may_end.set()
+    future.result(PATIENCE)
+
+
 def test_calls_that_were_not_made_return_to_the_budget():
     budget = CallBudget(2, clock=lambda: 0.0)
     assert (budget.reserve("", 2), budget.allows("", 1)) == (True, False)
@@ -233,10 +265,11 @@ def test_calls_that_were_not_made_return_to_the_budget():
 def test_no_key_can_use_more_than_half_of_what_is_left_of_the_budget():
     now = [0.0]
     budget = CallBudget(60, clock=lambda: now[0], shares=True)
+    now[0] = 3600.0
     counts = [sum(budget.reserve(key, 1) for _ in range(100)) for key in ("alice", "bob", "carol")]
     assert counts == [30, 15, 7]
     assert "audits of 3 API keys are paused" in budget.describe_pause(1)
-    now[0] = 3600.0
+    now[0] = 7200.0
     assert sum(budget.reserve("alice", 1) for _ in range(100)) == 30
 
 
@@ -245,7 +278,7 @@ def test_a_burst_does_not_exceed_the_budget(serve, stub, tmp_path):
     with ThreadPoolExecutor(16) as pool:
         assert {reply.status_code for reply in pool.map(lambda _: ask(address), range(32))} == {200}
     count_finished_audits(address)
-    assert len(stub.bodies) == 32 + 3
+    assert len(stub.bodies) == 32 + 2  # a started server has calls for one audit at once
     assert any("audits are paused" in problem for problem in httpx.get(f"{address}/ready").json()["degraded"])
 
 
@@ -590,6 +623,28 @@ def test_an_audit_of_a_question_that_is_deleted_meanwhile_stores_no_texts(serve,
     wait_for_audits(address, 1)
     assert history.list_labels() == []
     assert b"From the passages" not in b"".join(file.read_bytes() for file in tmp_path.glob("d.db*"))
+
+
+def test_an_answer_that_utf8_cannot_encode_is_audited(serve, stub, tmp_path, monkeypatch):
+    monkeypatch.setattr(stub, "answer", lambda body: "\ud800 new" if "<passages>" in str(body) else "\ud800 old")
+    address, _ = serve(gate="never", options=audit_options(tmp_path, keep_questions=True))
+    assert ask(address).status_code == 200
+    loss = wait_for_audits(address, 1)["loss"]
+    assert (loss["lost"], loss["failed"]) == (1.0, 0)
+
+
+def test_a_server_that_ends_logs_how_many_audits_it_drops(serve, monkeypatch, tmp_path, caplog):
+    async def wait(self, job):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Auditor, "_audit", wait)
+    address, app = serve(gate="never", options=audit_options(tmp_path))
+    for _ in range(3):
+        assert ask(address).status_code == 200
+    auditor = app.state.service.learner.auditor
+    wait_until(lambda: auditor.pending_count == 3)
+    auditor.stop()
+    assert "3 audits had not ended and were dropped" in caplog.text
 
 
 def test_slow_audits_of_one_key_do_not_delay_those_of_others(monkeypatch):

@@ -4,6 +4,7 @@ import asyncio
 import multiprocessing
 
 import httpx
+import pytest
 
 from knowgate.cli.main import run
 from knowgate.server.auth.access_control import RateLimiter
@@ -51,6 +52,32 @@ def test_each_question_and_each_get_request_counts(serve, tmp_path):
     models = [httpx.get(f"{address}/v1/models", headers=headers).status_code for _ in range(2)]
     assert models == [200, 429]
     assert httpx.get(f"{address}/health").status_code == 200
+
+
+def test_readiness_shows_that_requests_cannot_be_counted(serve, tmp_path):
+    keys, counters = tmp_path / "keys.json", tmp_path / "keys.json.used.db"
+    free, slow = (add_key(keys, name, rate=rate) for name, rate in (("free", None), ("slow", 6)))
+    counters.mkdir()
+    address, _ = serve(gate="never", options={"keys": str(keys)})
+    (problem,) = httpx.get(f"{address}/ready").json()["degraded"]  # before the first request
+    assert "cannot be counted" in problem
+    assert [post(address, key).status_code for key in (free, slow)] == [200, 503]
+    counters.rmdir()
+    until(lambda: post(address, slow).status_code == 200)
+    assert httpx.get(f"{address}/ready").json()["degraded"] == []
+
+
+@pytest.mark.parametrize("jump", [3600.0, 86_400.0])
+def test_a_clock_that_is_set_back_does_not_lock_a_key(tmp_path, jump):
+    now = [1e9]
+    limiter, key = (
+        RateLimiter(tmp_path / "keys.json", clock=lambda: now[0]),
+        ApiKey(name="app", hash="h", created=0.0, rate=2),
+    )
+    assert [admitted(limiter, key) for _ in range(3)] == [True, True, False]
+    now[0] -= jump
+    assert [admitted(limiter, key) for _ in range(3)] == [True, True, False]
+    limiter.close()
 
 
 def admitted(limiter, key):

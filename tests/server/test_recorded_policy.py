@@ -96,7 +96,7 @@ def test_an_upstream_that_cannot_be_asked_is_reported_and_the_server_starts(serv
     stub.status = 500
     with caplog.at_level(logging.WARNING):
         serve(gate="logprob:first")
-    assert "could not be asked whether it returns log-probabilities" in caplog.text
+    assert "It is unknown whether the upstream returns log-probabilities" in caplog.text
 
 
 def test_a_server_loads_the_models_of_a_gate_before_the_first_request(serve, policy, monkeypatch):

@@ -10,9 +10,14 @@ from contextlib import closing
 import httpx
 import pytest
 
+from knowgate.pipeline.traffic_log import TrafficLog
 from knowgate.server.auth.api_keys import add_key
+from knowgate.server.chat.gate_service import GateService
+from knowgate.server.learning.loss_monitor import LossMonitor
 from knowgate.server.telemetry.decision_log import MAX_FEEDBACK_PER_DAY, DecisionLog
-from tests.server.conftest import KNOWN
+from tests.server.conftest import KNOWN, UNKNOWN
+from tests.server.test_failures import use_gate_service
+from tests.server.test_learning import RecordingHistory, audit_options, use_history
 from tests.support.processes import until
 
 
@@ -142,3 +147,58 @@ def test_a_long_question_cannot_be_forgotten(tenants):
     question = "a" + "\u0301\u0316" * 20_000
     reply = httpx.post(f"{address}/v1/forget", json={"question": question}, headers=keys["alice"])
     assert reply.status_code == 400
+
+
+# --- labels ---------------------------------------------------------------------------------------
+
+
+def serve_with_history(serve, tmp_path, **options):
+    """A server with keys and a history that only records its entries: (address, app, history, headers by name)."""
+    file = tmp_path / "keys.json"
+    keys = {name: add_key(file, name, admin=name == "admin") for name in ("alice", "admin")}
+    options = {**audit_options(tmp_path), "keys": str(file), "keep_questions": True, **options}
+    address, app = serve(gate="never", options=options)
+    headers = {name: {"Authorization": f"Bearer {key}"} for name, key in keys.items()}
+    return address, app, use_history(app), headers
+
+
+@pytest.mark.parametrize(("shares", "labelers"), [(False, ["admin"]), (True, ["alice", "admin"])])
+def test_only_admin_keys_label_questions_for_all_keys_unless_labels_are_shared(serve, tmp_path, shares, labelers):
+    address, app, history, keys = serve_with_history(serve, tmp_path, share_labels=shares)
+    learnt = []
+    for count, name in enumerate(keys, 1):
+        question = f"{UNKNOWN[:-1]}, {name}?"
+        id = ask_as(address, keys[name], question)
+        monitor = app.state.service.learner.auditor.experiment.arms["a"].monitor
+        until(lambda count=count, monitor=monitor: monitor.loss.n == count)
+        reply = httpx.post(f"{address}/v1/feedback", json={"id": id, "rating": "up"}, headers=keys[name])
+        learnt.append(reply.json()["learnt"])
+    app.state.service.learner.labeler.history.flush()
+    assert {entry.question.split(", ")[1][:-1] for entry in history.entries} == set(labelers)
+    assert learnt == [name in labelers for name in keys]
+
+
+def test_a_model_in_this_process_labels_only_for_keys_that_share(serve, tmp_path):
+    file, history = tmp_path / "keys.json", RecordingHistory()
+    keys = {name: add_key(file, name, admin=name == "admin") for name in ("alice", "admin")}
+
+    def use_log(service):
+        rag = service.gate_service.rag.replace(log=TrafficLog(history, drafts=True))
+        use_gate_service(service, GateService(rag, timeout=5.0, strict=False))
+
+    address, app = serve(upstream=False, gate="always", options={"keys": str(file)}, change=use_log)
+    for name, key in keys.items():
+        body = {"model": "knowgate", "messages": [{"role": "user", "content": f"{UNKNOWN[:-1]}, {name}?"}]}
+        reply = httpx.post(f"{address}/v1/chat/completions", json=body, headers={"Authorization": f"Bearer {key}"})
+        assert reply.json()["knowgate"]["passages"]
+    app.state.service.gate_service.rag.log.flush()
+    assert [entry.question for entry in history.entries] == [f"{UNKNOWN[:-1]}, admin?"]
+
+
+def test_drift_names_the_keys_with_far_questions():
+    monitor = LossMonitor()
+    for _ in range(400):
+        monitor.add_distance(0.4, "alice")
+        monitor.add_distance(1.5, "bob")
+    drift = monitor.to_json()["drift"]
+    assert (drift["drifted"], drift["keys"]) == (True, ["bob"])

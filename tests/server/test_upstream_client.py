@@ -1,14 +1,19 @@
 """The client of the upstream: its URL and its timeouts."""
 
+import itertools
+import json
 import socket
 import threading
+from contextlib import suppress
 
+import httpx
 import pytest
 from starlette.datastructures import Headers
 
 import knowgate as kg
 from knowgate.server.options import ServeOptions
 from knowgate.server.upstream.client import UpstreamClient
+from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask
 
 
@@ -43,6 +48,78 @@ def test_a_connection_that_is_not_accepted_in_time_is_502(serve):
         for connection in waiting:
             connection.close()
     assert (reply.status_code, reply.json()["error"]["code"]) == (502, "upstream_unreachable")
+
+
+class ClosingUpstream:
+    """Answers the first request of its first connections, then closes each of them when a second request arrives.
+
+    Args:
+        last_bytes: What it sends before it closes a connection.
+        closing: Number of connections that it closes like this. Later ones answer every request.
+    """
+
+    def __init__(self, last_bytes=b"", closing=1):
+        self.last_bytes, self.closing, self.requests = last_bytes, closing, []
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}/v1"
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        with suppress(OSError):
+            for number in itertools.count():
+                connection, _ = self.listener.accept()
+                threading.Thread(target=self.answer, args=(connection, number), daemon=True).start()
+
+    def answer(self, connection, number):
+        with connection, connection.makefile("rb") as file:
+            for count in itertools.count():
+                lines = list(iter(file.readline, b"\r\n"))
+                if not lines or b"" in lines:
+                    return
+                length = next((int(line.split()[1]) for line in lines if line.lower().startswith(b"content-length")), 0)
+                self.requests.append((number, json.loads(file.read(length) or b"null")))
+                if count and number < self.closing:
+                    connection.sendall(self.last_bytes)
+                    return
+                body = b'{"choices": [{"message": {"content": "42"}, "finish_reason": "stop"}]}'
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n")
+                connection.sendall(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+
+
+def ask_closing(serve, upstream):
+    """Ask twice one after the other, and return the second response."""
+    address, app = serve(upstream=False, gate="never", options={"upstream": upstream.url})
+    with httpx.Client(base_url=address, timeout=30) as client:
+        for _ in range(2):
+            body = {"model": "m", "messages": [{"role": "user", "content": UNKNOWN}]}
+            reply = client.post("/v1/chat/completions", json=body)
+    return reply, app.state.service.forwarder.upstream.breaker
+
+
+def test_a_request_is_sent_again_if_an_idle_connection_is_closed(serve):
+    upstream = ClosingUpstream()
+    reply, breaker = ask_closing(serve, upstream)
+    assert (reply.status_code, breaker.failure_count) == (200, 0)
+    assert [number for number, body in upstream.requests if body is not None] == [0, 0, 1]
+    assert upstream.requests[-1] == (1, upstream.requests[-2][1])
+
+
+@pytest.mark.parametrize("last_bytes", [b"H", b"HTTP/1.1 200 OK\r\nContent-"])
+def test_a_request_whose_response_has_begun_is_not_sent_again(serve, last_bytes):
+    upstream = ClosingUpstream(last_bytes)
+    reply, _ = ask_closing(serve, upstream)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (502, "upstream_unreachable")
+    assert len([body for _, body in upstream.requests if body is not None]) == 2
+
+
+def test_a_request_on_a_new_connection_is_not_sent_again(serve, monkeypatch):
+    upstream = ClosingUpstream()
+    monkeypatch.setattr(
+        upstream, "answer", lambda connection, number: (upstream.requests.append(number), connection.close())
+    )
+    reply, _ = ask_closing(serve, upstream)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (502, "upstream_unreachable")
+    assert len(upstream.requests) == 2  # one connection for each of the two questions
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(None, 9.0), (3.0, 3.0), (30.0, 9.0)])

@@ -23,8 +23,8 @@ class CompareOptions(Options):
 
     gate: list[str] = option(
         [],
-        "Gate to compare A and B by, alone and with its arbiter; may be repeated. Default: never, always, the "
-        "recommended gate of each side, and all gates with an arbiter.",
+        "Gate whose results in A and B are compared, alone and with its arbiter; may be repeated. Default: never, "
+        "always, the recommended gate of each side, and all gates with an arbiter.",
     )
     fail_if_worse: Share | None = option(
         None,
@@ -32,7 +32,7 @@ class CompareOptions(Options):
         "of the difference is below 0.",
     )
     out: Path | None = option(None, "HTML file to write a page to. Default: no page.", metavar="FILE")
-    html: bool = option(True, "Not needed any more: without --out no page is written.")
+    html: bool = option(True, "Deprecated: without --out, no page is written anyway.")
     resamples: WholeNumber = option(2_000, "Number of bootstrap resamples for the intervals.")
 
 

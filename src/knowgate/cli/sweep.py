@@ -200,7 +200,7 @@ class DhiclSweepOptions(Options):
     )
     learn_cut: int = option(
         0,
-        "Number of logged questions to learn a threshold from, beside the paper's 0.5. Needs `model`. Default: none.",
+        "Number of logged questions to learn a threshold from, besides the paper's 0.5. Needs `model`. Default: none.",
         ge=0,
     )
 

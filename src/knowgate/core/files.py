@@ -156,6 +156,14 @@ def create_private_file(path: Path) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
+def link_or_copy(source: Path, target: Path) -> None:
+    """Create a symbolic link to a file, or copy the file if links are not supported."""
+    try:
+        target.symlink_to(source)
+    except OSError:  # Windows requires a privilege for links
+        shutil.copyfile(source, target)
+
+
 @contextlib.contextmanager
 def atomic_folder(target: Path) -> Iterator[Path]:
     """Make a temporary folder that replaces `target` when the `with` block ends without an error.

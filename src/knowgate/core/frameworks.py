@@ -29,7 +29,7 @@ def check_framework_version(package: str, extra: str, *, majors: tuple[str, ...]
     try:
         version = metadata.version(package)
     except metadata.PackageNotFoundError:
-        raise MissingExtra(f"the adapter for {package}", extra) from None
+        raise MissingExtra(f"knowgate's {package} adapter", extra) from None
     if not any(version == major or version.startswith(f"{major}.") for major in majors):
         raise BadSetting(
             f"{package} {version} is installed, but knowgate's adapter supports version {' or '.join(majors)}. "

@@ -170,7 +170,8 @@ class JsonClient:
         response = call_with_retries(lambda deadline: self._attempt(request, deadline), self._retry)
         if not response.is_success and response.status not in accept:
             message = self._get_message(response).rstrip(".") or "no reason given"
-            raise ServerError(f"{self.name} answered with status {response.status}: {message}. {self._advice}")
+            brief = f"{self.name} answered with status {response.status}"
+            raise ServerError(f"{brief}: {message}. {self._advice}", brief=brief)
         return response.content
 
     def map(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
@@ -211,7 +212,8 @@ class JsonClient:
     def _make_failure(self, problem: str, advice: str = "", wait: float | None = None) -> RetryableError:
         error = ServerError(
             f"{self.name} failed: {problem.rstrip('.')}. No request succeeded within {self._deadline:g} s.{advice} Check "
-            "that the server runs, or try again later."
+            "that the server runs, or try again later.",
+            brief=f"{self.name} failed: {problem.partition(': ')[0]}",
         )
         return RetryableError(error, wait)
 
@@ -378,11 +380,6 @@ def parse_retry_after(value: str) -> float | None:
     except (ValueError, TypeError, IndexError, OverflowError):
         return None
     return max(0.0, seconds)
-
-
-def replace_surrogates(text: str) -> str:
-    """Replace lone surrogates, which UTF-8 cannot encode, by question marks."""
-    return text.encode("utf-8", "replace").decode()
 
 
 class DeadlineBackend(httpcore.NetworkBackend):

@@ -305,3 +305,8 @@ def estimate_tokens(text: str) -> float:
     """Estimate how many tokens of an LLM a text has; a Chinese, Japanese or Korean character counts as one token."""
     n_cjk = 0 if text.isascii() else len(CJK.findall(text))
     return float(n_cjk + math.ceil((len(text) - n_cjk) / CHARS_PER_TOKEN))
+
+
+def replace_surrogates(text: str) -> str:
+    """Replace lone surrogates, which UTF-8 cannot encode, by question marks."""
+    return text.encode("utf-8", "replace").decode()

@@ -12,13 +12,14 @@ import numbers
 import re
 import stat
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from knowgate.core.redaction import redact_secrets
 from knowgate.errors import BadInput, BadSetting
 
+Item = TypeVar("Item")
 MAX_TEXT_BYTES = 256 << 20  # maximum size of a file that is read into memory at once
 MAX_COUNT = 1_000_000_000  # maximum of options that count something
 MAX_DEPTH = 64  # maximum nesting of lists and objects
@@ -121,6 +122,23 @@ def format_value(value: object, maximum: int = 80) -> str:
         return "a number of thousands of digits"
     text = redact_secrets(text)
     return text if len(text) <= maximum else f"{text[:maximum]}..."
+
+
+def check_unique_ids(items: Iterable[Item], kind: str, source: object) -> Iterator[Item]:
+    """Yield questions or documents unchanged; raise BadInput at the first id that occurs twice.
+
+    Args:
+        items: Objects with an attribute `id`.
+        kind: What an item is, for the error: "question" or "document".
+        source: Where the items come from, for the error.
+    """
+    ids: set[str] = set()
+    for item in items:
+        id: str = getattr(item, "id")  # noqa: B009 - items have no common type
+        if id in ids:
+            raise BadInput(f"two {kind}s of {source} have the same id {format_value(id)}. Give each {kind} its own id.")
+        ids.add(id)
+        yield item
 
 
 def check_encodable(text: str, where: str) -> None:

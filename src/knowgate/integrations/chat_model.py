@@ -172,10 +172,6 @@ class ChatModel(Backend):
             yield answer.text
         return answer
 
-    def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
-        """Return True for every prompt, because the context size behind a chat interface is unknown."""
-        return [True for _ in prompts]
-
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
         """Raise UnsupportedSignal, because a chat interface cannot score given answers such as yes and no."""
         raise UnsupportedSignal(

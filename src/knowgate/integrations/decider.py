@@ -87,19 +87,11 @@ class Decider:
         return self._apply_rules(question) or run_in_model_thread(self.rag.model, lambda: self.rag.decide(question))
 
     def _apply_rules(self, question: str | Question) -> Decision | None:
-        """Return the decision of the first matching rule, which needs no call to the LLM.
-
-        Returns None if no rule matches, if the pipeline has no rules, or if its gate ignores them.
-        """
+        """Return the decision of the first matching rule, which needs no call to the LLM. None if no rule applies."""
         rag, text = self.rag, question if isinstance(question, str) else question.text
-        if rag.rules is None or rag.shadow or not rag.gate.obeys_rules or not isinstance(text, str):
+        if rag.rules is None or rag.shadow or not isinstance(text, str):
             return None
-        ruling = rag.rules.decide(text)
-        if ruling is None:
-            return None
-        reason = f"{ruling.reason} (rule '{ruling.rule}')"
-        need = float(ruling.retrieve)
-        return Decision(ruling.retrieve, need, rag.used_threshold, rag.gate.name, reason, rule=ruling.rule)
+        return rag.rules.make_decision(text, rag.gate, rag.used_threshold)
 
     def _handle_failure(self, decide: Callable[[], Decision]) -> Decision:
         """Call `decide`. If it fails and `fall_open` is set, log a warning and decide to retrieve."""
@@ -108,7 +100,7 @@ class Decider:
         except KnowgateError as error:
             if not self.fall_open:
                 raise
-            logger.warning("The gate failed, retrieving: %s", error)
+            logger.warning("The gate failed, so passages are retrieved: %s", error)
             reason = f"the gate failed, retrieving: {error.brief}"
             return Decision(True, 1.0, self.rag.used_threshold, self.rag.gate.name, reason, notes=(GATE_FAILED,))
 

@@ -24,13 +24,13 @@ from pydantic import BaseModel, Field
 from knowgate.core import VERSION
 from knowgate.core.frameworks import check_framework_version
 from knowgate.core.validation import check_integer
-from knowgate.data.history.entries import HistoryScope, LabelSource, LogEntry
+from knowgate.data.history.entries import LabelSource
 from knowgate.errors import BadInput, BadSetting, KnowgateError
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.integrations.decider import Decider, run_in_model_thread
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.answer_json import decision_record
-from knowgate.server.learning.audit import label_by_feedback
+from knowgate.server.learning.answers import HistoryLabeler, label_by_feedback
 from knowgate.server.options import LOOPBACK_HOSTS
 from knowgate.types import Answer, Decision, Passage
 
@@ -153,8 +153,7 @@ class McpTools:
         if label is None:
             note = "this feedback does not show whether the LLM knows the answer by itself."
             return FeedbackResult(id=answer_id, learnt=False, note=note)
-        scope = HistoryScope(self.rag.model.fingerprint, self.rag.prompts.fingerprint, log.tenant)
-        log.log_entries([LogEntry(answer.question.text, label, scope, LabelSource.HUMAN)])
+        HistoryLabeler(self.rag, log).add(answer.question.text, label, LabelSource.HUMAN)
         return FeedbackResult(id=answer_id, learnt=True)
 
     def make_card(self) -> str:

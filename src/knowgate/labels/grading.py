@@ -109,7 +109,8 @@ class JudgeGrader:
         if unique:
             completions = self.model.generate([Prompt(text) for text in unique], max_tokens=VERDICT_TOKENS)
             for text, (verdict, *_) in zip(unique, completions, strict=True):
-                grades[text] = _parse_verdict(verdict.text)
+                is_correct = parse_verdict(verdict.text)
+                grades[text] = Grade(is_correct, unparsable=is_correct is None)
         return [grades[prompt] for prompt in prompts]
 
     def _make_prompt(self, answer: str, question: Question) -> str:
@@ -118,12 +119,16 @@ class JudgeGrader:
         return load_packaged_templates("judge").fill(self.style, detect_question_language(question), **values)
 
 
-def _parse_verdict(text: str) -> Grade:
-    """Parse the verdict of a judge: the first yes or no in its text, in English or Chinese, or as 1 or 0."""
+def parse_verdict(text: str) -> bool | None:
+    """Parse the verdict of a judge: the first yes or no in its text, in English or Chinese, or as 1 or 0.
+
+    Returns:
+        True for yes, False for no, and None if the text contains neither.
+    """
     yes, no = YES_PATTERN.search(text), NO_PATTERN.search(text)
     if yes and (not no or yes.start() < no.start()):
-        return Grade(True)
-    return Grade(False) if no else Grade(None, unparsable=True)
+        return True
+    return False if no else None
 
 
 def list_gold_answers(question: Question) -> list[str]:

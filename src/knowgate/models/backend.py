@@ -25,9 +25,9 @@ WORD_PATTERN = re.compile(r"\s*(?:[぀-ヿ㐀-鿿가-힣]|[^\s぀-ヿ㐀-鿿가-
 class Backend(ABC):
     """Base class for LLM backends.
 
-    Provides a `stream` that yields the whole answer as one piece, and a thread pool with one worker. Subclasses
-    implement the rest of `knowgate.types.Model`, and override these defaults if they can really stream or run requests
-    in parallel.
+    Provides a `stream` that yields the whole answer as one piece, a `fits` for an unknown context window, and a thread
+    pool with one worker. Subclasses implement the rest of `knowgate.types.Model`, and override these defaults if they
+    know more, can really stream, or run requests in parallel.
     """
 
     @abstractmethod
@@ -62,6 +62,10 @@ class Backend(ABC):
     def _complete_one(self, prompt: Prompt, max_tokens: int, resume: object | None) -> Completion:
         handles = None if resume is None else [resume]
         return self.generate([prompt], max_tokens=max_tokens, resume=handles)[0][0]
+
+    def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
+        """Return True for every prompt, because the size of the context window is unknown."""
+        return [True for _ in prompts]
 
     @property
     def concurrency(self) -> int:

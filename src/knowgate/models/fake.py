@@ -172,10 +172,6 @@ class FakeModel(WordStreamBackend):
         """Number of hidden states: the embeddings and each layer's output."""
         return self._layers + 1
 
-    def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
-        """Return True for every prompt, because the fake model has no context window."""
-        return [True for _ in prompts]
-
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
         """Return the requested signals of each prompt; raises UnsupportedSignal for signals that are not offered."""
         self._check_offered(Signal.HIDDEN, bool(request.layers) or request.sample_layer is not None)

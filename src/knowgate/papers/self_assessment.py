@@ -20,6 +20,7 @@ from knowgate.gates.dhicl import CalibrationSign, DhiclGate
 from knowgate.gates.fitted_gate import get_gate_name
 from knowgate.gates.prompt import PromptGate
 from knowgate.gates.scoring import bind_gate, read_questions, score_questions
+from knowgate.labels.grading import parse_verdict
 from knowgate.models.prompts.answers import AnswerPrompts
 from knowgate.models.prompts.templates import detect_question_language, load_packaged_templates
 from knowgate.stats.metrics import auroc
@@ -87,8 +88,8 @@ def build_kb_sat(rows: Iterable[LabelRow], seed: int = 0) -> SelfAssessmentSets:
     wrong = [row for row in graded if not _is_right(row)]
     if not right or not wrong:
         raise BadInput(
-            "the self-assessment set (KB-SAT) needs questions that the LLM answers right and questions it answers "
-            f"wrong, but the run has {len(right)} right and {len(wrong)} wrong answers. Label more questions."
+            f"the self-assessment set (KB-SAT) needs right and wrong answers of the LLM, but the run has {len(right)} "
+            f"right and {len(wrong)} wrong ones. Label more questions."
         )
     rng = random.Random(seed)
     size = min(len(right), len(wrong))
@@ -169,7 +170,6 @@ def _make_record(row: LabelRow, text: str, known: bool, kind: str = "") -> dict[
     }
 
 
-YES, NO = re.compile(r"\byes\b|是", re.IGNORECASE), re.compile(r"\bno\b|否|不", re.IGNORECASE)
 FREE_TOKENS, VERDICT_TOKENS = 48, 4  # maximum length of a free statement, and of the judge's yes or no
 # Row names by the sign of calibration. The formula in the DH-ICL paper and its published code differ in this sign.
 CALIBRATION_SIGNS: dict[str, CalibrationSign] = {
@@ -288,7 +288,7 @@ class SelfAssessor:
         ]
         replies = [samples[0].text for samples in judge.generate(judge_prompts, max_tokens=VERDICT_TOKENS)]
         known = read_known_labels(self.questions)
-        parsed = zip([_parse_verdict(reply) for reply in replies], known, strict=True)
+        parsed = zip([parse_verdict(reply) for reply in replies], known, strict=True)
         verdicts = [(verdict, is_known) for verdict, is_known in parsed if verdict is not None]
         return SelfAssessment(
             "free statement",
@@ -327,11 +327,3 @@ def read_known_labels(questions: Sequence[Question]) -> list[bool]:
                 "such questions with `knowgate label` and kb_sat=FILE."
             )
     return [bool(question.meta["known"]) for question in questions]
-
-
-def _parse_verdict(text: str) -> bool | None:
-    """Return True if a reply says yes first, False if it says no first, None if it says neither."""
-    yes, no = YES.search(text), NO.search(text)
-    if yes and (not no or yes.start() < no.start()):
-        return True
-    return False if no else None

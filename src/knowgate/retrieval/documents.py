@@ -10,13 +10,13 @@ import codecs
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from knowgate.core.files import read_jsonl
-from knowgate.core.validation import check_regular_file
+from knowgate.core.validation import check_regular_file, check_unique_ids
 from knowgate.errors import BadInput
 from knowgate.retrieval.file_formats import read_html, read_pdf
 
@@ -76,7 +76,7 @@ class Corpus:
 
     def __iter__(self) -> Iterator[Document]:
         documents = _read_files(self) if self.files else _read_records(self.source)
-        return _check_unique_ids(documents, self.source)
+        return check_unique_ids(documents, "document", f"'{self.source}'")
 
 
 def find_documents(source: Path) -> Corpus:
@@ -113,18 +113,6 @@ def _find_in_folder(folder: Path) -> Corpus:
         path.suffix.lower() or path.name for path in paths if path.suffix.lower() not in DOCUMENT_SUFFIXES
     )
     return Corpus(folder, files, dict(skipped), listing.problems)
-
-
-def _check_unique_ids(documents: Iterable[Document], source: Path) -> Iterator[Document]:
-    """Yield the documents unchanged; raise BadInput at the first id that occurs twice."""
-    seen: set[str] = set()
-    for document in documents:
-        if document.id in seen:
-            raise BadInput(
-                f"two documents of '{source}' have the same id '{document.id}'. Give each document its own id."
-            )
-        seen.add(document.id)
-        yield document
 
 
 # --- the files of a folder ------------------------------------------------------------------------

@@ -20,8 +20,9 @@ import numpy as np
 from safetensors import SafetensorError
 
 from knowgate.core.files import sha256_file, sha256_text
-from knowgate.core.http_client import JsonClient, replace_surrogates
+from knowgate.core.http_client import JsonClient
 from knowgate.core.redaction import redact_message, redact_secrets
+from knowgate.core.text import replace_surrogates
 from knowgate.errors import BadSetting, MissingExtra, ModelError, ServerError, WeightsError
 from knowgate.models import embedded_weights as weights
 from knowgate.types import Embedder, Vector

@@ -25,6 +25,7 @@ from knowgate.gates.fitted_gate import FittedGate
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.builder import build_pipeline
 from knowgate.pipeline.settings import PipelineOptions
+from knowgate.retrieval.engines.web import WebRetriever
 from knowgate.server.chat.gate_service import FingerprintCachingRetriever, GateService
 from knowgate.server.chat.local_chat import LocalChat
 from knowgate.server.dashboard.page import DashboardAssets
@@ -43,6 +44,7 @@ from knowgate.types import Completion, Gate, Model, Question, Reading, Signal, T
 log = logging.getLogger(__name__)
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that disconnected. It appears in metrics, but is never sent.
+CLEANUP_SECONDS = 3600.0  # interval at which old data is deleted
 RELOAD_SIGNAL = getattr(signal, "SIGHUP", None)  # Windows has no SIGHUP
 
 
@@ -69,7 +71,9 @@ def create_app(
         """Listen for SIGHUP while the server runs, and close the service at the end."""
         app.state.reloader = SettingsReloader(service, settings, read_settings)
         app.state.reloader.listen()
+        cleanup = asyncio.create_task(delete_expired_hourly(service))
         yield
+        cleanup.cancel()
         await service.close()
 
     routes = [Route(endpoint.path, EndpointApp(service, endpoint), methods=[endpoint.method]) for endpoint in ENDPOINTS]
@@ -81,6 +85,17 @@ def create_app(
     app.router.redirect_slashes = False  # the address of a redirect would come from the Host header
     app.state.service = service
     return app
+
+
+async def delete_expired_hourly(service: Service) -> None:
+    """Delete decisions and cached responses of web searches that are too old, now and then once an hour."""
+    while True:
+        if service.decision_log is not None:
+            service.decision_log.delete_expired()
+        retriever = service.gate_service.rag.retriever
+        if isinstance(retriever, FingerprintCachingRetriever) and isinstance(retriever.retriever, WebRetriever):
+            await asyncio.to_thread(retriever.retriever.delete_expired)
+        await asyncio.sleep(CLEANUP_SECONDS)
 
 
 # --- request processing ---------------------------------------------------------------------------
@@ -111,7 +126,7 @@ class EndpointApp:
     async def _respond(self, request: Request, trace: RequestTrace) -> Response:
         """Check the API key, its rate and the number of active requests, wait for the body, then run the handler.
 
-        Public endpoints need no key. GET requests do not count as active. A streaming response counts as an active
+        Public endpoints need no key. GET and HEAD requests do not count as active. A streaming response counts as an active
         request until its last event has been sent.
         """
         service = self.service
@@ -119,9 +134,10 @@ class EndpointApp:
             key = None if self.endpoint.is_public else service.access_policy.authenticate(request)
             service.access_policy.authorize(key, needs_admin=self.endpoint.needs_admin)
             trace.owner, trace.is_admin = ("", True) if key is None else (key.name, key.admin)
+            trace.shares_labels = trace.is_admin or service.options.share_labels
             request.state.key = key
             await service.count_requests(key)
-            if request.method == "GET":  # health checks and metrics must work under full load, too
+            if request.method in ("GET", "HEAD"):  # health checks and metrics must work under full load, too
                 return await self._run_handler(request, trace)
             client = identify_client(request, key)
             if request.method == "POST":
@@ -256,15 +272,15 @@ def check_upstream_logprobs(gate: Gate, upstream: UpstreamDraftModel) -> None:
         return
     if upstream.returns_logprobs is None:
         log.warning(
-            "The upstream could not be asked whether it returns log-probabilities, which the gate '%s' needs. Requests "
-            "that get none retrieve, and name the problem in the field `knowgate.degraded` of the response.",
+            "It is unknown whether the upstream returns log-probabilities, which the gate '%s' needs. Requests "
+            "without them retrieve, and the field `knowgate.degraded` of the response names the problem.",
             gate.name,
         )
         return
     raise BadSetting(
-        f"gate='{gate.name}' needs log-probabilities, but the upstream returns only text. Turn them on in the upstream, "
-        "leave `gate` out to retrieve for everything but small talk, or fit a policy for text-only LLMs with "
-        "`knowgate import-answers` and `knowgate fit`."
+        f"gate='{gate.name}' needs log-probabilities, but the upstream returns only text. Turn them on in the "
+        "upstream. Or leave `gate` out to retrieve for everything but small talk. Or fit a policy for text-only LLMs "
+        "with `knowgate import-answers` and `knowgate fit`."
     )
 
 
@@ -319,7 +335,7 @@ class SettingsReloader:
                 keeps_model = settings.model == self._settings.model or self._service.forwarder is not None
                 model = self._service.gate_service.rag.model if keeps_model else None
                 gate_service = await asyncio.to_thread(build_gate_service, settings, self._service.options, model)
-                close_old = self._service.replace_gate_service(gate_service, settings)
+                close_old = await self._service.replace_gate_service(gate_service, settings)
             except KnowgateError as error:
                 log.error("The new settings cannot be used, so the old ones stay in effect: %s", error)
                 return False

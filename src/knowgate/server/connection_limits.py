@@ -17,6 +17,7 @@ from typing import Any
 import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.supervisors import Multiprocess
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +26,7 @@ MAX_HEADERS = 100
 HEADER_SECONDS = 10.0  # maximum time from the first byte of a request to the end of its headers
 WRITE_SECONDS = 60.0  # maximum time in which a client reads nothing of its response
 MAX_QUEUED_REQUESTS = 16  # requests of a connection that wait for the responses to earlier ones (pipelining)
+START_SECONDS = 600  # maximum time in which a new worker must be ready; uvicorn's default of 5 is too short for models
 LINGER_SECONDS = 5.0  # time for a client to send the rest of a body after an early response, such as a 413
 LOG_SECONDS = 1.0  # minimum time between two log lines about rejected requests
 MAX_CONNECTIONS_PER_ADDRESS = 512
@@ -49,6 +51,21 @@ class AnnouncedServer(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self._on_start()
+
+
+class WorkerSupervisor(Multiprocess):
+    """Supervises the workers of uvicorn, and gives a worker that replaces another one time to load its models."""
+
+    def restart_all(self) -> None:
+        """Replace all workers, as after SIGHUP. An old worker serves until the new one is ready."""
+        healthcheck_seconds, self.config.timeout_worker_healthcheck = (
+            self.config.timeout_worker_healthcheck,
+            START_SECONDS,
+        )
+        try:
+            super().restart_all()
+        finally:
+            self.config.timeout_worker_healthcheck = healthcheck_seconds
 
 
 class AddressConnections:

@@ -106,7 +106,7 @@ class SqliteStore:
 
     def fetch_rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run a query, with values for its `?` parameters, and return all rows."""
-        return self._connection.execute(query, list(values)).fetchall()
+        return self._connection.execute(query, _to_storable(values)).fetchall()
 
     @contextmanager
     def transaction(self, lock: str = "") -> Iterator[Transaction]:
@@ -119,7 +119,7 @@ class SqliteStore:
             raise FileNotFoundError(f"{self._path} was deleted or replaced. Restart the server to make a new one.")
         with self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
-            yield self._connection
+            yield _StorableTransaction(self._connection)
 
     def vacuum(self, tables: Sequence[str]) -> None:
         """Truncate the write-ahead log, so that no deleted rows remain in it. `tables` is ignored."""
@@ -157,7 +157,7 @@ Store = SqliteStore | PostgresStore
 
 
 class _StorableTransaction:
-    """Wraps a transaction, and replaces characters in its values that PostgreSQL cannot store."""
+    """Wraps a transaction, and replaces characters in its values that a database cannot store, such as surrogates."""
 
     def __init__(self, transaction: Transaction):
         self._transaction = transaction
@@ -170,7 +170,7 @@ class _StorableTransaction:
 
 
 def _to_storable(values: Sequence[Any]) -> list[Any]:
-    """Replace characters in texts that PostgreSQL cannot store. Other values stay as they are."""
+    """Replace characters in texts that a database cannot store. Other values stay as they are."""
     return [to_storable_text(value) if isinstance(value, str) else value for value in values]
 
 

@@ -48,14 +48,12 @@ def run_server(
         import uvicorn
 
         from knowgate.server.app import create_app
-        from knowgate.server.connection_limits import AnnouncedServer
+        from knowgate.server.connection_limits import AnnouncedServer, WorkerSupervisor
     uvicorn_options = {"host": options.host, "port": options.port, **build_uvicorn_options(options)}
     if options.workers == 1:
         config = uvicorn.Config(create_app(settings, options, read_settings), **uvicorn_options)
         AnnouncedServer(config, on_start).run()
         return
-    from uvicorn.supervisors import Multiprocess
-
     from knowgate.server.telemetry.snapshot import COUNTS_FILE_VARIABLE, SERVER_ID_VARIABLE
 
     with tempfile.TemporaryDirectory(prefix="knowgate-") as folder:
@@ -65,7 +63,7 @@ def run_server(
         config = uvicorn.Config(create_worker_app, factory=True, workers=options.workers, **uvicorn_options)
         sockets = [config.bind_socket()]
         on_start()
-        Multiprocess(config, sockets=sockets).run()
+        WorkerSupervisor(config, sockets=sockets).run()
 
 
 def _create_worker_app(

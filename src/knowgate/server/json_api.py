@@ -58,6 +58,12 @@ class ApiError(Exception):
         return json_response(self.to_json(), self.status, self.headers)
 
 
+def make_missing_error(component: str, option: str, code: str) -> ApiError:
+    """Return the error for a request that needs a component of the server which an option enables."""
+    fix = f"Its operator can set the option `{option}` of `knowgate serve` and restart it."
+    return ApiError(404, f"this server has {component}. {fix}", code)
+
+
 def dump_json(value: Any, *, is_large: bool = False) -> bytes:
     """Write compact JSON. Non-ASCII characters are escaped.
 

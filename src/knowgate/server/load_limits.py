@@ -188,6 +188,7 @@ def identify_client(request: Request, key: ApiKey | None) -> str:
 
 
 HOUR_SECONDS = 3600.0
+START_SHARE = 0.1  # share of an hour's calls with which a budget starts
 MAX_CALLS_PER_AUDIT = 2  # one for the missing answer, one to compare the two
 
 
@@ -197,23 +198,28 @@ class CallBudget:
 
     Calls are reserved before they are made, and those that are not needed are given back. With API keys, one key gets at
     most half of an hour's calls, and never more than half of those that are left, so that something remains for others.
+    A new budget holds a tenth of an hour's calls, or enough for one audit, minus what earlier processes have spent.
 
     Attributes:
         calls_per_hour: Maximum number of calls per hour.
         clock: Returns a time in seconds.
         shares: Whether API keys share the budget.
+        spent: Calls that earlier processes made in the last hour.
         remaining: Number of calls that can be reserved now.
     """
 
     calls_per_hour: int
     clock: Callable[[], float] = time.monotonic
     shares: bool = False
+    spent: float = 0.0
     remaining: float = field(init=False)
     _used: dict[str, float] = field(init=False, default_factory=dict)  # name of a key -> used calls of its share
     _last_refill: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.remaining, self._last_refill = float(self.calls_per_hour), self.clock()
+        first_calls = max(MAX_CALLS_PER_AUDIT, START_SHARE * self.calls_per_hour)
+        self.remaining = max(0.0, min(first_calls, self.calls_per_hour - self.spent))
+        self._last_refill = self.clock()
 
     def reserve(self, owner: str, count: int) -> bool:
         """Reserve calls for a request of an API key, and return whether that was possible."""

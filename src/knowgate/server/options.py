@@ -103,6 +103,10 @@ class ServeOptions(Options):
         "Share of requests to audit. If an audited request was answered without passages, the server also answers it with "
         "passages, after the response is sent, to measure how many answers skipping retrieval changes. Needs `decisions`.",
     )
+    share_labels: bool = option(
+        False,
+        "With `keys` and `log`: requests of all keys add labels to the history. Default: only those of admin keys.",
+    )
     audit_budget: Count = option(60, "With `audit`: maximum number of additional LLM calls per hour.")
     audit_compare: Literal["words", "llm"] = option(
         "words",

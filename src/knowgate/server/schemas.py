@@ -138,7 +138,7 @@ class RerankDocument(ApiRequest):
 class RerankRequest(ApiRequest):
     """Body of POST /v1/rerank, in the same format as in the APIs of Cohere and Jina."""
 
-    query: Text
+    query: Text = Field(max_length=MAX_QUESTION_CHARS)
     documents: list[str | RerankDocument] = Field(min_length=1, max_length=MAX_RERANKED_DOCUMENTS)
     top_n: int | None = Field(None, ge=1)
     return_documents: bool | None = None
@@ -359,13 +359,14 @@ class LossReport(ConfidenceBounds):
 
 
 class DriftReport(ConfidenceBounds):
-    """The share of questions that are unlike the training questions of the gate.
+    """The share of questions (their number is `questions`) that are unlike the training questions of the gate.
 
-    `questions` is the number of all questions. `drifted` is true if the share is too large.
+    `drifted` is true if the share is too large. `keys` names the API keys for whose own questions it is too large.
     """
 
     questions: int
     drifted: bool
+    keys: list[str]
 
 
 class ArmReport(ApiResponse):

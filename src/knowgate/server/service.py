@@ -15,11 +15,10 @@ from starlette.responses import Response
 from knowgate.data.history.entries import question_key
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.pipeline.traffic_log import close_connection
-from knowgate.retrieval.rerankers import rerank
 from knowgate.server import schemas
 from knowgate.server.auth.access_control import AccessPolicy, RateLimiter
 from knowgate.server.auth.api_keys import ApiKey
-from knowgate.server.chat.decisions import answer_prompt, decide_questions, list_selectable_gates
+from knowgate.server.chat.decisions import answer_prompt, decide_questions, list_selectable_gates, rerank_documents
 from knowgate.server.chat.gate_service import GateService
 from knowgate.server.chat.local_chat import LocalChat
 from knowgate.server.chat.request_formats import REQUEST_FORMATS
@@ -30,6 +29,7 @@ from knowgate.server.json_api import (
     MAX_JSON_VALUES,
     ApiError,
     json_response,
+    make_missing_error,
     parse_json_object,
     parse_request,
     read_body,
@@ -38,13 +38,12 @@ from knowgate.server.learning.learner import TrafficLearner, build_learner, reco
 from knowgate.server.load_limits import UPLOAD_FACTOR, BreakersByKey, CircuitBreaker, RequestSlots, UploadBudget
 from knowgate.server.options import ServeOptions
 from knowgate.server.streaming import EventStreamResponse, run_while_connected
-from knowgate.server.telemetry.decision_log import DecisionLog, Deletion, RecentDecisions
+from knowgate.server.telemetry.decision_log import DecisionLog, Deletion, RecentDecisions, make_unknown_decision_error
 from knowgate.server.telemetry.metrics import ServerMetrics
 from knowgate.server.telemetry.snapshot import MetricsSnapshot, SnapshotExchange
 from knowgate.server.telemetry.spans import RequestSpans, create_tracer_provider
 from knowgate.server.telemetry.trace import ClientRequest, RequestTrace
 from knowgate.server.upstream.forwarding import ForwardedRequest, UpstreamForwarder
-from knowgate.types import Passage, Reranker
 
 PROMETHEUS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 BODY_TIMEOUT_SECONDS = 30.0
@@ -91,6 +90,7 @@ class Service:
             self.spans = RequestSpans(create_tracer_provider(), includes_questions=options.keep_questions)
         if options.keys is not None:
             self.rate_limiter = RateLimiter(options.keys, database=options.database)
+            self.rate_limiter.check_store(self.access_policy.list_keys() or ())
         if options.decisions is not None:
             self.decision_log = DecisionLog(
                 options.decisions,
@@ -124,14 +124,18 @@ class Service:
             settings, self.options, self.gate_service, self.forwarder, self.decision_log, self.recent
         )
 
-    def replace_gate_service(self, gate_service: GateService, settings: PipelineOptions) -> Callable[[], None]:
+    async def replace_gate_service(self, gate_service: GateService, settings: PipelineOptions) -> Callable[[], None]:
         """Use another gate service for new requests. Requests in progress keep the old one.
+
+        A thread reads the stored audits, because many of them take seconds, in which other requests are answered.
 
         Returns:
             A function that closes the old gate service. Call it when no request uses that service any more.
         """
         forwarder = self.forwarder and UpstreamForwarder(self.forwarder.upstream, gate_service, self.options)
-        learner = build_learner(settings, self.options, gate_service, forwarder, self.decision_log, self.recent)
+        budget = None if self.learner is None else self.learner.auditor.budget
+        stores = (self.decision_log, self.recent, budget)
+        learner = await asyncio.to_thread(build_learner, settings, self.options, gate_service, forwarder, *stores)
         old, self.gate_service, self.forwarder = self.gate_service, gate_service, forwarder
         if self.local_chat is not None:
             self.local_chat = LocalChat(gate_service, self.options)
@@ -193,7 +197,7 @@ class Service:
             if isinstance(response, EventStreamResponse):
                 await response.events.aclose()
                 response.on_close()
-            message = "the decision could not be stored, so it is not acknowledged. Try again later."
+            message = "the decision could not be stored, so the response is not sent. Try again later."
             return ApiError(503, message, "log_down", trace.headers).to_response()
         return response
 
@@ -264,8 +268,7 @@ class Service:
             ApiError: 404 if the server has no upstream.
         """
         if self.forwarder is None:
-            message = f"this server has no upstream, which {request.url.path} needs. Set `upstream` in its settings."
-            raise ApiError(404, message, "no_upstream")
+            raise make_missing_error(f"no upstream, which {request.url.path} needs", "upstream", "no_upstream")
         path = request.url.path.removeprefix("/v1")
         max_values = MAX_JSON_VALUES if path in REQUEST_FORMATS else MAX_FORWARDED_VALUES
         raw_body, body = await self.read_request(request, max_values)
@@ -290,11 +293,9 @@ class Service:
         """Answer POST /v1/rerank, which orders documents by relevance. 404 if the server has no reranker."""
         reranker = self.gate_service.rag.reranker
         if reranker is None:
-            raise ApiError(404, "this server has no reranker. Set `rerank` in its settings.", "no_reranker")
+            raise make_missing_error("no reranker", "rerank", "no_reranker")
         rerank_request = parse_request(schemas.RerankRequest, (await self.read_request(request))[1])
-        return json_response(
-            await self.gate_service.run_in_search_thread(lambda: rerank_documents(reranker, rerank_request, trace.id))
-        )
+        return json_response(await rerank_documents(self.gate_service, reranker, rerank_request, trace.id))
 
     async def list_models(self, request: Request, trace: RequestTrace) -> Response:
         """Answer GET /v1/models with the names of all LLMs and of knowgate/GATE for each selectable gate."""
@@ -313,8 +314,7 @@ class Service:
     def _require_decision_log(self) -> DecisionLog:
         """Return the decision log, or raise a 404 error if there is none."""
         if self.decision_log is None:
-            fix = "Set the option `decisions` of `knowgate serve`, also as a key of [serve] in knowgate.toml."
-            raise ApiError(404, f"this server has no decision log. {fix}", "no_log")
+            raise make_missing_error("no decision log", "decisions", "no_log")
         return self.decision_log
 
     async def _find_decision(self, id: str, trace: RequestTrace) -> dict[str, Any]:
@@ -325,7 +325,7 @@ class Service:
         """
         decision = await self._require_decision_log().find(id, _get_owner_filter(trace))
         if decision is None:
-            raise ApiError(404, f"the decision log has no decision '{id[:80]}'.", "no_decision")
+            raise make_unknown_decision_error(id)
         return decision
 
     async def get_decision(self, request: Request, trace: RequestTrace) -> Response:
@@ -338,7 +338,7 @@ class Service:
         feedback = parse_request(schemas.FeedbackRequest, (await self.read_request(request))[1])
         await self._find_decision(feedback.id, trace)
         decisions = self._require_decision_log()
-        return json_response(await record_feedback(feedback, trace.owner, decisions, self.recent, self.learner))
+        return json_response(await record_feedback(feedback, trace, decisions, self.recent, self.learner))
 
     async def delete_decision(self, request: Request, trace: RequestTrace) -> Response:
         """Answer DELETE /v1/decisions/{id}.
@@ -389,8 +389,7 @@ class Service:
     def _require_learner(self) -> TrafficLearner:
         """Return the component that learns from requests, or raise a 404 error if there is none."""
         if self.learner is None:
-            message = "this server does not learn from its requests. Set `audit`, `shadow` or `log` in its settings."
-            raise ApiError(404, message, "off")
+            raise make_missing_error("no audits and no history of labels", "audit", "off")
         return self.learner
 
     async def get_learning(self, request: Request, trace: RequestTrace) -> Response:
@@ -410,7 +409,7 @@ class Service:
 
     async def get_readiness(self, request: Request, trace: RequestTrace) -> Response:
         """Answer GET /ready. The status is 503 while the upstream's breaker is open, or the API keys are unreadable."""
-        states, has_keys = {item.name: item.state for item in self.breakers}, self.access_policy.has_readable_keys()
+        states, has_keys = {item.name: item.state for item in self.breakers}, self.access_policy.list_keys() is not None
         is_ready = states.get("upstream") != "open" and has_keys
         lost = self.get_snapshot().combine(await self.snapshot_exchange.read_others()).lost_decisions
         readiness = schemas.ReadyResponse(
@@ -421,6 +420,7 @@ class Service:
             degraded=[f"{name} is {state}" for name, state in states.items() if state != "closed"]
             + ([f"{lost} decisions could not be stored"] if lost else [])
             + ([] if has_keys else ["the file of API keys cannot be read"])
+            + ([self.rate_limiter.problem] if self.rate_limiter and self.rate_limiter.problem else [])
             + ([] if self.learner is None else self.learner.list_problems()),
             lost_decisions=lost,
         )
@@ -430,19 +430,3 @@ class Service:
 def _get_owner_filter(trace: RequestTrace) -> str | None:
     """Return the owner whose decisions a request may use, or None if it may use those of all owners."""
     return None if trace.is_admin else trace.owner
-
-
-def rerank_documents(reranker: Reranker, request: schemas.RerankRequest, id: str) -> schemas.RerankResponse:
-    """Order the documents of a request by relevance to its query, and keep the best `top_n` if that is set."""
-    texts = [document if isinstance(document, str) else document.text for document in request.documents]
-    passages = [Passage(str(index), text) for index, text in enumerate(texts)]
-    (ranked,) = rerank(reranker, [request.query], [passages], request.top_n or len(passages))
-    results = [
-        {
-            "index": int(passage.id),
-            "relevance_score": passage.score,
-            **({"document": {"text": passage.text}} if request.return_documents else {}),
-        }
-        for passage in ranked
-    ]
-    return schemas.RerankResponse.model_validate({"id": id, "model": reranker.name, "results": results})

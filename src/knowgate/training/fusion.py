@@ -56,9 +56,9 @@ def split_into_heads(examples: Examples) -> dict[str, Examples]:
         wrong = head.needed[head.split.train]
         if min(wrong.sum(), (~wrong).sum()) < MIN_ROWS_PER_CLASS:
             raise BadInput(
-                f"learning how much passages help needs at least {MIN_ROWS_PER_CLASS} right and {MIN_ROWS_PER_CLASS} "
-                f"wrong {name}-book answers to train on, but {(~wrong).sum()} are right and {wrong.sum()} are wrong. "
-                "Label more questions, or use another `target` than gain."
+                f"target='gain' needs at least {MIN_ROWS_PER_CLASS} right and {MIN_ROWS_PER_CLASS} wrong {name}-book "
+                f"answers to train on. Now {(~wrong).sum()} are right and {wrong.sum()} are wrong. Label more "
+                "questions, or use another `target`."
             )
     return heads
 

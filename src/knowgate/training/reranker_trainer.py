@@ -7,7 +7,6 @@ only the question's own.
 from __future__ import annotations
 
 import math
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from knowgate.core.files import link_or_copy
 from knowgate.core.validation import MAX_COUNT, check_seed, format_value
 from knowgate.errors import BadInput, BadSetting, ModelError, WeightsError, require_extra
 from knowgate.models import embedded_weights
@@ -332,16 +332,9 @@ def _open_minilm(seed: int, device: str | None) -> Any:
     with tempfile.TemporaryDirectory() as scratch:
         # The folder is a sentence embedder's; without its modules.json it is a plain encoder.
         for name in MINILM_FILES:
-            _link_or_copy(source / name, Path(scratch) / name)
+            link_or_copy(source / name, Path(scratch) / name)
         torch.manual_seed(seed)
         return _limit_input(_load_cross_encoder(scratch, device, MINILM, num_labels=1, max_length=PASSAGE_TOKENS))
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    try:
-        target.symlink_to(source)
-    except OSError:  # Windows asks for a privilege
-        shutil.copyfile(source, target)
 
 
 def _load_cross_encoder(path: str, device: str | None, name: str, **options: Any) -> Any:

@@ -171,6 +171,14 @@ def test_an_expired_response_is_used_with_a_warning_if_allowed(web, caplog):
     assert "using an expired response" in caplog.text
 
 
+@pytest.mark.parametrize(("stale", "left"), [(False, 0), (True, 1)])
+def test_expired_responses_are_deleted_unless_they_may_be_used(web, tmp_path, stale, left):
+    retriever = web("searxng", Engine(SEARXNG), days=1e-9, stale=stale)
+    retriever.search(["canteen"], 3)
+    retriever.delete_expired()
+    assert len(list((tmp_path / "cache" / "replies").glob("*.json"))) == left
+
+
 def test_a_damaged_cache_file_is_requested_again(web, tmp_path):
     engine = Engine(SEARXNG)
     retriever = web("searxng", engine)

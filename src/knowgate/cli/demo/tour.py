@@ -48,7 +48,7 @@ MESSAGE_WIDTH, MARK_WIDTH, NAME_WIDTH = 40, 7, 16  # columns of a message, a mar
 MARKS = {True: ("right", "green"), False: ("wrong", "red"), None: ("-", "dim")}
 PAIR_MODES = {NEVER: "from memory", ALWAYS: "after a search"}
 SLOWER_NOTE = (
-    "Gated took longer than always here: a search was cheaper than the draft that decides. Try --search-seconds 1."
+    "The gated mode took longer here, because a search was faster than the draft that decides. Try --search-seconds 1."
 )
 MAX_BAR_WIDTH = 54  # characters
 POINT_STEP = 2  # the chart shows every second recorded threshold

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 from knowgate.core.registry import RegistryEntry, find_plugins, load_entry, split_spec
 from knowgate.core.text import CHOICE_LETTERS
-from knowgate.core.validation import check_encodable, check_integer, expand_path, format_value
+from knowgate.core.validation import check_encodable, check_integer, check_unique_ids, expand_path, format_value
 from knowgate.errors import BadInput, BadSetting
 from knowgate.types import Question
 
@@ -58,22 +58,10 @@ def load_questions(spec: str, limit: int | None = None) -> list[Question]:
     read = load_entry(DATASETS, "data source", name, PLUGIN_GROUP)
     if not value and name in DATASETS:
         raise BadSetting(f"the data source '{name}' needs a value after the colon: {DATASETS[name].summary}.")
-    questions = list(islice(_check_unique(read(value), spec), limit))
+    questions = list(islice(check_unique_ids(read(value), "question", spec), limit))
     if not questions:
         raise BadInput(f'{spec} holds no questions. Write one per line: {{"question": "...", "answers": ["..."]}}')
     return questions
-
-
-def _check_unique(questions: Iterable[Question], source: str) -> Iterator[Question]:
-    """Yield the questions unchanged; raises BadInput at the first id that occurs twice. `source` is for the error."""
-    ids: set[str] = set()
-    for question in questions:
-        if question.id in ids:
-            raise BadInput(
-                f"two questions of {source} have the same id {format_value(question.id)}. Give each question its own id."
-            )
-        ids.add(question.id)
-        yield question
 
 
 def resolve_questions(data: QuestionSource, limit: int | None = None) -> list[Question]:
@@ -100,7 +88,7 @@ def _check_questions(questions: Sequence[Question]) -> None:
     """Raise BadInput for empty questions, invalid texts and duplicate ids."""
     if not questions:
         raise BadInput("the list of questions is empty. Give at least one question.")
-    for question in _check_unique(questions, "the list"):
+    for question in check_unique_ids(questions, "question", "the list"):
         name = f"question {format_value(question.id)}"
         if not question.text.strip():
             raise BadInput(f"{name} is empty. Write its text, or remove it.")

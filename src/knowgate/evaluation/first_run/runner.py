@@ -155,7 +155,7 @@ class _FirstRun:
         report = build_index(self.options.docs, folder, progress=self._show_indexing)
         self.reporter.say(f"Documents: {report.documents}, in {report.passages} passages.")
         if report.problems:
-            self.reporter.warn(f"Of the documents {report.summarize_problems()}")
+            self.reporter.warn(report.summarize_problems())
         return str(folder)
 
     def _show_indexing(self, stage: str, done: int, total: int) -> None:

@@ -207,7 +207,7 @@ def _write_headline(recommendation: Recommendation, savings: Savings) -> str:
 def _describe_choice(recommendation: Recommendation, evaluation: Evaluation) -> str:
     """Describe how gate and threshold were chosen, and which guarantees are stored."""
     if recommendation.at_own_threshold or not recommendation.agreeing_folds:
-        return f"Nothing had to be chosen for that, so all questions measure it. {_list_guarantees(evaluation)}."
+        return f"Nothing was chosen on these questions, so all of them measure it. {_list_guarantees(evaluation)}."
     return (
         f"Gate and threshold were chosen on these questions, to lose no more than "
         f"{format_point_count(recommendation.max_loss)}. The choice was then repeated {FOLDS} times, each time without "

@@ -267,9 +267,8 @@ def check_state_agreement(artifact: Artifact, model: Model, prompts: AnswerPromp
         raise ArtifactError(
             f"the hidden states of {model.name} differ from those of {trained_on}, on which the gate '{gate}' was "
             f"fitted. On {agreement.n} prompts the smallest cosine is {agreement.cosine:.4f} (required: "
-            f"{MIN_COSINE}), and {agreement.nearest} of {agreement.n} states are closest to the stored state of the "
-            "same prompt. Serve the same weights, list the layers in the server's order (the last layer of vLLM is "
-            "the one before the final norm), or fit the gate on this server."
+            f"{MIN_COSINE}). {agreement.nearest} of {agreement.n} states are closest to the stored state of the same "
+            "prompt. Serve the same weights, list the layers in the server's order, or fit the gate on this server."
         )
     return (
         f"fitted on {trained_on}, whose states the server returns (smallest cosine {agreement.cosine:.4f} on "

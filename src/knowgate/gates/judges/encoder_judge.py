@@ -6,7 +6,6 @@ They need no GPU. Training and inference share `EncoderJudge.encode_answer`. tor
 from __future__ import annotations
 
 import functools
-import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from knowgate.core.files import link_or_copy
 from knowgate.errors import WeightsError, require_extra
 from knowgate.models import embedded_weights
 from knowgate.models.tokenization import LabelPromptTokens
@@ -199,13 +199,5 @@ def _prepare_folder(source: Path, scratch: Path) -> str:
     for pattern in COPIED_FILES:
         for path in source.glob(pattern):
             if path.name not in SKIPPED_FILES:
-                _link_or_copy(path, scratch / path.name)
+                link_or_copy(path, scratch / path.name)
     return str(scratch)
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    """Create a symbolic link to a file, or copy the file if links are not supported."""
-    try:
-        target.symlink_to(source)
-    except OSError:  # Windows requires a privilege for links
-        shutil.copyfile(source, target)

@@ -34,6 +34,7 @@ from knowgate.core.schema import NumberRange, read_record
 from knowgate.core.validation import expand_path, parse_toml, read_text
 from knowgate.errors import BadInput, BadSetting
 from knowgate.gates.rules.topic_rule import DEFAULT_EMBEDDER, RuleAction, RuleMatch, TopicRule
+from knowgate.types import Decision, Gate
 
 log = logging.getLogger(__name__)
 
@@ -180,6 +181,17 @@ class RuleSet:
         """
         text, deadline = question[:MAX_QUESTION_CHARS], time.monotonic() + USER_RULES_SECONDS
         return self._find_first_match(text, deadline) or self._match_small_talk(text, deadline)
+
+    def make_decision(self, question: str, gate: Gate, threshold: float) -> Decision | None:
+        """Return the decision of the first rule that matches a question, in place of a decision of the gate.
+
+        Returns None if no rule matches, or if the gate ignores rules.
+        """
+        match = self.decide(question) if gate.obeys_rules else None
+        if match is None:
+            return None
+        reason = f"{match.reason} (rule '{match.rule}')"
+        return Decision(match.retrieve, float(match.retrieve), threshold, gate.name, reason, rule=match.rule)
 
     def _find_first_match(self, text: str, deadline: float) -> RuleMatch | None:
         """Return the decision of the first rule that matches a text; None if no rule matches."""

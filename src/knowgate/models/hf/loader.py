@@ -205,7 +205,7 @@ def check_bits(bits: int) -> None:
     if not torch.cuda.is_available():
         raise BadSetting(f"bits={bits} needs a GPU with CUDA, but this machine has none. Use bits=0.")
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise MissingExtra(f"loading a base model with {bits} bits per weight", "quantised")
+        raise MissingExtra(f"bits={bits}", "quantised")
 
 
 def build_quantization_options(bits: int) -> dict[str, Any]:

@@ -286,7 +286,7 @@ def read_label_logits(
     columns = [width - len(prompt.ids) + position for prompt in prompts for position in prompt.positions]
     values: Vector = apply_lm_head(model.loaded.model, states[rows, columns], label_ids).cpu().numpy()
     if not np.isfinite(values).all():
-        raise make_nan_error("NaN instead of label logits")
+        raise make_nan_error("NaN label logits")
     ends = np.cumsum([len(prompt.positions) for prompt in prompts])[:-1]
     return [part.copy() for part in np.split(values, ends)]
 

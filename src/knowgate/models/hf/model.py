@@ -354,5 +354,5 @@ def _to_numpy(state: torch.Tensor) -> Vector:
     """Copy hidden states from the device to a float32 array; raises ModelError if they are not finite."""
     values: Vector = state.float().cpu().numpy().copy()
     if not np.isfinite(values).all():
-        raise make_nan_error("NaN or infinite hidden states")
+        raise make_nan_error("non-finite hidden states")
     return values

@@ -150,10 +150,6 @@ class OpenAIModel(Backend):
         except UnsupportedSignal:  # behind a gateway
             return None
 
-    def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
-        """Return True for every prompt, because servers do not report how long a prompt may be."""
-        return [True for _ in prompts]
-
     def close(self) -> None:
         """Close all connections; the model can still be used."""
         self._client.close()

@@ -17,7 +17,8 @@ from urllib.parse import quote
 
 import httpx
 
-from knowgate.core.http_client import JsonClient, replace_surrogates
+from knowgate.core.http_client import JsonClient
+from knowgate.core.text import replace_surrogates
 from knowgate.errors import BadSetting, ServerError
 from knowgate.retrieval.engines.base import EngineRetriever, SearchHit, parse_collection_spec
 from knowgate.types import Vector

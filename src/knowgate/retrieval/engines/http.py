@@ -18,8 +18,9 @@ from urllib.parse import quote
 import httpx
 
 from knowgate.core.files import sha256_text
-from knowgate.core.http_client import JsonClient, parse_json_response, replace_surrogates
+from knowgate.core.http_client import JsonClient, parse_json_response
 from knowgate.core.redaction import redact_message, redact_urls
+from knowgate.core.text import replace_surrogates
 from knowgate.errors import BadInput, ServerError
 from knowgate.retrieval.passages import check_k
 from knowgate.types import Passage

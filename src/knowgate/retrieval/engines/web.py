@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,11 @@ class WebRetriever:
         passages = dict(zip(distinct, results, strict=True))
         return [passages[query] for query in normalized]
 
+    def delete_expired(self) -> None:
+        """Delete cached responses that are too old to be used. With the option `stale`, they are still used."""
+        if not self.options.stale:
+            self._cache.delete_expired()
+
     def _search(self, query: str, k: int) -> list[Passage]:
         """Search for one query, using the cache if possible; record the results if the options say so."""
         if not query:
@@ -170,10 +176,12 @@ class WebReplayRetriever:
         return [convert_results(self._find(query))[:k] if query else [] for query in normalized]
 
     def _find(self, query: str) -> list[WebResult]:
-        results = self._recording.find(_make_recording_key(query), expired=True)
+        key = _make_recording_key(query)
+        results = self._recording.find(key, expired=True)
         if results is None:
             raise BadInput(
-                f"the recording '{self._folder}' contains no search for '{query[:80]}'. Record it with web:ENGINE?record=DIR."
+                f"the recording '{self._folder}' contains no search for '{query[:80]}'. Record it with web:ENGINE?record=DIR.",
+                brief=f"the recording '{self._folder}' contains no file {key}.json, so this question was not recorded",
             )
         return results
 
@@ -245,6 +253,14 @@ class ResultFolder:
             self._folder.mkdir(parents=True, exist_ok=True)
             record = {**fields, "at": time.time(), "results": [asdict(result) for result in results]}
             write_json(self._folder / f"{key}.json", record)
+
+    def delete_expired(self) -> None:
+        """Delete the files of expired results."""
+        oldest = time.time() - self._max_age
+        for file in self._folder.glob("*.json"):
+            with suppress(OSError):  # another process may have deleted the file
+                if file.stat().st_mtime < oldest:
+                    file.unlink()
 
     def compute_digest(self) -> str:
         """Return a hash of the names and contents of all files."""

@@ -15,9 +15,10 @@ from typing import Any
 import httpx
 
 from knowgate.core.files import sha256_text
-from knowgate.core.http_client import JsonClient, replace_surrogates
+from knowgate.core.http_client import JsonClient
 from knowgate.core.redaction import redact_urls
 from knowgate.core.schema import NonNegativeInt, read_record
+from knowgate.core.text import replace_surrogates
 from knowgate.errors import BadInput, BadSetting, ServerError
 from knowgate.retrieval.passages import check_passage_lists, format_passage
 from knowgate.types import Passage

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from pathlib import Path
@@ -92,12 +92,12 @@ class AccessPolicy:
             )
         return key
 
-    def has_readable_keys(self) -> bool:
-        """Return whether the file of API keys can be read, or none is used."""
+    def list_keys(self) -> tuple[ApiKey, ...] | None:
+        """Return the stored keys. None if their file cannot be read. Without a file, there are no keys."""
         try:
-            return self.key_file is None or self._read_keys(self.key_file) is not None
+            return () if self.key_file is None else self._read_keys(self.key_file)
         except ApiError:
-            return False
+            return None
 
     def _read_keys(self, key_file: Path) -> tuple[ApiKey, ...]:
         """Return the stored keys. The file is read only if its size or modification time has changed."""
@@ -126,6 +126,9 @@ class RateLimiter:
         key_file: File of API keys. The counters are stored in a file next to it.
         clock: Returns the time in seconds since 1970. All processes must use the same clock.
         database: Address (postgresql://...) of a database for the counters, instead of the file.
+
+    Attributes:
+        problem: Why requests of keys with a rate are rejected at the moment, or "" if they are counted.
     """
 
     def __init__(self, key_file: Path, clock: Callable[[], float] = time.time, *, database: str | None = None):
@@ -136,8 +139,23 @@ class RateLimiter:
         self._store: Store | None = None
         self._file_id: tuple[int, int] | None = None  # of the file that is open
         self._retry_at = 0.0
+        self.problem = ""
         # Hash and rate of a key -> number of requests that were rejected together, and when they will be allowed.
         self._rejections: dict[tuple[str, int], tuple[int, int]] = {}
+
+    def check_store(self, keys: Sequence[ApiKey]) -> None:
+        """Report a problem if one of these keys has a rate, but cannot be counted. Blocks: call it at the start only."""
+        try:
+            if any(key.rate is not None for key in keys):
+                self._thread.submit(self._open_store).result()
+        except STORE_ERRORS as error:
+            self._report(error)
+
+    def _report(self, error: BaseException) -> None:
+        """Log why the counters cannot be used, and do not try again for BACKOFF_SECONDS."""
+        self._retry_at = time.monotonic() + BACKOFF_SECONDS
+        self.problem = "requests of API keys with a rate limit are rejected, because they cannot be counted"
+        log.warning("API keys with a rate limit are rejected: %s", str(error) or "the counter store is too slow")
 
     async def admit(self, key: ApiKey, count: int = 1) -> None:
         """Count requests of this key. Keys without a limit are not counted.
@@ -159,9 +177,9 @@ class RateLimiter:
         try:
             async with asyncio.timeout(ADMISSION_TIMEOUT_SECONDS):
                 await asyncio.get_running_loop().run_in_executor(self._thread, self._count, key, key.rate, count)
+            self.problem = ""
         except STORE_ERRORS as error:
-            self._retry_at = time.monotonic() + BACKOFF_SECONDS
-            log.warning("API keys with a rate limit are rejected: %s", str(error) or "the counter store is too slow")
+            self._report(error)
             raise unavailable from None
 
     def _check_rejection(self, key: ApiKey, rate: int, count: int) -> None:
@@ -174,7 +192,7 @@ class RateLimiter:
         """
         rejected_count, allowed_at = self._rejections.get((key.hash, rate), (count, 0))
         seconds = math.ceil(allowed_at - self._clock())
-        if count >= rejected_count and seconds > 0:
+        if count >= rejected_count and 0 < seconds <= MINUTE_SECONDS + 1:  # longer waits: the clock was set back
             message = f"this API key allows {rate} requests per minute. Try again in {seconds} seconds."
             raise ApiError(429, message, "rate", {"retry-after": str(seconds)})
 
@@ -187,8 +205,9 @@ class RateLimiter:
         self._check_rejection(key, rate, count)  # there may be a rejection since `admit` checked this
         with self._open_store().transaction(key.hash) as transaction:
             now = math.floor(self._clock())
-            oldest = (key.hash, now - MINUTE_SECONDS)
-            transaction.execute("DELETE FROM requests WHERE key = ? AND second < ?", oldest)
+            # Requests of the far future were counted before the clock was set back.
+            outdated = (key.hash, now - MINUTE_SECONDS, now + MINUTE_SECONDS)
+            transaction.execute("DELETE FROM requests WHERE key = ? AND (second < ? OR second > ?)", outdated)
             query = "SELECT second, count FROM requests WHERE key = ? ORDER BY second"
             rows = transaction.execute(query, (key.hash,)).fetchall()
             excess = sum(row_count for _, row_count in rows) + count - rate

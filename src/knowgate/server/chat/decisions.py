@@ -1,12 +1,14 @@
-"""Decides on the questions of POST /v1/decide, /v1/completions and /v1/responses."""
+"""Decides on the questions of POST /v1/decide, /v1/completions and /v1/responses, and orders the documents of /v1/rerank."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from aiohttp.client_exceptions import ClientError
@@ -15,16 +17,22 @@ from starlette.responses import Response
 
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.answer_json import decision_record
-from knowgate.server.chat.gate_service import BackgroundSearch, GateService
+from knowgate.retrieval.rerankers import rerank
+from knowgate.server.chat.gate_service import BackgroundSearch, GateService, describe_error
 from knowgate.server.chat.request_formats import REQUEST_FORMATS, UngatedRequest, extract_question
 from knowgate.server.chat.request_options import SELECTABLE_GATES, RequestOptions
 from knowgate.server.json_api import ApiError, parse_request
-from knowgate.server.schemas import DecideRequest, DecideResponse
+from knowgate.server.schemas import DecideRequest, DecideResponse, RerankRequest, RerankResponse
 from knowgate.server.streaming import InvalidResponse
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.draft import build_draft_request, measure_draft, read_draft
 from knowgate.server.upstream.forwarding import CHAT_PATH, ForwardedRequest, UpstreamForwarder
-from knowgate.types import Completion, Decision, DecisionNote, Question
+from knowgate.types import Completion, Decision, DecisionNote, Passage, Question, Reranker
+
+log = logging.getLogger(__name__)
+
+BATCH_DOCUMENTS = 32  # after as many documents, waiting searches run
+MAX_DOCUMENT_CHARS = 50_000  # rerankers read less of a document, so the rest is not passed on
 
 
 async def decide_questions(
@@ -90,11 +98,16 @@ async def _decide_question(
 
     If the gate reads drafts and there is an upstream, a draft with as many tokens as the gate reads is requested first.
     """
+    if forwarder is None:
+        trace.way = "in-process"
+    elif trace.way != "draft":  # that is what an earlier question of the same request needed
+        trace.way = "question"
     decision = gate_service.apply_rules(rag, question)
     if decision is not None:
         return decision
     draft: Completion | None = None
     if forwarder is not None and not gate_service.get_signal_request(rag, trace).is_empty:
+        trace.way = "draft"
         model = forwarder.options.upstream_model or await forwarder.upstream.get_default_model(headers)
         messages = [{"role": "user", "content": question.text}]
         body = {"model": model, "messages": messages, "max_tokens": rag.bound_gate.request.draft_tokens}
@@ -126,7 +139,7 @@ async def answer_prompt(forwarder: UpstreamForwarder, request: ForwardedRequest,
         trace.ungated_reason = question.reason
         return await forwarder.pass_through(request, path)
     await forwarder.set_model(request)
-    trace.question, trace.way = question.text, "question"
+    trace.question = question.text
     trace.decision = await _decide_question(gate_service, forwarder, rag, question, request.headers, trace)
     if trace.decision.retrieve and rag.retriever is not None:
         trace.passages = await BackgroundSearch(gate_service, rag, question).get_passages(trace)
@@ -138,3 +151,39 @@ async def answer_prompt(forwarder: UpstreamForwarder, request: ForwardedRequest,
         elif "retriever" not in trace.degraded:
             trace.decision = replace(trace.decision, notes=(*trace.decision.notes, DecisionNote.NOTHING_FOUND))
     return await forwarder.forward(request, path)
+
+
+async def rerank_documents(
+    gate_service: GateService, reranker: Reranker, request: RerankRequest, id: str
+) -> RerankResponse:
+    """Order the documents of a request by relevance to its query, and keep the best `top_n` if that is set.
+
+    Searches use the same reranker. They get their turn after each batch of documents, and only one request is reranked
+    at a time, so that large requests do not delay searches for long.
+
+    Raises:
+        ApiError: 503 if the reranker fails or takes too long.
+    """
+    texts = [document if isinstance(document, str) else document.text for document in request.documents]
+    passages = [Passage(str(index), text[:MAX_DOCUMENT_CHARS]) for index, text in enumerate(texts)]
+    ranked: list[Passage] = []
+    try:
+        async with asyncio.timeout(gate_service.timeout), gate_service.rerank_lock:
+            for start in range(0, len(passages), BATCH_DOCUMENTS):
+                batch = passages[start : start + BATCH_DOCUMENTS]
+                work = partial(rerank, reranker, [request.query], [batch], len(batch))
+                ranked += (await gate_service.run_in_search_thread(work))[0]
+    except Exception as error:  # noqa: BLE001 - whatever the reranker raises, the client gets a sentence
+        log.warning("The reranker failed: %s", describe_error(error, gate_service.timeout))
+        message = "the reranker failed or took too long. Send fewer or shorter documents, or try again later."
+        raise ApiError(503, message, "reranker_down") from None
+    ranked.sort(key=lambda passage: (-(passage.score or 0.0), int(passage.id)))
+    results = [
+        {
+            "index": int(passage.id),
+            "relevance_score": passage.score,
+            **({"document": {"text": texts[int(passage.id)]}} if request.return_documents else {}),
+        }
+        for passage in ranked[: request.top_n]
+    ]
+    return RerankResponse.model_validate({"id": id, "model": reranker.name, "results": results})

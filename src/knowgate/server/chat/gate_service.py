@@ -67,7 +67,7 @@ class GateService:
         self.always_gate, self.never_gate = load_gate("always"), load_gate("never")
         self._gate_thread = ThreadPoolExecutor(1, "knowgate-gate")
         self._search_threads = ThreadPoolExecutor(MAX_ABANDONED_SEARCHES + 2, "knowgate-search")
-        self._search_lock, self._filter_lock = asyncio.Lock(), asyncio.Lock()
+        self._search_lock, self._filter_lock, self.rerank_lock = asyncio.Lock(), asyncio.Lock(), asyncio.Lock()
         self._search_rag = replace(rag)  # a copy has its own lock, so searches do not wait for a gate that hangs
         self._pipelines_by_gate: dict[str, AdaptiveRAG] = {}
 
@@ -93,6 +93,8 @@ class GateService:
         rag = self._get_named_pipeline(options.gate_name) if options.gate_name else self.rag
         if self.experiment is not None and options.arm:
             rag = self.experiment.arms[options.arm].get_pipeline(options.shadow)
+        if rag.log is not None and not options.shares_labels:
+            rag = rag.replace(log=None)
         if options.threshold is not None:
             rag = rag.replace(threshold=options.threshold)
         if options.filter is not None and rag.retriever is not None:
@@ -152,19 +154,12 @@ class GateService:
         Rules do not depend on a calibration, so they also apply if that of the gate is stale. If the pipeline always
         retrieves (`rag.shadow`), a rule that skips is only noted in the decision.
         """
-        if rag.rules is None or not rag.gate.obeys_rules:
-            return None
-        ruling = rag.rules.decide(question.text)
-        if ruling is None:
-            return None
-        reason = f"{ruling.reason} (rule '{ruling.rule}')"
-        decision = Decision(
-            ruling.retrieve, float(ruling.retrieve), rag.used_threshold, rag.gate.name, reason, rule=ruling.rule
-        )
-        if decision.retrieve or not rag.shadow:
+        rules = rag.rules
+        decision = None if rules is None else rules.make_decision(question.text, rag.gate, rag.used_threshold)
+        if decision is None or decision.retrieve or not rag.shadow:
             return decision
-        notes = (*decision.notes, DecisionNote.WOULD_SKIP)
-        return replace(decision, retrieve=True, reason=f"{rag.shadow}: {reason}", notes=notes)
+        reason = f"{rag.shadow}: {decision.reason}"
+        return replace(decision, retrieve=True, reason=reason, notes=(*decision.notes, DecisionNote.WOULD_SKIP))
 
     async def decide(
         self, rag: AdaptiveRAG, question: Question, draft: Completion | None, trace: RequestTrace
@@ -322,13 +317,14 @@ def _make_fallback_decision(rag: AdaptiveRAG, reason: str) -> Decision:
 def describe_error(error: BaseException, timeout: float) -> str:
     """Describe an error of a component, for a response or the log.
 
-    Only messages of knowgate's own errors are included. Messages of other errors could contain secrets, so only the type
-    of such an error is named.
+    Only messages of knowgate's own errors are included, in the brief form, which quotes no questions. Messages of other
+    errors could contain secrets, so only the type of such an error is named.
     """
     if isinstance(error, TimeoutError):
         return f"timeout after {timeout:g} seconds"
     cause = error.__cause__ or error
-    return str(error) if isinstance(cause, KnowgateError) else f"unexpected error {type(cause).__name__}"
+    text: str = getattr(error, "brief", "") or str(error)
+    return text if isinstance(cause, KnowgateError) else f"unexpected error {type(cause).__name__}"
 
 
 # --- calibration and guarantees -------------------------------------------------------------------

@@ -197,7 +197,8 @@ class LocalChat:
             ApiError: 400 or 404 if the request is invalid, unsupported, or does not end with a plain question.
         """
         request, model = parse_request(LocalChatRequest, body), self.gate_service.rag.model
-        options = self.gate_service.assign_arm(read_request_options(body), body, trace)
+        options = replace(read_request_options(body), shares_labels=trace.shares_labels)
+        options = self.gate_service.assign_arm(options, body, trace)
         self._check_supported(body)
         trace.way, trace.model_name = "in-process", model.name
         trace.ignored_fields = tuple(sorted(set(body) - SUPPORTED_FIELDS - HARMLESS_FIELDS))[:20]

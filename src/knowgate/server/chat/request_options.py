@@ -43,6 +43,7 @@ class RequestOptions:
         filter: Restricts the search to some documents.
         arm: Arm of the A/B test that the server chose: "a", "b", or "" without an A/B test.
         shadow: Reason why the server retrieves regardless of the gate's decision, or "" if it follows the gate.
+        shares_labels: Whether a label of the question may go into the history.
     """
 
     retrieve: Literal["auto", "always", "never"] = "auto"
@@ -52,6 +53,7 @@ class RequestOptions:
     filter: PassageFilter | None = None
     arm: str = ""
     shadow: str = ""
+    shares_labels: bool = True
 
     @property
     def is_default(self) -> bool:

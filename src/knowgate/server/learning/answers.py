@@ -2,20 +2,31 @@
 
 One answer is the text of the response that the client got. The other one is generated afterwards: with passages if the
 client's answer had none, or without passages if it had some.
+
+If the two agree, the LLM probably knows the answer to the question; if they differ, it probably does not. That is a
+label for the history of questions. Labels from feedback of users take precedence. A question that was only answered
+without passages gets no label, because otherwise every skip would confirm itself.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.background import BackgroundTask
 from starlette.responses import Response
 
-from knowgate.errors import ModelError
+from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LabelSource, LogEntry
+from knowgate.errors import KnowgateError, ModelError
+from knowgate.gates.calibration.changed_answers import answers_differ
+from knowgate.labels.grading import parse_verdict
 from knowgate.models.prompts.templates import detect_language, load_packaged_templates
+from knowgate.pipeline.adaptive_rag import AdaptiveRAG
+from knowgate.pipeline.traffic_log import TrafficLog
 from knowgate.server.chat.gate_service import GateService
 from knowgate.server.chat.request_formats import REQUEST_FORMATS
 from knowgate.server.json_api import load_json
@@ -25,9 +36,10 @@ from knowgate.server.upstream.forwarding import ForwardedRequest, UpstreamForwar
 from knowgate.server.upstream.response_body import run_for_size
 from knowgate.types import Passage, Question
 
+log = logging.getLogger(__name__)
+
 FINISH_REASONS = ("stop", "length")  # "length": an answer that reached the token limit is compared, too
-MAX_STREAM_BYTES = 1 << 20  # longer answers are not compared
-YES_WORDS, NO_WORDS = ("yes", "是"), ("no", "否", "不")
+MAX_RESPONSE_BYTES = 1 << 20  # longer answers are not compared
 # Request fields that are removed before the request is sent again for an audit.
 DROPPED_FIELDS = ("stream", "stream_options", "n", "best_of", "logprobs", "top_logprobs", "knowgate")
 
@@ -39,7 +51,7 @@ DROPPED_FIELDS = ("stream", "stream_options", "n", "best_of", "logprobs", "top_l
 class StreamText:
     """Collects the text of a streamed answer of the APIs for chats, completions or responses.
 
-    If a stream has more than MAX_STREAM_BYTES, the rest of it is ignored, so the answer counts as incomplete.
+    If a stream has more than MAX_RESPONSE_BYTES, the rest of it is ignored, so the answer counts as incomplete.
     """
 
     pieces: list[str] = field(default_factory=list)
@@ -50,7 +62,7 @@ class StreamText:
     def feed(self, data: bytes) -> None:
         """Process the next bytes of the stream, which may end within a line."""
         self._byte_count += len(data)
-        if self._byte_count > MAX_STREAM_BYTES:
+        if self._byte_count > MAX_RESPONSE_BYTES:
             return
         *lines, self._incomplete_line = (self._incomplete_line + data).split(b"\n")
         for line in lines:
@@ -107,8 +119,8 @@ async def _copy_stream(events: AsyncGenerator[bytes, None], copy: StreamText) ->
 
 
 def extract_answer(response: Response) -> str | None:
-    """Return the answer in a response that is not streamed, or None if there is no text, as with a tool call."""
-    if response.status_code != 200:
+    """Return the answer in a response that is not streamed, or None if it has no text (a tool call) or is too long."""
+    if response.status_code != 200 or len(response.body) > MAX_RESPONSE_BYTES:
         return None
     try:
         body = load_json(bytes(response.body))
@@ -198,7 +210,7 @@ class CounterfactualAnswerer:
         """Ask the LLM of the upstream whether two answers mean the same. Needs an upstream.
 
         Raises:
-            ModelError: The reply of the LLM starts neither with yes nor with no.
+            ModelError: The reply of the LLM contains neither yes nor no.
         """
         assert self.forwarder is not None
         templates = load_packaged_templates("compare")
@@ -209,12 +221,10 @@ class CounterfactualAnswerer:
         body = {**fields, "messages": [{"role": "user", "content": prompt}], "max_tokens": 8, "temperature": 0}
         async with asyncio.timeout(self.timeout):
             reply = await self._answer_upstream(self.forwarder, ClientRequest(body, request.headers), ())
-        verdict = (reply or "").strip().lower()
-        if not verdict.startswith((*YES_WORDS, *NO_WORDS)):
-            raise ModelError(
-                f"the LLM was asked whether two answers mean the same, but replied neither yes nor no: '{verdict[:40]}'."
-            )
-        return verdict.startswith(YES_WORDS)
+        is_same = parse_verdict(reply or "")
+        if is_same is None:
+            raise ModelError("the LLM was asked whether two answers mean the same, but replied neither yes nor no.")
+        return is_same
 
     async def _answer_in_process(self, question: str, *, retrieve: bool) -> str:
         """Answer with the model in this process, with passages if `retrieve` is true. Nothing is logged."""
@@ -237,3 +247,64 @@ class CounterfactualAnswerer:
             )
         response = await forwarder.forward(forwarded, request.path)
         return await run_for_size(len(response.body), lambda: extract_answer(response))
+
+
+# --- labels -----------------------------------------------------------------------------------------
+
+
+def label_by_agreement(closed_answer: str, open_answer: str) -> KnowledgeLabel:
+    """Label a question as known if the answers without and with passages agree, otherwise as unknown."""
+    return KnowledgeLabel.UNKNOWN if answers_differ(closed_answer, open_answer) else KnowledgeLabel.KNOWN
+
+
+def label_by_feedback(rating: str, correction: str | None, answers: Mapping[str, Any]) -> KnowledgeLabel | None:
+    """Label a question by the feedback of a user.
+
+    A rating refers to the answer that was sent. If that answer used passages, the rating says something about the LLM's
+    own knowledge only if the answer without passages exists, too.
+
+    Args:
+        rating: "up" or "down".
+        correction: The right answer, if the user gave it.
+        answers: The answers that exist (`closed` without passages, `opened` with passages), and whether the answer that
+            was sent used passages (`retrieved`).
+
+    Returns:
+        The label, or None if the feedback does not show whether the LLM knows the answer.
+    """
+    closed_answer, open_answer = answers.get("closed"), answers.get("opened")
+    if correction and closed_answer is not None:
+        return label_by_agreement(closed_answer, correction)
+    if not answers.get("retrieved"):
+        return KnowledgeLabel.KNOWN if rating == "up" else KnowledgeLabel.UNKNOWN
+    if rating == "up" and closed_answer is not None and open_answer is not None:
+        return label_by_agreement(closed_answer, open_answer)
+    return None
+
+
+@dataclass
+class HistoryLabeler:
+    """Stores in a history of questions whether the LLM of a pipeline knows their answers.
+
+    Attributes:
+        rag: The pipeline. The labels are valid only for its LLM and prompts.
+        history: The history, or None if labels are not stored.
+    """
+
+    rag: AdaptiveRAG
+    history: TrafficLog | None = None
+
+    def add(self, question: str, label: KnowledgeLabel, source: LabelSource) -> Future[bool] | None:
+        """Queue a label for storing, and return at once. Errors are logged.
+
+        Returns:
+            A future that becomes true when the label is stored, or None if there is no history or an error occurred.
+        """
+        if self.history is None:
+            return None
+        scope = HistoryScope(self.rag.model.fingerprint, self.rag.prompts.fingerprint, self.history.tenant)
+        try:
+            return self.history.log_entries([LogEntry(question, label, scope, source)])
+        except KnowgateError as error:
+            log.warning("A label could not be stored: %s", error)
+            return None

@@ -1,9 +1,4 @@
-"""Audits of skipped searches, and labels for the history of questions that follow from them.
-
-A label says whether the LLM knows the answer to a question. If its answers with and without passages agree, it probably
-knows; if they differ, it probably does not. Labels from feedback of users take precedence. A question that was only
-answered without passages gets no label, because otherwise every skip would confirm itself.
-"""
+"""Audits of skipped searches: compare the answers with and without passages of a sample of requests."""
 
 from __future__ import annotations
 
@@ -11,85 +6,23 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LabelSource, LogEntry
-from knowgate.errors import KnowgateError
+from knowgate.data.history.entries import KnowledgeLabel, LabelSource
 from knowgate.gates.arbiters.abstention import RULES_ARBITER
 from knowgate.gates.calibration.changed_answers import answers_differ
-from knowgate.pipeline.adaptive_rag import AdaptiveRAG
-from knowgate.pipeline.traffic_log import TrafficLog
 from knowgate.server.database import Store
 from knowgate.server.json_api import ApiError
-from knowgate.server.learning.answers import CounterfactualAnswerer
+from knowgate.server.learning.answers import CounterfactualAnswerer, HistoryLabeler
 from knowgate.server.learning.arms import Experiment, ExperimentArm
-from knowgate.server.load_limits import MAX_CALLS_PER_AUDIT, CallBudget
+from knowgate.server.load_limits import HOUR_SECONDS, MAX_CALLS_PER_AUDIT, CallBudget
 from knowgate.server.telemetry.decision_log import DecisionLog, RecentDecisions
 from knowgate.server.telemetry.trace import ClientRequest
 
 log = logging.getLogger(__name__)
-
-
-def label_by_agreement(closed_answer: str, open_answer: str) -> KnowledgeLabel:
-    """Label a question as known if the answers without and with passages agree, otherwise as unknown."""
-    return KnowledgeLabel.UNKNOWN if answers_differ(closed_answer, open_answer) else KnowledgeLabel.KNOWN
-
-
-def label_by_feedback(rating: str, correction: str | None, answers: Mapping[str, Any]) -> KnowledgeLabel | None:
-    """Label a question by the feedback of a user.
-
-    A rating refers to the answer that was sent. If that answer used passages, the rating says something about the LLM's
-    own knowledge only if the answer without passages exists, too.
-
-    Args:
-        rating: "up" or "down".
-        correction: The right answer, if the user gave it.
-        answers: The answers that exist (`closed` without passages, `opened` with passages), and whether the answer that
-            was sent used passages (`retrieved`).
-
-    Returns:
-        The label, or None if the feedback does not show whether the LLM knows the answer.
-    """
-    closed_answer, open_answer = answers.get("closed"), answers.get("opened")
-    if correction and closed_answer is not None:
-        return label_by_agreement(closed_answer, correction)
-    if not answers.get("retrieved"):
-        return KnowledgeLabel.KNOWN if rating == "up" else KnowledgeLabel.UNKNOWN
-    if rating == "up" and closed_answer is not None and open_answer is not None:
-        return label_by_agreement(closed_answer, open_answer)
-    return None
-
-
-@dataclass
-class HistoryLabeler:
-    """Stores in a history of questions whether the LLM of a pipeline knows their answers.
-
-    Attributes:
-        rag: The pipeline. The labels are valid only for its LLM and prompts.
-        history: The history, or None if labels are not stored.
-    """
-
-    rag: AdaptiveRAG
-    history: TrafficLog | None = None
-
-    def add(self, question: str, label: KnowledgeLabel, source: LabelSource) -> Future[bool] | None:
-        """Queue a label for storing, and return at once. Errors are logged.
-
-        Returns:
-            A future that becomes true when the label is stored, or None if there is no history or an error occurred.
-        """
-        if self.history is None:
-            return None
-        scope = HistoryScope(self.rag.model.fingerprint, self.rag.prompts.fingerprint, self.history.tenant)
-        try:
-            return self.history.log_entries([LogEntry(question, label, scope, source)])
-        except KnowgateError as error:
-            log.warning("A label could not be stored: %s", error)
-            return None
 
 
 POLL_SECONDS = 2.0  # interval at which the audits of other server processes are read
@@ -143,6 +76,11 @@ class AuditStore:
     def read_all(self) -> list[AuditRecord]:
         """Return all stored audits. Blocks, so call it only while the server starts."""
         return self._decisions.run_blocking(self._fetch_new)
+
+    def count_recent(self) -> int:
+        """Return the number of audits of all processes in the last hour. Blocks, as `read_all` does."""
+        query, values = "SELECT COUNT(*) FROM audits WHERE at > ? AND kind <> ?", (time.time() - HOUR_SECONDS, CLEARED)
+        return int(self._decisions.run_blocking(lambda store: store.fetch_rows(query, values))[0][0])
 
     async def add(self, audit: AuditRecord) -> list[AuditRecord]:
         """Store an audit, and return all audits since the last read: this one and those of other processes."""
@@ -203,6 +141,7 @@ class AuditJob:
         open_answer: The answer with passages, if it exists already.
         sent_draft: Whether the server retrieved, but an arbiter sent the answer without passages.
         owner: Name of the API key of the request.
+        shares_label: Whether the result may label the question in the history.
         call_count: Number of LLM calls that the audit has made.
     """
 
@@ -215,6 +154,7 @@ class AuditJob:
     open_answer: str | None
     sent_draft: bool = False
     owner: str = ""
+    shares_label: bool = True
     call_count: int = 0
 
     @property
@@ -236,6 +176,7 @@ class Auditor:
         budget: Limits the LLM calls for audits. They are reserved when a request is sampled.
         asks_llm: Whether the LLM compares two answers whose words differ.
         counts: Number of audits by name of the arm and result ("loss", "label", "failed" or "dropped").
+        pending_count: Number of audits that were submitted and have not ended.
     """
 
     experiment: Experiment
@@ -246,6 +187,7 @@ class Auditor:
     budget: CallBudget
     asks_llm: bool = False
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    pending_count: int = 0
     # Each API key has a queue and a task of its own, so that slow audits of one key do not delay those of others.
     _queues: dict[str, asyncio.Queue[AuditJob]] = field(default_factory=dict)
     _workers: dict[str, asyncio.Task[None]] = field(default_factory=dict)
@@ -257,10 +199,15 @@ class Auditor:
             self._apply(self.store.read_all())
 
     def stop(self) -> list[asyncio.Task[None]]:
-        """Cancel all audits that have not ended, and return their tasks.
+        """Cancel all audits that have not ended, log how many there were, and return their tasks.
 
         This does not bias the measured loss, because the choice of canceled audits does not depend on their results.
         """
+        if self.pending_count:
+            log.warning(
+                "%d audits had not ended and were dropped. They do not count for the measured share of changed answers.",
+                self.pending_count,
+            )
         tasks = [*self._workers.values(), *([] if self._poll_task is None else [self._poll_task])]
         for task in tasks:
             task.cancel()
@@ -306,6 +253,7 @@ class Auditor:
             self._workers[job.owner] = asyncio.get_running_loop().create_task(self._run_jobs(queue))
         try:
             queue.put_nowait(job)
+            self.pending_count += 1
         except asyncio.QueueFull:
             self.counts[job.arm.name, "dropped"] += 1
             self.release(job.owner)
@@ -320,6 +268,7 @@ class Auditor:
                 log.warning("An audit failed: %s", str(error) or type(error).__name__)
                 await self._store_failure(job)
             self.budget.release(job.owner, self.calls_per_audit - job.call_count)
+            self.pending_count -= 1
 
     async def _audit(self, job: AuditJob) -> None:
         """Get the answers to a sampled request with and without passages, compare them, and store the result.
@@ -332,7 +281,7 @@ class Auditor:
             await self._store_result(job, LOSS, 0.0)
             # If both answers exist, the question already got its label when they were sent.
             lacks_label = job.open_answer is not None and job.closed_answer is None
-            if not lacks_label or self.labeler.history is None:
+            if not lacks_label or self.labeler.history is None or not job.shares_label:
                 return
         closed_answer, open_answer = await self._get_both_answers(job)
         if closed_answer is None or open_answer is None:
@@ -344,7 +293,8 @@ class Auditor:
             return
         self.recent.update(job.id, {"closed": closed_answer, "opened": open_answer, "lost": lost})
         label = KnowledgeLabel.UNKNOWN if lost else KnowledgeLabel.KNOWN
-        self.labeler.add(job.question, label, LabelSource.AGREEMENT)
+        if job.shares_label:
+            self.labeler.add(job.question, label, LabelSource.AGREEMENT)
         await self._store_result(job, kind, lost, (closed_answer, open_answer))
 
     async def _get_both_answers(self, job: AuditJob) -> tuple[str | None, str | None]:
@@ -441,4 +391,4 @@ def _update_monitor(arm: ExperimentArm, audit: AuditRecord) -> None:
     if monitor.alarm and not had_alarm:
         log.error("Alarm for gate %s: %s. All requests retrieve until the alarm is cleared.", gate, monitor.alarm)
     elif monitor.get_alarm(owner) and not had_key_alarm:
-        log.error("Alarm for gate %s: %s. The requests of this key retrieve.", gate, monitor.get_alarm(owner))
+        log.error("Alarm for gate %s: %s. All requests of this API key retrieve.", gate, monitor.get_alarm(owner))

@@ -22,21 +22,20 @@ from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.server.chat.gate_service import GateService, describe_staleness
 from knowgate.server.json_api import ApiError
-from knowgate.server.learning.answers import CounterfactualAnswerer, capture_answer
-from knowgate.server.learning.arms import Experiment, ExperimentArm
-from knowgate.server.learning.audit import (
-    AuditJob,
-    Auditor,
-    AuditStore,
+from knowgate.server.learning.answers import (
+    CounterfactualAnswerer,
     HistoryLabeler,
+    capture_answer,
     label_by_agreement,
     label_by_feedback,
 )
+from knowgate.server.learning.arms import Experiment, ExperimentArm
+from knowgate.server.learning.audit import AuditJob, Auditor, AuditStore
 from knowgate.server.learning.loss_monitor import LossMonitor
 from knowgate.server.load_limits import MAX_CALLS_PER_AUDIT, CallBudget
 from knowgate.server.options import ServeOptions
 from knowgate.server.schemas import FeedbackRequest, FeedbackResponse
-from knowgate.server.telemetry.decision_log import DecisionLog, RecentDecisions
+from knowgate.server.telemetry.decision_log import DecisionLog, RecentDecisions, make_unknown_decision_error
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.forwarding import CHAT_PATH, UpstreamForwarder
 from knowgate.types import DecisionNote
@@ -83,7 +82,7 @@ class TrafficLearner:
         self.auditor.poll()
         arm = self.auditor.experiment.arms.get(trace.arm)
         if arm is not None and not trace.decision.rule:
-            arm.monitor.add_distance(trace.decision.distance)
+            arm.monitor.add_distance(trace.decision.distance, trace.owner)
         sampled_arm = arm if arm is not None and self._samples(trace) else None
         if sampled_arm is not None or self.labeler.history is not None or self.recent.stores_texts:
             capture_answer(response, lambda text: self._handle_answer(trace, text, sampled_arm))
@@ -119,7 +118,7 @@ class TrafficLearner:
         else:
             closed_answer, open_answer = text, None
         self.recent.update(trace.id, {"closed": closed_answer, "opened": open_answer})
-        if closed_answer is not None and open_answer is not None:
+        if trace.shares_labels and closed_answer is not None and open_answer is not None:
             self.labeler.add(trace.question, label_by_agreement(closed_answer, open_answer), LabelSource.AGREEMENT)
         if sampled_arm is not None:
             would_skip = not trace.decision.retrieve or DecisionNote.WOULD_SKIP in trace.decision.notes
@@ -134,12 +133,12 @@ class TrafficLearner:
                     open_answer,
                     sent_draft=trace.choice is not None and trace.choice.is_closed_book,
                     owner=trace.owner,
+                    shares_label=trace.shares_labels,
                 )
             )
 
     async def learn_from_feedback(self, feedback: FeedbackRequest, rating: str, decision: Mapping[str, Any]) -> bool:
         """Label the question of a decision by feedback on it, and return whether a label was stored."""
-        self.recent.update(feedback.id, {"rating": rating})
         question = decision.get("question")
         if self.labeler.history is None or not isinstance(question, str):
             return False
@@ -191,7 +190,7 @@ def _get_full_draft(trace: RequestTrace) -> str | None:
 
 async def record_feedback(
     feedback: FeedbackRequest,
-    owner: str,
+    trace: RequestTrace,
     decisions: DecisionLog,
     recent: RecentDecisions,
     learner: TrafficLearner | None,
@@ -202,7 +201,7 @@ async def record_feedback(
 
     Args:
         feedback: The feedback.
-        owner: Name of the API key that gives the feedback.
+        trace: Trace of the request. The question is labeled only if its API key shares labels.
         decisions: The decision log.
         recent: Recent decisions in memory.
         learner: Component that learns from feedback, if there is one.
@@ -213,8 +212,9 @@ async def record_feedback(
     rating = feedback.rating or ("down" if feedback.correction else None)
     if rating is None:
         raise ApiError(400, "the request must have a 'rating' (up or down) or a 'correction'.", "invalid_feedback")
-    if not await decisions.add_feedback(feedback.id, rating, feedback.comment, owner):
-        raise ApiError(404, f"the decision log has no decision '{feedback.id[:80]}'.", "no_decision")
+    if not await decisions.add_feedback(feedback.id, rating, feedback.comment, trace.owner):
+        raise make_unknown_decision_error(feedback.id)
+    recent.update(feedback.id, {"rating": rating})
     has_learnt = False
     if learner is not None and learner.auditor.store is not None:
         audits = learner.auditor.store
@@ -222,7 +222,7 @@ async def record_feedback(
             await audits.add_correction(feedback.id, feedback.correction)
         decision = recent.find(feedback.id) or await decisions.find(feedback.id) or {}
         decision = {**await audits.find_answers(feedback.id), **decision}
-        has_learnt = await learner.learn_from_feedback(feedback, rating, decision)
+        has_learnt = trace.shares_labels and await learner.learn_from_feedback(feedback, rating, decision)
     return FeedbackResponse(id=feedback.id, rating=rating, learnt=has_learnt)
 
 
@@ -236,8 +236,18 @@ def build_learner(
     forwarder: UpstreamForwarder | None,
     decisions: DecisionLog | None,
     recent: RecentDecisions,
+    budget: CallBudget | None = None,
 ) -> TrafficLearner | None:
     """Build the component that learns from requests, and give its experiment (A/B test) to the gate service.
+
+    Args:
+        settings: Options of the pipeline.
+        options: Options of the server.
+        gate_service: Gate service, whose gate is monitored.
+        forwarder: Forwarder to the upstream, if there is one.
+        decisions: The decision log, if there is one.
+        recent: Recent decisions in memory.
+        budget: Budget of audits, which a reload of the settings keeps. Default: a new one.
 
     Returns:
         The learner, or None if no option enables audits, an A/B test, shadow or canary mode, or the history.
@@ -255,17 +265,25 @@ def build_learner(
     canary = 0.0 if options.shadow else 1.0 if options.canary is None else options.canary
     experiment = Experiment(arms, options.share_b if "b" in arms else 0.0, canary)
     labeler = HistoryLabeler(gate_service.rag, gate_service.rag.log)
+    store = AuditStore(decisions) if decisions is not None else None
+    answerer = CounterfactualAnswerer(gate_service, forwarder, options.deadline)
+    asks_llm = options.audit_compare == "llm"
     auditor = Auditor(
-        experiment,
-        CounterfactualAnswerer(gate_service, forwarder, options.deadline),
-        recent,
-        labeler,
-        AuditStore(decisions) if decisions is not None else None,
-        CallBudget(max(1, options.audit_budget // options.workers), shares=options.keys is not None),
-        asks_llm=options.audit_compare == "llm",
+        experiment, answerer, recent, labeler, store, budget or _create_budget(options, store), asks_llm=asks_llm
     )
     gate_service.experiment = experiment
     return TrafficLearner(auditor, labeler, recent, options.audit)
+
+
+def _create_budget(options: ServeOptions, store: AuditStore | None) -> CallBudget:
+    """Create the budget of audits of this process: its share of the option `audit_budget`.
+
+    All stored audits of the last hour count as spent, with the maximum number of calls.
+    """
+    calls_per_audit = MAX_CALLS_PER_AUDIT if options.audit_compare == "llm" else 1
+    spent = 0 if store is None else calls_per_audit * store.count_recent() / options.workers
+    calls_per_hour = max(1, options.audit_budget // options.workers)
+    return CallBudget(calls_per_hour, shares=options.keys is not None, spent=spent)
 
 
 def _check_options(options: ServeOptions) -> None:
@@ -324,8 +342,8 @@ def _build_arm(name: str, rag: AdaptiveRAG, gate_spec: str, options: ServeOption
     bound = _read_changed_bound(rag) if options.max_changed is None else None
     if bound is None and options.max_changed is None and options.audit:
         log.warning(
-            "Gate %s has no bound on the share of changed answers, so there is no alarm. Set `max_changed` to get one: "
-            "the maximum share of answers that skipping retrieval may change, right or wrong.",
+            "Gate %s has no limit for changed answers, so audits raise no alarm. Set `max_changed` to the maximum "
+            "share of answers that skipping retrieval may change, right or wrong.",
             gate_spec,
         )
     # A bound from `calibrate` is itself wrong with probability delta / 2, so the test gets the other half.

@@ -67,10 +67,12 @@ class LossMonitor:
     _lowest: MeanConfidenceSequence = field(init=False)  # counts failed audits as unchanged answers
     _test: GuaranteeTest | None = field(init=False)
     _keys: dict[str, KeyAudits] = field(init=False)
+    _drift_tests: dict[str, GuaranteeTest] = field(init=False)  # by the name of the API key
 
     def __post_init__(self) -> None:
         self.reset_loss()
         self.far, self.drift_test = MeanConfidenceSequence(self.delta), GuaranteeTest(MAX_FAR_SHARE, self.delta)
+        self._drift_tests = {}
 
     def reset_loss(self) -> None:
         """Discard the results of all audits, and clear the alarms."""
@@ -114,16 +116,18 @@ class LossMonitor:
         self._highest.add(1.0)
         self._lowest.add(0.0)
 
-    def add_distance(self, distance: float | None) -> None:
+    def add_distance(self, distance: float | None, owner: str = "") -> None:
         """Count whether a question is far from the training questions of the gate.
 
         Args:
             distance: Distance of the question, where 1 % of the training questions have more than 1. If the gate does
                 not compute it (None), the question is not counted.
+            owner: Name of the API key of the request.
         """
         if distance is not None:
-            self.far.add(float(distance > FAR_DISTANCE))
-            self.drift_test.add(float(distance > FAR_DISTANCE))
+            key_test = self._drift_tests.setdefault(owner, GuaranteeTest(MAX_FAR_SHARE, self.delta))
+            for sequence in (self.far, self.drift_test, key_test):
+                sequence.add(float(distance > FAR_DISTANCE))
 
     # --- bounds -----------------------------------------------------------------------------------
 
@@ -200,4 +204,5 @@ class LossMonitor:
             "keys": {name: {**counts, "alarm": self.key_alarms.get(name, "")} for name, counts in keys.items()},
         }
         drift = {"questions": self.far.n, "mean": self.far.mean, "low": self.far.low, "high": self.far.high}
-        return {"loss": loss, "drift": {**drift, "drifted": self.drift_test.is_violated}}
+        far_keys = sorted(name for name, test in self._drift_tests.items() if name and test.is_violated)
+        return {"loss": loss, "drift": {**drift, "drifted": self.drift_test.is_violated, "keys": far_keys}}

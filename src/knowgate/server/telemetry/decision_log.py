@@ -37,7 +37,6 @@ MAX_RECENT_DECISIONS = 500
 MAX_FEEDBACK_PER_DAY = 1000  # per API key
 DAY_SECONDS = 86_400.0
 DELETION_SECONDS = 600.0  # deletions are kept longer than decisions wait to be written
-CLEANUP_SECONDS = 3600.0  # interval at which old decisions are deleted
 
 
 class DecisionLog:
@@ -77,7 +76,6 @@ class DecisionLog:
         self._commit: Future[None] = Future()  # completes when the pending rows are written
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, "knowgate-decisions")
-        self._next_cleanup = 0.0
         try:
             self._store = self._thread.submit(_open_log, location).result()
         except KnowgateError:
@@ -87,7 +85,6 @@ class DecisionLog:
                 f"'{redact_secrets(location)}' cannot be used as a decision log: {error}. "
                 "Set `decisions` to a file that the server can write, or to the address of a database."
             ) from None
-        self._thread.submit(self._delete_expired)
 
     def append(
         self, record: dict[str, Any], question: str | None, owner: str = "", seconds: float = 0.0
@@ -139,8 +136,6 @@ class DecisionLog:
             commit.set_exception(error)
         else:
             commit.set_result(None)
-        if time.monotonic() >= self._next_cleanup:
-            self._delete_expired()
 
     def _count_loss(self, reason: str, count: int) -> None:
         """Count decisions that could not be stored."""
@@ -148,12 +143,13 @@ class DecisionLog:
             self.lost_count += count
         self._on_loss(reason, count)
 
-    def _delete_expired(self) -> None:
-        """Delete decisions that are older than `retain_days`. Runs when the log is opened, and then once an hour."""
-        self._next_cleanup = time.monotonic() + CLEANUP_SECONDS
-        if self._retain_days is None:
-            return
-        oldest = time.time() - self._retain_days * DAY_SECONDS
+    def delete_expired(self) -> None:
+        """Delete decisions that are older than `retain_days`, in the background. Call it once an hour."""
+        if self._retain_days is not None:
+            self._thread.submit(self._delete_older, time.time() - self._retain_days * DAY_SECONDS)
+
+    def _delete_older(self, oldest: float) -> None:
+        """Delete decisions from before a time (seconds since 1970), with everything that refers to them."""
         try:
             rows = self._store.fetch_rows("SELECT id FROM decisions WHERE at < ?", (oldest,))
             if rows:
@@ -233,12 +229,8 @@ class DecisionLog:
                 503, "the decision log of the server is unavailable. Try again later.", "log_down"
             ) from error
 
-    async def execute(self, *statements: tuple[str, Sequence[Any]], vacuum: Sequence[str] = ()) -> None:
-        """Run SQL statements in one transaction.
-
-        Args:
-            statements: SQL statements with their parameters.
-            vacuum: Tables from which deleted rows are removed physically afterwards.
+    async def execute(self, *statements: tuple[str, Sequence[Any]]) -> None:
+        """Run SQL statements, each with its parameters, in one transaction.
 
         Raises:
             ApiError: 503 if the store is unavailable.
@@ -248,8 +240,6 @@ class DecisionLog:
             with store.transaction() as transaction:
                 for query, values in statements:
                     transaction.execute(query, values)
-            if vacuum:
-                store.vacuum(vacuum)
 
         await self.run(run_all)
 
@@ -275,6 +265,14 @@ class Deletion:
 
     ids: list[str]
     is_complete: bool
+
+
+def make_unknown_decision_error(id: str) -> ApiError:
+    """Return the error for the id of a decision that does not exist, or belongs to another API key."""
+    message = (
+        f"the decision log has no decision '{id[:80]}' of this API key. Send the header x-knowgate-id of one of its"
+    )
+    return ApiError(404, f"{message} responses. Decisions are deleted after a while.", "no_decision")
 
 
 def _open_log(location: str) -> Store:

@@ -24,10 +24,7 @@ ARM_GAUGES: dict[str, tuple[str, Callable[[LossMonitor], float | None]]] = {
     "loss": ("Share of answers that skipping retrieval changes.", lambda monitor: monitor.loss.mean),
     "loss_low": ("Lower confidence bound of knowgate_loss.", lambda monitor: monitor.low),
     "loss_high": ("Upper confidence bound of knowgate_loss.", lambda monitor: monitor.high),
-    "loss_promised": (
-        "Maximum share of changed answers, which the alarm tests.",
-        lambda monitor: monitor.max_changed,
-    ),
+    "loss_promised": ("Maximum share of changed answers, which the alarm tests.", lambda monitor: monitor.max_changed),
     "alarm": (
         "1 while all requests retrieve because too many answers change, otherwise 0.",
         lambda monitor: bool(monitor.alarm),
@@ -58,7 +55,7 @@ class ServerMetrics:
             "decisions", "Decisions to retrieve or skip, by reason, gate and way of answering.", labels
         )
         self.degraded = self._counter(
-            "degraded", "Requests that were answered without a part that could not be used, by part.", ["part"]
+            "degraded", "Requests that were answered although a component failed, by component.", ["part"]
         )
         self.lost_decisions = self._counter(
             "lost_decisions", "Decisions that could not be stored in the decision log, by reason.", ["reason"]

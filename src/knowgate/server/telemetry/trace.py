@@ -84,6 +84,7 @@ class RequestTrace:
         id: Identifier of the request and of its decision.
         owner: Name of the API key of the request, or "" if the server uses no keys.
         is_admin: Whether the client may see and delete the data of all keys.
+        shares_labels: Whether a label of the question may go into the history, which decides for all keys.
         decision: The decision whether to retrieve, if one was made.
         passages: Passages that were inserted into the prompt.
         degraded: Components that failed or were not used, such as "gate" or "retriever".
@@ -107,6 +108,7 @@ class RequestTrace:
     id: str = field(default_factory=_create_request_id)
     owner: str = ""
     is_admin: bool = False
+    shares_labels: bool = True
     decision: Decision | None = None
     passages: tuple[Passage, ...] = ()
     degraded: list[str] = field(default_factory=list)

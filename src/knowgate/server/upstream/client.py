@@ -11,6 +11,7 @@ import base64
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -18,6 +19,7 @@ from weakref import WeakKeyDictionary
 
 import aiohttp
 from aiohttp.client_exceptions import ClientError
+from aiohttp.client_proto import ResponseHandler
 from starlette.datastructures import Headers
 from yarl import URL
 
@@ -38,6 +40,27 @@ PROBE_SECONDS = 5.0  # maximum time in which an upstream that failed repeatedly 
 DEADLINE_SHARE = 0.9  # maximum time to the first byte, as a share of the deadline of a request
 
 
+class StaleConnectionError(aiohttp.ServerDisconnectedError):
+    """The upstream closed a connection that had been used before, and sent nothing in response to the request."""
+
+
+class UpstreamConnection(ResponseHandler):
+    """A connection to the upstream, which counts its requests and notes whether bytes of a response have arrived."""
+
+    request_count = 0
+    has_bytes = False
+
+    def set_response_params(self, **params: Any) -> None:
+        """Prepare the connection for a request. aiohttp calls this before it sends the request."""
+        self.request_count += 1
+        self.has_bytes = False
+        super().set_response_params(**params)
+
+    def data_received(self, data: bytes) -> None:
+        self.has_bytes = True
+        super().data_received(data)
+
+
 class LimitedResponse(aiohttp.ClientResponse):
     """A response of the upstream with a limit on interim responses (status 1xx), of which aiohttp skips any number."""
 
@@ -46,6 +69,9 @@ class LimitedResponse(aiohttp.ClientResponse):
 
         aiohttp calls `protocol.read` once for each interim response and once for the final one. While it waits, this
         method is replaced by one that raises an error after MAX_INTERIM_RESPONSES + 1 calls.
+
+        Raises:
+            StaleConnectionError: The upstream closed an idle connection, maybe before it got this request.
         """
         protocol, reads_left = connection.protocol, MAX_INTERIM_RESPONSES + 1
         read = protocol.read
@@ -61,6 +87,10 @@ class LimitedResponse(aiohttp.ClientResponse):
         protocol.read = read_limited
         try:
             return await super().start(connection)
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+            if protocol.request_count > 1 and not protocol.has_bytes:
+                raise StaleConnectionError from None
+            raise
         finally:
             del protocol.read  # the connection may be used again
 
@@ -90,19 +120,23 @@ class UpstreamClient:
         # Time out before the deadline. At the deadline, a request is cancelled, which does not count as a failure.
         longest = DEADLINE_SHARE * options.deadline
         self._first_byte_timeout = min(options.first_byte_seconds or longest, longest)
-        self._session: aiohttp.ClientSession | None = None
+        self._sessions: dict[bool, aiohttp.ClientSession] = {}  # by whether each request gets a new connection
         self.default_model: str | None = None
 
     async def close(self) -> None:
         """Close all connections."""
-        if self._session is not None:
-            await self._session.close()
+        for session in self._sessions.values():
+            await session.close()
 
-    def _get_session(self) -> aiohttp.ClientSession:
-        """Return the HTTP session, which is opened at the first call."""
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS),
+    def _get_session(self, *, is_fresh: bool) -> aiohttp.ClientSession:
+        """Return an HTTP session, opened at the first call. `is_fresh`: it opens a new connection for each request."""
+        if is_fresh not in self._sessions:
+            connector = aiohttp.TCPConnector(limit=MAX_CONNECTIONS, force_close=is_fresh)
+            vars(connector)["_factory"] = partial(
+                UpstreamConnection, asyncio.get_running_loop()
+            )  # there is no public way
+            self._sessions[is_fresh] = aiohttp.ClientSession(
+                connector=connector,
                 timeout=aiohttp.ClientTimeout(
                     total=None, sock_connect=self._connect_timeout, sock_read=self._first_byte_timeout
                 ),
@@ -111,7 +145,7 @@ class UpstreamClient:
                 skip_auto_headers=("User-Agent",),
                 **_find_proxy(self.url),
             )
-        return self._session
+        return self._sessions[is_fresh]
 
     async def send(
         self, method: str, path: str, content: bytes | None, headers: Headers, *, uses_breaker: bool = True
@@ -148,9 +182,16 @@ class UpstreamClient:
         return response
 
     async def _request(self, method: str, path: str, content: bytes | None, headers: Headers) -> aiohttp.ClientResponse:
-        """Send a request, without time limit and circuit breaker."""
-        url, sent_headers = f"{self.url}{path}", self._build_headers(headers)
-        return await self._get_session().request(method, url, data=content, headers=sent_headers, allow_redirects=False)
+        """Send a request, without time limit and circuit breaker.
+
+        If the upstream closes an idle connection while the request is sent, it is sent once more, on a new connection.
+        """
+        url = f"{self.url}{path}"
+        options: dict[str, Any] = {"data": content, "headers": self._build_headers(headers), "allow_redirects": False}
+        try:
+            return await self._get_session(is_fresh=False).request(method, url, **options)
+        except StaleConnectionError:
+            return await self._get_session(is_fresh=True).request(method, url, **options)
 
     # --- the circuit breaker ----------------------------------------------------------------------
 

@@ -310,9 +310,6 @@ class UpstreamDraftModel(Backend):
         """
         return [[Completion("")] for _ in prompts]
 
-    def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
-        return [True for _ in prompts]
-
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
         raise UnsupportedSignal(
             "this gate reads logits, which an upstream does not return. Use another gate, or a local model."

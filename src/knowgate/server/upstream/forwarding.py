@@ -52,9 +52,7 @@ from knowgate.server.upstream.response_body import iter_chunks, parse_completion
 from knowgate.types import AnswerPair, Arbiter, DecisionNote, Gate, Question
 
 CHAT_PATH, EVENT_STREAM = "/chat/completions", "text/event-stream"
-PARTIAL_DRAFT_REASON = (
-    "only the beginning of this stream was drafted. The arbiter compares answers only without streaming"
-)
+PARTIAL_DRAFT_REASON = "the arbiter compares whole answers, but only the beginning of this stream was drafted"
 WHOLE_DRAFT = 1 << 62  # number of tokens that no draft has
 LOGPROBS_REFUSAL_STATUSES = (400, 404, 422, 501)  # statuses with which servers refuse to return log-probabilities
 

@@ -88,7 +88,8 @@ function createEvidence(loss) {
 function describeDrift(drift) {
   if (!drift.questions) return "This gate cannot tell whether the questions differ from its training data.";
   const share = `${formatPercent(drift.mean)} of ${drift.questions} questions are unlike the training data (expected: 1 %)`;
-  return drift.drifted ? `Drift: ${share}. Fit the gate again on recent questions: knowgate refit.` : `No drift: ${share}.`;
+  const keys = drift.keys.length ? ` Keys with such questions: ${drift.keys.join(", ")}.` : "";
+  return drift.drifted ? `Drift: ${share}.${keys} Fit the gate again on recent questions: knowgate refit.` : `No drift: ${share}.${keys}`;
 }
 
 function renderComponents() {
