@@ -44,7 +44,10 @@ FINDINGS = (
     "whether the LLM knows, not whether a search helps: where the LLM knows two thirds, KBM, Adaptive-RAG and the "
     "neighbors skip nearly everything and lose the whole gain of searching. IK gains 1.3 points over never at 5 % of the "
     "searches of GPT-4. SKR, which learns from what retrieval changed, is the only one whose own cut of .5 is close to "
-    "the better constant everywhere on NQ. A cut learned for right answers falls back to always: where search is this "
+    "the better constant everywhere on NQ. Llama-3.1-8B is asked six kinds of questions, which can be told apart: AUROC .66 "
+    "from the text of the question, .75 and .77 with adapters. At either cut, KBM and IK skip about a fifth of its searches "
+    "and lose about half a point; at the learned cut, the interval includes zero. A cut "
+    "learned for right answers falls back to always: where search is this "
     "good, no text system finds enough questions to skip. For policies with a bound on searches see "
     "[policy](policy.md).\n"
 )

@@ -18,7 +18,7 @@ from knowgate.pipeline.traffic_log import TrafficLog
 from knowgate.server.app import build_gate_service, create_app
 from knowgate.server.chat.request_options import RequestOptions
 from knowgate.server.learning.answers import StreamText, label_by_feedback
-from knowgate.server.learning.audit import MAX_PENDING_AUDITS, Auditor
+from knowgate.server.learning.audit import MAX_PENDING_AUDITS, Auditor, AuditStore
 from knowgate.server.learning.loss_monitor import LossMonitor
 from knowgate.server.load_limits import CallBudget
 from knowgate.server.options import ServeOptions
@@ -235,10 +235,24 @@ def test_a_restart_or_reload_does_not_refill_the_budget(serve, stub, tmp_path, i
         ask(address)
         wait_for_audits(address, count)
     service, settings = app.state.service, kg.PipelineOptions(model=invented.model, docs=invented.docs, gate="never")
-    service.replace_gate_service(build_gate_service(settings, service.options), settings)
+    reload = service.replace_gate_service(build_gate_service(settings, service.options), settings)
+    asyncio.run_coroutine_threadsafe(reload, app.state.reloader.loop).result(PATIENCE)
     assert service.learner.auditor.budget.remaining < 1
     _, restarted = serve(gate="never", options=options)
     assert restarted.state.service.learner.auditor.budget.remaining < 1
+
+
+def test_requests_are_answered_while_a_reload_reads_many_audits(serve, tmp_path, invented, monkeypatch):
+    address, app = serve(gate="never", options=audit_options(tmp_path))
+    is_reading, may_end = threading.Event(), threading.Event()
+    monkeypatch.setattr(AuditStore, "read_all", lambda self: (is_reading.set(), may_end.wait(PATIENCE), [])[2])
+    service, settings = app.state.service, kg.PipelineOptions(model=invented.model, docs=invented.docs, gate="never")
+    reload = service.replace_gate_service(build_gate_service(settings, service.options), settings)
+    future = asyncio.run_coroutine_threadsafe(reload, app.state.reloader.loop)
+    assert is_reading.wait(PATIENCE)
+    assert ask(address).status_code == 200
+    may_end.set()
+    future.result(PATIENCE)
 
 
 def test_calls_that_were_not_made_return_to_the_budget():

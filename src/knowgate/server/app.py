@@ -335,7 +335,7 @@ class SettingsReloader:
                 keeps_model = settings.model == self._settings.model or self._service.forwarder is not None
                 model = self._service.gate_service.rag.model if keeps_model else None
                 gate_service = await asyncio.to_thread(build_gate_service, settings, self._service.options, model)
-                close_old = self._service.replace_gate_service(gate_service, settings)
+                close_old = await self._service.replace_gate_service(gate_service, settings)
             except KnowgateError as error:
                 log.error("The new settings cannot be used, so the old ones stay in effect: %s", error)
                 return False

@@ -124,15 +124,18 @@ class Service:
             settings, self.options, self.gate_service, self.forwarder, self.decision_log, self.recent
         )
 
-    def replace_gate_service(self, gate_service: GateService, settings: PipelineOptions) -> Callable[[], None]:
+    async def replace_gate_service(self, gate_service: GateService, settings: PipelineOptions) -> Callable[[], None]:
         """Use another gate service for new requests. Requests in progress keep the old one.
+
+        A thread reads the stored audits, because many of them take seconds, in which other requests are answered.
 
         Returns:
             A function that closes the old gate service. Call it when no request uses that service any more.
         """
         forwarder = self.forwarder and UpstreamForwarder(self.forwarder.upstream, gate_service, self.options)
         budget = None if self.learner is None else self.learner.auditor.budget
-        learner = build_learner(settings, self.options, gate_service, forwarder, self.decision_log, self.recent, budget)
+        stores = (self.decision_log, self.recent, budget)
+        learner = await asyncio.to_thread(build_learner, settings, self.options, gate_service, forwarder, *stores)
         old, self.gate_service, self.forwarder = self.gate_service, gate_service, forwarder
         if self.local_chat is not None:
             self.local_chat = LocalChat(gate_service, self.options)

@@ -12,12 +12,7 @@ from knowgate.core.validation import expand_path
 from knowgate.data.runs.folder import RunsLike, resolve_run_paths
 from knowgate.evaluation.boundary import read_run_reports, run_report_to_dict
 from knowgate.evaluation.cost import CostAssumptions
-from knowgate.evaluation.evaluation_summary import (
-    DECISIONS_FILE,
-    SUMMARY_FILE,
-    decisions_to_dict,
-    evaluation_to_dict,
-)
+from knowgate.evaluation.evaluation_summary import DECISIONS_FILE, SUMMARY_FILE, decisions_to_dict, evaluation_to_dict
 from knowgate.evaluation.gate_comparison import Evaluation
 from knowgate.evaluation.recommendation import MAX_LOSS, recommend, recommendation_to_dict
 from knowgate.evaluation.report.boundary_page import write_boundary_page

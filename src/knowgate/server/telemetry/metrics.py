@@ -24,10 +24,7 @@ ARM_GAUGES: dict[str, tuple[str, Callable[[LossMonitor], float | None]]] = {
     "loss": ("Share of answers that skipping retrieval changes.", lambda monitor: monitor.loss.mean),
     "loss_low": ("Lower confidence bound of knowgate_loss.", lambda monitor: monitor.low),
     "loss_high": ("Upper confidence bound of knowgate_loss.", lambda monitor: monitor.high),
-    "loss_promised": (
-        "Maximum share of changed answers, which the alarm tests.",
-        lambda monitor: monitor.max_changed,
-    ),
+    "loss_promised": ("Maximum share of changed answers, which the alarm tests.", lambda monitor: monitor.max_changed),
     "alarm": (
         "1 while all requests retrieve because too many answers change, otherwise 0.",
         lambda monitor: bool(monitor.alarm),
