@@ -279,4 +279,4 @@ def test_without_test_questions_the_fit_says_what_the_dev_questions_say(call, ma
     assert fitted.code == 0, fitted.err
     assert "not measured on test questions" in fitted.err
     assert "knowgate eval-rerank" in fitted.err
-    assert re.search(r"Weights chosen on \d+ dev questions: P@1 0\.\d+ to 1\.000", fitted.err), fitted.err
+    assert re.search(r"P@1 of \d+ dev questions: 0\.\d+ to 1\.000", fitted.err), fitted.err

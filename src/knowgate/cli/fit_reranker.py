@@ -186,15 +186,13 @@ def _print_result(fitted: training.AlignedReranker, out: Path) -> None:
             "The reranker was not measured on test questions: none has passages of different effect in these folders. "
             "Measure preferences of test questions (knowgate prefer --split test), then run knowgate eval-rerank."
         )
-    if (selection := fitted.selection) and selection.share:
-        inform(
-            f"Weights chosen on {selection.questions} dev questions: P@1 {selection.base:.3f} to {selection.chosen:.3f}."
-        )
-    elif selection:
-        inform(
-            f"The reranker is its base, unchanged: no trained weights rank the {selection.questions} dev questions better "
-            f"(P@1 {selection.base:.3f}). Measure preferences of more questions, or try another --learning-rate."
-        )
+    if selection := fitted.selection:
+        inform(f"P@1 of {selection.questions} dev questions: {selection.base:.3f} to {selection.chosen:.3f}.")
+        if not selection.share:
+            inform(
+                "The reranker is its base, unchanged: no trained weights rank the dev questions better. Measure preferences "
+                "of more questions, or try another --learning-rate."
+            )
     n_trained, truncated = fitted.alignment.groups, fitted.cut
     if n_trained < MIN_USEFUL_QUESTIONS:
         inform(
