@@ -43,7 +43,7 @@ def test_chat_and_raw_prompts_are_tokenized_together():
 
 
 def test_a_part_that_does_not_begin_with_a_label_is_refused():
-    with pytest.raises(BadSetting, match="must begin with the first token of a label"):
+    with pytest.raises(BadSetting, match="of the prompt does not start with one of the labels"):
         encode_label_prompts(Letters(), [LabelPrompt(parts=("a:", "xb:"), raw=True)], [ord("y")])
 
 

@@ -273,9 +273,9 @@ def test_a_refusal_contains_the_message_of_the_server(maker, path):
         (
             LabelPrompt(("ab", "truec", " false")),
             LABELS,
-            "part 3 of a label prompt must begin with the first token of a label",
+            "part 3 of the prompt does not start with one of the labels",
         ),
-        (LabelPrompt(("ab", "")), LABELS, "part 2 of a label prompt"),
+        (LabelPrompt(("ab", "")), LABELS, "part 2 of the prompt"),
         (LabelPrompt(("ab", "truec"), raw=False), LABELS, "can have only one part"),
         (LabelPrompt(()), LABELS, "must have some text before its first label"),
     ],

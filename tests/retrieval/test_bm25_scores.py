@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -103,3 +106,11 @@ def test_candidate_rows_contain_the_k_best(n, k, positive_share):
 def test_most_rows_of_a_large_index_are_no_candidates():
     scores = np.random.default_rng(0).random(100_000).astype(np.float32)
     assert len(select_candidate_rows(scores, 3)) < 1_000
+
+
+def test_importing_bm25s_does_not_import_jax_which_would_reserve_the_gpu(tmp_path):
+    (tmp_path / "jax.py").write_text("raise SystemExit('jax was imported')", encoding="utf-8")
+    code = "import sys; from knowgate.retrieval.bm25 import import_bm25s as f; f(); f(); print('jax' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "False"), done.stderr

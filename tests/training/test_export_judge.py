@@ -104,7 +104,7 @@ def test_a_llama_cpp_that_counts_otherwise_is_found_out(made):
 
 
 def test_a_gate_without_a_judge_is_refused(tmp_path, packaged_probe):
-    with pytest.raises(BadSetting, match="contains no judge"):
+    with pytest.raises(BadSetting, match="contains no fine-tuned model"):
         export_judge(packaged_probe, tmp_path / "out")
 
 

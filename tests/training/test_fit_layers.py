@@ -30,7 +30,7 @@ def test_mid_is_the_middle_of_the_network_and_not_the_lowest_kept_layer(examples
 def test_a_layer_that_was_not_kept_is_an_error_that_names_the_kept_ones(examples):
     with pytest.raises(BadSetting, match="'mid' means layer 14 of this LLM, but the label runs have only 21, 28"):
         pick_layer(kept(examples, 21, 28, depth=29), "mid")
-    with pytest.raises(BadSetting, match=r"layer='4' was not recorded\. Use a layer of the label runs: 3, 5, 9"):
+    with pytest.raises(BadSetting, match=r"no hidden states of layer='4'\. Use one of these: 3, 5, 9"):
         pick_layer(kept(examples, 3, 5, 9, depth=10), "4")
 
 

@@ -148,8 +148,8 @@ app = typer.Typer(
 def make_gate_command(name: str) -> Callable[..., None]:
     """Make the function behind `knowgate fit NAME`.
 
-    Flags are made from the annotations of a command (`expand_options`). So `own` is annotated with the option model of
-    the gate, and `options` with the options that all gates share.
+    `expand_options` makes one flag of each field of the option models that the command's parameters are annotated with.
+    `options` holds what all gates share. The annotation of `own` is set here, because each gate has its own model.
     """
     function = load_fit_function(name)
 

@@ -306,8 +306,8 @@ def _resolve_scope(store: HistoryStore, options: ScopeOptions) -> HistoryScope:
     if len(matching) != 1:
         available = [f"--model-fingerprint {scope.model} --prompts-fingerprint {scope.prompts}" for scope in scopes]
         raise BadSetting(
-            "cannot tell which entries to use: each belongs to one model and its prompts. Give --model-fingerprint "
-            f"and --prompts-fingerprint. The log has: {'; '.join(available) or 'none'}."
+            "the log has entries of several models or prompts. Choose one pair with --model-fingerprint and "
+            f"--prompts-fingerprint: {'; '.join(available) or 'the log is empty'}."
         )
     return matching[0]
 

@@ -26,7 +26,8 @@ def prefer(
     ],
     options: PreferenceOptions,
     model: Annotated[
-        str | None, typer.Option(help="LLM to measure, such as smollm. Default: the LLM that was labeled.")
+        str | None,
+        typer.Option(help="LLM whose answers are compared, such as smollm. Default: the LLM of the label run."),
     ] = None,
     lang: LangOption = None,
     prompts: PromptsOption = None,

@@ -201,10 +201,9 @@ def _build_mean_metric(columns: Mapping[str, NDArray[Any]]) -> Callable[[WeightM
 
 
 def tune_threshold(table: LabelTable, open_right: BoolArray, needs: FloatArray) -> TunedThreshold | None:
-    """Choose the most accurate threshold on the dev rows and measure it on the others.
+    """Choose the most accurate threshold on the dev rows, and measure it on the others; None without one or the other.
 
-    Returns:
-        None if all rows, or none, are dev rows.
+    The result also has the accuracy of always retrieving, and of retrieving as often but at random.
     """
     dev, outcomes = table.is_dev, GateOutcomes(needs, table.closed_right, open_right)
     if not dev.any() or dev.all():

@@ -165,8 +165,8 @@ def measure_ranking(
     measured = [rows[index] for index in with_both]
     if not measured:
         raise BadInput(
-            f"rankers cannot be compared: none of the {len(rows)} held-out questions has both passages that help and "
-            "passages that do not. Measure preferences of more questions with `knowgate prefer`."
+            f"rerankers can only be compared on questions with some passages that help and some that do not. None of the "
+            f"{len(rows)} held-out questions is of that kind. Measure more questions with `knowgate prefer`."
         )
     values: dict[str, dict[str, FloatArray]] = {}
     hits: dict[str, list[list[bool]]] = {}

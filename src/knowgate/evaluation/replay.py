@@ -117,8 +117,8 @@ class TrafficEvent:
             whether it is wrong while the one with passages is correct. None if only one answer is known.
         closed_only: Cost of the closed-book answer if there is no gate.
         extra_calls: LLM calls of the gate besides the draft, such as samples.
-        right: In a label run, whether the answer without passages is correct, the one with passages, and the one that is
-            given after a search, which an arbiter may choose. None if unknown.
+        right: Three grades, in a label run only: of the answer without passages, of the one with passages, and of the one
+            that is given after a search, which an arbiter may choose. None if unknown.
     """
 
     need: float

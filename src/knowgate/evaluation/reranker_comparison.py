@@ -52,8 +52,8 @@ class RerankerComparison:
     Attributes:
         rankings: Ranking measures by source of preferences.
         answers: Accuracy of answers by (LLM, data set).
-        coverage: Share of candidate passages that were also candidates of training questions, by source. Empty without
-            controls.
+        coverage: By source of preferences, the share of candidate passages that a reranker may know, because they were
+            also candidates of training questions. Empty if it was not measured.
     """
 
     rankings: dict[str, RankingResult]
@@ -155,10 +155,10 @@ def compare_rerankers(
 
 
 def build_oracle_rankers(rows: Sequence[Preference], sources: Sequence[HeldOutPreferences]) -> list[ranking.Ranker]:
-    """Build a ranker from each source that orders passages by the source's own measurements.
+    """Build an oracle from each source of preferences: a ranker that knows how much each passage helped, by this source.
 
-    The answers with these passages show how good the preferences of a source are. Sources that did not measure all
-    candidates of the rows are skipped.
+    No reranker that learns from a source can rank better than its oracle, so the oracle's answers show what the source is
+    worth. Sources that did not measure all candidates of the rows are skipped.
     """
     oracles = []
     keys = [[(row.id, candidate.id, candidate.text) for candidate in row.candidates] for row in rows]

@@ -216,7 +216,11 @@ class StackGate(FusionGate):
         return functools.reduce(operator.or_, (judge.request for judge in self.judges), super().request)
 
     def compute_signals(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[Vector]:
-        """Compute the inputs of each regression: the signals of the fusion, then the log-odds of each judge's score."""
+        """Compute the inputs of the gate's logistic regressions, one row per question.
+
+        The first columns are what `FusionGate` reads of the LLM, such as token probabilities. The last columns are the
+        log-odds of the scores that the fine-tuned judges give.
+        """
         readings = [add_self_assessment(reading, self.name) for reading in readings]
         scores = [np.array(judge.raw_scores(questions, readings)) for judge in self.judges]
         margins = np.column_stack([compute_margin(score) for score in scores])

@@ -235,9 +235,9 @@ class ImportOptions(Options):
     open_seconds: str = option("", "Field of the seconds that the open-book answer took.", metavar="KEY")
 
     def get_key(self, answer: str, suffix: str = "") -> str:
-        """Return the name of the field that holds the closed, open or iterative answer; "" if it was not recorded.
+        """Return the name of the data field of an answer ('closed', 'open' or 'iterative'), or '' if there is none.
 
-        With the suffix '_correct', '_tokens' or '_seconds', the field that holds its grade or cost.
+        The suffix '_correct' gives the field of its grade, '_tokens' and '_seconds' those of its cost.
         """
         return str(getattr(self, answer + suffix, ""))
 

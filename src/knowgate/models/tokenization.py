@@ -131,7 +131,7 @@ def join_label_parts(
     for number, tokens in enumerate(parts):
         if number and (not tokens or tokens[0] not in label_ids):
             raise BadSetting(
-                f"part {number + 1} of a label prompt must begin with the first token of a label. Choose other labels."
+                f"part {number + 1} of the prompt does not start with one of the labels to choose from. Choose other labels."
             )
         ids += tokens
         positions.append(len(ids) - 1)

@@ -131,7 +131,8 @@ def load_second_look(folder: str, model: Model, prompts: AnswerPrompts) -> Passa
     gate = bind_gate(load_gate(folder, plug_in=True), model, prompts)
     if gate.passage_filter is None:
         raise BadSetting(
-            f"second_look='{folder}' is a {gate.name} gate, which cannot judge passages. Use a fitted kbm gate."
+            f"second_look='{folder}' does not work: a gate of the type '{gate.name}' cannot read passages. Use a gate that "
+            "was fitted with `fit kbm`."
         )
     return gate.passage_filter
 

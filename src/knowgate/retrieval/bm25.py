@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -322,8 +323,7 @@ def build_bm25_matrix(passages: Iterable[Passage], tokenizer: Tokenizer, scratch
     Raises:
         BadInput: The passages contain no words.
     """
-    import bm25s  # Imported here because it takes 0.2 s, which would slow down every import of knowgate.
-
+    bm25s = import_bm25s()
     postings = Postings(scratch)
     postings.add(tokenizer(format_passage(passage)) for passage in passages)
     if not postings.vocabulary:
@@ -334,6 +334,23 @@ def build_bm25_matrix(passages: Iterable[Passage], tokenizer: Tokenizer, scratch
     # Other BM25 variants also score terms that a passage lacks. Lucene's variant does not.
     matrix.nonoccurrence_array = None
     return matrix
+
+
+def import_bm25s() -> Any:
+    """Import bm25s, but not jax, which bm25s would run at once if it is installed.
+
+    jax reserves three quarters of the GPU's memory when it runs first, and the LLM needs that memory. Importing bm25s takes
+    0.2 s, so knowgate does it when an index is used.
+    """
+    hides_jax = "jax" not in sys.modules
+    if hides_jax:
+        sys.modules["jax"] = None  # type: ignore[assignment]  # `import jax` now raises ImportError
+    try:
+        import bm25s
+    finally:
+        if hides_jax:
+            del sys.modules["jax"]
+    return bm25s
 
 
 @dataclass(frozen=True)
@@ -370,7 +387,7 @@ def load_bm25_matrix(folder: Path) -> Any:
         BadInput: A file is damaged.
         OSError: A file is missing or cannot be read.
     """
-    import bm25s
+    bm25s = import_bm25s()
 
     params = read_record(Bm25Params, read_json(folder / "params.index.json"), "params.index.json", ignore_unknown=True)
     vocabulary = read_record(Bm25Vocabulary, {"words": read_json(folder / "vocab.index.json")}, "vocab.index.json")

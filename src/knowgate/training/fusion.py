@@ -285,6 +285,8 @@ class SignalColumns:
 def _select_features(examples: Examples, cheap: bool, early: bool) -> list[str]:
     """Return the names of the recorded features that the options allow.
 
+    Features that measure how much sampled answers differ are left out if the label run has no samples for them.
+
     Args:
         examples: The label rows.
         cheap: Leave out features that need samples or extra passes of the LLM.

@@ -169,7 +169,7 @@ def pick_layer(examples: Examples, layer: str) -> int:
     if layer.lstrip("-").isdigit() and int(layer) in recorded:
         return int(layer)
     raise BadSetting(
-        f"layer='{layer}' was not recorded. Use a layer of the label runs: {_join(recorded)}, or mid, late or last."
+        f"the label runs have no hidden states of layer='{layer}'. Use one of these: {_join(recorded)}, mid, late or last."
     )
 
 

@@ -184,8 +184,8 @@ FEATURE_FORMATTERS: dict[str, FeatureFormatter] = {
 def describe_feature(name: str, value: float) -> str:
     """Describe the value of a feature in words, for the explanation of a decision.
 
-    A probe (a classifier on hidden states) is named by the place of its states, without its layer and value. Other
-    features are the needs for retrieval that further classifiers give, as logits.
+    Features of the draft have texts of their own. The output of a probe, a classifier on hidden states, is described by
+    where the states come from. Any other feature is the logit of a need score and is shown as a percentage.
     """
     if name in FEATURE_FORMATTERS:
         return FEATURE_FORMATTERS[name](value)

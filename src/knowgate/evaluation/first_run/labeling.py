@@ -296,7 +296,7 @@ class Provability:
 
 
 def report_plan(n_questions: int, max_loss: float, reporter: ProgressReporter) -> None:
-    """Report what the questions can prove; as a warning if that is nothing."""
+    """Report whether this number of questions can prove that a gate loses at most `max_loss`; a warning if it cannot."""
     provable = Provability(n_questions, max_loss)
     report = reporter.say if provable.is_enough else reporter.warn
     report(provable.describe())

@@ -81,7 +81,11 @@ def describe_recorded_origin(gate: Gate) -> str:
 
 
 def describe_missing_calibration(gate: Gate) -> str:
-    """Say that nobody measured what the threshold of a gate loses, and how to choose one; '' if it was measured."""
+    """Say that a gate's threshold is not calibrated, and how to choose one.
+
+    Returns:
+        An empty text if the threshold is calibrated, or if the gate decides without a threshold (its own verdict).
+    """
     if not isinstance(gate, FittedGate) or gate.verdict == "own" or gate.artifact.manifest.get("calibrated", True):
         return ""
     return (

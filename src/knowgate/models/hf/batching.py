@@ -19,8 +19,8 @@ from knowgate.types import Result
 
 MAX_FREE_SHARE = 0.6  # share of the free memory that a pass may take, including what PyTorch's allocator caches
 MAX_TOTAL_SHARE = 0.8  # maximum share of the whole GPU that this process may hold
-# Share of the free memory that batches are planned for. Caches that are copied can double their memory.
-PLANNED_SHARE = 0.4
+# Share of the free memory that batches are planned for: what was measured on a GPU. Caches that are copied can double it.
+PLANNED_SHARE = 0.25
 PLANNED_ANSWER_TOKENS = 64  # assumed length of an answer when memory is estimated
 # cuDNN and cuBLAS have no error of their own for lack of memory: they fail to plan, or to allocate a workspace.
 MEMORY_ERROR_MARKERS = (

@@ -21,7 +21,7 @@ MIN_REPLAYS = 5  # capturing takes about as long as two steps, so it does not pa
 
 @dataclass
 class GraphedStep(Generic[Result]):
-    """Runs a function of a device again and again, from the third call on as a replay of its kernels.
+    """Runs the same function on a GPU many times, and replays its recorded kernels from the third call on.
 
     The function must read and write the same tensors in each call, and must not make the host wait for the device. Its
     results are tensors that the next call overwrites. The first call runs it as usual, which loads its kernels. The second

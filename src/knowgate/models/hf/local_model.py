@@ -111,12 +111,13 @@ class LocalModel:
         return FIRST_BATCH_SIZES.get(self.loaded.device.type, DEFAULT_FIRST_BATCH_SIZE)
 
     def share_weights(self) -> Self:
-        """Return a model with the same weights, for use with another LoRA adapter.
+        """Return a second model that uses the loaded weights of this one, so that another LoRA adapter can be active in it.
 
-        It has a prefix cache of its own, because keys and values depend on the adapter.
+        It has a prefix cache of its own, because keys and values depend on the active adapter.
         """
         other = replace(self)
-        vars(other).update(loaded=self.loaded, adapters=self.adapters)  # fills two cached properties of the copy
+        # `loaded` and `adapters` are cached properties: setting them keeps the copy from loading the weights again.
+        vars(other).update(loaded=self.loaded, adapters=self.adapters)
         return other
 
     @functools.cached_property

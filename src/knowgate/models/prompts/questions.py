@@ -66,11 +66,13 @@ def build_correctness_prompt(question: Question, answer: str | None = None) -> s
 
 
 def build_search_correctness_prompt(question: Question, answer: str) -> str:
-    """Build the prompt that asks whether an answer found in documents would be correct.
+    """Build the prompt that asks a judge whether documents would give a correct answer to the question.
+
+    The judge has not seen the documents. It reads the question and what the LLM answers without them.
 
     Args:
         question: The question.
-        answer: The LLM's closed-book answer, which the judge sees.
+        answer: The LLM's closed-book answer.
     """
     lang, query = detect_question_language(question), render_choices(question)
     return load_packaged_templates("right").fill("search", lang, query=query, answer=_format_answer(answer, lang))

@@ -81,7 +81,9 @@ class LimitedResponse(aiohttp.ClientResponse):
             reads_left -= 1
             if reads_left < 0:
                 connection.close()
-                raise aiohttp.ClientPayloadError("the upstream sent too many interim responses")
+                raise aiohttp.ClientPayloadError(
+                    "the upstream sent too many responses with a status of 1xx before its reply"
+                )
             return await read()
 
         protocol.read = read_limited

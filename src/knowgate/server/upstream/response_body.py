@@ -72,7 +72,7 @@ def parse_upstream_json(content: bytes) -> Any:
         InvalidResponse: The text is not valid JSON, has too many values, or is nested too deeply.
     """
     if count_json_values(content, MAX_RESPONSE_VALUES) > MAX_RESPONSE_VALUES:
-        raise InvalidResponse(f"the body has more than {MAX_RESPONSE_VALUES:,} JSON values")
+        raise InvalidResponse(f"the body of the reply has more than {MAX_RESPONSE_VALUES:,} JSON values")
     try:
         value = load_json(content)
         if content.count(b"[") + content.count(b"{") > MAX_DEPTH:  # other texts cannot be nested too deeply

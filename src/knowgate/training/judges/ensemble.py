@@ -133,7 +133,9 @@ class FittedJudge(Generic[JudgeType]):
         return frozenset().union(*(member.seen for member in self.members))
 
     def predict_known(self, prompts: Sequence[LabelPromptTokens], indices: Sequence[int]) -> FloatArray:
-        """Return the probability that the LLM knows the answer of each row, averaged over members that did not see it.
+        """Predict for each row the probability that the LLM knows the answer.
+
+        A row that some members of the ensemble were trained on is scored by the other members only.
 
         Args:
             prompts: Prompts of the rows.
@@ -226,7 +228,7 @@ def _train_member(
     if every_train and not train:
         raise BadInput(
             f"there is no example to train on, because all {len(every_train)} are longer than the limit of "
-            f"{max_tokens} tokens. Let the judge read fewer tokens or passages."
+            f"{max_tokens} tokens. Set `tokens` lower, or show fewer passages."
         )
     trained = train_judge(setup.model, train, dev, member.training, work, watch)
     return TrainedMember(trained, setup.model.fingerprint, n_dropped, setup.notes)

@@ -57,7 +57,10 @@ def fit_gain(
 
 
 def make_gain_training(options: AnswerJudgeFitOptions, seed: int) -> JudgeTrainingOptions:
-    """Return the hyperparameters of a gain judge."""
+    """Return the hyperparameters of a judge that also predicts whether an answer with passages would be right.
+
+    A LoRA adapter that learns both tasks needs a lower learning rate than one that learns a single task.
+    """
     if options.learning_rate is None and not (options.full or is_encoder_spec(options.base or "")):
         options = options.replace(learning_rate=GAIN_LEARNING_RATE)
     return answer_judge.make_default_training(options, seed)

@@ -98,7 +98,8 @@ def _check_gate(gate: FittedGate, out: Path) -> None:
     options, folder = gate.artifact.options, gate.artifact.path
     if gate.name not in JUDGE_PROMPTS or "base" not in options:
         raise BadSetting(
-            f"'{folder}' is a fitted {gate.name} gate, which contains no judge. Use a judge, gain or ik (lora) gate."
+            f"'{folder}' contains no fine-tuned model to export: it is a gate of the type '{gate.name}'. Use a gate that "
+            "was fitted with `fit judge`, `fit gain` or `fit ik`."
         )
     if options.get("pairs"):
         raise BadSetting(

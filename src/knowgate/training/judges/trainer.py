@@ -90,7 +90,9 @@ def train_judge(
         watch: Called with the progress.
     """
     if not examples:
-        raise BadInput("there is no example to train on: all are longer than the token limit, or none is graded.")
+        raise BadInput(
+            "there is no example to train on: none is graded, or all exceed the token limit. Label more questions."
+        )
     state = checkpoint.load_training_state(work, _hash_training(model, examples, dev, training))
     if not state.is_finished(training.n_segments, training.patience):
         state = _TrainingRun(model, examples, dev, training, work, watch).run(state)

@@ -159,7 +159,8 @@ class Evidence:
 def load_evidence(runs: Sequence[Path], seed: int = 0) -> Evidence:
     """Load label runs and split their rows by question.
 
-    Rows without an open-book answer are left out if at least half of the rows have one.
+    If at least half of the rows have an open-book answer (with passages), the others are left out. Otherwise all rows
+    stay, and only their closed-book answers are used.
 
     Raises:
         BadInput: There are too few graded rows, or they are packed without texts.

@@ -53,9 +53,10 @@ class GateCandidate:
 
 @dataclass(frozen=True)
 class ArbiterCandidate:
-    """An arbiter that may be chosen for the policy, with choices for questions that it was not trained on.
+    """An arbiter that may be part of the policy, and what it chooses for each question.
 
-    After retrieval, an arbiter chooses between the closed-book answer (without passages) and the open-book answer.
+    After retrieval, an arbiter chooses between the closed-book answer (without passages) and the open-book answer. Here it
+    has chosen for questions that it was not trained on.
 
     Attributes:
         name: Name of the arbiter.
