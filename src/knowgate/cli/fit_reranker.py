@@ -189,10 +189,7 @@ def _print_result(fitted: training.AlignedReranker, out: Path) -> None:
     if selection := fitted.selection:
         inform(f"P@1 of {selection.questions} dev questions: {selection.base:.3f} to {selection.chosen:.3f}.")
         if not selection.share:
-            inform(
-                "The reranker is its base, unchanged: no trained weights rank the dev questions better. Measure preferences "
-                "of more questions, or try another --learning-rate."
-            )
+            inform("The reranker is its base, unchanged. Use preferences of more questions or another --learning-rate.")
     n_trained, truncated = fitted.alignment.groups, fitted.cut
     if n_trained < MIN_USEFUL_QUESTIONS:
         inform(
