@@ -10,6 +10,7 @@ were labeled for IK, and the test questions had been looked at with other signal
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -22,18 +23,30 @@ BETAS = (0.5, 0.9, 0.95, 0.98)
 RESAMPLES = 2_000
 
 
+def read_confidence(group: int) -> tuple[Any, Any]:
+    """Return a label run with answers with passages, and the probe's confidence in each of its questions."""
+    from benchmarks.tables.closed_book import match_run
+
+    logits = {row["id"]: row["logit"] for row in read_record(PROBE)[1:]}
+    trial, rows = match_run(group)
+    return trial, np.asarray(sigmoid(np.array([logits[row["id"]] for row in rows])))
+
+
+def probe_point(group: int, beta: float = 0.95) -> tuple[float, float]:
+    """Return (share of searches saved, change of accuracy) if questions with more confidence than beta are not searched."""
+    from benchmarks.tables.claims import decision_point
+
+    trial, confidence = read_confidence(group)
+    return decision_point(trial, confidence <= beta)
+
+
 def cbdr_probe_table() -> Iterator[str]:
     """The section of the page; nothing without a record."""
-    from benchmarks.tables.closed_book import GROUPS, match_run
-
-    rows = read_record(PROBE)
-    if not rows:
+    if not read_record(PROBE):
         return
-    facts, logits = rows[0], {row["id"]: row["logit"] for row in rows[1:]}
-    lines = []
-    for group, name in enumerate(GROUPS):
-        trial, matched = match_run(group)
-        confidence = np.asarray(sigmoid(np.array([logits[row["id"]] for row in matched])))
+    facts, lines = read_record(PROBE)[0], []
+    for group, name in enumerate(("TriviaQA", "NQ")):
+        trial, confidence = read_confidence(group)
         closed, opened = np.asarray(trial.closed_right, bool), np.asarray(trial.always_right, bool)
         trained = facts["train"][group]
         for beta in BETAS:
