@@ -4,6 +4,7 @@
 
 `runs/papers/closed_book.jsonl.gz` has one row for each test question and each held-out train question: the grade, the
 smallest log-probability, the fusion's log-odds by number of train rows, and IK's logits by answer tokens and seed.
+`runs/papers/cbdr_probe.jsonl.gz` has a linear probe's logits of the test questions, for CBDR.
 `runs/papers/kbm.jsonl.gz` has one row for each test question: the logits of KBM's judges without and with passages.
 """
 
@@ -25,6 +26,7 @@ HOME = Path(__file__).parent / "runs" / "papers"
 CLOSED_BOOK, KBM, TRAININGS = (HOME / name for name in ("closed_book.jsonl.gz", "kbm.jsonl.gz", "trainings.json"))
 GROUPS = ("triviaqa", "nq")
 CURVE = (500, 1500, 5000, 12000)
+MIDDLE_LAYER_COLUMN = 1  # of the probes: layer 14 of 28, before the answer
 KBM_JUDGES = ("kbm_1_epoch", "kbm_3_epochs")
 Floats = np.ndarray[Any, Any]
 
@@ -154,6 +156,25 @@ def choose_inputs(probes: Any, group: str, statistics: Floats, right: Floats, tr
     return candidates[best]
 
 
+def write_cbdr_probe(rows_folder: Path, trained: Path) -> None:
+    """Write the logits of CBDR's probe for the test rows: the middle layer at the end of the question, balanced classes."""
+    answered, probes = np.load(trained / "white_box.npz"), np.load(trained / "probes.npz")
+    right, groups, is_test = answered["targets"][:, 0] > 0, answered["group"], answered["folds"] < 0
+    column = json.loads(str(probes["facts"]))["columns"].index(MIDDLE_LAYER_COLUMN)
+    with gzip.open(rows_folder / "closed_book.jsonl.gz", "rt", encoding="utf-8") as lines:
+        ids = [json.loads(line)["id"] for line in lines][: len(right)]
+    facts: dict[str, list[Any]] = {"train": [], "auroc": []}
+    records = []
+    for number, name in enumerate(GROUPS):
+        train, test = ~is_test & (groups == number), np.flatnonzero(is_test & (groups == number))
+        share = right[train].mean()
+        logits = probes[f"{name}.logits"][:, column].astype(float) + np.log((1 - share) / share)
+        facts["train"].append({"rows": int(train.sum()), "known": int(right[train].sum())})
+        facts["auroc"].append(round(auroc(right[test], logits[test]) or 0.5, 4))
+        records += [{"id": ids[index], "logit": round(float(logits[index]), 3)} for index in test]
+    write_record(HOME / "cbdr_probe.jsonl.gz", [facts, *records])
+
+
 # --- KBM --------------------------------------------------------------------------------------------
 
 
@@ -192,6 +213,7 @@ def main() -> None:
     options = parser.parse_args()
     if (options.trained / "probes.npz").is_file():
         write_closed_book(options.rows, options.trained)
+        write_cbdr_probe(options.rows, options.trained)
     if (options.rows / "kbm_rows.json").is_file():
         write_kbm(options.rows, options.trained)
 

@@ -19,11 +19,22 @@ from typing import Any
 
 import numpy as np
 
+from knowgate.training.policy.outcomes import ALWAYS
+
 HOME = Path(__file__).parent / "runs" / "policy"
 FACTS = HOME / "fits.json"
 TITLES = {
     "fit_qwen": "Qwen2.5-Coder-1.5B, four data sets",
     "fit_smollm": "SmolLM2-135M, four data sets",
+    "fit_handbook": "Qwen2.5-Coder-1.5B, handbook, free-form answers",
+}
+ALWAYS_FACTS = {
+    "gate": ALWAYS,
+    "arbiter": "",
+    "threshold": -1.0,
+    "models": 0,
+    "reads_draft": False,
+    "reason": "chosen for this LLM on other questions",
 }
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -69,17 +80,11 @@ def list_fitted() -> list[str]:
     return [name for name in TITLES if (HOME / f"{name}.jsonl.gz").exists()]
 
 
-def record(name: str, policy: str, runs: list[Path]) -> None:
-    """Score rows with a policy and write the record."""
-    from knowgate.data.runs.table import load_label_table
+def describe_policy(policy: str) -> tuple[dict[str, Any], str]:
+    """Return the facts about a fitted policy, and its arbiter."""
     from knowgate.gates import load_fitted_gate
-    from knowgate.gates.arbiters.offline_arbitration import arbitrate
     from knowgate.gates.arbiters.policy_arbiter import NO_ARBITER, get_policy_arbiter
-    from knowgate.gates.offline_scoring import score_gate
 
-    table = load_label_table(runs)
-    both = [number for number, row in enumerate(table.rows) if row.open is not None and row.open.correct is not None]
-    table = table.subset(both)
     gate = load_fitted_gate(policy)
     chosen, arbiter = gate.artifact.manifest["policy"], get_policy_arbiter(policy) or NO_ARBITER
     arbiter_name = (gate.artifact.manifest["guarantee"]["arbiter"] or {"name": ""})["name"]
@@ -92,6 +97,20 @@ def record(name: str, policy: str, runs: list[Path]) -> None:
         "reads_draft": bool(gate.request.draft_tokens),
         "reason": chosen["reason"],
     }
+    return facts, arbiter
+
+
+def record(name: str, policy: str, runs: list[Path]) -> None:
+    """Score rows with a policy and write the record."""
+    from knowgate.data.runs.table import load_label_table
+    from knowgate.gates.arbiters.offline_arbitration import arbitrate
+    from knowgate.gates.arbiters.policy_arbiter import NO_ARBITER
+    from knowgate.gates.offline_scoring import score_gate
+
+    table = load_label_table(runs)
+    both = [number for number, row in enumerate(table.rows) if row.open is not None and row.open.correct is not None]
+    table = table.subset(both)
+    facts, arbiter = (ALWAYS_FACTS, NO_ARBITER) if policy == ALWAYS else describe_policy(policy)
     needs = score_gate(table, policy).needs
     rules = arbitrate(table, "rules").from_memory
     chosen_closed = rules if arbiter == NO_ARBITER else arbitrate(table, arbiter).from_memory
@@ -108,7 +127,7 @@ def record(name: str, policy: str, runs: list[Path]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", choices=TITLES, required=True)
-    parser.add_argument("--policy", required=True)
+    parser.add_argument("--policy", required=True, help="folder of a policy, or 'always'")
     parser.add_argument("--labels", type=Path, action="append", required=True)
     options = parser.parse_args()
     record(options.record, options.policy, options.labels)

@@ -258,7 +258,7 @@ def _ik() -> Iterator[Claim]:
     first, last = (_ik_auroc(tokens) for tokens in (0, 32))
     yield Claim(
         "IK", "the first T tokens of the answer help (AUROC of TriviaQA)", "yes",
-        ((f"T = 0, 4, 32: {', '.join(f'{mean_auroc(0, tokens):.3f}' for tokens in (0, 4, 32))} with 20,000 rows; "
+        ((f"T = 0, 1, 4, 16, 32: {', '.join(f'{mean_auroc(0, tokens):.3f}' for tokens in (0, 1, 4, 16, 32))} with 20,000 rows; "
           f"{token_difference(0)} from 0 to 32", CLOSED_BOOK_RECORD),
          (f"{first} to {last} with 1,817 rows", "ik.md")), "",
         "**yes** with 20,000 rows, on NQ too; with 1,817 rows no difference is shown",

@@ -196,6 +196,10 @@ def closed_book_tables() -> Iterator[str]:
         "no probes had .793 and .795.\n"
     )
     yield signal_table()
+    yield (
+        "The seeds 3 and 4, T = 1 and T = 16 were trained later than the rest. Means and stack take in all seeds, as the "
+        "protocol says. With three seeds, IK had .786 and .762 (0 tokens), .872 and .873 (32), and the stack .875 and .875.\n"
+    )
     yield "IK by the number of answer tokens that it reads:\n"
     yield token_table()
     differences = "; ".join(f"{name} {token_difference(group)}" for group, name in enumerate(GROUPS))

@@ -13,7 +13,12 @@ from benchmarks.tables.common import CHOICE, MODELS, OPEN, QWEN, RUNS, Rows, tab
 
 PAPER_R = 0.64
 EDGES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.8, 1.0)  # of the intervals; the last one includes 1
-POOLED = {"WebQA": ("webqa_zh_ctx",), "TriviaQA": ("triviaqa_ctx",), "six open sets": OPEN, "five choice sets": CHOICE}
+POOLED = {
+    "WebQA": ("webqa_zh_ctx",),
+    "TriviaQA": ("triviaqa_ctx",),
+    "seven open sets": OPEN,
+    "five choice sets": CHOICE,
+}
 RESAMPLED = 1_000
 
 

@@ -265,3 +265,18 @@ def test_a_reranker_can_be_trained_on_relevance_alone(call, made, tmp_path):
     assert done.code == 0, done.err
     assert "Trained on the relevance of 18 questions" in done.err
     assert json.loads((tmp_path / "plain" / "relevance.json").read_text())["training"]["epochs"] == 1
+
+
+def test_without_test_questions_the_fit_says_what_the_dev_questions_say(call, made, tmp_path, monkeypatch):
+    from tests.support.tiny_models import save_tiny_cross_encoder
+
+    monkeypatch.setattr("knowgate.training.reranker.MIN_DEV_QUESTIONS", 3)
+    assert prefer(call, "--source", "benefit", "--split", "train", "--data", "jsonl:data.jsonl").code == 0
+    assert not {row.split for row in PreferenceFolder(tmp_path / "pref").rows()} - {"train"}
+    save_tiny_cross_encoder(tmp_path / "tiny", WORDS)
+    options = ["--base", "tiny", "--batch", "4", "--learning-rate", "3e-3", "--epochs", "2"]
+    fitted = call("fit", "reranker", "--pref", "pref", *options, "--out", "aligned")
+    assert fitted.code == 0, fitted.err
+    assert "not measured on test questions" in fitted.err
+    assert "knowgate eval-rerank" in fitted.err
+    assert re.search(r"P@1 of \d+ dev questions: 0\.\d+ to 1\.000", fitted.err), fitted.err

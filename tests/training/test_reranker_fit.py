@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("sentence_transformers")
 
-from knowgate.data.preferences import hash_preferences
+from knowgate.data.preferences import Preference, compute_rank_metrics, hash_preferences, select_passages
 from knowgate.errors import ArtifactError, BadInput, BadSetting, WeightsError
 from knowgate.retrieval.rerankers import load_reranker
 from knowgate.retrieval.rerankers.cross_encoder import read_reranker_manifest
@@ -251,6 +251,27 @@ def test_without_dev_questions_some_training_questions_choose_the_weights():
     assert split_dev_rows(rows[:90], [], RerankerTrainingOptions()) == (rows[:90], [])  # too few to choose by
     other = planted_preferences(60, "dev", seed=2)
     assert split_dev_rows(rows, other, RerankerTrainingOptions()) == (rows, other)
+
+
+def test_dev_questions_count_if_their_passages_differ_in_effect_though_none_is_harmful():
+    rows = [_grade(row, [index in row.positives for index in range(6)]) for row in planted_preferences(60, "dev")]
+    level = [_grade(row, [True] * 6) for row in planted_preferences(60, "dev", seed=2)]
+    assert all(candidate.shift >= 0 for row in rows for candidate in row.candidates)
+    _, dev = split_dev_rows(TRAIN, [*rows, *level], RerankerTrainingOptions())
+    assert dev == rows
+    scores = [[float(index in row.positives) for index in range(6)] for row in rows]
+    assert compute_rank_metrics(dev, scores)["P@1"].mean() == 1
+
+
+def _grade(row: Preference, correct: list[bool]) -> Preference:
+    """Return the row as `prefer --source benefit` measures it if the answer without passages is wrong."""
+    shifts = [float(is_right) for is_right in correct]
+    chosen = select_passages(shifts, correct)
+    candidates = tuple(
+        replace(candidate, shift=shift, correct=is_right)
+        for candidate, shift, is_right in zip(row.candidates, shifts, correct, strict=True)
+    )
+    return replace(row, candidates=candidates, positives=chosen.positives, negatives=chosen.negatives)
 
 
 def test_relevance_examples_are_mixed_into_the_alignment(tiny: str):

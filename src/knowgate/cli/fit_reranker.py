@@ -183,14 +183,13 @@ def _print_result(fitted: training.AlignedReranker, out: Path) -> None:
         create_console(soft_wrap=False).print(_make_metric_table(artifact.measure_ranking_gains(fitted)))
     else:
         inform(
-            "The reranker was not measured: no held-out question has both helpful and harmful passages. Measure "
-            "preferences of some hundred questions, or of test questions only: knowgate prefer --split test"
+            "The reranker was not measured on test questions: none has passages of different effect in these folders. "
+            "Measure preferences of test questions (knowgate prefer --split test), then run knowgate eval-rerank."
         )
-    if (selection := fitted.selection) and not selection.share:
-        inform(
-            f"The reranker is its base, unchanged: no trained weights rank the {selection.questions} dev questions better "
-            f"(P@1 {selection.base:.3f}). Measure preferences of more questions, or try another --learning-rate."
-        )
+    if selection := fitted.selection:
+        inform(f"P@1 of {selection.questions} dev questions: {selection.base:.3f} to {selection.chosen:.3f}.")
+        if not selection.share:
+            inform("The reranker is its base, unchanged. Use preferences of more questions or another --learning-rate.")
     n_trained, truncated = fitted.alignment.groups, fitted.cut
     if n_trained < MIN_USEFUL_QUESTIONS:
         inform(

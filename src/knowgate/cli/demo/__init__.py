@@ -36,7 +36,7 @@ def demo(
     """Take a tour of three minutes (on two cores).
 
     It shows one question answered with and without a search; a stream of messages answered in three modes (never
-    searching, always searching, and as the gate decides); recorded results of an 8B LLM, which are the proof; and what
+    searching, always searching, and as the gate decides); measured results of an 8B LLM; and what
     to type next.
     """
     if limit is not None:

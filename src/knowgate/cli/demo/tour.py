@@ -270,8 +270,8 @@ class DemoTour:
         conversation = self._print_first_question(page)
         page.print_title(f"2. A stream of {len(messages)} messages, as people write them")
         page.print_paragraph(
-            "These messages are chosen by hand, because the embedded LLM is small and knows little. They illustrate; the "
-            f"proof is part 3. Each search waits {self._wait_seconds:g} s, about what a hosted search takes "
+            "These messages are chosen by hand, because the embedded LLM is small and knows little. They illustrate; "
+            f"part 3 measures. Each search waits {self._wait_seconds:g} s, about what a hosted search takes "
             "(--search-seconds). always: retrieves for every message. gated: a routing rule decides, or the gate retrieves if "
             "the need is high (0: the LLM knows, 1: it must search). An answer that two modes share is generated once "
             "and counted in both."
@@ -336,7 +336,8 @@ def _print_record(page: DemoPage) -> None:
     page.print_title("3. An 8B LLM behind an API that returns only text (recorded)")
     page.print_paragraph(
         f"Llama-3.1-8B-Instruct on {record.questions:,} questions. Gated: a small judge reads the draft and decides "
-        "whether to search; after a search, an arbiter chooses the better answer. Arbiter: always search, then it chooses."
+        "whether to search; after a search, an arbiter chooses the better answer. Arbiter: always search, then it chooses. "
+        "These models were kept because of this result, so it is too good; README has the figures of a blind choice."
     )
     for line in render_chart(record, page.block):
         page.console.print(f"  {line}")

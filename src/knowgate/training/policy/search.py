@@ -176,11 +176,14 @@ class PolicySearch:
         summary = self._summarize(choice, held_out, total)
         summary += (describe_extremes(topics),) if topics else ()
         if held_out.llm_calls - 1 > 2 * (1 - held_out.searches):  # more than two LLM calls for a saved search
-            summary += (
-                f"This policy saves {1 - held_out.searches:.1%} of the searches but makes {held_out.llm_calls:.2f} LLM calls "
-                f"per question instead of 1.00. An LLM call was priced at {self.options.price_llm_call:g}, a wrong answer at "
-                f"{self.options.price_wrong:g}: set `price_llm_call` if yours costs more.",
+            prices = self.options
+            warning = (
+                f"It saves {1 - held_out.searches:.1%} of the searches but makes {held_out.llm_calls:.2f} LLM calls per "
+                f"question instead of 1.00: it gains right answers, not money. That follows from the prices: a wrong answer "
+                f"{prices.price_wrong:g}, a search {prices.price_search:g}, an LLM call {prices.price_llm_call:g}. To save "
+                "costs instead, set `price_wrong` lower."
             )
+            summary = (summary[0], warning, *summary[1:])
         evidence, confidence = self.evidence, self.options.confidence
         parts = PolicyParts(evidence, choice, threshold, outcomes, arbiter, arbiter_folder, confidence, summary, topics)
         self._write(parts, result, examples, out)
