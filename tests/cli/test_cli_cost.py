@@ -7,11 +7,14 @@ from dataclasses import replace
 
 import pytest
 
+from knowgate.data.runs.records import RecordedNeeds, write_needs
 from knowgate.evaluation.gate_evaluation import evaluate
 from knowgate.evaluation.replay import Prices
 from knowgate.gates.artifacts.gate_folder import read_artifact, revise_artifact
 from tests.support.hand_gate import varied_rows, write_gate, write_rows
 from tests.support.pairs_by_hand import pair_rows
+from tests.support.runs_by_hand import row, side, write_run
+from tests.support.trials_by_hand import SETTINGS
 
 
 @pytest.fixture
@@ -81,6 +84,24 @@ def test_unpriced_llm_calls_are_not_counted_as_free(call, log):
     said = call("cost", log, "--price-search", "0").out
     assert "The gate is cheaper at any price" not in said
     assert "they have no price, so the total is unknown" in said
+
+
+def test_rows_without_texts_count_the_same_llm_calls_as_eval(call, tmp_path):
+    """The gate skips one question in four: 0.75 more calls. 0.25 x 0.005 - 0.75 x 0.001 = 0.0005 saved per question."""
+    rows = [row(f"q{i}", side(i % 4 == 0, text=""), side(text=""), question="") for i in range(400)]
+    run = write_run(tmp_path / "run", rows, **SETTINGS)
+    write_needs(run, [RecordedNeeds("my-judge", 0.5, {item.id: 0.1 if item.closed.correct else 0.9 for item in rows})])
+    prices = ("--price-search", "0.005", "--price-llm-call", "0.001")
+    bill = json.loads(call("cost", "run", "--gate", "my-judge", *prices, "--json").out)
+    verdict = call("eval", "--labels", "run", "--gates", "my-judge", *prices, "--no-html").out
+    gated = bill["per_question"]["gated"]
+    assert (gated["calls"], bill["per_question"]["always"]["calls"]) == (1.75, 1.0)
+    assert "0.75 searches and 1.75 LLM calls" in verdict
+    assert bill["money"]["always"] - bill["money"]["gated"] == pytest.approx(0.5)
+    assert "saves 25,000 searches and $50.00" in verdict
+    amounts = [bill["per_question"][name][key] for name in bill["money"] for key in ("prompt", "completion", "gpu")]
+    assert amounts == [None] * 9
+    assert "LLM time" not in call("cost", "run", "--gate", "my-judge", *prices).out
 
 
 def test_one_token_price_counts_for_prompts_and_generated_tokens():

@@ -18,7 +18,7 @@ from knowgate.evaluation.recommendation import (
     recommend,
 )
 from knowgate.evaluation.report.evaluation_page import write_evaluation_page
-from knowgate.evaluation.report.evaluation_tables import build_cost_table
+from knowgate.evaluation.report.evaluation_tables import build_cost_table, build_full_table
 from knowgate.evaluation.report.evaluation_verdict import _describe_losing_slices, build_verdict
 from knowgate.gates.calibration.threshold_calibration import calibrate
 from knowgate.stats.bootstrap import Estimate
@@ -225,6 +225,8 @@ def test_savings_are_those_of_the_searches_and_tokens(tmp_path):
         in verdict.text
     )
     assert [tile.value for tile in verdict.key_figures] == ["25.0 %", "0.0", "1.75", "$250"]
+    settings = ["at 0.5, on all questions", "on held-out questions, where it skips 25.0 %", "at 0.5", "at 0.5"]
+    assert all(text in tile.description for text, tile in zip(settings, verdict.key_figures, strict=True))
 
 
 @pytest.mark.parametrize(("known", "n"), [(4, 60), (100, N)])
@@ -317,7 +319,11 @@ def test_unknown_money_gives_a_neutral_verdict_with_the_price_at_which_it_pays(t
             "Worth using",
             "saves 25,000 searches and $50.00, at $0.005 a search (assumed) and $0.001 an LLM call (your price)",
         ),
-        (0.002, "Saves searches", "saves 25,000 searches, but costs $25.00 more at $0.005 a search (assumed)"),
+        (
+            0.002,
+            "Saves searches, not money",
+            "saves 25,000 searches, but costs $25.00 more at $0.005 a search (assumed)",
+        ),
     ],
 )
 def test_the_price_of_an_llm_call_decides_whether_it_is_worth_using(tmp_path, price, label, text):
@@ -327,6 +333,9 @@ def test_the_price_of_an_llm_call_decides_whether_it_is_worth_using(tmp_path, pr
     assert (verdict.label, text in verdict.text) == (label, True)
     if price == 0.002:
         assert "it pays if a search costs more than $0.006." in verdict.text
+        assert verdict.headline == "'good' at 0.5 saves no money at these prices, so it is not worth it."
+        figure = verdict.key_figures[-1]
+        assert (figure.value, figure.description) == ("$25.00", "extra cost on 100,000 questions at 0.5")
 
 
 def test_a_policy_without_more_llm_calls_is_worth_its_searches(tmp_path):
@@ -345,3 +354,8 @@ def test_amounts_of_money_have_one_style():
         "$0.00049",
         "$0.0000025",
     ]
+
+
+def test_baselines_have_no_threshold_in_the_report(tmp_path):
+    table = build_full_table(evaluated(planted(tmp_path / "run", known=4)))
+    assert {line[0]: line[1] for line in table.rows} == {"never": "–", "always": "–", "oracle": "–", "good": "0.5"}

@@ -140,7 +140,7 @@ def describe_break_even(comparison: CostComparison) -> str:
     if price is None and not comparison.prices.include_llm:
         return _describe_unpriced_calls(comparison)
     if price == 0:
-        return "The gate is cheaper at any price of a search: skipping saves more LLM time than deciding takes."
+        return "The gate is cheaper at any price of a search: at these prices, its LLM calls cost no more than always retrieving."
     if price is not None:
         return f"The gate is cheaper if a search costs more than {price:.3g}."
     costs = (comparison.always, comparison.gated)

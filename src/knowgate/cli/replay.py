@@ -230,7 +230,7 @@ def print_log_summary(log: LoggedTraffic, traffic: Traffic) -> None:
     n_skip_costs, n_retrieval_costs = traffic.count_known("closed"), traffic.count_known("opened")
     if min(n_skip_costs, n_retrieval_costs) < n:
         counts = f"of retrieving for {n_retrieval_costs} of them and the cost of skipping for {n_skip_costs}"
-        inform(f"The log records the cost {counts}. For the others, the mean is assumed.")
+        inform(f"The log records the cost {counts}. For the others, the mean is assumed; without any, it is unknown.")
     if log.n_estimated:
         inform(f"Prompt tokens are estimated from the text for {log.n_estimated} of them.")
     if not traffic.checks:

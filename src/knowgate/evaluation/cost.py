@@ -206,11 +206,11 @@ def _count_gated_calls(traffic: Traffic, retrieve: BoolArray) -> float | None:
 
     A draft of a skipped question is continued in the same call. A retrieved question with a draft needs a second call.
     """
-    draft_tokens = np.array([event.reading.completion for event in traffic.events])
-    if np.isnan(draft_tokens).all():
+    drafts = [event.reading.completion if event.has_draft is None else event.has_draft for event in traffic.events]
+    if np.isnan(drafts).all():
         return None
     gate_calls = np.array([event.extra_calls for event in traffic.events])
-    is_answered_again = retrieve & (draft_tokens > 0)
+    is_answered_again = retrieve & (np.array(drafts) > 0)
     return float((1 + gate_calls + is_answered_again).mean())
 
 

@@ -117,6 +117,7 @@ class TrafficEvent:
             whether it is wrong while the one with passages is correct. None if only one answer is known.
         closed_only: Cost of the closed-book answer if there is no gate.
         extra_calls: LLM calls of the gate besides the draft, such as samples.
+        has_draft: Whether an answer is drafted before the decision. None if only the tokens of `reading` show it.
         right: Three grades, in a label run only: of the answer without passages, of the one with passages, and of the one
             that is given after a search, which an arbiter may choose. None if unknown.
     """
@@ -129,6 +130,7 @@ class TrafficEvent:
     loses_answer: bool | None = None
     closed_only: EventCost = field(default_factory=EventCost)
     extra_calls: float = 0.0
+    has_draft: bool | None = None
     right: tuple[bool, bool, bool] | None = None
 
 

@@ -17,9 +17,10 @@ import numpy as np
 from knowgate.core.files import read_lines
 from knowgate.core.text import estimate_tokens
 from knowgate.core.validation import parse_json
+from knowgate.data.runs.columns import count_answer_tokens
 from knowgate.data.runs.folder import RunFolder
 from knowgate.data.runs.rows import GradedAnswer, LabelRow
-from knowgate.data.runs.table import LabelTable, load_label_table
+from knowgate.data.runs.table import load_label_table
 from knowgate.errors import BadInput
 from knowgate.evaluation.replay import EventCost, TrafficEvent
 from knowgate.gates import load_gate
@@ -28,7 +29,7 @@ from knowgate.gates.arbiters.policy_arbiter import NO_ARBITER, get_policy_arbite
 from knowgate.gates.artifacts.gate_folder import is_artifact, read_artifact
 from knowgate.gates.calibration.changed_answers import answers_agree
 from knowgate.gates.calibration.threshold_calibration import select_usable_rows
-from knowgate.gates.offline_scoring import TableScores, score_gate
+from knowgate.gates.offline_scoring import score_gate
 
 DECISION_STAGES = ("read", "gate")  # pipeline stages before the decision
 ANSWER_STAGES = ("answer",)  # pipeline stages in which the LLM answers after the decision
@@ -261,9 +262,11 @@ def read_label_run_traffic(path: Path, gate: str, arbiter: str | None = None) ->
         )
     scores = score_gate(table, gate)
     choices = None if arbiter == NO_ARBITER else arbitrate(table, arbiter)
-    # An arbiter needs the whole draft of every question that is retrieved for.
-    limit = _get_draft_limit(table, gate, scores) if choices is None else math.inf
-    draft_tokens = np.minimum(np.maximum(table.closed_tokens, choices is not None), limit) + scores.extra_tokens
+    # An arbiter needs the whole draft of every question that is retrieved for. How much a recorded gate reads is unknown.
+    limit = math.inf if choices or table.find_recorded(gate) else load_gate(gate).request.draft_tokens
+    has_draft = scores.drafts or choices is not None
+    lengths = np.array([_count_known_tokens(row.closed) for row in table.rows])
+    draft_tokens = (np.minimum(lengths, limit) if has_draft else np.zeros_like(lengths)) + scores.extra_tokens
     seconds_per_token = _get_seconds_per_token(path)
     grades = zip(table.closed_right, table.always_right, choices.right if choices else table.always_right, strict=True)
     events = []
@@ -271,21 +274,11 @@ def read_label_run_traffic(path: Path, gate: str, arbiter: str | None = None) ->
         event = _make_graded_event(row, float(need), float(draft), seconds_per_token)
         if table.open_right is not None:
             event = replace(event, loses_answer=bool(right[2] and not right[0]), right=right)
-        events.append(replace(event, extra_calls=scores.calls))
-    log = LoggedTraffic(path, events, left_out=left_out, own_threshold=scores.threshold, n_estimated=len(events))
-    log.arbiter = choices.name if choices else ""
+        events.append(replace(event, extra_calls=scores.calls, has_draft=has_draft))
+    log = LoggedTraffic(path, events, left_out=left_out, own_threshold=scores.threshold)
+    log.arbiter, log.n_estimated = choices.name if choices else "", int(table.has_text.sum())
     log.gates[scores.name] = log.models[str(table.settings["model"])] = len(events)
     return log
-
-
-def _get_draft_limit(table: LabelTable, gate: str, scores: TableScores) -> float:
-    """Return the maximum number of draft tokens that a gate reads.
-
-    If only the gate's decisions are stored, the number is unknown: infinity if it reads a draft, else 0.
-    """
-    if table.find_recorded(gate) is not None:
-        return math.inf if scores.drafts else 0.0
-    return float(load_gate(gate).request.draft_tokens)
 
 
 def _get_seconds_per_token(path: Path) -> float:
@@ -294,19 +287,16 @@ def _get_seconds_per_token(path: Path) -> float:
     return 1 / rate if rate else math.nan
 
 
-def _count_answer_tokens(answer: GradedAnswer | None) -> float:
+def _count_known_tokens(answer: GradedAnswer | None) -> float:
     """Count the tokens of an answer, or its words if tokens are not stored; NaN if neither is."""
-    if answer is None:
-        return math.nan
-    if answer.tokens is not None:
-        return float(len(answer.tokens))
-    if answer.n_tokens is not None:
-        return float(answer.n_tokens)
-    return float(len(answer.text.split())) if answer.text else math.nan
+    is_known = answer and (answer.text or answer.tokens is not None or answer.n_tokens is not None)
+    return count_answer_tokens(answer) if is_known else math.nan
 
 
 def _make_graded_event(row: LabelRow, need: float, draft: float, seconds_per_token: float) -> TrafficEvent:
     """Make the event of a labeled question without its grades, with prompt tokens estimated from the texts.
+
+    Amounts are NaN if the row holds no text to count or estimate them from.
 
     Args:
         row: The labeled question.
@@ -314,8 +304,8 @@ def _make_graded_event(row: LabelRow, need: float, draft: float, seconds_per_tok
         draft: Number of draft tokens that the gate reads. The closed-book answer continues the draft.
         seconds_per_token: GPU seconds of the LLM per generated token.
     """
-    closed_prompt = estimate_tokens(row.question)
-    closed, opened = _count_answer_tokens(row.closed), _count_answer_tokens(row.open)
+    closed_prompt = estimate_tokens(row.question) if row.question else math.nan
+    closed, opened = _count_known_tokens(row.closed), _count_known_tokens(row.open)
     open_prompt = closed_prompt + sum(estimate_tokens(f"{passage.title} {passage.text}") for passage in row.passages)
 
     def make_cost(prompt: float, completion: float) -> EventCost:
@@ -323,8 +313,8 @@ def _make_graded_event(row: LabelRow, need: float, draft: float, seconds_per_tok
 
     return TrafficEvent(
         need,
-        reading=make_cost(closed_prompt if draft else 0.0, draft),
-        closed=make_cost(0.0 if draft else closed_prompt, _subtract(closed, draft)),
+        reading=make_cost(closed_prompt * bool(draft), draft),
+        closed=make_cost(closed_prompt * (not draft), _subtract(closed, draft)),
         opened=make_cost(open_prompt if row.passages else math.nan, opened),
         closed_only=make_cost(closed_prompt, closed),
     )

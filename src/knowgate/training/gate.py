@@ -52,7 +52,7 @@ class FitOptions(Options):
     )
     max_loss: float | None = option(
         None,
-        "Maximum share of right answers that the default threshold may lose on held-out questions. Default: 0.01.",
+        "Maximum net loss (lost minus gained answers) of the default threshold on held-out questions. Default: 0.01.",
         ge=0,
         lt=1,
         metavar="0..1",

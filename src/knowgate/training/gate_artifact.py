@@ -83,7 +83,7 @@ def save_fitted(
         threshold: Retrieve if the calibrated score is above it. Default: the threshold that retrieves least and is safe
             on questions that the gate did not learn from (see `SafetyLimits`); 0.5 if the label runs have no answers
             with passages.
-        max_loss: Maximum accuracy that this default threshold may lose against always retrieving. Default: 0.01.
+        max_loss: Maximum net loss (lost minus gained answers) of this default threshold. Default: 0.01.
         keep_questions: Store ten questions with their hidden states.
     """
     split, needed = examples.split, examples.needed

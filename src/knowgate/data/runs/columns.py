@@ -138,12 +138,12 @@ class LabelColumns:
     @cached_property
     def open_tokens(self) -> FloatArray:
         """Length of the open-book answer in tokens."""
-        return np.array([_count_tokens(row.open) for row in self.rows])
+        return np.array([count_answer_tokens(row.open) for row in self.rows])
 
     @cached_property
     def closed_tokens(self) -> FloatArray:
         """Length of the closed-book answer in tokens."""
-        return np.array([_count_tokens(row.closed) for row in self.rows])
+        return np.array([count_answer_tokens(row.closed) for row in self.rows])
 
     @cached_property
     def passage_tokens(self) -> FloatArray:
@@ -231,7 +231,7 @@ def _get_final_answer(row: LabelRow) -> GradedAnswer | None:
     return row.closed
 
 
-def _count_tokens(answer: GradedAnswer | None) -> float:
+def count_answer_tokens(answer: GradedAnswer | None) -> float:
     """Return the number of tokens of an answer; if it was not recorded, the number of words. 0 without an answer."""
     if answer is None:
         return 0.0

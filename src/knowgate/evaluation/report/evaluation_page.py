@@ -56,9 +56,8 @@ RECOMMENDATION_STEPS = (
     f"{MIN_AGREEING_FOLDS} of the {FOLDS} repeats choose the same gate, or a slice of at least {MIN_SLICE_ROWS} questions "
     f"certainly loses more than accepted. With fewer than {MIN_QUESTIONS} different questions there is no verdict.",
     "Both must also save money at your prices or the assumed ones. If not, or if more LLM calls have an unknown price, the "
-    "verdict is 'Saves searches' or 'May save searches'. 'More right answers': only the arbiter of a policy gains.",
-    "How often chance passes: with shuffled needs, 3 of 400 evaluations came out as worth using and 108 as worth a try, so "
-    "the latter is only a hint. The cutoff was picked on shuffles of four recorded runs; these counts are from four others.",
+    "verdict is that it 'saves searches' or 'may save' them. 'More right answers': only the arbiter of a policy gains.",
+    "Chance: with shuffled needs, 3 of 400 evaluations were worth using and 108 a try. Other runs were used for the cutoff.",
 )
 
 

@@ -132,7 +132,8 @@ def build_full_table(evaluation: Evaluation) -> TextTable:
         for table, by_gate in zip(tables, cells_by_gate, strict=True):
             no_values = (MISSING_VALUE,) * (len(table.columns) - 1)
             cells += by_gate.get(gate.gate, no_values)
-        rows.append((gate.gate, f"{gate.threshold:.3g}", *cells, gate.note or MISSING_VALUE))
+        threshold = f"{gate.threshold:.3g}" if gate.can_rank else MISSING_VALUE
+        rows.append((gate.gate, threshold, *cells, gate.note or MISSING_VALUE))
     return TextTable("All gates, all numbers", ("gate", "threshold", *columns, "about the gate"), tuple(rows))
 
 

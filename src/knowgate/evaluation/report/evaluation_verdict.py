@@ -36,6 +36,8 @@ LEVEL_LABELS = {
 }
 # Levels of a recommendation that is not known to save money.
 UNPAID_LEVELS = {"use": "saves", "try": "may-save"}
+# How many of 400 evaluations of shuffled needs came out at a level.
+CHANCE_COUNTS = {"use": 3, "try": 108}
 LOW_KNOWN_SHARE = 0.15  # if the LLM knows fewer questions, there is little to skip
 LOW_AUROC = 0.65  # a gate with less hardly tells known from unknown questions
 MAX_SUGGESTED_QUESTIONS = 50_000
@@ -85,8 +87,9 @@ class EvaluationVerdict:
 
     @property
     def label(self) -> str:
-        """The level in two or three words."""
-        return LEVEL_LABELS[self.level]
+        """The level in two to five words; it says so if the policy is known to save no money."""
+        is_unpaid = self.level in UNPAID_LEVELS.values() and self.savings.money is not None
+        return f"{LEVEL_LABELS[self.level]}, not money" if is_unpaid else LEVEL_LABELS[self.level]
 
     @property
     def text(self) -> str:
@@ -117,6 +120,7 @@ def build_verdict(evaluation: Evaluation, assumptions: CostAssumptions, max_loss
         headline = _write_negative_headline(recommendation, evaluation)
         return EvaluationVerdict(recommendation, headline, sentences, [], savings, never_cost)
     sentences = [
+        _describe_chance(recommendation),
         f"It skips {format_percent(recommendation.skipped.value)} of the searches.",
         recommendation.guarantee,
         _describe_difference(recommendation),
@@ -187,21 +191,22 @@ def _warn_about_distance(recommendation: Recommendation, evaluation: Evaluation)
 
 
 def _write_headline(recommendation: Recommendation, savings: Savings) -> str:
-    """Write the advice of a positive recommendation, which depends on whether it saves money."""
+    """Write the advice of a positive recommendation, which depends on whether it saves money, and what is in doubt."""
     is_certain = recommendation.level == "use"
+    doubt = "" if is_certain else f", but {_describe_doubt(recommendation)}"
     if recommendation.is_without_retrieval:
-        advice = "Do without retrieval here." if is_certain else "Retrieval hardly pays here: try without."
-        return f"{advice} No gate is needed for that."
+        advice = "Do without retrieval here" if is_certain else "Retrieval hardly pays here: try without"
+        return f"{advice}{doubt}. No gate is needed for that."
     arbiter = f" with the arbiter '{recommendation.arbiter}'" if recommendation.arbiter else ""
     kind = "its own threshold " if recommendation.at_own_threshold else ""
     setting = f"'{recommendation.gate}' at {kind}{format_threshold(recommendation.threshold)}{arbiter}"
     if recommendation.skips_nothing:
-        return f"'{recommendation.gate}' always retrieves{arbiter}: more right answers for more LLM calls."
+        return f"'{recommendation.gate}' always retrieves{arbiter}: more right answers for more LLM calls{doubt}."
     if savings.pays:
-        return f"{'Use' if is_certain else 'Try'} {setting}."
+        return f"{'Use' if is_certain else 'Try'} {setting}{doubt}."
     if savings.money is None:
-        return f"{setting} pays if an LLM call costs less than {format_price(savings.break_even_call)}."
-    return f"{setting} saves no money at these prices."
+        return f"{setting} pays if an LLM call costs less than {format_price(savings.break_even_call)}{doubt}."
+    return f"{setting} saves no money at these prices, so it is not worth it."
 
 
 def _describe_choice(recommendation: Recommendation, evaluation: Evaluation) -> str:
@@ -226,32 +231,37 @@ def _list_guarantees(evaluation: Evaluation) -> str:
 
 
 def _describe_difference(recommendation: Recommendation) -> str:
-    """Say how accuracy changes against always retrieving, on which questions, and what is in doubt."""
+    """Say how accuracy changes against always retrieving, and on which questions."""
+    difference = f"{format_points(recommendation.difference.value or 0.0)} points of accuracy against always retrieving"
+    return f"Measured {_name_questions(recommendation)}: {difference}{format_interval(recommendation.difference)}."
+
+
+def _name_questions(recommendation: Recommendation) -> str:
+    """Name the questions that measured the accuracy, and what is skipped on them if it differs from the choice."""
     if recommendation.at_own_threshold or not recommendation.agreeing_folds:
-        questions = "on these questions"
-    else:
-        skipped = format_percent(recommendation.held_out_skipped.value)
-        questions = f"on questions that did not take part in the choice, where it skips {skipped}"
-    difference = recommendation.difference
-    text = (
-        f"Measured {questions}: {format_points(difference.value or 0.0)} points of accuracy against always retrieving"
-        f"{format_interval(difference)}"
-    )
-    return f"{text}." if recommendation.level == "use" else f"{text}, {_describe_doubt(recommendation)}."
+        return "on these questions"
+    return f"on held-out questions, where it skips {format_percent(recommendation.held_out_skipped.value)}"
+
+
+def _describe_chance(recommendation: Recommendation) -> str:
+    """Say how often chance gets the verdict of a gate that was chosen here, and its gain if that might be chance."""
+    is_choice = recommendation.agreeing_folds and not recommendation.is_without_retrieval
+    count = CHANCE_COUNTS[recommendation.level] if is_choice else 0
+    verdicts = f"Of 400 evaluations with shuffled scores, {count} got this verdict by chance" if count else ""
+    gain = "" if recommendation.beats_chance else f"{describe_gain(recommendation).capitalize()}{STRICTER_TEST}"
+    return "".join(f"{sentence}. " for sentence in (verdicts, gain) if sentence).rstrip()
 
 
 def _describe_doubt(recommendation: Recommendation) -> str:
-    """Say what is not certain about a gate that is worth a try."""
+    """Say in a few words what is not certain about a gate that is worth a try."""
     low, loss = recommendation.difference.low, format_point_count(recommendation.max_loss)
     if low is None or low < -recommendation.max_loss:
-        return f"so a loss above {loss} is not ruled out{_suggest_more_questions(recommendation)}"
+        return f"a loss above {loss} is not ruled out{_suggest_more_questions(recommendation)}"
     if not recommendation.beats_chance:
-        return (
-            f"but it is not certain that it chooses better than chance: {describe_gain(recommendation)}{STRICTER_TEST}"
-        )
+        return "it is not certain that it chooses better than chance"
     if recommendation.forbidden_slices:
-        return f"but {recommendation.forbidden_slices[0].name} certainly loses more than {loss}"
-    return f"but only {recommendation.agreeing_folds} of {FOLDS} repeats chose the same gate"
+        return f"{recommendation.forbidden_slices[0].name} certainly loses more than {loss}"
+    return f"only {recommendation.agreeing_folds} of {FOLDS} repeats chose the same gate"
 
 
 def _suggest_more_questions(recommendation: Recommendation) -> str:
@@ -271,21 +281,24 @@ def _suggest_more_questions(recommendation: Recommendation) -> str:
 def _list_key_figures(recommendation: Recommendation, savings: Savings) -> list[KeyFigure]:
     """List the numbers that stand out: searches skipped, accuracy, LLM calls and money."""
     difference = recommendation.difference
-    calls = f"LLM calls per question, always retrieving makes {savings.always.calls:.2f}"
+    accuracy = f"points of accuracy{format_interval(difference)} {_name_questions(recommendation)}"
+    at = "" if recommendation.is_without_retrieval else f" at {format_threshold(recommendation.threshold)}"
+    calls = f"LLM calls per question{at}, always retrieving makes {savings.always.calls:.2f}"
     return [
-        KeyFigure(format_percent(recommendation.skipped.value), "of the searches skipped"),
-        KeyFigure(format_points(difference.value or 0.0), f"points of accuracy{format_interval(difference)}"),
+        KeyFigure(format_percent(recommendation.skipped.value), f"of the searches skipped{at}, on all questions"),
+        KeyFigure(format_points(difference.value or 0.0), accuracy),
         KeyFigure(f"{savings.gated.calls:.2f}", calls),
-        *([] if recommendation.skips_nothing else [_make_money_figure(savings)]),
+        *([] if recommendation.skips_nothing else [_make_money_figure(savings, at)]),
     ]
 
 
-def _make_money_figure(savings: Savings) -> KeyFigure:
-    """Show the money saved or, if it is unknown, the price of an LLM call at which the gate breaks even."""
+def _make_money_figure(savings: Savings, at: str) -> KeyFigure:
+    """Show the money saved, the extra cost or, if it is unknown, the price of an LLM call at which the gate breaks even."""
     if savings.money is None:
         return KeyFigure(format_price(savings.break_even_call), "per LLM call: it pays below this price")
     scope = "" if savings.includes_llm else ", searches alone"
-    return KeyFigure(format_money(savings.money), f"saved on {SAVINGS_QUESTIONS:,} questions{scope}")
+    verb = "saved" if savings.money >= 0 else "extra cost"
+    return KeyFigure(format_money(abs(savings.money)), f"{verb} on {SAVINGS_QUESTIONS:,} questions{at}{scope}")
 
 
 # --- a negative verdict ---------------------------------------------------------------------------

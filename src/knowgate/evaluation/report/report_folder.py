@@ -29,7 +29,7 @@ class ReportOptions(CostAssumptions):
     """Options of `write_report`."""
 
     html: bool = option(True, "Whether to write the HTML page.")
-    max_loss: Share = option(MAX_LOSS, "Maximum share of correct answers that the recommended gate may lose.")
+    max_loss: Share = option(MAX_LOSS, "Maximum net loss (lost minus gained answers) of the recommended gate.")
 
 
 @with_options(ReportOptions)

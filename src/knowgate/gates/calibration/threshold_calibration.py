@@ -68,7 +68,7 @@ class CalibrationOptions(Options):
     """Options of `calibrate`. Exactly one of `max_loss`, `retrieval_rate` and `best_accuracy` is needed."""
 
     max_loss: float | None = option(
-        None, "Maximum loss of accuracy against always retrieving, for example 0.02. The loss is guaranteed."
+        None, "Maximum share of lost answers, for example 0.02, as a guarantee. Gained ones count only with `net`."
     )
     confidence: float | None = option(
         None, f"Confidence of the guarantee that `max_loss` asks for. Default: {DEFAULT_CONFIDENCE}."

@@ -27,7 +27,7 @@ MAX_REQUIRED_ROWS = 1 << 19  # more rows than anybody labels
 class SafetyLimits(Options):
     """How much accuracy a threshold may lose against always retrieving to be used by default."""
 
-    max_loss: float = option(0.01, "Maximum estimated loss of accuracy, compared with always retrieving.", ge=0, lt=1)
+    max_loss: float = option(0.01, "Maximum estimated net loss: lost minus gained right answers.", ge=0, lt=1)
     loss_bound: float = option(0.03, "Maximum of the upper confidence limit (95 %) of this loss.", gt=0, lt=1)
     confidence: float = option(0.95, "Confidence of the upper limit.", gt=0.5, lt=1)
 
