@@ -43,6 +43,8 @@ def is_installed(module: str) -> bool:
 
 
 collect_ignore = [path for module, paths in FILES_BY_PACKAGE.items() if not is_installed(module) for path in paths]
+if os.environ.get("KNOWGATE_FAST_TESTS"):  # make test-fast; tools/slow_tests.py writes the list
+    collect_ignore += Path(__file__).with_name("slow_files.txt").read_text(encoding="utf-8").split()
 
 LONGEST_FILES = (
     "test_docs.py",
