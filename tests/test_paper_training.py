@@ -101,7 +101,10 @@ def record(tmp_path, monkeypatch):
 def test_the_stack_joins_what_fusion_and_judge_know(record):
     lines = {line.split("|")[1].strip(): line for line in closed_book.signal_table().splitlines()[2:]}
     values = {name: float(line.split("|")[2].split()[0]) for name, line in lines.items()}
-    assert values["stack of fusion and IK"] > max(values["fusion"], values["IK, 32 answer tokens, ensemble of 1 seeds"]) + 0.02
+    assert (
+        values["stack of fusion and IK"]
+        > max(values["fusion"], values["IK, 32 answer tokens, ensemble of 1 seeds"]) + 0.02
+    )
     assert re.fullmatch(r"[+-]0\.\d{3} \[[+-]0\.\d{3}, [+-]0\.\d{3}\]", closed_book.token_difference(0))
 
 
