@@ -2,11 +2,15 @@
 
 import asyncio
 import itertools
+import os
 import signal
 import socket
 import sqlite3
+import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
@@ -19,10 +23,11 @@ from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask, events
 from tests.support.postgres_server import postgres_server
 from tests.support.processes import until
-from tests.support.served import served
+from tests.support.served import is_healthy, served
 from tools.local_server import running
 
 pytestmark = pytest.mark.process
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 @pytest.fixture
@@ -172,8 +177,54 @@ def test_workers_share_decision_log_metrics_and_dashboard(arguments, tmp_path):
 def test_workers_that_cannot_start_stop_the_server_with_a_message(stub, invented, tmp_path):
     arguments = ["--upstream", stub.url, "--gate", "nosuch", "--docs", str(invented.docs), "--workers", "2"]
     with served(tmp_path, *arguments, is_up=False) as server:
-        server.wait()
+        assert server.wait() == 1
         assert "nosuch" in server.said.read_text()
+
+
+def list_workers(server):
+    """Return the process ids of the workers, which are not the resource tracker of Python."""
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+    return [int(id) for id in children if b"spawn_main" in Path(f"/proc/{id}/cmdline").read_bytes()]
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_busy_port_ends_the_server_with_one_sentence(arguments, tmp_path, workers):
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = str(busy.getsockname()[1])
+        with served(tmp_path, *arguments, "--workers", workers, "--port", port, is_up=False) as server:
+            assert server.wait() == 1
+    (message,) = server.said.read_text().splitlines()
+    assert f"cannot listen on 127.0.0.1:{port}" in message
+
+
+@linux
+def test_workers_end_after_their_parent_was_killed(arguments, tmp_path):
+    with served(tmp_path, *arguments, "--workers", "2") as server:
+        server.process.kill()
+        server.wait()
+        until(lambda: not is_healthy(server.address))
+
+
+@linux
+def test_a_killed_worker_is_replaced_with_a_line_in_the_log(arguments, tmp_path):
+    with served(tmp_path, *arguments, "--workers", "2") as server:
+        worker = list_workers(server)[0]
+        os.kill(worker, signal.SIGKILL)
+        until(lambda: f"Worker process {worker} ended unexpectedly" in server.said.read_text())
+
+
+@linux
+def test_sigterm_ends_a_reload_and_several_sighups_are_one_more_reload(arguments, tmp_path):
+    with served(tmp_path, *arguments, "--workers", "2") as server:
+        until(lambda: len(list_workers(server)) == 2)
+        server.process.send_signal(signal.SIGHUP)
+        until(lambda: len(list_workers(server)) == 3)
+        for _ in range(5):
+            server.process.send_signal(signal.SIGHUP)
+        server.process.send_signal(signal.SIGTERM)
+        start = time.monotonic()
+        assert server.wait() == 0
+        assert time.monotonic() - start < 20  # one reload takes seconds for each worker
 
 
 # --- reloading --------------------------------------------------------------------------
@@ -193,6 +244,19 @@ def test_sighup_reloads_settings_while_requests_keep_theirs(stub, invented, tmp_
         after, before = ask(server.address).json()["knowgate"], begun.result().json()["knowgate"]
     assert (before["gate"], before["retrieve"]) == ("never", False)
     assert (after["gate"], after["retrieve"]) == ("always", True)
+
+
+@linux
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_sighup_while_the_server_starts_does_not_end_it(arguments, tmp_path, workers):
+    with served(tmp_path, *arguments, "--workers", workers, is_up=False) as server:
+        status = Path(f"/proc/{server.process.pid}/status")
+        until(lambda: "SigBlk:\t0000000000000001" in status.read_text())  # Python has started knowgate
+        while not is_healthy(server.address):
+            os.killpg(server.process.pid, signal.SIGHUP)  # also to the workers
+            time.sleep(0.2)
+            assert server.process.poll() is None
+    assert "ended unexpectedly" not in server.said.read_text()
 
 
 def test_invalid_new_settings_keep_the_old_ones(invented, stub):

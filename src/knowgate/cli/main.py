@@ -11,6 +11,7 @@ import errno
 import io
 import logging
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
@@ -74,6 +75,8 @@ def root_command(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the `knowgate` command and exit."""
+    if "serve" in (arguments or sys.argv) and hasattr(signal, "SIGHUP"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # the server reloads when it is ready
     silence_libraries()
     sys.exit(run(arguments))
 

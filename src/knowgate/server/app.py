@@ -28,6 +28,7 @@ from knowgate.pipeline.settings import PipelineOptions
 from knowgate.retrieval.engines.web import WebRetriever
 from knowgate.server.chat.gate_service import FingerprintCachingRetriever, GateService
 from knowgate.server.chat.local_chat import LocalChat
+from knowgate.server.connection_limits import RELOAD_SIGNAL
 from knowgate.server.dashboard.page import DashboardAssets
 from knowgate.server.endpoints import ENDPOINTS, Endpoint
 from knowgate.server.json_api import ApiError
@@ -45,7 +46,6 @@ log = logging.getLogger(__name__)
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that disconnected. It appears in metrics, but is never sent.
 CLEANUP_SECONDS = 3600.0  # interval at which old data is deleted
-RELOAD_SIGNAL = getattr(signal, "SIGHUP", None)  # Windows has no SIGHUP
 
 
 def create_app(
@@ -313,9 +313,12 @@ class SettingsReloader:
         is_main_thread = threading.current_thread() is threading.main_thread()
         if self._read_settings is not None and RELOAD_SIGNAL is not None and is_main_thread:
             self.loop.add_signal_handler(RELOAD_SIGNAL, self._start_reload)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {RELOAD_SIGNAL})  # it was deferred while the server started
 
     def _start_reload(self) -> None:
-        """Start a reload in the background. Called by the signal handler."""
+        """Start a reload in the background, unless one waits for another. Called by the signal handler."""
+        if len(self._tasks) > 1:
+            return
         task = asyncio.ensure_future(self.reload())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

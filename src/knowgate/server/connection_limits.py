@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import socket
+import threading
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
@@ -18,9 +20,11 @@ import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.supervisors import Multiprocess
+from uvicorn.supervisors.multiprocess import Process
 
 log = logging.getLogger(__name__)
 
+RELOAD_SIGNAL = getattr(signal, "SIGHUP", None)  # Windows has no SIGHUP
 MAX_HEADER_BYTES = 32 << 10  # request line and headers together
 MAX_HEADERS = 100
 HEADER_SECONDS = 10.0  # maximum time from the first byte of a request to the end of its headers
@@ -54,18 +58,54 @@ class AnnouncedServer(uvicorn.Server):
 
 
 class WorkerSupervisor(Multiprocess):
-    """Supervises the workers of uvicorn, and gives a worker that replaces another one time to load its models."""
+    """Supervises the workers of uvicorn, and gives a worker that replaces another one time to load its models.
+
+    SIGHUP stays blocked, and workers inherit that, so it cannot end a worker that starts. The supervisor looks for a
+    pending SIGHUP. Several that arrive during a reload lead to one more reload.
+    """
+
+    def __init__(self, config: uvicorn.Config, sockets: list[socket.socket]):
+        super().__init__(config, sockets)
+        if RELOAD_SIGNAL is not None:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {RELOAD_SIGNAL})
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._stop)
+
+    def _stop(self, *_: object) -> None:
+        """Stop the server, and a reload that runs. In a thread, as the interrupted code may hold the lock of the event."""
+        threading.Thread(target=self.should_exit.set).start()
+
+    def handle_signals(self) -> None:
+        """Reload if SIGHUP has arrived, and handle the other signals."""
+        super().handle_signals()
+        if RELOAD_SIGNAL is not None and RELOAD_SIGNAL in signal.sigpending():
+            signal.sigwait({RELOAD_SIGNAL})
+            self.restart_all()
 
     def restart_all(self) -> None:
         """Replace all workers, as after SIGHUP. An old worker serves until the new one is ready."""
-        healthcheck_seconds, self.config.timeout_worker_healthcheck = (
-            self.config.timeout_worker_healthcheck,
-            START_SECONDS,
-        )
-        try:
-            super().restart_all()
-        finally:
-            self.config.timeout_worker_healthcheck = healthcheck_seconds
+        for index, old in enumerate(self.processes):
+            new = Process(self.config, self.sockets)
+            new.start()
+            if not new.wait_until_ready(START_SECONDS, self.should_exit):
+                new.kill()
+                if not self.should_exit.is_set():
+                    log.error(
+                        "A new worker could not start, so the reload ends. The other workers keep their settings."
+                    )
+                return
+            old.terminate()
+            self.processes[index] = new
+            while old.process.is_alive() and not self.should_exit.is_set():
+                old.process.join(timeout=0.1)
+
+    def keep_subprocess_alive(self) -> None:
+        """Replace workers that have ended or hang, and log it."""
+        before = list(self.processes)
+        super().keep_subprocess_alive()
+        for old, new in zip(before, self.processes, strict=True):
+            if new is not old:
+                log.warning("Worker process %s ended unexpectedly. Process %s replaces it.", old.pid, new.pid)
 
 
 class AddressConnections:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
+import signal
+import socket
 import sys
 import tempfile
+import threading
 import uuid
 from collections.abc import Callable
 from functools import partial
@@ -36,7 +40,8 @@ def run_server(
             the workers start.
 
     Raises:
-        BadSetting: The host can be reached from other machines, but there are no API keys.
+        BadSetting: The host can be reached from other machines, but there are no API keys. Or the port is in use, or
+            the workers cannot start.
         MissingExtra: The packages of the extra `serve` are not installed.
     """
     if not options.is_local and options.keys is None:
@@ -49,6 +54,7 @@ def run_server(
 
         from knowgate.server.app import create_app
         from knowgate.server.connection_limits import AnnouncedServer, WorkerSupervisor
+    _check_port(options)
     uvicorn_options = {"host": options.host, "port": options.port, **build_uvicorn_options(options)}
     if options.workers == 1:
         config = uvicorn.Config(create_app(settings, options, read_settings), **uvicorn_options)
@@ -62,8 +68,28 @@ def run_server(
         create_worker_app = partial(_create_worker_app, settings, options, read_settings)
         config = uvicorn.Config(create_worker_app, factory=True, workers=options.workers, **uvicorn_options)
         sockets = [config.bind_socket()]
+        sockets[0].listen(config.backlog)
+        supervisor = WorkerSupervisor(config, sockets=sockets)
         on_start()
-        WorkerSupervisor(config, sockets=sockets).run()
+        supervisor.run()
+        if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
+            raise BadSetting("the workers of the server could not start. The messages before this one say why.")
+
+
+def _check_port(options: ServeOptions) -> None:
+    """Check that the server can listen on its port, before it loads models.
+
+    Raises:
+        BadSetting: It cannot.
+    """
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    try:
+        socket.create_server((options.host, options.port), family=family).close()
+    except OSError as error:
+        raise BadSetting(
+            f"the server cannot listen on {options.host}:{options.port}: {error.strerror}. Stop the "
+            "program that uses the port, or set another `port`."
+        ) from None
 
 
 def _create_worker_app(
@@ -76,11 +102,19 @@ def _create_worker_app(
     """
     from knowgate.server.app import create_app
 
+    threading.Thread(target=_stop_with_parent, daemon=True).start()
     try:
         return create_app(settings if read_settings is None else read_settings(), options)
     except KnowgateError as error:
         log.error("%s", error)
         sys.exit(STARTUP_FAILURE)
+
+
+def _stop_with_parent() -> None:
+    """Wait until the parent of this worker has ended, then stop the worker. A killed parent does not stop it itself."""
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def build_uvicorn_options(options: ServeOptions) -> dict[str, Any]:
