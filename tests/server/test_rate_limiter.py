@@ -80,6 +80,30 @@ def test_a_clock_that_is_set_back_does_not_lock_a_key(tmp_path, jump):
     limiter.close()
 
 
+@pytest.mark.parametrize("jump", [2, 10, 31, 59])
+def test_a_rate_holds_when_the_clock_is_set_back_by_less_than_a_minute(tmp_path, jump):
+    now, key = [1000.5], ApiKey(name="app", hash="h", created=0.0, rate=5)
+    limiter = RateLimiter(tmp_path / "keys.json", clock=lambda: now[0])
+    assert [admitted(limiter, key) for _ in range(7)] == [True] * 5 + [False] * 2
+    now[0] -= jump
+    assert not any(admitted(limiter, key) for _ in range(30))
+    now[0] += 60
+    assert not admitted(limiter, key)
+    now[0] += 1
+    assert [admitted(limiter, key) for _ in range(7)] == [True] * 5 + [False] * 2
+    limiter.close()
+
+
+def test_a_rate_holds_for_servers_whose_clocks_differ(tmp_path):
+    key = ApiKey(name="app", hash="h", created=0.0, rate=5)
+    ahead, behind = (RateLimiter(tmp_path / "keys.json", clock=lambda now=now: now) for now in (1005.0, 1000.0))
+    assert [admitted(ahead, key) for _ in range(3)] == [True] * 3
+    assert [admitted(behind, key) for _ in range(30)] == [True] * 2 + [False] * 28
+    assert not admitted(ahead, key)
+    ahead.close()
+    behind.close()
+
+
 def admitted(limiter, key):
     try:
         asyncio.run(limiter.admit(key))

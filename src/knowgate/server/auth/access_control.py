@@ -116,7 +116,8 @@ class RateLimiter:
     """Limits the requests per minute of each API key, counted across all server processes.
 
     A key with the rate N gets at most N requests in any 60 seconds (sliding window). Requests are counted by second, so
-    each of them counts for 60 to 61 seconds.
+    each of them counts for 60 to 61 seconds. If the clock was set back, or the clock of another server is ahead, requests
+    counted up to a minute in the future count as if they had been sent now. Those further in the future do not count.
 
     The counters are stored next to the key file, or in the shared database. If that store is unavailable, requests of
     keys with a rate are rejected (fail closed), and the store is not tried again for BACKOFF_SECONDS. If the file is
@@ -193,8 +194,7 @@ class RateLimiter:
         rejected_count, allowed_at = self._rejections.get((key.hash, rate), (count, 0))
         seconds = math.ceil(allowed_at - self._clock())
         if count >= rejected_count and 0 < seconds <= MINUTE_SECONDS + 1:  # longer waits: the clock was set back
-            message = f"this API key allows {rate} requests per minute. Try again in {seconds} seconds."
-            raise ApiError(429, message, "rate", {"retry-after": str(seconds)})
+            raise _make_rate_error(rate, seconds)
 
     def _count(self, key: ApiKey, rate: int, count: int) -> None:
         """Count requests if the key stays within its rate. Otherwise reject them and remember until when.
@@ -205,10 +205,14 @@ class RateLimiter:
         self._check_rejection(key, rate, count)  # there may be a rejection since `admit` checked this
         with self._open_store().transaction(key.hash) as transaction:
             now = math.floor(self._clock())
-            # Requests of the far future were counted before the clock was set back.
-            outdated = (key.hash, now - MINUTE_SECONDS, now + MINUTE_SECONDS)
-            transaction.execute("DELETE FROM requests WHERE key = ? AND (second < ? OR second > ?)", outdated)
             query = "SELECT second, count FROM requests WHERE key = ? ORDER BY second"
+            rows = transaction.execute(query, (key.hash,)).fetchall()
+            # Times in the future come from before the clock was set back, or from a server whose clock is ahead.
+            future_count = sum(row_count for second, row_count in rows if now < second <= now + MINUTE_SECONDS)
+            outdated = (key.hash, now - MINUTE_SECONDS, now)
+            transaction.execute("DELETE FROM requests WHERE key = ? AND (second < ? OR second > ?)", outdated)
+            if future_count:
+                transaction.execute(UPSERT_REQUESTS, (key.hash, now, future_count))
             rows = transaction.execute(query, (key.hash,)).fetchall()
             excess = sum(row_count for _, row_count in rows) + count - rate
             if excess <= 0:
@@ -219,7 +223,7 @@ class RateLimiter:
         seconds = [second for (second, _), total in zip(rows, totals, strict=True) if total >= excess]
         last_second = seconds[0] if seconds else now  # a key with too low a rate for `count` gets the longest wait
         self._rejections[key.hash, rate] = (count, last_second + MINUTE_SECONDS + 1)
-        self._check_rejection(key, rate, count)
+        raise _make_rate_error(rate, last_second + MINUTE_SECONDS + 1 - now)
 
     def _open_store(self) -> Store:
         """Return the store of the counters, which is opened at the first call, and again if its file was replaced."""
@@ -238,6 +242,12 @@ class RateLimiter:
         if self._store is not None:
             self._thread.submit(self._store.close)
         self._thread.shutdown(wait=True)
+
+
+def _make_rate_error(rate: int, seconds: int) -> ApiError:
+    """Return the error for a key that has used up its requests per minute, with the seconds until the next one."""
+    message = f"this API key allows {rate} requests per minute. Try again in {seconds} seconds."
+    return ApiError(429, message, "rate", {"retry-after": str(seconds)})
 
 
 def _identify_file(path: Path) -> tuple[int, int] | None:
