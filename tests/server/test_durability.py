@@ -130,11 +130,11 @@ def test_a_deletion_covers_decisions_that_another_process_has_not_written_yet(tm
     writer.append({"id": "kg-1"}, "Who is Jane?", "alice")
     writer.append({"id": "kg-2"}, "Who is Emma?", "alice")
     writer.append({"id": "kg-3"}, "Who is Jane?", "bob")
-    deletion = asyncio.run(deleter.delete(owner="alice", **target))
+    deleted_ids = asyncio.run(deleter.delete(owner="alice", **target))
     is_free.set()
     later = writer.append({"id": "kg-4"}, "Who is Jane?", "alice")
     later.result(30)
-    assert deletion.ids == []
+    assert deleted_ids == []
     assert asyncio.run(deleter.find_missing(["kg-1", "kg-2", "kg-3", "kg-4"])) == ["kg-1"]
     writer.close()
     deleter.close()
@@ -144,7 +144,7 @@ def test_a_decision_that_another_process_is_about_to_write_is_deleted_and_counte
     writer, deleter = (DecisionLog(str(tmp_path / "log.db"), stores_questions=True, is_shared=True) for _ in range(2))
     writer._thread.submit(time.sleep, 0.2)
     writer.append({"id": "kg-1"}, "Who is Jane?")
-    assert asyncio.run(deleter.delete(question="Who is Jane?")).ids == ["kg-1"]
+    assert asyncio.run(deleter.delete(question="Who is Jane?")) == ["kg-1"]
     writer.close()
     deleter.close()
 
@@ -157,6 +157,7 @@ def test_old_decisions_are_deleted_with_all_their_texts(serve, tmp_path):
     httpx.post(f"{address}/v1/feedback", json={"id": old, "rating": "down", "comment": "old comment"})
     with closing(sqlite3.connect(file)) as database, database:
         database.execute("UPDATE decisions SET at = ? WHERE id = ?", (time.time() - 8 * 86_400, old))
+        database.execute("UPDATE feedback SET at = ? WHERE decision = ?", (time.time() - 8 * 86_400, old))
         database.execute("INSERT INTO corrections VALUES (?, 1, 'old correction')", (old,))
         audit = "INSERT INTO audits (decision, at, arm, scope, kind, lost, closed) VALUES (?, 1, 'a', '', 'loss', 1, ?)"
         database.execute(audit, (old, "old answer"))

@@ -426,6 +426,7 @@ def test_two_gates_have_separate_statistics(serve, stub, tmp_path):
     ("options", "words"),
     [
         ({"audit": 0.1}, "`audit` needs `decisions`"),
+        ({"durable": True}, "`durable` needs `decisions`"),
         ({"max_changed": 0.1}, "Set `audit` to the share of requests"),
         ({"max_loss": 0.1}, "Set `audit` to the share of requests"),
         ({"shadow": True, "canary": 0.1}, "mutually exclusive"),

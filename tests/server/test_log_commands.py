@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+from contextlib import closing
 
 import httpx
 import pytest
@@ -40,12 +41,28 @@ def test_a_decision_log_can_be_replayed(serve, many, tmp_path, call):  # noqa: F
 
 
 def test_decisions_of_another_gate_are_skipped_and_counted(serve, many, tmp_path, call):  # noqa: F811
-    file, address, _ = served(serve, many, tmp_path)
-    ask(address, many.questions[0].text, model="knowgate/always")
-    ask(address, "x", model="knowgate")
+    file, _, _ = served(serve, many, tmp_path)
+    with closing(sqlite3.connect(file)) as database, database:
+        change = 'UPDATE decisions SET record = replace(record, \'"gate": "prompt"\', \'"gate": "other"\') WHERE id = '
+        database.execute(f"{change}(SELECT min(id) FROM decisions)")
     outcome = call("replay", file)
     assert outcome.code == 0
     assert "1 of another gate or threshold" in outcome.err
+
+
+def test_requests_with_options_of_their_own_do_not_count_for_the_gate(serve, many, tmp_path, call):  # noqa: F811
+    file, address, _ = served(serve, many, tmp_path)
+    before = httpx.get(f"{address}/v1/dashboard").json()["figures"]["needs"]
+    for _ in range(20):  # with as many decisions, the other gate and threshold would be the most frequent ones
+        ask(address, many.questions[0].text, model="knowgate/always")
+        ask(address, many.questions[0].text, model="knowgate", knowgate={"max_loss": 0})
+        body = {"question": many.questions[0].text, "knowgate": {"threshold": 0.1}}
+        id = httpx.post(f"{address}/v1/decide", json=body).json()["id"]
+    httpx.get(f"{address}/v1/decisions/{id}")  # waits until the decisions are written
+    outcome = call("replay", file, "--json")
+    assert (json.loads(outcome.out)["questions"], json.loads(outcome.out)["gate"]) == (40, "prompt")
+    assert "60 that set options of their own" in call("replay", file).err
+    assert httpx.get(f"{address}/v1/dashboard").json()["figures"]["needs"] == before
 
 
 @needs_train

@@ -10,14 +10,18 @@ from contextlib import closing
 import httpx
 import pytest
 
+from knowgate.data.history import open_history
+from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LogEntry
 from knowgate.pipeline.traffic_log import TrafficLog
 from knowgate.server.auth.api_keys import add_key
 from knowgate.server.chat.gate_service import GateService
 from knowgate.server.learning.loss_monitor import LossMonitor
+from knowgate.server.telemetry import decision_log
 from knowgate.server.telemetry.decision_log import MAX_FEEDBACK_PER_DAY, DecisionLog
 from tests.server.conftest import KNOWN, UNKNOWN
 from tests.server.test_failures import use_gate_service
 from tests.server.test_learning import RecordingHistory, audit_options, use_history
+from tests.support.hash_embedder import HashEmbedder
 from tests.support.processes import until
 
 
@@ -110,6 +114,25 @@ def test_the_feedback_of_a_key_is_limited_per_day(tenants, tmp_path):
     assert (reply.status_code, reply.json()["error"]["code"]) == (429, "too_much_feedback")
 
 
+def test_deleting_rated_decisions_does_not_raise_the_limit_on_feedback(tenants, tmp_path, monkeypatch):
+    monkeypatch.setattr(decision_log, "MAX_FEEDBACK_PER_DAY", 2)
+    address, keys = tenants
+    alice, ids = keys["alice"], [ask_as(address, keys["alice"], f"Who is {n}?") for n in range(3)]
+
+    def rate(id):
+        feedback = {"id": id, "rating": "down", "comment": "a secret"}
+        return httpx.post(f"{address}/v1/feedback", json=feedback, headers=alice).status_code
+
+    assert [rate(id) for id in (ids[0], ids[0], ids[1], ids[2])] == [200, 200, 200, 429]
+    assert httpx.delete(f"{address}/v1/decisions/{ids[0]}", headers=alice).json()["decisions"] == 1
+    assert rate(ids[2]) == 429
+    httpx.delete(f"{address}/v1/decisions/{ids[1]}", headers=alice)
+    assert all(b"a secret" not in file.read_bytes() for file in tmp_path.glob("d.db*"))
+    with closing(sqlite3.connect(tmp_path / "d.db")) as database, database:
+        database.execute("UPDATE feedback SET at = at - 90000")
+    assert rate(ids[2]) == 200
+
+
 def test_forgetting_uses_an_index(tmp_path):
     log = DecisionLog(str(tmp_path / "d.db"), stores_questions=True)
     query = "EXPLAIN QUERY PLAN SELECT id, owner FROM decisions WHERE id = ? OR question_key = ?"
@@ -176,6 +199,42 @@ def test_only_admin_keys_label_questions_for_all_keys_unless_labels_are_shared(s
     app.state.service.learner.labeler.history.flush()
     assert {entry.question.split(", ")[1][:-1] for entry in history.entries} == set(labelers)
     assert learnt == [name in labelers for name in keys]
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_only_an_admin_key_forgets_labels(serve, tmp_path, shares):
+    store = open_history(str(tmp_path / "h.db"), HashEmbedder())
+    store.add([LogEntry(KNOWN, KnowledgeLabel.KNOWN, HistoryScope("m", "p"))])
+
+    def use_log(service):
+        object.__setattr__(service.gate_service.rag, "log", TrafficLog(store))
+
+    file = tmp_path / "keys.json"
+    keys = {name: add_key(file, name, admin=name == "admin") for name in ("alice", "admin")}
+    headers = {name: {"Authorization": f"Bearer {key}"} for name, key in keys.items()}
+    options = {"keys": str(file), "decisions": str(tmp_path / "d.db"), "keep_questions": True, "share_labels": shares}
+    address, _ = serve(gate="never", options=options, change=use_log)
+
+    def forget(name, question=KNOWN):
+        reply = httpx.post(f"{address}/v1/forget", json={"question": question}, headers=headers[name]).json()
+        return reply["forgotten"], reply["decisions"], reply["history"]
+
+    id = [ask_as(address, headers["alice"], question) for question in (KNOWN, UNKNOWN, KNOWN)][-1]
+    reply = httpx.delete(f"{address}/v1/decisions/{id}", headers=headers["alice"]).json()
+    assert reply == {"forgotten": False, "decisions": 2, "history": 0}
+    ask_as(address, headers["alice"])
+    assert [forget("alice"), forget("alice", UNKNOWN)] == [(False, 1, 0), (True, 1, 0)]
+    assert [entry.question for entry in store.entries()] == [KNOWN]
+    assert [forget("admin"), forget("alice")] == [(True, 0, 1), (True, 0, 0)]
+
+
+def test_a_deletion_says_if_the_history_may_hold_a_question_that_is_not_stored(serve, tmp_path):
+    def use_log(service):
+        object.__setattr__(service.gate_service.rag, "log", TrafficLog(RecordingHistory()))
+
+    address, _ = serve(gate="never", options={"decisions": str(tmp_path / "d.db")}, change=use_log)
+    reply = httpx.delete(f"{address}/v1/decisions/{ask_as(address, {})}").json()
+    assert reply == {"forgotten": False, "decisions": 1, "history": 0}
 
 
 def test_a_model_in_this_process_labels_only_for_keys_that_share(serve, tmp_path):

@@ -203,6 +203,9 @@ def _is_usable(record: Mapping[str, Any], arm: str | None, left_out: dict[str, i
     """
     if arm is not None and record.get("arm", "a") != arm:
         return False
+    if record.get("own_options"):
+        _count_left_out(left_out, "that set options of their own")
+        return False
     if record.get("gated") is False:
         _count_left_out(left_out, "passed on without a decision")
         return False

@@ -81,7 +81,9 @@ class SeakrGate(Gate):
         return self if self.layer is not None else replace(self, layer=model.depth // 2)
 
     def compute_uncertainty(self, reading: Reading) -> float:
-        """Return the recorded uncertainty of a question, or compute it from the hidden states of its samples.
+        """Return the uncertainty of a question: how much the hidden states of its sampled answers differ.
+
+        Label runs record it for the default `alpha`. Otherwise it is computed from the recorded hidden states.
 
         Raises:
             UnsupportedSignal: The reading has neither.

@@ -56,7 +56,9 @@ def mask_passages(passages: Sequence[Passage], golds: Sequence[str]) -> list[Pas
 
 
 def mask_texts(texts: Sequence[str], answers: Sequence[list[str]], pattern: re.Pattern[str]) -> list[str]:
-    """Replace the pieces that form a gold answer by MASK, even if an answer begins in one text and ends in the next.
+    """Replace gold answers by MASK, also where an answer begins in one text and ends in the next.
+
+    A prompt may show passages with or without their titles, so neighbors differ: both cases are searched for answers.
 
     Args:
         texts: Titles and texts of passages, alternating: title, text, title, text.

@@ -87,7 +87,9 @@ class ServeOptions(Options):
         "postgresql://USER@HOST/DATABASE if servers on several machines share it.",
         repr=False,
     )
-    keep_questions: bool = option(False, "Store the text of questions in the decision log.")
+    keep_questions: bool = option(
+        False, "Store the text of questions in the decision log, and show it on the dashboard and in traces."
+    )
     retain_days: float = option(
         30.0, "With `decisions`: days after which decisions, questions and feedback are deleted.", gt=0, le=36_500
     )

@@ -38,7 +38,7 @@ from knowgate.server.learning.learner import TrafficLearner, build_learner, reco
 from knowgate.server.load_limits import UPLOAD_FACTOR, BreakersByKey, CircuitBreaker, RequestSlots, UploadBudget
 from knowgate.server.options import ServeOptions
 from knowgate.server.streaming import EventStreamResponse, run_while_connected
-from knowgate.server.telemetry.decision_log import DecisionLog, Deletion, RecentDecisions, make_unknown_decision_error
+from knowgate.server.telemetry.decision_log import DecisionLog, RecentDecisions, make_unknown_decision_error
 from knowgate.server.telemetry.metrics import ServerMetrics
 from knowgate.server.telemetry.snapshot import MetricsSnapshot, SnapshotExchange
 from knowgate.server.telemetry.spans import RequestSpans, create_tracer_provider
@@ -186,7 +186,7 @@ class Service:
             self.learner.observe(response, trace)
         if self.decision_log is None:
             return response
-        record = {**report, "model": self.gate_service.rag.model.name}
+        record = {**report, "model": self.gate_service.rag.model.name, "own_options": trace.has_own_options}
         commit = self.decision_log.append(record, trace.question, trace.owner, seconds)
         if not self.options.durable:
             return response
@@ -356,31 +356,32 @@ class Service:
     async def _delete(self, id: str, question: str | None, trace: RequestTrace) -> schemas.DeletionResponse:
         """Delete a decision, and all decisions on a question, from the decision log, the memory and the history.
 
-        The history does not record whose questions it holds. Therefore a key that is not an admin key deletes a
-        question from it only if this key asked the question, and no other key did.
+        The history does not record who added an entry, and all keys use it. So only an admin key deletes from it.
         """
-        deletion = Deletion([], is_complete=True)
+        ids: list[str] = []
         if self.decision_log is not None:
-            deletion = await self.decision_log.delete(id=id, question=question or "", owner=_get_owner_filter(trace))
-        self.recent.delete(deletion.ids)
-        may_change_history = trace.is_admin or (bool(deletion.ids) and deletion.is_complete)
-        entries = 0
-        if question is not None and may_change_history:
-            entries = await asyncio.to_thread(self._delete_from_history, question)
-        # Without stored texts, the server cannot know whose questions the history holds.
-        is_unknown = (
-            not may_change_history and self.gate_service.rag.log is not None and not self.options.keep_questions
-        )
-        return schemas.DeletionResponse(forgotten=not is_unknown, decisions=len(deletion.ids), history=entries)
+            ids = await self.decision_log.delete(id=id, question=question or "", owner=_get_owner_filter(trace))
+        self.recent.delete(ids)
+        entry_count, is_gone = await asyncio.to_thread(self._delete_from_history, question, trace.is_admin)
+        return schemas.DeletionResponse(forgotten=is_gone, decisions=len(ids), history=entry_count)
 
-    def _delete_from_history(self, question: str) -> int:
-        """Delete a question from the history, if there is one, and return the number of deleted entries."""
+    def _delete_from_history(self, question: str | None, is_admin: bool) -> tuple[int, bool]:
+        """Delete a question from the history, if there is one and the request is that of an admin.
+
+        Args:
+            question: The question, or None if its text is not stored.
+            is_admin: Whether the request may delete for all keys.
+
+        Returns:
+            The number of deleted entries, and whether the history certainly does not hold the question any more.
+        """
         history = self.gate_service.rag.log
-        if history is None:
-            return 0
-        history.flush()  # so that pending entries are deleted, too
+        if history is None or question is None:
+            return 0, history is None
+        history.flush()  # so that pending entries are found, too
         try:
-            return history.store.forget(ids=history.store.find_ids(question_key(question)))
+            ids = history.store.find_ids(question_key(question))
+            return (history.store.forget(ids=ids), True) if is_admin else (0, not ids)
         finally:
             close_connection(history.store)
 

@@ -336,8 +336,8 @@ def _measure(beliefs: FloatArray, pairs: AnswerPairs) -> dict[str, Estimate]:
 def _estimate_shares(columns: Mapping[str, BoolArray]) -> dict[str, Estimate]:
     """Estimate the mean of each column with a bootstrap interval; empty without rows.
 
-    Adds "gain": how much more accurate the chosen answers are than always giving the open-book answer. It is computed
-    on the same resamples, so its interval accounts for the pairing.
+    Also estimates the "gain": the mean of the column "accuracy" minus that of "always". All means come from the same
+    resamples, so the interval of the gain accounts for the pairing.
     """
     n = len(columns["always"])
     if not n:

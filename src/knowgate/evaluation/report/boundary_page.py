@@ -107,7 +107,11 @@ def _build_effect_section(runs: Sequence[RunReport]) -> str:
 
 
 def _draw_run_effects(run: RunReport) -> str:
-    """Draw the charts of the effects of retrieval in one run: two for each way of answering that was sampled."""
+    """Draw how the effect of retrieval depends on what the LLM knows, for one run.
+
+    There are two charts, by mastery and by certainty, for answers without passages, and two more for each other way of
+    answering (with passages, with masked passages) if answers were sampled that way.
+    """
     if not run.boundary.counts.with_open:
         return html.render_remark(f"{run.name}: {tables.NO_OPEN_ANSWERS}.")
     pairs = []

@@ -199,9 +199,10 @@ def _make_interval_cells(item: EffectInterval) -> tuple[str, ...]:
 
 
 def build_saving_table(runs: Sequence[RunReport], indicator: str) -> TextTable:
-    """Build the table of what skipping retrieval saves and costs, if questions of high mastery or certainty are skipped.
+    """Build a table of what is saved and lost if retrieval is skipped for questions with a high value of an indicator.
 
-    `indicator` is 'mastery' or 'certainty'.
+    The indicator is 'mastery' (share of sampled answers that are right) or 'certainty' (how much they agree). Each run has
+    a line for the first point of its curve, one for each marked point, and one for never retrieving.
     """
     rows: list[tuple[str, ...]] = []
     for run in runs:

@@ -150,20 +150,23 @@ class SharedGeneration:
         self.is_alive = continues
 
     def store_states(self, hidden: Mapping[int, torch.Tensor]) -> None:
-        """Store the hidden states at the tokens fed last, except for answers that have ended."""
+        """Store the hidden states at the tokens that were fed last. Answers that have ended keep the states stored before."""
         rows = self.batch.rows
         for layer, state in hidden.items():
             block = self.states.setdefault(layer, state.new_zeros(self.tokens.shape[0], state.shape[-1]))
             block[rows] = state.where(self.is_fed[..., None], block[rows])  # ended answers keep their states
 
     def compact(self, chosen: torch.Tensor) -> torch.Tensor | None:
-        """Remove ended answers from the batch if that makes it clearly smaller.
+        """Remove ended answers from the batch, if that saves enough work for what it costs.
+
+        The batch is a table with a row for each prompt and a column for each of its answers. `_choose_shape` chooses the
+        smaller table. If it saves little, the batch stays as it is, because copying it takes time.
 
         Args:
             chosen: The tokens to feed next (prompts x answers).
 
         Returns:
-            The tokens of the remaining answers, or None if all answers have ended.
+            `chosen` without the removed answers, or None if all answers have ended.
         """
         is_fed = self.is_fed.cpu().numpy()
         if not is_fed.any():

@@ -85,7 +85,11 @@ class GateService:
         return self.select_pipeline(self.assign_arm(read_request_options(body), body, trace))
 
     def assign_arm(self, options: RequestOptions, body: Mapping[str, Any], trace: RequestTrace) -> RequestOptions:
-        """Return the options with the arm of the A/B test. Without an A/B test, they stay as they are."""
+        """Return the options with the arm of the A/B test. Without an A/B test, they stay as they are.
+
+        Records in the trace whether the request sets options of its own.
+        """
+        trace.has_own_options = not options.is_default
         return options if self.experiment is None else self.experiment.assign(options, body, trace)
 
     def select_pipeline(self, options: RequestOptions) -> AdaptiveRAG:

@@ -292,6 +292,8 @@ def _check_options(options: ServeOptions) -> None:
         raise BadSetting(
             "`audit` needs `decisions`, where the results of audits are stored. Set `decisions` to a file."
         )
+    if options.durable and options.decisions is None:
+        raise BadSetting("`durable` needs `decisions`, where decisions are stored. Set `decisions` to a file.")
     if options.audit_compare == "llm" and options.upstream is None:
         raise BadSetting(
             "audit_compare='llm' needs `upstream`, whose LLM compares the answers. Set `upstream`, or use 'words'."

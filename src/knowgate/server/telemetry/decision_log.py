@@ -10,7 +10,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from knowgate.core.postgres.address import is_postgres_address
@@ -190,7 +189,7 @@ class DecisionLog:
         rows = await self.run(lambda store: store.fetch_rows(query, ids)) if ids else []
         return sorted(set(ids) - {row[0] for row in rows})
 
-    async def delete(self, *, id: str = "", question: str = "", owner: str | None = None) -> Deletion:
+    async def delete(self, *, id: str = "", question: str = "", owner: str | None = None) -> list[str]:
         """Delete the decision with this id, and all decisions on this question, with everything that refers to them.
 
         Questions that differ only in case, punctuation or articles count as the same. Only decisions with a stored
@@ -200,6 +199,9 @@ class DecisionLog:
             id: Id of a decision.
             question: A question.
             owner: If given, only decisions of this owner are deleted.
+
+        Returns:
+            Ids of the deleted decisions.
         """
         await self._retry(lambda store: _find_owners(store, id, question))  # wait for a decision that is being written
         return await self.run(lambda store: _delete_decisions(store, id, question, owner))
@@ -252,19 +254,6 @@ class DecisionLog:
         self._thread.submit(self._write_pending)
         self._thread.submit(self._store.close)
         self._thread.shutdown(wait=True)
-
-
-@dataclass(frozen=True)
-class Deletion:
-    """Result of a deletion.
-
-    Attributes:
-        ids: Ids of the deleted decisions.
-        is_complete: Whether no decision of another owner on the same question remains.
-    """
-
-    ids: list[str]
-    is_complete: bool
 
 
 def make_unknown_decision_error(id: str) -> ApiError:
@@ -336,8 +325,8 @@ def _find_owners(store: Store, id: str, question: str) -> list[tuple[Any, ...]]:
     return store.fetch_rows("SELECT id, owner FROM decisions WHERE id = ? OR question_key = ?", (id, key))
 
 
-def _delete_decisions(store: Store, id: str, question: str, owner: str | None) -> Deletion:
-    """Delete the decision with this id and all decisions on this question, of one owner or (None) of all owners.
+def _delete_decisions(store: Store, id: str, question: str, owner: str | None) -> list[str]:
+    """Delete the decision with this id and all decisions on this question, of one owner or (None) of all, and return their ids.
 
     The deletion itself is stored first, so that other processes drop decisions that they have not written yet.
     """
@@ -345,11 +334,10 @@ def _delete_decisions(store: Store, id: str, question: str, owner: str | None) -
     with store.transaction(WRITE_LOCK) as transaction:
         transaction.execute("DELETE FROM deletions WHERE at < ?", (now - DELETION_SECONDS,))
         transaction.execute(INSERT_DELETION, (now, id, key, owner))
-    rows = _find_owners(store, id, question)
-    ids = [row[0] for row in rows if owner is None or (row[1] or "") == owner]
+    ids = [row[0] for row in _find_owners(store, id, question) if owner is None or (row[1] or "") == owner]
     if ids:
         delete_rows(store, ids)
-    return Deletion(ids, len(ids) == len(rows))
+    return ids
 
 
 def _drop_deleted(transaction: Transaction, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
@@ -372,12 +360,16 @@ def _is_deleted(row: tuple[Any, ...], deleted_at: float, deleted_id: str, delete
 def delete_rows(store: Store, ids: Sequence[str]) -> None:
     """Delete decisions, their feedback and corrections, and the answers that audits stored.
 
-    The result of an audit remains stored: a number that tells whether the answer changed, which the alarm needs.
+    The result of an audit remains stored: a number that tells whether the answer changed, which the alarm needs. The
+    time and owner of feedback remain for a day, so that deletions do not raise the limit on feedback.
     """
     values = [(id,) for id in ids]
     with store.transaction() as transaction:
         transaction.executemany("DELETE FROM decisions WHERE id = ?", values)
-        transaction.executemany("DELETE FROM feedback WHERE decision = ?", values)
+        transaction.executemany(
+            "UPDATE feedback SET decision = '', rating = '', comment = NULL WHERE decision = ?", values
+        )
+        transaction.execute("DELETE FROM feedback WHERE decision = '' AND at < ?", (time.time() - DAY_SECONDS,))
         transaction.executemany("DELETE FROM corrections WHERE decision = ?", values)
         transaction.executemany("UPDATE audits SET closed = NULL, opened = NULL WHERE decision = ?", values)
     store.vacuum(["decisions", "feedback", "corrections", "audits"])

@@ -118,7 +118,8 @@ class MetricsSnapshot(BaseModel):
         since: When the server started, in seconds since 1970.
         requests: Number of requests by class of HTTP status, such as "2xx".
         totals: Sums by arm of the A/B test. The key "" is for all requests.
-        retrieved_needs: Histogram of the need for retrieval, for questions that retrieved.
+        retrieved_needs: Histogram of the need for retrieval, for questions that retrieved. Requests with options of
+            their own are not counted.
         skipped_needs: Histogram of the need for retrieval, for questions that skipped it.
         minutes: Minute since 1970 -> [number of questions that retrieved, number that skipped retrieval].
         times: The latest durations of each stage of a request, in milliseconds.
@@ -142,7 +143,8 @@ class MetricsSnapshot(BaseModel):
         passage_tokens = sum(estimate_tokens(f"{passage.title} {passage.text}") for passage in trace.passages)
         for arm in {"", trace.arm}:  # "" has the sums over all requests
             self.totals.setdefault(arm, DecisionTotals()).add_request(trace, passage_tokens)
-        if not trace.decision.rule and not trace.degraded:  # the gate decided, by the estimated need for retrieval
+        # The histogram is of needs that the server's own gate estimated and compared with its own threshold.
+        if not trace.decision.rule and not trace.degraded and not trace.has_own_options:
             needs = self.retrieved_needs if trace.decision.retrieve else self.skipped_needs
             needs[min(NEED_BINS - 1, int(trace.decision.need * NEED_BINS))] += 1
         counts = self.minutes.setdefault(int(time.time() / MINUTE_SECONDS), [0, 0])

@@ -91,6 +91,7 @@ class RequestTrace:
         ungated_reason: Reason why no decision was made.
         question: The question that was decided on. It is never part of the JSON.
         arm: Arm (gate) of the A/B test for which the request counts: "a" or "b". "" if it counts for none.
+        has_own_options: Whether the request sets options of its own, so that it says nothing about the server's gate.
         mode: Why the server retrieves regardless of the gate: "shadow", "canary", "alarm", or "" if it does not.
         client_request: The original request, which audits send again.
         draft: The answer without passages that the gate read.
@@ -115,6 +116,7 @@ class RequestTrace:
     ungated_reason: str = ""
     question: str | None = None
     arm: str = ""
+    has_own_options: bool = False
     mode: str = ""
     client_request: ClientRequest | None = None
     draft: Completion | None = None
