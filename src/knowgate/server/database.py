@@ -10,7 +10,7 @@ import re
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -213,10 +213,7 @@ def _open_sqlite(
             connection.execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'NORMAL'}")
             _upgrade_sqlite(connection, path, steps)
             return connection
-        except ArtifactError:
-            connection.close()
-            raise
-        except sqlite3.Error as error:
+        except (ArtifactError, sqlite3.Error) as error:
             connection.close()
             # The lowest byte of an extended error code is the primary error code.
             if not attempts_left or getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_BUSY:
@@ -233,8 +230,8 @@ def _upgrade_sqlite(connection: sqlite3.Connection, path: Path, steps: Sequence[
     """
     if _get_sqlite_version(connection, path, steps) == len(steps):
         return
-    connection.execute("BEGIN IMMEDIATE")  # only one process upgrades; the others wait here
-    try:
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")  # only one process upgrades; the others wait here
         version = _get_sqlite_version(connection, path, steps)
         if 0 < version < len(steps):
             _back_up(path, path.with_name(f"{path.name}.backup-v{version}"))
@@ -243,10 +240,6 @@ def _upgrade_sqlite(connection: sqlite3.Connection, path: Path, steps: Sequence[
                 for statement in _list_missing(connection, statements):
                     connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {len(steps)}")
-        connection.execute("COMMIT")
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise
 
 
 def _get_sqlite_version(connection: sqlite3.Connection, path: Path, steps: Sequence[Sequence[str]]) -> int:
@@ -268,12 +261,8 @@ def _get_sqlite_version(connection: sqlite3.Connection, path: Path, steps: Seque
 def _back_up(path: Path, copy: Path) -> None:
     """Copy an SQLite file as it was at its last commit, readable only by its owner."""
     create_private_file(copy)
-    source, target = sqlite3.connect(path), sqlite3.connect(copy)
-    try:
+    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(copy)) as target:
         source.backup(target)
-    finally:
-        source.close()
-        target.close()
 
 
 def _list_missing(connection: sqlite3.Connection, statements: Sequence[str]) -> list[str]:
