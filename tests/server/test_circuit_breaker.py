@@ -7,9 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from knowgate.retrieval.engines.web import WebRetriever
+from knowgate.retrieval.engines.web_engines import WebOptions
 from knowgate.server.auth.api_keys import add_key
-from knowgate.server.chat.gate_service import GateService
-from knowgate.server.load_limits import CircuitBreaker
+from knowgate.server.chat.gate_service import FingerprintCachingRetriever, GateService
+from knowgate.server.load_limits import BreakersByKey, CircuitBreaker
 from tests.server.test_chat import ask
 from tests.server.test_failures import FailingGate, use_gate_service
 from tests.server.test_forwarding import FOUND
@@ -80,8 +82,26 @@ def test_questions_of_one_key_at_which_the_gate_fails_do_not_stop_it_for_other_k
     assert all("fallback" in decide("attacker", "nonsense")["reason"] for _ in range(5))
     assert "failed repeatedly" in decide("attacker", "Who wrote Emma?")["reason"]
     assert decide("attacker", "Who wrote Emma?", model="knowgate/never")["retrieve"] is False
+    ready = httpx.get(f"{address}/ready").json()
+    assert (ready["breakers"]["gate"], ready["degraded"]) == ("open", ["gate is open"])  # no other key has used it
     assert decide("other", "Who wrote Emma?")["retrieve"] is False
-    assert httpx.get(f"{address}/ready").json()["breakers"]["gate"] == "open"
+    ready = httpx.get(f"{address}/ready").json()
+    assert (ready["breakers"]["gate"], ready["degraded"]) == ("closed", [])
+    assert all("fallback" in decide("other", "nonsense")["reason"] for _ in range(5))
+    assert 'knowgate_breaker_open{part="gate"} 0.0' in httpx.get(f"{address}/metrics", headers=headers["other"]).text
+
+
+def test_breakers_of_all_keys_are_reported_once_no_key_succeeds_any_more():
+    breakers, now = BreakersByKey("gate"), [100.0]
+    for name in ("a", "b"):
+        breakers.get(name).clock = lambda: now[0]
+        breakers.get(name).record_success()
+    for seconds, state in ((0, "closed"), (16, "open")):
+        now[0] += seconds
+        for name in ("a", "b"):
+            for _ in range(5):
+                breakers.get(name).record_failure()
+        assert breakers.state == state
 
 
 def test_an_upstream_is_used_again_after_it_recovers(serve, stub):
@@ -131,6 +151,27 @@ def test_a_breaker_that_a_probe_confirms_is_opened_by_trip_alone():
     breaker.trip()
     breaker.record_failure()
     assert breaker.state == "open"
+
+
+def test_a_reached_cap_of_web_searches_opens_no_breaker_and_cached_questions_are_answered(serve, tmp_path):
+    result = {"url": "https://bala.example/", "title": "Canteen", "content": "Mira runs it."}
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, json={"results": [result]}))
+    web = WebRetriever("searxng", "http://searx.example", WebOptions(minute=1), cache=tmp_path, transport=transport)
+    address, app = serve(gate="always", change=use_parts(retriever=FingerprintCachingRetriever(web)))
+
+    def search(question):
+        report = ask(address, question).json()["knowgate"]
+        return report["degraded"], len(report["passages"])
+
+    assert search("Who runs the canteen?") == ([], 1)
+    start = time.monotonic()
+    assert [search(f"Who wrote book {number}?") for number in range(7)] == [(["retriever"], 0)] * 7
+    assert time.monotonic() - start < 9  # a search does not wait at the cap
+    breaker = app.state.service.gate_service.retriever_breaker
+    assert (breaker.state, breaker.failure_count) == ("closed", 0)
+    breaker.trip()
+    assert search("Who runs the canteen?") == ([], 1)
+    assert search("Who wrote Emma?") == (["retriever"], 0)
 
 
 class BlockedRetriever(FlakyRetriever):

@@ -60,7 +60,7 @@ def test_readiness_shows_that_requests_cannot_be_counted(serve, tmp_path):
     counters.mkdir()
     address, _ = serve(gate="never", options={"keys": str(keys)})
     (problem,) = httpx.get(f"{address}/ready").json()["degraded"]  # before the first request
-    assert "cannot be counted" in problem
+    assert "could not be counted" in problem
     assert [post(address, key).status_code for key in (free, slow)] == [200, 503]
     counters.rmdir()
     until(lambda: post(address, slow).status_code == 200)

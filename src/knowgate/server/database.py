@@ -280,7 +280,5 @@ def _to_sqlite(statement: str) -> str:
     """Translate a CREATE statement from PostgreSQL to SQLite, and let it do nothing if its table or index exists."""
     statement = statement.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS")
     statement = re.sub(r"^CREATE( UNIQUE)? INDEX", r"CREATE\1 INDEX IF NOT EXISTS", statement)
-    statement = statement.replace(
-        "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY", "INTEGER PRIMARY KEY AUTOINCREMENT"
-    )
-    return statement.replace("DOUBLE PRECISION", "REAL")
+    number_type = "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY"
+    return statement.replace(number_type, "INTEGER PRIMARY KEY AUTOINCREMENT").replace("DOUBLE PRECISION", "REAL")

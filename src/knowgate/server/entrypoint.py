@@ -86,9 +86,9 @@ def _check_port(options: ServeOptions) -> None:
     try:
         socket.create_server((options.host, options.port), family=family).close()
     except OSError as error:
+        address = f"{options.host}:{options.port}"
         raise BadSetting(
-            f"the server cannot listen on {options.host}:{options.port}: {error.strerror}. Stop the "
-            "program that uses the port, or set another `port`."
+            f"cannot listen on {address}: {error.strerror}. Free the port, or set another `port`."
         ) from None
 
 

@@ -110,8 +110,16 @@ class BreakersByKey:
 
     @property
     def state(self) -> str:
-        """The worst state of all keys: "open", "half-open" or "closed"."""
-        states = {breaker.state for breaker in self._breakers.values()}
+        """The worst state of all keys: "open", "half-open" or "closed".
+
+        A key at which the component fails does not count if the component works for another key: if it has succeeded
+        there after the last failure, or shortly before.
+        """
+        states = set()
+        for breaker in self._breakers.values():
+            others = (other.last_success for other in self._breakers.values() if other is not breaker)
+            if breaker.last_failure - RECOVERY_SECONDS > max(others, default=float("-inf")):
+                states.add(breaker.state)
         return next((state for state in ("open", "half-open") if state in states), "closed")
 
 

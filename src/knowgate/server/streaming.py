@@ -158,16 +158,11 @@ async def chain_lines(first: Iterable[bytes], remaining: AsyncIterable[bytes]) -
 
 def parse_event_data(line: bytes) -> dict[str, Any] | None:
     """Return the JSON object of a `data:` line of an event stream, or None if the line contains no JSON object."""
-    if not line.startswith(b"data:"):
-        return None
-    text = line[len(b"data:") :].strip()
-    if not text.startswith(b"{"):
-        return None
-    try:
-        value = load_json(text)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
+    text = line.removeprefix(b"data:").strip()
+    with suppress(ValueError, RecursionError):
+        value = load_json(text) if line.startswith(b"data:") and text.startswith(b"{") else None
+        return value if isinstance(value, dict) else None
+    return None
 
 
 def format_event(data: Any) -> bytes:

@@ -7,6 +7,7 @@ web, so a guarantee holds only for recorded searches.
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import time
@@ -59,6 +60,10 @@ def parse_web_options(query: str) -> WebOptions:
     return read_options(WebOptions, dict(parse_qsl(query, keep_blank_values=True)), "web search")
 
 
+class SearchBudgetError(ServerError):
+    """The maximum number of searches per minute or per day is reached. The search engine itself has not failed."""
+
+
 class WebRetriever:
     """Searches the web with one search engine.
 
@@ -70,6 +75,9 @@ class WebRetriever:
         options: Language, limits, cache and recording.
         cache: The folder for cached responses and for the count of searches. Default: inside knowgate's cache folder.
         transport: An httpx transport that replaces the network in tests.
+
+    Attributes:
+        budget_seconds: Maximum seconds to wait if the maximum number of searches per minute is reached.
     """
 
     name = "web"
@@ -88,6 +96,7 @@ class WebRetriever:
         folder = cache or cache_dir() / "web"
         self._cache = ResultFolder(folder / "replies", self.options.days * DAY_SECONDS)
         self._recording = ResultFolder(Path(self.options.record)) if self.options.record else None
+        self.budget_seconds = self.options.deadline
         self._budget = SearchBudget(folder / f"{engine}-budget.json", self.options.minute, self.options.day)
 
     @property
@@ -105,6 +114,13 @@ class WebRetriever:
         results = self.engine.client.map(lambda query: self._search(query, k), distinct)
         passages = dict(zip(distinct, results, strict=True))
         return [passages[query] for query in normalized]
+
+    def only_cached(self) -> WebRetriever:
+        """Return a retriever that uses only the cache, and raises a SearchBudgetError for queries that are not in it."""
+        other = copy.copy(self)
+        other.options = self.options.model_copy(update={"stale": False})
+        other._budget = SearchBudget(self._budget.file, 0, 0)
+        return other
 
     def delete_expired(self) -> None:
         """Delete cached responses that are too old to be used. With the option `stale`, they are still used."""
@@ -131,7 +147,7 @@ class WebRetriever:
         If the engine fails and the option `stale` is set, an expired response from the cache is returned instead.
         """
         try:
-            self._budget.spend(self.options.deadline)
+            self._budget.spend(self.budget_seconds)
             results = self.engine.search(query, n)
         except ServerError as error:
             expired = self._cache.find(key, expired=True) if self.options.stale else None
@@ -283,18 +299,18 @@ class SearchBudget:
     """
 
     def __init__(self, file: Path, per_minute: int, per_day: int):
-        self._file, self._per_minute, self._per_day = file, per_minute, per_day
+        self.file, self._per_minute, self._per_day = file, per_minute, per_day
 
     def spend(self, timeout: float) -> None:
         """Count one search. If the limit per minute is reached, wait first, up to `timeout` seconds.
 
         Raises:
-            ServerError: The limit per day is reached, or the wait would exceed `timeout`.
+            SearchBudgetError: The limit per day is reached, or the wait would exceed `timeout`.
         """
         end = time.monotonic() + timeout
         while (wait := self._try_spend()) > 0:
             if time.monotonic() + wait > end:
-                raise ServerError(
+                raise SearchBudgetError(
                     f"the budget of {self._per_minute} searches per minute is used up. The next search is possible in "
                     f"{wait:.0f} s. Wait, or raise the limit in the spec: ?minute=N"
                 )
@@ -302,12 +318,12 @@ class SearchBudget:
 
     def _try_spend(self) -> float:
         """Count one search and return 0, or return the seconds to wait if the limit per minute is reached."""
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        with file_lock(self._file.with_suffix(".lock")):
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        with file_lock(self.file.with_suffix(".lock")):
             now = time.time()
-            today = [at for at in (_read_record(self._file) or {}).get("spent", []) if 0 <= now - at < DAY_SECONDS]
+            today = [at for at in (_read_record(self.file) or {}).get("spent", []) if 0 <= now - at < DAY_SECONDS]
             if len(today) >= self._per_day:
-                raise ServerError(
+                raise SearchBudgetError(
                     f"the budget of {self._per_day:,} searches per day is used up. Wait until tomorrow, or raise the "
                     "limit in the spec: ?day=N"
                 )
@@ -315,7 +331,7 @@ class SearchBudget:
             if len(recent) >= self._per_minute:
                 # A search is possible again when the oldest of the last `per_minute` searches is a minute old.
                 return float(MINUTE_SECONDS - (now - recent[-self._per_minute]))
-            write_json(self._file, {"spent": [*today, now]})
+            write_json(self.file, {"spent": [*today, now]})
         return 0.0
 
 

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -94,10 +95,9 @@ class AccessPolicy:
 
     def list_keys(self) -> tuple[ApiKey, ...] | None:
         """Return the stored keys. None if their file cannot be read. Without a file, there are no keys."""
-        try:
+        with suppress(ApiError):
             return () if self.key_file is None else self._read_keys(self.key_file)
-        except ApiError:
-            return None
+        return None
 
     def _read_keys(self, key_file: Path) -> tuple[ApiKey, ...]:
         """Return the stored keys. The file is read only if its size or modification time has changed."""
@@ -129,7 +129,7 @@ class RateLimiter:
         database: Address (postgresql://...) of a database for the counters, instead of the file.
 
     Attributes:
-        problem: Why requests of keys with a rate are rejected at the moment, or "" if they are counted.
+        problem: Why requests of keys with a rate were rejected at the last attempt, or "" if they were counted.
     """
 
     def __init__(self, key_file: Path, clock: Callable[[], float] = time.time, *, database: str | None = None):
@@ -155,7 +155,7 @@ class RateLimiter:
     def _report(self, error: BaseException) -> None:
         """Log why the counters cannot be used, and do not try again for BACKOFF_SECONDS."""
         self._retry_at = time.monotonic() + BACKOFF_SECONDS
-        self.problem = "requests of API keys with a rate limit are rejected, because they cannot be counted"
+        self.problem = "at the last attempt, requests of API keys with a rate limit could not be counted"
         log.warning("API keys with a rate limit are rejected: %s", str(error) or "the counter store is too slow")
 
     async def admit(self, key: ApiKey, count: int = 1) -> None:
@@ -252,8 +252,7 @@ def _make_rate_error(rate: int, seconds: int) -> ApiError:
 
 def _identify_file(path: Path) -> tuple[int, int] | None:
     """Return device and inode of a file, which differ after it was deleted and created again. None without a file."""
-    try:
+    with suppress(FileNotFoundError):
         stat = path.stat()
-    except FileNotFoundError:
-        return None
-    return stat.st_dev, stat.st_ino
+        return stat.st_dev, stat.st_ino
+    return None

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from knowgate.gates import PACKAGED_GATES, load_gate
 from knowgate.gates.baselines import AlwaysGate, NeverGate
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
+from knowgate.retrieval.engines.web import SearchBudgetError, WebRetriever
 from knowgate.server.chat.request_options import (
     FilteredRetriever,
     RequestOptions,
@@ -68,6 +70,11 @@ class GateService:
         self._gate_thread = ThreadPoolExecutor(1, "knowgate-gate")
         self._search_threads = ThreadPoolExecutor(MAX_ABANDONED_SEARCHES + 2, "knowgate-search")
         self._search_lock, self._filter_lock, self.rerank_lock = asyncio.Lock(), asyncio.Lock(), asyncio.Lock()
+        self._cached_rag: AdaptiveRAG | None = None  # searches only the cache of a web search
+        web = getattr(rag.retriever, "retriever", None)
+        if isinstance(web, WebRetriever):
+            web.budget_seconds = 0.0  # a search that waits would delay those of other keys
+            self._cached_rag = replace(rag, retriever=web.only_cached())
         self._search_rag = replace(rag)  # a copy has its own lock, so searches do not wait for a gate that hangs
         self._pipelines_by_gate: dict[str, AdaptiveRAG] = {}
 
@@ -235,6 +242,9 @@ class GateService:
         search_rag, is_filtered = self._search_rag, isinstance(rag.retriever, FilteredRetriever)
         if rag.retriever is not self.rag.retriever:  # the request has its own, with a filter
             search_rag = replace(search_rag, retriever=rag.retriever)
+        if (cached_rag := self._cached_rag) is not None and not is_filtered:
+            with suppress(SearchBudgetError, TimeoutError), trace.measure("retrieve"):
+                return await self.run_in_search_thread(lambda: cached_rag.retrieve(question), asyncio.Lock())
         if not self.retriever_breaker.try_acquire():
             return self.bypass_retriever(trace, "the retriever failed repeatedly and is not used for a while")
         try:
@@ -249,7 +259,9 @@ class GateService:
             if isinstance(error, TimeoutError):  # the abandoned search holds the lock of its pipeline, so copy it
                 self._search_rag = replace(self._search_rag)
             has_slow_filter = is_filtered and isinstance(error, TimeoutError)
-            if isinstance(error, SearchQueueTimeout) or has_slow_filter:  # this is not the fault of the retriever
+            if (
+                isinstance(error, SearchQueueTimeout | SearchBudgetError) or has_slow_filter
+            ):  # this is not the fault of the retriever
                 self.retriever_breaker.record_cancellation()
             else:
                 self.retriever_breaker.record_failure()

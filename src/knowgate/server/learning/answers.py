@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,12 +111,10 @@ async def _call_with_answer(response: Response, callback: Callable[[str | None],
 
 async def _copy_stream(events: AsyncGenerator[bytes, None], copy: StreamText) -> AsyncGenerator[bytes, None]:
     """Yield the events of a stream unchanged, and add their text to `copy`."""
-    try:
+    async with aclosing(events):
         async for event in events:
             copy.feed(event)
             yield event
-    finally:
-        await events.aclose()
 
 
 def extract_answer(response: Response) -> str | None:

@@ -9,7 +9,7 @@ import asyncio
 import functools
 import json
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -258,11 +258,8 @@ class UpstreamDraftModel(Backend):
         """The fingerprint that the same LLM has as the model `openai:MODEL@URL`, with which gates are fitted."""
         if self._model is None:
             return UNNAMED_FINGERPRINT
-        model = OpenAIModel(self._model, self._url)
-        try:
+        with closing(OpenAIModel(self._model, self._url)) as model:
             return model.fingerprint
-        finally:
-            model.close()
 
     @functools.cached_property
     def offers(self) -> frozenset[Signal]:
@@ -273,14 +270,10 @@ class UpstreamDraftModel(Backend):
     @functools.cached_property
     def returns_logprobs(self) -> bool | None:
         """Whether the upstream returns log-probabilities, or None if it does not respond. It is asked only once."""
-        client = ApiClient(self._url, retry=PROBE_RETRY, connections=1)
-        try:
+        with suppress(KnowgateError), closing(ApiClient(self._url, retry=PROBE_RETRY, connections=1)) as client:
             model = self._model or ModelEndpoint("", client).card.get("id")
             return ModelEndpoint(str(model), client).capabilities.logprobs if model else None
-        except KnowgateError:
-            return None
-        finally:
-            client.close()
+        return None
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
         """Return the draft that was set with `use_draft`, once for every prompt.
