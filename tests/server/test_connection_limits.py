@@ -1,13 +1,14 @@
 """Connections: headers are limited in size, number and time, and old half-open connections make room for others."""
 
 import socket
+import threading
 import time
 from types import SimpleNamespace
+from typing import ClassVar
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from uvicorn.supervisors import Multiprocess
 
 from knowgate.server import connection_limits
 from tests.support.processes import until
@@ -278,12 +279,37 @@ def test_a_health_check_with_head_is_answered_under_full_load(serve):
     assert httpx.post(f"{address}/v1/decide", json={"question": "Who?"}).status_code == 200
 
 
-def test_a_worker_that_replaces_another_one_has_time_to_load_its_models(monkeypatch):
-    seconds = []
-    monkeypatch.setattr(
-        Multiprocess, "restart_all", lambda self: seconds.append(self.config.timeout_worker_healthcheck)
-    )
+class FakeWorker:
+    """A worker process that is ready or not, and remembers how long it was waited for."""
+
+    waits: ClassVar[list[float]] = []
+    is_ready = True
+
+    def __init__(self, *args):
+        self.process = SimpleNamespace(is_alive=lambda: False)
+
+    def start(self):
+        pass
+
+    def kill(self):
+        pass
+
+    def terminate(self):
+        pass
+
+    def wait_until_ready(self, timeout, should_exit):
+        self.waits.append(timeout)
+        return self.is_ready
+
+
+@pytest.mark.parametrize("is_ready", [True, False])
+def test_a_worker_that_replaces_another_one_has_time_to_load_its_models(monkeypatch, is_ready):
+    monkeypatch.setattr(FakeWorker, "waits", [])
+    monkeypatch.setattr(FakeWorker, "is_ready", is_ready)
+    monkeypatch.setattr(connection_limits, "Process", FakeWorker)
     supervisor = object.__new__(connection_limits.WorkerSupervisor)  # without its signal handlers
-    supervisor.config = SimpleNamespace(timeout_worker_healthcheck=5)
+    old = FakeWorker()
+    vars(supervisor).update(config=None, sockets=[], should_exit=threading.Event(), processes=[old])
     supervisor.restart_all()
-    assert (seconds, supervisor.config.timeout_worker_healthcheck) == ([600], 5)
+    assert FakeWorker.waits == [600]
+    assert (supervisor.processes[0] is old) is not is_ready  # a worker that cannot start replaces none

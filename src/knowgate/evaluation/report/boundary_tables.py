@@ -202,7 +202,7 @@ def build_saving_table(runs: Sequence[RunReport], indicator: str) -> TextTable:
     """Build a table of what is saved and lost if retrieval is skipped for questions with a high value of an indicator.
 
     The indicator is 'mastery' (share of sampled answers that are right) or 'certainty' (how much they agree). Each run has
-    a line for the first point of its curve, one for each marked point, and one for never retrieving.
+    a line for always retrieving, one for each marked threshold, and one for never retrieving.
     """
     rows: list[tuple[str, ...]] = []
     for run in runs:
