@@ -17,7 +17,7 @@ from knowgate.training.examples import Examples
 from knowgate.training.gate_artifact import save_fitted
 from knowgate.training.judges.gain import fit_gain
 from knowgate.types import Signal
-from tests.support.judge_data import LETTERS, planted, quick, score_reloaded
+from tests.support.judge_data import LETTERS, plant_open_answers, planted, quick, score_reloaded
 from tests.support.tiny_models import save_tiny_cross_encoder, save_word_llama
 
 HOW = {"epochs": 8, "batch": 8, "learning_rate": 1e-2}
@@ -34,15 +34,7 @@ def both_ways(model) -> Examples:
     """An x in the answer: it is right. Questions full of p: documents are right."""
     examples = planted(model, 320, by="draft")
     found = np.random.default_rng(1).random(320) < 0.5
-    rows = [
-        replace(
-            row,
-            question=f"{row.id} p p p p?" if right else row.question,
-            open=replace(row.open, correct=bool(right)),
-            benefit=int(right) - int(row.closed.correct),
-        )
-        for row, right in zip(examples.rows, found, strict=True)
-    ]
+    rows = plant_open_answers(examples.rows, found)
     helps = np.array([right and not row.closed.correct for row, right in zip(rows, found, strict=True)])
     return replace(examples, table=replace(examples.table, rows=rows), needed=helps, target="benefit")
 

@@ -95,3 +95,16 @@ def scored_elsewhere(folder: Path, examples: Examples, places: list[int]) -> lis
     code = [sys.executable, "-c", RESCORE, str(folder)]
     done = subprocess.run(code, input=json.dumps(pairs), capture_output=True, text=True, check=True, env=environment)
     return [float(need) for need in json.loads(done.stdout)]
+
+
+def plant_open_answers(rows, found):
+    """Make the open-book answers of the marked rows right, and fill the questions of these rows with p."""
+    return [
+        replace(
+            row,
+            question=f"{row.id} p p p p?" if right else row.question,
+            open=replace(row.open, correct=bool(right)),
+            benefit=int(right) - int(row.closed.correct),
+        )
+        for row, right in zip(rows, found, strict=True)
+    ]

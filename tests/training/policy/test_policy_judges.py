@@ -11,7 +11,7 @@ from knowgate.training.judges.ensemble import plan_ensemble
 from knowgate.training.policy import candidates
 from knowgate.training.policy.evidence import Evidence, PolicyOptions, assign_policy_folds
 from knowgate.training.policy.search import PolicySearch
-from tests.support.judge_data import planted, quick
+from tests.support.judge_data import plant_open_answers, planted, quick
 from tests.support.tiny_models import save_word_llama
 
 TRAINING = {"epochs": 1, "batch": 8, "learning_rate": 1e-2}
@@ -27,15 +27,7 @@ def evidence(base):
     """Closed-book answers with an x are right. Documents answer questions that are full of p."""
     table = planted(base, 240, by="draft").table
     found = np.random.default_rng(1).random(240) < 0.7
-    rows = [
-        replace(
-            row,
-            question=f"{row.id} p p p p?" if right else row.question,
-            open=replace(row.open, correct=bool(right)),
-            benefit=int(right) - int(row.closed.correct),
-        )
-        for row, right in zip(table.rows, found, strict=True)
-    ]
+    rows = plant_open_answers(table.rows, found)
     table = replace(table, rows=rows)
     return Evidence(table, True, assign_policy_folds([question.text for question in table.questions], 0), 0)
 
