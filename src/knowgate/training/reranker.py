@@ -142,25 +142,28 @@ def fit_reranker(
     tested = [row for row in rows if row.split == "test" and row.is_kept]
     if relevance is None and (base == MINILM or training.relevance_mix):
         relevance = make_relevance_groups(extract_preference_questions(train_rows))
-    relevance_log = None
-    if relevance is not None and (base == MINILM or not training.relevance_mix):
-        short_relevance, _ = truncate_groups(model, relevance)
-        relevance_log = reranker_trainer.train_groups(
-            model, short_relevance, first, lambda progress: watch("relevance", progress)
-        )
+    trains_first = relevance is not None and (base == MINILM or not training.relevance_mix)
+    relevance_log = _train_relevance(model, relevance or [], first, watch) if trains_first else None
     before = measure_ranking(model, tested, reads_question)
     unaligned = copy.deepcopy(model) if relevance_log else None
     groups += draw_groups(relevance or [], round(training.relevance_mix * len(groups)), training.seed)
-    if not reads_question:
-        groups = [replace(group, question=EMPTY_QUESTION) for group in groups]
+    groups = groups if reads_question else [replace(group, question=EMPTY_QUESTION) for group in groups]
     short, cut = truncate_groups(model, groups)
     selector = _make_selector(model, dev_rows, reads_question) if dev_rows else None
     log = reranker_trainer.train_groups(model, short, training, lambda progress: watch("alignment", progress), selector)
-    after = measure_ranking(model, tested, reads_question)
     selection = _describe_selection(selector, len(dev_rows)) if selector else None
+    after = measure_ranking(model, tested, reads_question)
     return AlignedReranker(
         model, unaligned, base, training, relevance_log, log, selection, cut, reads_question, tested, before, after
     )
+
+
+def _train_relevance(
+    model: Any, groups: Sequence[RankingGroup], training: RerankerTrainingOptions, watch: StageProgressCallback
+) -> reranker_trainer.TrainingLog:
+    """Train a cross-encoder to rank passages first that contain a gold answer; return the log of the training."""
+    groups, _ = truncate_groups(model, groups)
+    return reranker_trainer.train_groups(model, groups, training, lambda progress: watch("relevance", progress))
 
 
 def split_dev_rows(
