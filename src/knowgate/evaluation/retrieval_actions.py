@@ -155,7 +155,7 @@ def evaluate_actions(
     *,
     option: str = "price_search",
 ) -> list[ActionResult]:
-    """Measure every gate if it chooses between skipping, one retrieval and several rounds.
+    """Evaluate gates that choose among three actions: no retrieval, one retrieval, or several rounds of retrieval.
 
     Args:
         table: Rows with answers after several rounds of retrieval.

@@ -76,7 +76,7 @@ class Postings:
     _blocks: list[PostingsBlock | Path] = field(default_factory=list)
 
     def add(self, passages: Iterable[list[str]]) -> None:
-        """Count the terms of more passages.
+        """Add passages to the index: number their terms and count how often each occurs.
 
         Args:
             passages: The list of terms of each passage, in the order of the index.

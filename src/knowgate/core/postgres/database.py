@@ -60,7 +60,7 @@ class WriteTransaction:
 
 
 class PostgresDatabase:
-    """Database with a connection pool that is opened on first use.
+    """A PostgreSQL database. It connects, and creates or migrates its tables, when it is used first.
 
     Args:
         address: The address.

@@ -39,7 +39,7 @@ def render_boundary_page(runs: Sequence[RunReport]) -> str:
 
 
 def build_boundary_sections(runs: Sequence[RunReport]) -> list[str]:
-    """Build the sections of the HTML report of what LLMs know: first warnings, the summary and charts, then details."""
+    """Build the HTML sections that show what LLMs know: warnings first, then a summary, charts, and details."""
     counts = [run.boundary.counts for run in runs]
     texts = [describe_synthetic(count.synthetic, count.rows) for count in counts]
     cautions = [text for text in texts if text]

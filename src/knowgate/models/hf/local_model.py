@@ -293,9 +293,14 @@ def read_label_logits(
 
 
 def apply_lm_head(model: Any, states: torch.Tensor, token_ids: Sequence[int] | None = None) -> torch.Tensor:
-    """Compute logits from the last layer's hidden states, for the given tokens or (None) the whole vocabulary.
+    """Compute the logits of the next token from hidden states of the last layer.
 
-    Applies the bias, scale and soft cap that some models have.
+    Some models have a bias, a scale or a soft cap of the logits, which are applied.
+
+    Args:
+        model: The model, whose output layer is used.
+        states: Hidden states of the last layer.
+        token_ids: Tokens to compute logits of. Default: the whole vocabulary.
     """
     head = model.get_output_embeddings()
     selected = slice(None) if token_ids is None else torch.tensor(list(token_ids), device=states.device)
