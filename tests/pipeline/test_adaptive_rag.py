@@ -10,9 +10,9 @@ from knowgate.models import load_model
 from knowgate.models.fake import FakeModel
 from knowgate.models.prompts.answers import AnswerPrompts, fit_passages
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
-from knowgate.retrieval.bm25 import Bm25Retriever
 from knowgate.types import DecisionNote, Gate, Passage, Question, Signal, SignalRequest
 from tests.support.counting import CountingModel
+from tests.support.retrieval_fakes import build_bm25
 
 KNOWN, UNKNOWN = "capital of France", "badge colour of Anna"
 TABLE = {
@@ -34,7 +34,7 @@ class Searching:
     name = fingerprint = "searching"
 
     def __init__(self, passages=PASSAGES):
-        self._inner = Bm25Retriever.from_passages(passages, stem=False)
+        self._inner = build_bm25(passages, stem=False)
         self.asked = []
 
     def search(self, queries, k):

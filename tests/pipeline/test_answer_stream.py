@@ -15,8 +15,8 @@ from knowgate.models.backend import Backend
 from knowgate.models.fake import FakeModel
 from knowgate.models.replay import RecordingModel, ReplayModel
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
-from knowgate.retrieval.bm25 import Bm25Retriever
 from knowgate.types import AnswerEvent, Completion, DecisionEvent, Gate, Passage, PassagesEvent, TextEvent
+from tests.support.retrieval_fakes import build_bm25
 
 KNOWN, UNKNOWN, NOWHERE = "What is the capital of France?", "What is the badge colour of Anna?", "xyzzy?"
 TABLE = {
@@ -77,7 +77,7 @@ def model(request):
 
 
 def build(model, gate="logprob:first", **settings):
-    settings.setdefault("retriever", Bm25Retriever.from_passages(PASSAGES, stem=False))
+    settings.setdefault("retriever", build_bm25(PASSAGES, stem=False))
     return AdaptiveRAG(model, load_gate(gate) if isinstance(gate, str) else gate, **settings)
 
 

@@ -18,10 +18,10 @@ from knowgate.pipeline.answer_json import answer_record
 from knowgate.pipeline.builder import build_arbiter
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.pipeline.traffic_log import label_by_agreement
-from knowgate.retrieval.bm25 import Bm25Retriever
 from knowgate.training.arbiter import fit_arbiter
 from knowgate.types import DecisionNote, Gate, Passage, Signal, TextEvent
 from tests.support.pairs_by_hand import Prefers, pair_run
+from tests.support.retrieval_fakes import build_bm25
 
 LOST, FOUND, SAME = "Who wrote the lost book?", "What colour is the badge?", "What is the capital of France?"
 TABLE = {
@@ -34,7 +34,7 @@ PASSAGES = [
     Passage("badge", "The badge pinned is green."),
     Passage("f", "France: city of Paris."),
 ]
-SEARCH = Bm25Retriever.from_passages(PASSAGES, stem=False)
+SEARCH = build_bm25(PASSAGES, stem=False)
 
 
 def build(gate="logprob:mean", **options):

@@ -20,8 +20,8 @@ from knowgate.models.fake import FakeModel
 from knowgate.models.openai.model import OpenAIModel
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.execution import batch_async, run_in_model_thread
-from knowgate.retrieval.bm25 import Bm25Retriever
 from knowgate.types import AnswerEvent, Completion, Passage, TextEvent
+from tests.support.retrieval_fakes import build_bm25
 
 KNOWN, UNKNOWN = "What is the capital of France?", "What is the badge colour of Anna?"
 TABLE = {
@@ -91,7 +91,7 @@ class Endless(Backend):
 
 
 def build(model=None, gate="logprob:first", **settings):
-    settings.setdefault("retriever", Bm25Retriever.from_passages(PASSAGES, stem=False))
+    settings.setdefault("retriever", build_bm25(PASSAGES, stem=False))
     return AdaptiveRAG(model or FakeModel(TABLE), load_gate(gate), **settings)
 
 

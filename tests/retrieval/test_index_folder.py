@@ -88,6 +88,18 @@ def test_a_broken_index_explains_how_to_rebuild_it_and_the_rebuild_works(tmp_pat
     assert open_hybrid(index, CountingEmbedder()).search(["apple"], 1)[0]
 
 
+def test_an_index_that_does_not_say_whether_words_are_stemmed_is_rebuilt(tmp_path: Path):
+    build(tmp_path, TEXTS)
+    manifest = tmp_path / "index/index.json"
+    record = json.loads(manifest.read_text())
+    del record["settings"]["stem"]
+    manifest.write_text(json.dumps(record))
+    with pytest.raises(BrokenIndex, match=r"does not say whether words are stemmed.*Rebuild it"):
+        open_bm25(tmp_path / "index")
+    build(tmp_path, TEXTS)
+    assert open_bm25(tmp_path / "index").search(["apple"], 1)[0]
+
+
 def test_a_missing_index_explains_how_to_build_one(tmp_path: Path):
     with pytest.raises(BrokenIndex, match=r"there is no index at 'nowhere'. Build one with `knowgate index`"):
         load_retriever("nowhere")

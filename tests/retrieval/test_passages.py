@@ -8,10 +8,10 @@ import pytest
 
 from knowgate.core.text import find_anchor_words, fold_text, join_tokens
 from knowgate.retrieval import load_retriever
-from knowgate.retrieval.bm25 import Bm25Retriever
 from knowgate.retrieval.index import build_index
 from knowgate.retrieval.passages import count_passages_containing
 from knowgate.types import Passage
+from tests.support.retrieval_fakes import build_bm25
 
 TEXTS = [
     "The tower has 2,846 steps.",
@@ -75,7 +75,7 @@ def test_escaped_texts_are_counted_and_titles_are_not(tmp_path, phrase):
 
 
 def test_at_most_k_passages_are_counted():
-    shelf = Bm25Retriever.from_passages([Passage(str(i), f"tower number {i}") for i in range(9)])
+    shelf = build_bm25([Passage(str(i), f"tower number {i}") for i in range(9)])
     assert count_passages_containing(shelf, ["tower"], 4) == [4]
 
 

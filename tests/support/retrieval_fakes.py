@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from knowgate.retrieval.bm25 import Bm25Retriever, build_bm25_matrix
+from knowgate.retrieval.tokenizer import Tokenizer, can_stem
 from knowgate.types import Passage, Vector
 
 
@@ -54,3 +56,9 @@ def write_records(path: Path, texts: dict[str, str]) -> Path:
 def unit_vectors(n: int, width: int = 8) -> Vector:
     drawn = np.random.default_rng(0).normal(size=(n, width)).astype(np.float32)
     return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+
+
+def build_bm25(passages: Sequence[Passage], *, stem: bool | None = None) -> Bm25Retriever:
+    """Return a retriever over passages in memory; stems words by default if PyStemmer is installed."""
+    tokenizer = Tokenizer(can_stem() if stem is None else stem)
+    return Bm25Retriever(build_bm25_matrix(passages, tokenizer), passages, tokenizer=tokenizer, fingerprint="memory")

@@ -185,5 +185,5 @@ def test_nan_among_the_tokens_is_refused_wherever_it_is(examples, part):
     tokens = (replace(reading.draft.tokens[0], logprob=np.nan), *reading.draft.tokens[1:])
     readings = list(examples.readings)
     readings[place] = replace(reading, draft=replace(reading.draft, tokens=tokens))
-    with pytest.raises(BadInput, match="contain NaN or infinite values"):
+    with pytest.raises(BadInput, match="contain NaN, infinite or extremely large values"):
         fit_fusion(replace(examples, table=replace(examples.table, readings=readings)))

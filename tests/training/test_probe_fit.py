@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from knowgate.errors import ArtifactError, BadSetting, UnsupportedSignal
+from knowgate.errors import ArtifactError, BadInput, BadSetting, UnsupportedSignal
 from knowgate.gates import load_fitted_gate
 from knowgate.gates.artifacts.networks import apply_network
 from knowgate.stats.metrics import auroc
@@ -198,3 +198,10 @@ def test_nan_among_the_states_is_refused_wherever_it_is(examples, tmp_path, part
     run = write_run(tmp_path / "run", rows, states)
     with pytest.raises(ArtifactError, match=f"hidden states 'before.{LAYER}' in .* are not a table of finite numbers"):
         load_examples([run])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
+def test_features_whose_variance_cannot_be_computed_are_refused(value):
+    features = np.array([[0.0], [1.0], [value], [1.0]], np.float32)
+    with pytest.raises(BadInput, match="extremely large values"):
+        fit_linear(features, np.array([True, False, True, False]))

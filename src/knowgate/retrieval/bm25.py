@@ -20,14 +20,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from knowgate.core.files import sha256_text
 from knowgate.core.nearest_neighbors import NearestHits
 from knowgate.core.schema import NonNegativeInt, read_record
 from knowgate.core.validation import read_json
 from knowgate.errors import BadInput, BrokenIndex
 from knowgate.retrieval.passage_store import MAX_SCANNED_VALUES, read_array
 from knowgate.retrieval.passages import check_k, format_passage
-from knowgate.retrieval.tokenizer import Tokenizer, can_stem
+from knowgate.retrieval.tokenizer import Tokenizer
 from knowgate.types import Passage, Vector
 
 BLOCK_PASSAGES = 20_000  # passages whose terms are counted in memory at once; this takes about 100 MB
@@ -267,19 +266,6 @@ class Bm25Retriever:
         self._passages = passages
         self._tokenizer = tokenizer
         self.fingerprint = fingerprint
-
-    @classmethod
-    def from_passages(cls, passages: Sequence[Passage], *, stem: bool | None = None) -> Bm25Retriever:
-        """Build a retriever over passages in memory, without writing files.
-
-        Args:
-            passages: The passages to search.
-            stem: Whether to reduce English words to their stems. Default: True if PyStemmer is installed.
-        """
-        tokenizer = Tokenizer(can_stem() if stem is None else stem)
-        fields = [field for passage in passages for field in (passage.id, passage.title, passage.text)]
-        fingerprint = sha256_text(cls.name, str(tokenizer.stem), *fields)
-        return cls(build_bm25_matrix(passages, tokenizer), passages, tokenizer=tokenizer, fingerprint=fingerprint)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Return up to `k` passages for each query, best first."""

@@ -185,7 +185,9 @@ def open_bm25(folder: str | Path) -> Bm25Retriever:
     """
     folder = Path(folder)
     manifest = _read_manifest_for("bm25", folder, BM25_FOLDER, BM25_FILES)
-    stem = bool(manifest.settings.stem)
+    stem = manifest.settings.stem
+    if stem is None:
+        raise broken_index_error(folder, f"{MANIFEST_FILE} does not say whether words are stemmed")
     if stem and not can_stem():
         raise BrokenIndex(
             f"the index '{folder}' contains stemmed words, but PyStemmer is not installed. Install it with "
