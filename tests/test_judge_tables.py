@@ -107,6 +107,7 @@ def test_predictions_that_lack_rows_are_refused(home, tmp_path, rows, message):
         read_judge(tmp_path, "short")
 
 
+@pytest.mark.slow
 def test_the_tables_say_it_all(home, monkeypatch, tmp_path):
     monkeypatch.setattr("benchmarks.tables.judge.GOALS", ((0.05, "harm"), (0.05, "net")))
     text = "\n".join(judge_tables(home, "good"))
@@ -122,6 +123,7 @@ def test_without_predictions_there_is_nothing_to_tell(tmp_path):
     assert list(judge_tables(tmp_path)) == []
 
 
+@pytest.mark.slow
 def test_the_script_prints_one_json_object(home):
     command = [sys.executable, "benchmarks/judge.py", "--home", str(home), "--predictions", "good", "--json"]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
