@@ -39,7 +39,7 @@ def provenance_table() -> Iterator[str]:
         yield table(COLUMNS, rows)
     yield "\n### Seconds on the GPU\n"
     yield (
-        "One H200. Several of them ran beside each other, so each alone would be faster. A training that was interrupted "
+        "Measured on one H200. Some steps ran beside each other; alone, each would be faster. A training that was interrupted "
         "and continued has the seconds of its last part on record, so it is left out. The GPU seconds of label runs were not "
         "recorded, and those of judges are in [judge](judge.md).\n"
     )
