@@ -6,6 +6,8 @@ import ast
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from tests.support.processes import python
 from tools.structure import SOURCE, files, modules, nodes
 
@@ -41,6 +43,7 @@ print("all")
 """
 
 
+@pytest.mark.slow
 def test_every_module_can_be_imported():
     names = [name for name in modules() if not name.endswith("__main__")]
     assert without_posix(EACH, *names, libraries=HEAVY) == "all\n"

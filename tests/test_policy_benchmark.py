@@ -88,6 +88,7 @@ def test_random_retrieves_as_often_with_the_same_arbiter(printed):
     assert printed["llama3_8b"]["policy"]["random"] > 0.359  # with the arbiter; 35.5 % without
 
 
+@pytest.mark.slow
 def test_without_options_tables_are_printed(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["policy.py"])
     policy.main()

@@ -118,6 +118,7 @@ def test_what_was_said_before_is_packed_under_the_names_of_the_tables(runs):
     assert [one.gate for one in read_needs(runs / "nq_ctx-test")] == ["dhicl", "dhicl:k=5", "kbm", "kbm, of other-llm"]
 
 
+@pytest.mark.slow
 def test_the_section_on_kbm_shows_rates_by_how_fast_answers_change(runs):
     text = "\n".join(kbm.kbm_section())
     assert "| gate | fast-changing (10) | slow-changing (10) | never-changing (10) | one-hop (30) |" in text
@@ -135,6 +136,7 @@ def test_a_judge_of_another_llm_stands_beside_its_own_in_table_4(runs):
     assert "(100 %)" in other
 
 
+@pytest.mark.slow
 def test_the_section_on_dhicl_shows_variants_and_sets_without_passages(runs):
     text = "\n".join(dhicl.dhicl_section())
     assert "| dhicl | 68.5 (50 %) | 32.9 (92 %) | 59.1 (77 %) | 100.0 (100 %) / 100.0 | (100 %) |" in text

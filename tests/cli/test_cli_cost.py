@@ -121,6 +121,7 @@ def test_unpriced_llm_calls_are_not_counted_as_free(call, log):
 
 def test_rows_without_texts_count_the_same_llm_calls_as_eval(call, tmp_path):
     """The gate skips one question in four: 0.75 more calls. 0.25 x 0.005 - 0.75 x 0.001 = 0.0005 saved per question."""
+    pytest.importorskip("scipy", reason="`eval` needs the extra 'train'")
     rows = [row(f"q{i}", side(i % 4 == 0, text=""), side(text=""), question="") for i in range(400)]
     run = write_run(tmp_path / "run", rows, **SETTINGS)
     write_needs(run, [RecordedNeeds("my-judge", 0.5, {item.id: 0.1 if item.closed.correct else 0.9 for item in rows})])
@@ -158,6 +159,7 @@ def policy(tmp_path):
 
 
 def test_the_arbiter_of_a_policy_counts_in_calls_and_right_answers(call, policy):
+    pytest.importorskip("scipy", reason="`eval` needs the extra 'train'")
     whole = json.loads(call("cost", "run", "--gate", "policy", "--json").out)
     gate_alone = json.loads(call("cost", "run", "--gate", "policy", "--arbiter", "none", "--json").out)
     assert (whole["arbiter"], gate_alone["arbiter"]) == ("rules", "")

@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+import pytest
+
 from knowgate.evaluation.gate_evaluation import evaluate
 from knowgate.evaluation.recommendation import recommend
 from tests.support.luck import GAINING, recommended, simulated_run
 
 
+@pytest.mark.slow
 def test_uninformative_gates_are_recommended_in_at_most_5_percent():
     """By a true rate of 5 %, more than 5 of 40 come up in 1.4 % of the cases; the seeds are fixed."""
     assert recommended(40, knowing=0.0) <= 5

@@ -83,6 +83,7 @@ def test_a_reloaded_gate_gives_the_same_scores(single):
     assert score_reloaded(single.out, single.examples, test) == scores
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_new_process_gives_the_same_scores(several):
     test = several.examples.split.test.tolist()[:10]

@@ -168,6 +168,7 @@ def test_words_must_be_two():
         DhiclGate(words="true")
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_the_label_logits_of_one_pass_equal_those_of_separate_passes(smollm):
     import torch

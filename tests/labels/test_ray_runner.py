@@ -190,6 +190,7 @@ def test_every_question_has_the_same_row_as_locally_even_if_workers_die(nodes, i
     assert len({(node, shelf) for node, shelf in told}) == 2  # one index on each machine
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_continues_and_keeps_finished_rows(nodes, tmp_path):
     def stop(tally):
         if tally.done >= 4:
@@ -231,6 +232,7 @@ def test_a_machine_with_another_version_is_rejected_by_name():
     ray_cluster.check_versions(OtherVersionRay(), machines[:1])
 
 
+@pytest.mark.slow
 def test_a_machine_with_another_model_is_rejected(nodes, tmp_path):
     made = labeler()
     runner = RayRunner(
@@ -246,6 +248,7 @@ def test_a_machine_with_another_model_is_rejected(nodes, tmp_path):
         run_labeling(RunFolder(tmp_path / "run"), questions(2), made, data="d", runner=runner)
 
 
+@pytest.mark.slow
 def test_preferences_and_decisions_equal_the_local_ones(nodes, tmp_path):
     far = f"ray:{nodes.address}?workers=1"
     table = {"word1 of": {"closed": "x", "open": "word1", "when": "It is"}}

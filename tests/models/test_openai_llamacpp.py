@@ -57,6 +57,7 @@ def test_labels_inside_a_prompt_equal_those_of_the_same_weights_in_process(serve
     np.testing.assert_allclose(mine[:, 0] - mine[:, 1], other[:, 0] - other[:, 1], atol=0.3)
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_dhicl_decides_on_a_llama_cpp_server(served, smollm_llamacpp, tmp_path):
     found = []

@@ -43,6 +43,7 @@ def file():
     return weights.fetch_weights("smollm") / weights.get_weights("smollm").checked
 
 
+@pytest.mark.slow
 def test_hf_gguf_and_embedded_specs_give_the_same_answers(smollm, answers, file, shared_weights, monkeypatch):
     monkeypatch.setattr(local_model, "load_transformers", shared_weights)
     for spec in (f"hf:{convert_gguf(file)}", f"gguf:{file}"):
@@ -78,6 +79,7 @@ def test_the_pipeline_skips_with_the_closed_book_answer(smollm, completions):
     assert "Paris" in ours[0]
 
 
+@pytest.mark.slow
 def test_shared_and_copied_prompt_caches_give_the_same_answers(smollm):
     want = SignalRequest(draft_tokens=6, samples=4, sample_tokens=6, seed=0, resumable=False)
     copying = HFModel(smollm.source)

@@ -39,6 +39,7 @@ def run(tmp_path_factory):
     return write_run(folder / "run", rows(), model=f"hf:{base}", max_tokens=8)
 
 
+@pytest.mark.slow
 def test_the_table_has_a_row_for_each_variant_and_the_majority(run, tmp_path):
     messages = []
     with quick():

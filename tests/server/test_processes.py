@@ -174,6 +174,7 @@ def test_workers_share_decision_log_metrics_and_dashboard(arguments, tmp_path):
     assert rows(tmp_path / "d.db") == set(ids)
 
 
+@pytest.mark.slow
 def test_workers_that_cannot_start_stop_the_server_with_a_message(stub, invented, tmp_path):
     arguments = ["--upstream", stub.url, "--gate", "nosuch", "--docs", str(invented.docs), "--workers", "2"]
     with served(tmp_path, *arguments, is_up=False) as server:

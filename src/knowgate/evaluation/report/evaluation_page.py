@@ -39,26 +39,14 @@ MAX_CHARTED_GATES = 4  # gates with charts of calibration and needs
 MAX_ROC_CURVES = 5
 MIN_SLICE_QUESTIONS = 10
 EXAMPLES_PER_KIND = 5
-RECOMMENDATION_STEPS = (
-    "A gate whose folder holds a guarantee that applies here (same LLM, wording, passages, answer length) is used at its own "
-    "threshold; of several, the one that skips most. So is a calibrated gate if it is the only one. Policies keep their arbiter.",
-    "Otherwise every gate is tried at every threshold, and so is doing without retrieval. A skip wins if only the "
-    "closed-book answer is right, and loses if only the open-book one is.",
-    "A threshold is acceptable if (wins - losses - 1) / n, minus 1.645 standard errors, is above minus half of the "
-    "accepted loss. Of the acceptable thresholds, the one that skips most is chosen.",
-    f"This choice is measured by cross-validation: it is repeated {FOLDS} times without a fifth of the questions and tested "
-    "on that fifth. Difference, gain and their intervals (paired bootstrap) come from these fifths: slightly pessimistic.",
-    "The gain is the accuracy minus that of skipping as many searches at random: what a gate must beat to be useful.",
-    "'Worth using': the interval of the difference ends above minus the accepted loss, and the gain, with one loss added, is "
-    f"more than {Z_CERTAIN} standard errors above 0. 'Worth a try': the estimates satisfy this, but not with certainty. 'Not "
-    f"worth it': the loss is larger, or fewer than {100 * MIN_SKIPPED:g} % of the searches are skipped, or the gain is not "
-    "above 0, or answers are certainly lost while the gain might be 0. Also only 'worth a try': fewer than "
-    f"{MIN_AGREEING_FOLDS} of the {FOLDS} repeats choose the same gate, or a slice of at least {MIN_SLICE_ROWS} questions "
-    f"certainly loses more than accepted. With fewer than {MIN_QUESTIONS} different questions there is no verdict.",
-    "Both must also save money at your prices or the assumed ones. If not, or if more LLM calls have an unknown price, the "
-    "verdict is that it 'saves searches' or 'may save' them. 'More right answers': only the arbiter of a policy gains.",
-    "Chance: with shuffled needs, 3 of 400 evaluations were worth using and 108 a try. Other runs were used for the cutoff.",
-)
+RECOMMENDATION_LIMITS = {
+    "folds": FOLDS,
+    "agreeing": MIN_AGREEING_FOLDS,
+    "questions": MIN_QUESTIONS,
+    "slice_rows": MIN_SLICE_ROWS,
+    "skipped": 100 * MIN_SKIPPED,
+    "z": Z_CERTAIN,
+}
 
 
 def write_evaluation_page(
@@ -398,9 +386,10 @@ def _build_data_section(evaluation: Evaluation) -> str:
 
 def _build_definition_section() -> str:
     """Build the section that defines every number and explains the recommendation."""
-    steps = "".join(f"<li>{escape_html(step)}</li>" for step in RECOMMENDATION_STEPS)
+    steps = [step.format(**RECOMMENDATION_LIMITS) for step in html.load_texts("recommendation")["steps"]]
+    items = "".join(f"<li>{escape_html(step)}</li>" for step in steps)
     parts = [
-        f'<h3 id="choosing">How a recommendation is chosen</h3><ol>{steps}</ol>',
+        f'<h3 id="choosing">How a recommendation is chosen</h3><ol>{items}</ol>',
         html.render_definitions("Definitions", tables.COLUMN_DEFINITIONS),
     ]
     return html.render_folded_section("how", "How every number is computed", "What the column headers mean.", parts)

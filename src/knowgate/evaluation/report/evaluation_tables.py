@@ -8,76 +8,14 @@ from dataclasses import replace
 from knowgate.core.display import MISSING_VALUE, UNKNOWN_AMOUNT, TextTable, format_percent, format_points
 from knowgate.evaluation.gate_comparison import Evaluation, SliceTable, build_answer_table, build_short_table
 from knowgate.evaluation.gate_results import RETRIEVAL_RATES, GateResult, compute_majority_share
-from knowgate.evaluation.post_retrieval import CASCADE_RATES, build_cascade_table, build_second_look_table
+from knowgate.evaluation.post_retrieval import build_cascade_table, build_second_look_table
+from knowgate.evaluation.report import html
 from knowgate.evaluation.retrieval_actions import build_action_table
 from knowgate.stats.bootstrap import Estimate
 from knowgate.stats.proportions import format_p_value, format_percent_estimate, format_points_estimate
 from knowgate.training.topics import build_topic_table
 
-COLUMN_DEFINITIONS = {
-    "threshold": "questions with more need are retrieved for; here each gate's own, not the recommended one",
-    "accuracy": "share of questions whose final answer is graded right: closed-book where need is at most the "
-    "threshold, open-book elsewhere",
-    "retrieval": "share of questions with need above the threshold",
-    "matched random": "accuracy of retrieving at random at the same rate: rate x always + (1 - rate) x never",
-    "gain": "accuracy minus matched random, in points",
-    "harm": "share of all questions skipped although open-book is right and closed-book wrong",
-    "waste": "share of all questions retrieved for although closed-book is right",
-    "headroom": "(accuracy - never) / (oracle - never)",
-    "AUROC": "probability that a question answered wrong closed-book has more need than one answered right; ties half",
-    "judged right": "share of questions rightly judged known (at or below the threshold) or unknown (above it)",
-    "majority": "the same verdict for all questions, the commoner one: what 'judged right' must beat",
-    "AUROC benefit": "the same for questions that retrieval turns right against all others",
-    "AUPRC": "average precision of need for 'answered wrong closed-book'",
-    "ECE": "expected calibration error of need as the probability of a wrong closed-book answer, 15 equal bins",
-    "Brier": "mean squared difference of need and that outcome",
-    "AURC": "area under the risk-coverage curve: mean share of wrong answers kept, least need first; lower is better",
-    **{f"at {rate:.0%}": f"accuracy when {rate:.0%} of the questions, those of highest need, are retrieved for (exact "
-       "top-k; equal needs share their mean)" for rate in RETRIEVAL_RATES},
-    "area": "area under accuracy against retrieval rate (exact top-k curve)",
-    "area of random": "area under the straight line from never to always",
-    "tuned: accuracy": "accuracy on the other rows of the threshold with the best accuracy on a dev share of the rows",
-    "at rate": "retrieval rate of that threshold on those rows",
-    "n": "rows it was realised on",
-    "closed-book accuracy, judged known": "closed-book accuracy among questions at or below the threshold",
-    "judged unknown": "closed-book accuracy among questions above the threshold",
-    "LLM calls": "calls of the LLM per question: the answer, the draft of a retrieved question, samples, extra passes; "
-    "with an arbiter, both answers of every retrieved question",
-    "deciding, ms": "milliseconds of deciding, per question; unknown where it was not timed",
-    "retrievals": "searches per question",
-    "generated tokens": "per question: the answer, the draft of a retrieved question, samples; prompts are not in it",
-    "seconds": "of deciding, per question, where it was timed",
-    "difference in points": "difference of accuracy with a 95 % paired bootstrap interval: the same resamples for all gates",
-    "only it right": "questions only this gate's final answer has right",
-    "only the other": "questions only the other's final answer has right",
-    "p": "McNemar's exact test on those two counts",
-    "p (Holm)": "the same, corrected for all comparisons of the table",
-    "accuracy, no arbiter": "accuracy of the gate as it is: after retrieval the open-book answer is given",
-    "accuracy, cascade": "the same where, after retrieval, the arbiter chooses between that answer and the one from "
-    "memory; 'always' is the arbiter alone",
-    "against always": "accuracy minus the accuracy of always retrieving, in points, with a 95 % bootstrap interval; "
-    "below 0, right answers are lost; p: McNemar's exact test",
-    "harmed": "share of questions always retrieving has right and the cascade wrong",
-    "gained": "share of questions the cascade has right and always retrieving wrong",
-    **{f"cascade at {rate:.0%}": f"accuracy of the cascade when {rate:.0%} of the questions, those of highest need, "
-       "are retrieved for" for rate in CASCADE_RATES},
-    "price of a search": "price of a search over price of a wrong answer",
-    "skip": "share of questions answered from memory",
-    "one retrieval": "share of questions answered with passages, or by the arbiter's choice where there is one",
-    "several": "share of questions answered after several rounds of retrieval",
-    "searches": "per question",
-    "accuracy, three actions": "share of right answers where each question gets the action of highest expected gain: "
-    "P(right), fitted to need on the dev rows, less the price of its searches; on the other rows",
-    "against always once": "that minus the accuracy of one retrieval for every question, in points",
-    "accuracy, one look": "accuracy of the gate as it is",
-    "accuracy, two looks": "the same where passages that the judge finds useless are dropped and the answer is the "
-    "closed-book one",
-    "change": "difference of the two, in points, with a 95 % bootstrap interval",
-    "against random drop": "accuracy with two looks minus that of dropping as many passages at random, in points",
-    "passages shown": "share of questions whose LLM sees passages after the second look",
-    "words of passages": "put into the prompt per question, with one look",
-    "after two looks": "the same with two looks",
-}  # fmt: skip
+COLUMN_DEFINITIONS = html.load_texts("evaluation")
 
 
 def build_evaluation_tables(evaluation: Evaluation) -> Iterator[TextTable]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import tomllib
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from importlib import resources
+from typing import Any
 
 from knowgate.core import VERSION
 from knowgate.core.display import MISSING_VALUE, TextTable, format_number
@@ -49,6 +52,14 @@ def render_page(title: str, subtitle: str, sections: Sequence[str]) -> str:
 def _read_asset(name: str) -> str:
     """Read a style sheet or script that is packaged with the reports."""
     return (resources.files("knowgate.evaluation.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+@cache
+def load_texts(table: str) -> dict[str, Any]:
+    """Load one table of `texts.toml`, such as the definitions of the columns of a report, by name."""
+    text = (resources.files("knowgate.evaluation.report") / "texts.toml").read_text(encoding="utf-8")
+    texts: dict[str, Any] = tomllib.loads(text)[table]
+    return texts
 
 
 def render_text(text: str) -> str:

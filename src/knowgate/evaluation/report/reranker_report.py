@@ -22,17 +22,7 @@ from knowgate.stats.proportions import format_points_estimate
 from knowgate.types.markup import escape_html
 
 MAIN_MEASURE = "P@1"
-RERANKER_DEFINITIONS = {
-    "P@k": "share of the first k passages that help the LLM; P@1: whether the first one does",
-    "R@k": "share of all passages that help which are among the first k",
-    "MRR@k": "1 / rank of the first passage that helps, 0 if it is not among the first k",
-    "helps": "the LLM's answer is likelier right with the passage than without, as `knowgate prefer` measured it",
-    "retriever": "the order the passages were found in",
-    "base": "the cross-encoder before alignment",
-    "oracle": "ordered by what each passage really did: the ceiling, not a ranker",
-    "top k": "share of right answers of an LLM that is shown the first k passages of a ranker",
-    "intervals": "95 %, bootstrap over questions; differences are paired, question by question",
-}
+RERANKER_DEFINITIONS = html.load_texts("reranker")
 
 
 @dataclass(frozen=True)
