@@ -157,8 +157,8 @@ def prepare(plan: AlignmentPlan) -> None:
 
     prepare_work_folder(plan.bench, plan.work)
     if not (plan.work / "idx").is_dir():
-        run(["index", plan.at("pooled.jsonl.gz"), "--out", plan.at("idx")])
-    retriever = load_retriever(plan.at("idx"))
+        run(["index", plan.path("pooled.jsonl.gz"), "--out", plan.at("idx")])
+    retriever = load_retriever(plan.path("idx"))
     for split, sizes in (("train", LEARNED), ("test", TESTED)):
         for name, size in sizes.items():
             questions = load_questions(f"bench:{name}_ctx/{split}", min(size, plan.most))
@@ -233,7 +233,7 @@ def main() -> None:
     plan = AlignmentPlan(**options)
     if prepare_only:
         return prepare(plan)
-    os.environ["KNOWGATE_BENCH"] = plan.at("data")
+    os.environ["KNOWGATE_BENCH"] = plan.path("data")
     reranker_cache.ANSWER_BATCH = 1_024  # keeps a GPU busy
     out = plan.work / "out"
     out.mkdir(parents=True, exist_ok=True)
