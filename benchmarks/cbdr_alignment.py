@@ -157,7 +157,7 @@ def prepare(plan: AlignmentPlan) -> None:
 
     prepare_work_folder(plan.bench, plan.work)
     if not (plan.work / "idx").is_dir():
-        run(["index", plan.path("pooled.jsonl.gz"), "--out", plan.at("idx")])
+        run(["index", plan.path("pooled.jsonl.gz"), "--out", plan.path("idx")])
     retriever = load_retriever(plan.path("idx"))
     for split, sizes in (("train", LEARNED), ("test", TESTED)):
         for name, size in sizes.items():

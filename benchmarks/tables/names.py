@@ -38,7 +38,7 @@ def recorded_name(spec: str) -> str:
     return called.replace(",verdict=own", OWN)
 
 
-def of_another(about: str) -> str:
+def name_source_llm(about: str) -> str:
     """', of LLM' for a gate that was fitted on another LLM; it may have a sister fitted on this one."""
     return f"{ANOTHER}{Path(about.removeprefix(PLUGGED)).name}" if about.startswith(PLUGGED) else ""
 
