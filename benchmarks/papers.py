@@ -22,7 +22,7 @@ from benchmarks.steps import ENGLISH, Plan, Step, create_parser, prepare_work_fo
 
 @dataclass(frozen=True)
 class DataSet:
-    """How a data set is labelled.
+    """How a data set is labeled.
 
     Attributes:
         train: Number of training questions.

@@ -1,4 +1,4 @@
-"""Restore the questions of packed runs, so that you can fit and score gates without labelling again.
+"""Restore the questions of packed runs, so that you can fit and score gates without labeling again.
 
     python -m benchmarks.restore benchmarks/runs/LLM OUT [--only NAME ...]
 
