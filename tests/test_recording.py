@@ -12,7 +12,7 @@ from benchmarks.recording.needs import read_run_needs
 from benchmarks.recording.packing import pack, pack_row
 from benchmarks.recording.printed_tables import copy_printed_tables
 from benchmarks.tables import common, dhicl, kbm, kbm_plugged
-from benchmarks.tables.names import recorded_name, with_names
+from benchmarks.tables.names import recorded_name, rename_gates
 from knowgate.data.runs.folder import RunFolder
 from knowgate.data.runs.records import RecordedNeeds, read_needs, write_needs
 from knowgate.data.runs.rows import GradedAnswer, LabelRow
@@ -41,14 +41,14 @@ def test_a_gate_has_one_name_however_it_was_written(written, name):
 
 
 def test_a_judge_with_raw_scores_also_decides_by_its_own_verdict():
-    named = with_names({"w/kbm": RecordedNeeds("w/kbm", 0.7, {"a": 0.9}, raw={"a": 0.4})})
+    named = rename_gates({"w/kbm": RecordedNeeds("w/kbm", 0.7, {"a": 0.9}, raw={"a": 0.4})})
     assert (named["kbm"].needs, named["kbm"].threshold) == ({"a": 0.9}, 0.7)
     assert (named["kbm, own verdict"].needs, named["kbm, own verdict"].threshold) == ({"a": 0.4}, 0.5)
 
 
 def test_a_verdict_that_was_recorded_itself_is_kept():
     own = RecordedNeeds("kbm,verdict=own", 0.5, {"a": 0.1})
-    named = with_names({"kbm": RecordedNeeds("kbm", 0.7, {"a": 0.9}, raw={"a": 0.4}), own.gate: own})
+    named = rename_gates({"kbm": RecordedNeeds("kbm", 0.7, {"a": 0.9}, raw={"a": 0.4}), own.gate: own})
     assert named["kbm, own verdict"].needs == {"a": 0.1}
 
 
@@ -109,9 +109,9 @@ def runs(tmp_path, monkeypatch):
         pack(tmp_path / name, tmp_path / "runs" / common.QWEN / name, read_run_needs(tmp_path / name))
     for module in (common, dhicl, kbm, kbm_plugged):
         monkeypatch.setattr(module, "RUNS", tmp_path / "runs")
-    common.trial_of.cache_clear()
+    common.load_test_run.cache_clear()
     yield tmp_path / "runs" / common.QWEN
-    common.trial_of.cache_clear()
+    common.load_test_run.cache_clear()
 
 
 def test_recorded_needs_are_packed_under_the_names_of_the_tables(runs):
