@@ -147,15 +147,9 @@ class PostgresHistory(similarity.SqlHistory):
 
     # --- writing ----------------------------------------------------------------------------------
 
-    def add(self, entries: Sequence[LogEntry], vectors: Vector | None = None) -> int:
-        """Add entries; earlier ones of the same question, scope and source are replaced."""
-        if not entries:
-            return 0
-        if vectors is None:
-            vectors = self._embedder.embed([entry.question for entry in entries])
+    def _write(self, entries: Sequence[LogEntry], vectors: Vector) -> None:
         rows = [_make_row(entry, vector) for entry, vector in zip(entries, vectors, strict=True)]
         self._database.write(lambda transaction: self._insert(transaction, rows, len(vectors[0])))
-        return len(rows)
 
     def _insert(self, transaction: WriteTransaction, rows: Sequence[Sequence[Any]], width: int) -> None:
         self._embedder.register(transaction)
