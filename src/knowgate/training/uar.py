@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from knowgate.data.questions import load_questions
+from knowgate.data.runs.records import check_same_llm
 from knowgate.data.signals.vectors import stack_hidden_states
 from knowgate.errors import BadInput, BadSetting
 from knowgate.gates.artifacts.networks import apply_calibration
@@ -202,12 +203,7 @@ def _check_inputs(
         raise BadSetting(
             f"uar needs questions for the criteria {', '.join(CRITERIA)}, but got {', '.join(criteria) or 'none'}."
         )
-    if (model.fingerprint, prompts.fingerprint) != (settings["model_fingerprint"], settings["prompts_fingerprint"]):
-        raise BadSetting(
-            f"the label run was made with another LLM or other prompts: {settings['model']} "
-            f"({settings['model_fingerprint']}, prompts {settings['prompts_fingerprint']}), not {model.name} "
-            f"({model.fingerprint}, prompts {prompts.fingerprint}). Use the LLM and prompts of the run."
-        )
+    check_same_llm("the label run", settings, model, prompts.fingerprint)
     if model.depth - 1 not in examples.readings[0].hidden:
         raise BadSetting(
             "uar needs hidden states of the last layer, but the label run has none. Label again with layers='last'."

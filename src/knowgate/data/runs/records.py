@@ -13,6 +13,7 @@ from knowgate.core.files import read_jsonl, write_text
 from knowgate.core.schema import NumberRange, UnitInterval, read_record
 from knowgate.data.runs.folder import RunFolder
 from knowgate.errors import ArtifactError, BadInput, BadSetting
+from knowgate.types import ModelIdentity
 
 log = logging.getLogger(__name__)
 MISMATCHES = {
@@ -46,6 +47,23 @@ def check_unique_runs(runs: Sequence[Path]) -> None:
     duplicates = [run for number, run in enumerate(runs) if resolved[number] in resolved[:number]]
     if duplicates:
         raise BadSetting(f"the label run '{duplicates[0]}' is named twice. Name it once.")
+
+
+def check_same_llm(name: str, settings: Mapping[str, Any], model: ModelIdentity, prompts: str) -> None:
+    """Raise BadSetting if a label run was made with another LLM or other prompts.
+
+    Args:
+        name: What the error calls the run.
+        settings: Settings of the run.
+        model: The LLM.
+        prompts: Fingerprint of the prompts.
+    """
+    model_hash, prompts_hash = settings["model_fingerprint"], settings["prompts_fingerprint"]
+    if (model.fingerprint, prompts) != (model_hash, prompts_hash):
+        raise BadSetting(
+            f"{name} was made with another LLM or other prompts: {settings['model']} ({model_hash}, prompts "
+            f"{prompts_hash}), not {model.name} ({model.fingerprint}, prompts {prompts}). Use the LLM and prompts of the run."
+        )
 
 
 def name_runs(runs: Sequence[Path]) -> list[str]:
