@@ -224,22 +224,17 @@ def _build_policy_slice_section(evaluation: Evaluation, policy: HighlightedPolic
     slices = charts.slice_policy(evaluation, policy, MIN_SLICE_QUESTIONS)
     if not slices:
         return html.render_section("where", title, intro, [html.render_remark("All questions are of one kind.")])
-    rows = [
-        (
-            part.name,
-            str(part.n),
-            format_percent(part.skipped),
-            format_percent(part.always),
-            format_points_estimate(estimate_mean(part.changes, evaluation.resamples)),
-        )
-        for part in slices
-    ]
-    columns = ("part", "n", "searches skipped", "accuracy, always", "change in points")
+    columns: dict[str, Callable[[charts.PolicySlice], str]] = {
+        "part": lambda part: part.name,
+        "n": lambda part: str(part.n),
+        "searches skipped": lambda part: format_percent(part.skipped),
+        "accuracy, always": lambda part: format_percent(part.always),
+        "change in points": lambda part: format_points_estimate(estimate_mean(part.changes, evaluation.resamples)),
+    }
     chart = charts.draw_slice_chart(slices, evaluation.resamples)
     figure = html.render_figure(chart, "Change against always retrieving")
-    return html.render_section(
-        "where", title, intro, [figure, html.render_table(TextTable("By part", columns, tuple(rows)))]
-    )
+    table = html.render_table(TextTable.build("By part", slices, columns))
+    return html.render_section("where", title, intro, [figure, table])
 
 
 @dataclass(frozen=True)
