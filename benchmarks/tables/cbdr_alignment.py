@@ -27,14 +27,18 @@ def alignment_tables(home: Path = HOME) -> Iterator[str]:
     yield "### Rerankers whose weights are chosen on dev questions\n"
     yield (
         "`benchmarks/cbdr_alignment.py`; its docstring is the protocol, written before the run. Test questions: "
-        f"{_count_questions(result)}, 8 candidates each. *Paper* is one epoch at 6e-5 with the last weights. Differences "
-        "to the base are paired, with 95 % bootstrap intervals.\n"
+        f"{_count_questions(result)}, 8 candidates of BM25 each (*retriever*). Preferences were learned from train questions "
+        "of NQ, HotpotQA and TriviaQA. The *base* is MiniLM, taught which passages contain the answer. *Paper* is one epoch at "
+        "6e-5 with the last weights. Differences to the base are paired, with 95 % bootstrap intervals. "
+        "[Record](../runs/cbdr/alignment): predictions by question, what each passage changed, settings of all trainings.\n"
     )
+    yield "P@1 on dev questions. The weights with the highest P@1 are kept; they may be an average with the base:\n"
     yield _format_dev(selections)
     yield "\nP@1 on test questions, by the source of the preferences:\n"
     yield _format_ranking(result, chosen)
     yield "\nRight answers with the first passages of each order, and their difference to the base, both data sets:\n"
     yield _format_answers(home, result)
+    yield format_seconds(home)
 
 
 def read_selections(home: Path, source: str) -> dict[str, dict[str, Any]]:
@@ -78,12 +82,13 @@ def _format_ranking(result: dict[str, Any], chosen: dict[str, str]) -> str:
         values, gaps = ranking["values"]["P@1"], ranking["less"]["base"]["P@1"]
         for name in ("retriever", "base", *(f"{each}{end}" for each in SOURCES for end in (f"-{REFERENCE}", ""))):
             recipe = f" ({chosen[name]})" if name in chosen else ""
-            gap = _format_gap(gaps[name]) if name in gaps else "–"
+            gap = format_gap(gaps[name]) if name in gaps else "–"
             rows.append((source, f"{ranking['questions']:,}", name + recipe, f"{100 * values[name]['value']:.1f}", gap))
     return table(("preferences by", "n", "order", "P@1", "against the base"), rows)
 
 
-def _format_gap(gap: dict[str, float]) -> str:
+def format_gap(gap: dict[str, float]) -> str:
+    """Format a difference in points with its interval."""
     return f"{100 * gap['value']:+.1f} [{100 * gap['low']:+.1f}, {100 * gap['high']:+.1f}]"
 
 
@@ -103,6 +108,22 @@ def _format_answers(home: Path, result: dict[str, Any]) -> str:
     return table(("order", *columns, *(f"against the base, {top}" for top in TOPS)), rows)
 
 
+def format_seconds(home: Path) -> str:
+    """Say how long the steps took on the GPU."""
+    seconds = json.loads((home / "seconds.json").read_text(encoding="utf-8"))
+
+    def total(prefix: str) -> str:
+        return f"{sum(value for step, value in seconds.items() if step.startswith(prefix)):.0f}"
+
+    fits = [value for step, value in seconds.items() if step.startswith("fit-")]
+    return (
+        f"\nSeconds on one H200: base {total('relevance')}, answers without passages {total('label-')}, preferences by "
+        f"benefit {total('prefer-benefit')} and by likelihood {total('prefer-likelihood')}, each of {len(fits)} rerankers "
+        f"{min(fits):.0f} to {max(fits):.0f}, comparison {total('compare')}. Steps ran beside each other, so each alone would "
+        "be faster.\n"
+    )
+
+
 def read_answers(home: Path) -> dict[tuple[str, str], dict[str, int]]:
     """Return whether each answer is right, by number of passages and ranker, then by question of both data sets."""
     right: dict[tuple[str, str], dict[str, int]] = {}
@@ -116,11 +137,14 @@ def read_answers(home: Path) -> dict[tuple[str, str], dict[str, int]]:
 
 def compare_answers(right: dict[tuple[str, str], dict[str, int]], top: str, name: str) -> str:
     """Format the difference of right answers to the base over the questions of both data sets, paired."""
+    base, other = right[top, "base"], right.get((top, name), {})
+    gaps = [other[key] - base[key] for key in base if other.get(key) is not None]
+    return estimate_gap(np.array(gaps, dtype=float)) if gaps else "–"
+
+
+def estimate_gap(differences: Any) -> str:
+    """Format the mean of paired differences in points, with the bootstrap interval that `knowgate` prints."""
     from knowgate.stats.bootstrap import estimate_mean
 
-    base, other = right[top, "base"], right.get((top, name), {})
-    gaps = np.array([other[key] - base[key] for key in base if other.get(key) is not None], dtype=float)
-    if not len(gaps):
-        return "–"
-    gap = estimate_mean(gaps)
-    return _format_gap({"value": gap.value, "low": gap.low, "high": gap.high})
+    gap = estimate_mean(differences)
+    return format_gap({"value": gap.value or 0.0, "low": gap.low or 0.0, "high": gap.high or 0.0})

@@ -93,7 +93,10 @@ FIT = (
     "loses 2.4 points, and one is allowed. So the command searches for all 1,474 test rows and has 79.7 %. The policy in the "
     "table above was chosen on all 1,541 rows, with adapters that were trained in other ways: **it is not what the command "
     "gives you.** This was the second run ([protocol](../policy_protocol.md)). In the first, the judges learned only what is "
-    "known; it took 4:15 minutes and chose *always*, too (cross-validated loss: 2.1 points). ChatGPT was not run."
+    "known; it took 4:15 minutes and chose *always*, too (cross-validated loss: 2.1 points). For ChatGPT and text-davinci-003 "
+    "the command gives the policy of the table, *always* (outputs: [ChatGPT](../runs/papers/fit_policy_chatgpt.txt), "
+    "[text-davinci-003](../runs/papers/fit_policy_davinci3.txt)). On the rows to choose on, the best gates gain 0.7 points (with "
+    "an arbiter) and 0.3 points, and make 95 and 98 % of the searches. For Llama-3.1-8B the command was not run to its end."
 )
 
 

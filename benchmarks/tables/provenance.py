@@ -1,7 +1,8 @@
-"""How the runs behind the tables were made, from what they say of themselves."""
+"""How the runs behind the tables were made, from what they say of themselves, and the seconds of trainings on a GPU."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,22 @@ from typing import Any
 from benchmarks.tables.common import CHOICE, FRESH, MODELS, OPEN, RUNS, Rows, table
 
 COLUMNS = ("LLM", "data set", "train", "test", "samples", "passages by", "k", "longest answer", "graded by", "made")
+
+TRAININGS, ALIGNMENT = "papers/trainings.json", "cbdr/alignment/seconds.json"
+TRAINING_TITLES = {
+    "closed_book": "IK: answers to all questions, with hidden states",
+    "ik_": "IK: one LoRA judge, 19,777 rows",
+    "probes": "IK: six probes of hidden states",
+    "kbm_1": "KBM: LoRA judge, one epoch of 14,471 rows",
+}
+ALIGNMENT_TITLES = {
+    "relevance": "CBDR: base taught relevance, 5,057 questions",
+    "label-": "CBDR: answers without passages",
+    "prefer-benefit": "CBDR: preferences by benefit",
+    "prefer-likelihood": "CBDR: preferences by likelihood",
+    "fit-": "CBDR: one aligned reranker",
+    "compare": "CBDR: comparison on test questions, with answers",
+}
 
 
 def provenance_table() -> Iterator[str]:
@@ -20,6 +37,32 @@ def provenance_table() -> Iterator[str]:
             "those the data set comes with. Multiple choice is graded by letter.\n"
         )
         yield table(COLUMNS, rows)
+    yield "\n### Seconds on the GPU\n"
+    yield (
+        "Measured on one H200. Some steps ran beside each other; alone, each would be faster. A training that was interrupted "
+        "and continued has the seconds of its last part on record, so it is left out. The GPU seconds of label runs were not "
+        "recorded, and those of judges are in [judge](judge.md).\n"
+    )
+    yield table(("work", "parts", "seconds each", "record"), list_gpu_seconds())
+
+
+def list_gpu_seconds() -> Rows:
+    """List trainings and other steps on the GPU with the seconds that each of their parts took."""
+    trainings = json.loads((RUNS / TRAININGS).read_text(encoding="utf-8"))
+    whole = {
+        name: facts["seconds"]
+        for name, facts in trainings.items()
+        if "seconds" in facts and "continued_after" not in facts
+    }
+    alignment = json.loads((RUNS / ALIGNMENT).read_text(encoding="utf-8"))
+    groups = [(title, whole, prefix, TRAININGS) for prefix, title in TRAINING_TITLES.items()]
+    groups += [(title, alignment, prefix, ALIGNMENT) for prefix, title in ALIGNMENT_TITLES.items()]
+    rows: Rows = []
+    for title, steps, prefix, record in groups:
+        seconds = sorted(value for step, value in steps.items() if step.startswith(prefix))
+        ends = dict.fromkeys(f"{value:.0f}" for value in (seconds[0], seconds[-1]))
+        rows.append((title, str(len(seconds)), " to ".join(ends), f"[{Path(record).name}](../runs/{record})"))
+    return rows
 
 
 def _line(model: str, name: str) -> Rows:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 RECORD = Path(__file__).parents[1] / "speed.json"
 LABELING = Path(__file__).parents[1] / "runs" / "label_speed.json"
+EARLIER = LABELING.with_stem("label_speed_earlier")
 SETTINGS = ("closed book", "BM25", "BM25, 20 samples")
 
 
@@ -27,15 +28,16 @@ def speed_table() -> str:
 
 
 def labeling_table() -> str:
-    """Questions labeled per second on a GPU, beside plain `generate` in the same run."""
-    record = json.loads(LABELING.read_text(encoding="utf-8"))
+    """Questions labeled per second on a GPU, beside plain `generate` in the same run and beside an earlier run."""
+    record, earlier = (json.loads(file.read_text(encoding="utf-8")) for file in (LABELING, EARLIER))
     lines = [
-        "| label run | questions/s | one `generate` call at a time | ratio | GPU busy |",
-        "|---|---|---|---|---|",
+        "| label run | questions/s | one `generate` call at a time | ratio | GPU busy | questions/s, earlier run |",
+        "|---|---|---|---|---|---|",
     ]
     for name in SETTINGS:
         speed, plain = record[name]["questions_per_second"], record[f"{name}, generate"]
         lines.append(
-            f"| {name} | {speed:.0f} | {plain:.1f} | **{speed / plain:.0f}** | {100 * record[name]['gpu_busy']:.0f} % |"
+            f"| {name} | {speed:.0f} | {plain:.1f} | **{speed / plain:.0f}** | {100 * record[name]['gpu_busy']:.0f} % "
+            f"| {earlier[name]['questions_per_second']:.0f} |"
         )
     return "\n".join(lines)

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from knowgate.cli.main import run as knowgate
@@ -25,8 +27,8 @@ def test_each_threshold_has_a_row_of_measures(tmp_path):
     assert list(result) == [*(f"0.{digit}" for digit in range(1, 10)), "majority"]
     assert result["0.1"]["retrieval"] == "100.0 %"  # needs are 0.2 and 0.8
     assert result["0.5"] == {
-        "retrieval": "50.0 %", "accuracy": "75.0 %", "random": "50.0 %", "gain": "+25.0", "harm": "0.0 %",
-        "waste": "0.0 %", "judged right": "100.0 %",
+        "retrieval": "50.0 %", "accuracy": "75.0 %", "random": "50.0 %", "gain": "+25.0",
+        "against always": "+25.0 [0.0, +75.0]", "harm": "0.0 %", "waste": "0.0 %", "judged right": "100.0 %",
     }  # fmt: skip
     assert result["0.9"]["retrieval"] == "0.0 %"
 
@@ -43,6 +45,20 @@ def test_confidence_must_be_above_beta_to_answer_directly(tmp_path):
     result = cells(sweeps.sweep_betas(labels, score_gate(labels, "good")))
     assert result["0.7"]["retrieval"] == "50.0 %"  # confidence .8 is above .7
     assert result["0.8"]["retrieval"] == "100.0 %"  # and not above .8
+
+
+def test_the_loss_against_always_has_an_interval(tmp_path):
+    """Skipping 200 of 400 questions, of which passages would have helped half, loses 25 points, give or take 4.2."""
+    rows = [row(f"q{i}", side(i % 4 == 0), side(i % 2 == 0)) for i in range(400)]
+    run = trial_run(tmp_path / "run", rows)
+    write_needs(run, [RecordedNeeds("probe", 0.5, {f"q{i}": float(i % 2) for i in range(400)})])
+    labels = load_label_table([run])
+    table = sweeps.sweep_betas(labels, score_gate(labels, "probe"), betas=(0.95,))
+    assert table.title == "probe: beta on 1 - need, 400 questions"
+    value, low, high = re.findall(r"[-+]\d+\.\d", cells(table)["0.95"]["against always"])
+    spread = 100 * 1.96 * (0.25 * 0.75 / 400) ** 0.5
+    assert float(value) == -25.0
+    assert (float(low), float(high)) == pytest.approx((-25 - spread, -25 + spread), abs=0.6)
 
 
 def test_stored_variants_are_rows_of_one_table(tmp_path):

@@ -214,19 +214,20 @@ def print_log_summary(log: LoggedTraffic, traffic: replay.Traffic) -> None:
     """Print how many questions the numbers are based on, what was left out, and what was estimated."""
     n = len(log.events)
     arbiter = f" with the arbiter {log.arbiter}" if log.arbiter else ""
-    inform(f"{n} questions decided by the gate {', '.join(log.gates)}{arbiter} for {', '.join(log.models)}.")
+    few = f" Fewer than {MIN_KNOWN_QUESTIONS} prove little." if n < MIN_KNOWN_QUESTIONS else ""
+    inform(f"{n} questions decided by the gate {', '.join(log.gates)}{arbiter} for {', '.join(log.models)}.{few}")
     if log.bad_lines:
         inform(f"Lines left out: {log.describe_bad_lines()}.")
     if log.left_out:
         inform("Rows left out: " + ", ".join(f"{count} {reason}" for reason, count in log.left_out.items()) + ".")
     n_skip_costs, n_retrieval_costs = traffic.count_known("closed"), traffic.count_known("opened")
     if min(n_skip_costs, n_retrieval_costs) < n:
-        counts = f"of retrieving for {n_retrieval_costs} of them and the cost of skipping for {n_skip_costs}"
-        inform(f"The log records the cost {counts}. For the others, the mean is assumed; without any, it is unknown.")
+        counts = f"with a search are recorded for {n_retrieval_costs} of them, costs without one for {n_skip_costs}"
+        inform(f"Costs {counts}. For the rest, the mean of these is assumed.")
     if log.n_estimated:
         inform(f"Prompt tokens are estimated from the text for {log.n_estimated} of them.")
     if not traffic.checks:
-        inform("The risk is unknown: no question has both answers. Log with a gate that drafts, or use a label run.")
+        inform("Lost answers are unknown: no question has both answers. Serve with --audit 0.1, or use a label run.")
 
 
 def _make_record(

@@ -70,7 +70,8 @@ def beta(
 
     Confidence is the uncalibrated probability of a fitted gate (fit the probe with --target known --balanced), or
     1 - need for any other gate. If the runs have the same questions with different passages (`label --rerank`,
-    `--k`), the table shows accuracy (retrieval rate) by beta, reranker and k.
+    `--k`), the table shows accuracy (retrieval rate) by beta, reranker and k. Otherwise it also shows the difference to
+    always retrieving with its 95 % interval.
 
     Example: knowgate sweep beta --labels runs/test --labels runs/test-reranked --gates my-probe
     """

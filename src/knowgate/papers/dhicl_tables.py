@@ -25,7 +25,7 @@ from knowgate.gates.prompt import PromptGate
 from knowgate.gates.scoring import bind_gate, read_questions, score_questions
 from knowgate.labels.history_entries import scope_from_settings
 from knowgate.models.prompts.answers import AnswerPrompts
-from knowgate.papers.sweeps import format_auroc
+from knowgate.papers.sweeps import format_auroc, measure_decisions
 from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.types import Gate, Model, Question
 
@@ -284,14 +284,8 @@ def _make_cells(table: LabelTable, gate: TableScores | None) -> tuple[str, str, 
     """Format three cells: accuracy (retrieval rate), accuracy of random retrieval at that rate, and AUROC."""
     if gate is None:
         return (MISSING_VALUE, MISSING_VALUE, MISSING_VALUE)
-    retrieve = gate.needs > gate.threshold
-    rate, auroc = float(retrieve.mean()), format_auroc(table, gate)
-    if table.open_right is None:
-        return (f"{MISSING_VALUE} ({format_percent(rate)})", MISSING_VALUE, auroc)
-    closed, opened = table.closed_right, table.open_right
-    accuracy = float(np.where(retrieve, opened, closed).mean())
-    random = rate * float(opened.mean()) + (1 - rate) * float(closed.mean())
-    return (f"{format_percent(accuracy)} ({format_percent(rate)})", format_percent(random), auroc)
+    rate, accuracy, random, *_ = measure_decisions(table, gate.needs > gate.threshold)
+    return (f"{accuracy} ({rate})", random, format_auroc(table, gate))
 
 
 # --- a cut learned from the log ---------------------------------------------------------------------

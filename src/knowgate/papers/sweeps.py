@@ -26,7 +26,9 @@ from knowgate.gates.fitted_gate import get_gate_name
 from knowgate.gates.offline_scoring import TableScores, drop_seen_rows, score_gate
 from knowgate.gates.scoring import bind_gate, read_questions, score_questions
 from knowgate.models.prompts.answers import AnswerPrompts
+from knowgate.stats.bootstrap import estimate_mean
 from knowgate.stats.metrics import BoolArray, auroc
+from knowgate.stats.proportions import format_points_estimate
 from knowgate.training.fit_function import read_fit_options
 from knowgate.types import Gate, Model, Question
 
@@ -34,7 +36,7 @@ THRESHOLDS = tuple(round(0.1 * step, 1) for step in range(1, 10))  # IK paper
 BETAS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # CBDR: answer directly if confidence is above beta
 # Options that make the many fits of a sweep fast. Options of the caller take precedence.
 FAST_FIT_OPTIONS: dict[str, dict[str, Any]] = {"probe": {"kind": "linear"}, "fusion": {"cheap": True}}
-DECISION_COLUMNS = ("retrieval", "accuracy", "random", "gain", "harm", "waste", "judged right")
+DECISION_COLUMNS = ("retrieval", "accuracy", "random", "gain", "against always", "harm", "waste", "judged right")
 WARMUP_QUESTIONS = 2  # not timed: they load weights and indexes
 
 
@@ -48,7 +50,7 @@ def sweep_thresholds(table: LabelTable, gate: TableScores, thresholds: Sequence[
     """
     rows = [(f"{threshold:g}", *measure_decisions(table, gate.needs > threshold)) for threshold in thresholds]
     return TextTable(
-        f"{gate.name}: threshold",
+        f"{gate.name}: threshold, {len(table.rows)} questions",
         ("retrieve if need >", *DECISION_COLUMNS),
         (*rows, ("majority", *measure_majority_decisions(table))),
     )
@@ -62,7 +64,7 @@ def sweep_betas(table: LabelTable, gate: TableScores, betas: Sequence[float] = B
     rows = [(f"{beta:g}", *measure_decisions(table, select_unsure_questions(gate, beta))) for beta in betas]
     confidence = "1 - need" if gate.raw is None else "the raw confidence"
     return TextTable(
-        f"{gate.name}: beta on {confidence}",
+        f"{gate.name}: beta on {confidence}, {len(table.rows)} questions",
         ("answer if confidence >", *DECISION_COLUMNS),
         (*rows, ("majority", *measure_majority_decisions(table))),
     )
@@ -85,22 +87,24 @@ def measure_decisions(table: LabelTable, retrieve: BoolArray) -> tuple[str, ...]
         retrieve: Whether to retrieve for each question.
 
     Returns:
-        Retrieval rate, accuracy, accuracy of random retrieval at that rate, gain over random, harm, waste, and share of
-        questions judged right: retrieved for if the LLM does not know the answer, skipped if it does. Without
-        open-book answers, only the first and the last are known.
+        Retrieval rate, accuracy, accuracy of random retrieval at that rate, gain over random, difference to always
+        retrieving with its 95 % interval (paired bootstrap), harm, waste, and share of questions judged right: retrieved
+        for if the LLM does not know the answer, skipped if it does. Without open-book answers, only the first and the
+        last are known.
     """
     judged_right = format_percent(float((retrieve == ~table.closed_right).mean()))
     rate = float(retrieve.mean())
     if table.open_right is None:
-        return (format_percent(rate), *[MISSING_VALUE] * 5, judged_right)
+        return (format_percent(rate), *[MISSING_VALUE] * 6, judged_right)
     closed, opened = table.closed_right, table.open_right
-    accuracy = float(np.where(retrieve, opened, closed).mean())
-    random = float(rate * opened.mean() + (1 - rate) * closed.mean())
+    right = np.where(retrieve, opened, closed).astype(float)
+    accuracy, random = float(right.mean()), float(rate * opened.mean() + (1 - rate) * closed.mean())
     return (
         format_percent(rate),
         format_percent(accuracy),
         format_percent(random),
         format_points(accuracy - random),
+        format_points_estimate(estimate_mean(right - opened)),
         format_percent(float((~retrieve & opened & ~closed).mean())),  # harm: skipped, but passages were needed
         format_percent(float((retrieve & closed).mean())),  # waste: retrieved, but the LLM knew the answer
         judged_right,

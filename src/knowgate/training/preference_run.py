@@ -42,7 +42,7 @@ class PreferenceOptions(Options):
     source: Literal["likelihood", "benefit", "confidence"] | None = option(
         None,
         "How the effect of a passage is measured: `likelihood` (it makes the gold answer more likely), "
-        "`benefit` (it turns a wrong answer right) or `confidence` (it makes the LLM more confident, as a probe reads "
+        "`benefit` (the answer with it is right) or `confidence` (it makes the LLM more confident, as a probe reads "
         f"it; CBDR). Default: confidence if `gate` is given, else {DEFAULT_SOURCE}.",
     )
     gate: str | None = option(None, "Folder of a fitted probe that reads the LLM's confidence.", metavar="PROBE")
@@ -51,7 +51,7 @@ class PreferenceOptions(Options):
         None, "Questions with candidate passages, such as jsonl:FILE. Default: those of the label run."
     )
     candidates: int = option(20, "Number of candidate passages per question.", ge=2)
-    top: Count = option(DEFAULT_TOP, "Maximum number of helpful passages, and of harmful ones, to keep per question.")
+    top: Count = option(DEFAULT_TOP, "Maximum number of passages that help, and of others, to keep per question.")
     cut: Count | None = option(
         None,
         "Truncate all candidates to this many tokens and leave out shorter ones. This control shows whether length "
@@ -87,8 +87,8 @@ class PreferenceProgress:
     Attributes:
         total: Questions of the run.
         done: Questions that have a row.
-        kept: Rows with both helpful and harmful passages; only these can train a reranker.
-        one_sided: Rows with candidate passages, none of which is helpful, or none harmful.
+        kept: Rows with both positive and negative passages; only these can train a reranker.
+        one_sided: Rows with candidate passages, none of which is positive, or none negative.
         bare: Rows without candidate passages.
         failed: Rows with an error. They count as done, but not as kept, one_sided or bare.
         duplicates: Duplicate passages that were dropped.
@@ -113,7 +113,7 @@ class PreferenceProgress:
     def add(self, rows: Sequence[Preference], *, is_fresh: bool = True, seconds: float = 0.0) -> PreferenceProgress:
         """Return the progress after more rows: each row is counted as kept, one-sided, bare or failed.
 
-        Kept rows have helpful and harmful passages, one-sided rows only one kind, bare rows no passages, failed rows an
+        Kept rows have positive and negative passages, one-sided rows only one kind, bare rows no passages, failed rows an
         error.
 
         Args:
@@ -148,7 +148,7 @@ def measure_preferences(
     on_progress: Callable[[PreferenceProgress], None] = lambda progress: None,
     options: PreferenceOptions,
 ) -> PreferenceProgress:
-    """Measure for labeled questions which candidate passages help the LLM and which hurt it.
+    """Measure for labeled questions which candidate passages help the LLM and which do not.
 
     An interrupted run continues where it stopped.
 
@@ -161,7 +161,7 @@ def measure_preferences(
         options: See `PreferenceOptions`; fields can be given as keywords.
 
     Returns:
-        How many questions have passages that help and passages that hurt, and why others do not.
+        How many questions have passages that help and passages that do not, and why others do not.
 
     Raises:
         BadSetting: An option cannot be used, or the model is not the one that was labeled.
