@@ -214,7 +214,7 @@ def print_log_summary(log: LoggedTraffic, traffic: replay.Traffic) -> None:
     """Print how many questions the numbers are based on, what was left out, and what was estimated."""
     n = len(log.events)
     arbiter = f" with the arbiter {log.arbiter}" if log.arbiter else ""
-    few = f" Fewer than {MIN_KNOWN_QUESTIONS} prove little." if n < MIN_KNOWN_QUESTIONS else ""
+    few = f" Fewer than {replay.MIN_KNOWN_QUESTIONS} prove little." if n < replay.MIN_KNOWN_QUESTIONS else ""
     inform(f"{n} questions decided by the gate {', '.join(log.gates)}{arbiter} for {', '.join(log.models)}.{few}")
     if log.bad_lines:
         inform(f"Lines left out: {log.describe_bad_lines()}.")
