@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.tables.common import CHOICE, FRESH, OPEN, QWEN, RUNS, Rows, at_threshold, decided, table, trial_of
 from benchmarks.tables.kbm_indicators import indicator_tables
-from benchmarks.tables.kbm_passages import passage_judge_tables
+from benchmarks.tables.kbm_passages import CERTAIN, HALF, passage_judge_tables, read_judgements
 from benchmarks.tables.kbm_plugged import plugged_section
 from benchmarks.tables.kbm_second import second_judgement
 from benchmarks.tables.names import ANOTHER, OWN, is_main, shown
@@ -85,9 +85,45 @@ def kbm_details() -> Iterator[str]:
         return
     yield "## KBM, details\n"
     yield from passage_judge_tables()
+    yield from _figure_5(trials | {name: trial for name in CHOICE if (trial := trial_of(QWEN, name)) is not None})
     yield from _fresh()
     yield from _long_tail(trials)
     yield from _boundary()
+
+
+def _figure_5(trials: dict[str, Any]) -> Iterator[str]:
+    """Right answers without passages to questions that a judge calls known and unknown."""
+    rows: Rows = []
+    for name, trial in trials.items():
+        right = np.asarray(trial.closed_right)
+        for judge, known in _verdicts(name, trial).items():
+            rows.append((name, judge, *(_right_share(right[part]) for part in (known, ~known))))
+    yield "\n### What is judged known and unknown (Figure 5)\n"
+    yield (
+        "Right answers without passages among the questions that a judge calls known and unknown by its own verdict, with the "
+        "number of questions. The certainty judge on record calls none known. The judge of three epochs is the one that was "
+        "taught with passages and multiple choice. On TriviaQA, answers to questions that are called known are right three "
+        "times as often. With multiple choice only that judge's mastery tells them apart (MMLU: 75.5 and 34.9 %).\n"
+    )
+    yield table(("data set", "judge", "judged known", "judged unknown"), rows)
+
+
+def _verdicts(name: str, trial: Any) -> dict[str, Any]:
+    """Return by judge which questions it calls known."""
+    from knowgate.gates.offline_scoring import score_gate
+
+    verdicts = {}
+    if (recorded := judge_of(trial, "mastery")) is not None:
+        scores = score_gate(trial, recorded)
+        verdicts["mastery, on record"] = scores.needs <= scores.threshold
+    taught = read_judgements(name, trial, "kbm_3_epochs", "without")
+    if not np.isnan(taught).any():
+        verdicts |= {"mastery, 3 epochs": taught[:, HALF] >= 0.5, "certainty, 3 epochs": taught[:, CERTAIN] >= 0.5}
+    return verdicts
+
+
+def _right_share(right: Any) -> str:
+    return f"{100 * right.mean():.1f} % of {len(right)}" if len(right) else "none"
 
 
 COLUMNS = ("data set", "whose", "LLM only", "all RAG", "mastery", "certainty", "prompt", "gold mastery")
