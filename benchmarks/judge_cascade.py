@@ -1,4 +1,4 @@
-"""Cascades from predictions: thresholds chosen on dev rows, what they come to on test rows, with intervals."""
+"""Evaluate cascades from predictions: choose thresholds on dev rows, measure them on test rows, with intervals."""
 
 from __future__ import annotations
 
@@ -9,23 +9,35 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.judge_answers import Answers, Bools, Floats, Judge, Predicted
+from benchmarks.judge_answers import Answers, Bools, Floats, Judge, SplitPredictions
 from knowgate.gates.calibration.threshold_choice import choose_for_rate
 from knowgate.stats.bootstrap import Bootstrap, Estimate, summarize_resamples
 from knowgate.stats.metrics import auroc, weighted_mean
 from knowgate.stats.proportions import mcnemar_test
 
 RATES = (0.9, 0.8, 0.7, 0.6, 0.5)
-CLOSE = 0.02  # how far the rate of a threshold on test rows may be from the one wanted
+RATE_TOLERANCE = 0.02  # largest difference between the retrieval rate on test rows and the target rate
 RESAMPLES = 2_000
-KEPT = 0.6  # the rate of the threshold that is kept beside recorded needs
+RECORDED_RATE = 0.6  # target retrieval rate of the threshold that is written to a label run
 
 
 @dataclass(frozen=True)
 class Point:
-    """A policy on the test rows: how often it retrieves, what is right, and against always retrieving."""
+    """A policy measured on the test rows.
 
-    wanted: float
+    Attributes:
+        target_rate: Retrieval rate that the threshold was chosen for.
+        threshold: Need above which the policy retrieves.
+        rate: Retrieval rate on the test rows.
+        accuracy: Share of right answers.
+        against_always: Accuracy minus the accuracy of always retrieving.
+        p: P value of McNemar's test against always retrieving.
+        gained: Number of questions that only this policy answers right.
+        lost: Number of questions that only always retrieving answers right.
+        rule: Kind of need that is compared with the threshold: "known" or "gain".
+    """
+
+    target_rate: float
     threshold: float
     rate: float
     accuracy: Estimate
@@ -33,128 +45,172 @@ class Point:
     p: float
     gained: int
     lost: int
-    rule: str = ""  # what the threshold is for
+    rule: str = ""
 
     @property
     def is_close(self) -> bool:
-        return abs(self.rate - self.wanted) <= CLOSE
+        """Whether the rate on the test rows is near the target rate."""
+        return abs(self.rate - self.target_rate) <= RATE_TOLERANCE
 
 
-def needs_of(predicted: Predicted, rule: str) -> Floats:
-    """known: 1 - P(the answer from memory is right). gain: what documents are expected to add, from 0 to 1."""
-    known = predicted.columns["known"]
-    return (predicted.columns["found"] - known + 1) / 2 if rule == "gain" else 1 - known
+def compute_needs(predictions: SplitPredictions, rule: str) -> Floats:
+    """Return the need for retrieval of each row, from 0 to 1.
+
+    Args:
+        predictions: Predictions for the rows.
+        rule: "known" for 1 - P(the closed-book answer is right); "gain" for the expected gain from documents, scaled.
+    """
+    known = predictions.columns["known"]
+    return (predictions.columns["found"] - known + 1) / 2 if rule == "gain" else 1 - known
 
 
-def rules_of(judge: Judge) -> list[str]:
+def list_rules(judge: Judge) -> list[str]:
+    """Return the kinds of need that the predictions allow."""
     return ["known", "gain"] if "found" in judge.dev.columns else ["known"]
 
 
-def after(predicted: Predicted, arbiter: str) -> Bools:
-    """Whether the answer after retrieval is right. arbiter: judge, rules or none."""
-    answers = predicted.answers
+def right_after_retrieval(predictions: SplitPredictions, arbiter: str) -> Bools:
+    """Return whether the final answer is right if every question is retrieved for.
+
+    Args:
+        predictions: Predictions for the rows.
+        arbiter: What chooses between the two answers: "judge", "rules", or "none" for the answer with retrieval.
+    """
+    answers = predictions.answers
     if arbiter == "judge":
-        return predicted.given
-    return np.where(answers.rules, answers.closed, answers.open) if arbiter == "rules" else answers.open
+        return predictions.arbiter_right
+    if arbiter == "rules":
+        return np.where(answers.rules_take_closed, answers.closed, answers.open)
+    return answers.open
 
 
 def best_rule(judge: Judge, arbiter: str, rate: float) -> str:
-    """The rule whose cascade is right most often on dev rows at this rate; test rows have no say."""
-    return max(rules_of(judge), key=lambda rule: _on_dev(judge, rule, arbiter, rate))
+    """Return the rule whose cascade has the highest accuracy at this rate on dev rows."""
+    return max(list_rules(judge), key=lambda rule: _dev_accuracy(judge, rule, arbiter, rate))
 
 
-def _on_dev(judge: Judge, rule: str, arbiter: str, rate: float) -> float:
-    needs = needs_of(judge.dev, rule)
+def _dev_accuracy(judge: Judge, rule: str, arbiter: str, rate: float) -> float:
+    """Return the accuracy of a cascade on dev rows."""
+    needs = compute_needs(judge.dev, rule)
     retrieve = needs > choose_for_rate(needs, rate)
-    return float(np.where(retrieve, after(judge.dev, arbiter), judge.dev.answers.closed).mean())
+    return float(np.where(retrieve, right_after_retrieval(judge.dev, arbiter), judge.dev.answers.closed).mean())
 
 
 def cascade_points(judge: Judge, arbiter: str, rule: str | None = None) -> list[Point]:
-    """The cascade at every rate: threshold by dev needs, everything else on test rows."""
-    return [_at_rate(judge, arbiter, rule or best_rule(judge, arbiter, rate), rate) for rate in RATES]
+    """Measure the cascade on test rows at every rate in `RATES`, with thresholds chosen on dev rows.
+
+    Args:
+        judge: Predictions of the judge and the arbiter.
+        arbiter: As in `right_after_retrieval`.
+        rule: Kind of need; by default the best on dev rows at each rate.
+    """
+    return [_measure_cascade(judge, arbiter, rule or best_rule(judge, arbiter, rate), rate) for rate in RATES]
 
 
-def _at_rate(judge: Judge, arbiter: str, rule: str, rate: float) -> Point:
-    threshold = choose_for_rate(needs_of(judge.dev, rule), rate)
-    return replace(_point(judge.test, needs_of(judge.test, rule), rate, threshold, arbiter), rule=rule)
+def _measure_cascade(judge: Judge, arbiter: str, rule: str, rate: float) -> Point:
+    threshold = choose_for_rate(compute_needs(judge.dev, rule), rate)
+    retrieve = compute_needs(judge.test, rule) > threshold
+    right = np.where(retrieve, right_after_retrieval(judge.test, arbiter), judge.test.answers.closed)
+    return replace(make_point(right, judge.test.answers, rate, threshold, float(retrieve.mean())), rule=rule)
 
 
-def _point(test: Predicted, needs: Floats, wanted: float, threshold: float, arbiter: str) -> Point:
-    retrieve = needs > threshold
-    right = np.where(retrieve, after(test, arbiter), test.answers.closed)
-    return point_of(right, test.answers, wanted, threshold, float(retrieve.mean()))
+def make_point(
+    right: Bools, answers: Answers, target_rate: float = 1.0, threshold: float = -1.0, rate: float = 1.0
+) -> Point:
+    """Return the accuracy of a policy with intervals, compared with always retrieving.
 
-
-def point_of(right: Bools, answers: Answers, wanted: float = 1.0, threshold: float = -1.0, rate: float = 1.0) -> Point:
-    found = measured({"accuracy": right, "always": answers.open})
+    Args:
+        right: Whether the policy's answer is right, per row.
+        answers: Graded answers of the same rows.
+        target_rate: Retrieval rate that the threshold was chosen for.
+        threshold: Need above which the policy retrieves.
+        rate: Retrieval rate on these rows.
+    """
+    means = resample_means({"accuracy": right, "always": answers.open})
     p, gained, lost = mcnemar_test(right, answers.open)
-    gap = summarize_resamples(found["accuracy"] - found["always"])
-    return Point(wanted, threshold, rate, summarize_resamples(found["accuracy"]), gap, p, gained, lost)
+    gap = summarize_resamples(means["accuracy"] - means["always"])
+    return Point(target_rate, threshold, rate, summarize_resamples(means["accuracy"]), gap, p, gained, lost)
 
 
-def measured(columns: Mapping[str, Bools]) -> dict[str, Floats]:
-    """Means on the rows as they are and on every resample, the same for all columns."""
+def resample_means(columns: Mapping[str, Bools]) -> dict[str, Floats]:
+    """Return the mean of each column on all rows and on every bootstrap resample; all columns share the resamples."""
     table = np.stack([column.astype(float) for column in columns.values()], axis=1)
     draws = Bootstrap(len(table), RESAMPLES)
-    found: dict[str, Floats] = draws.apply(
+    means: dict[str, Floats] = draws.apply(
         [lambda weights: dict(zip(columns, weighted_mean(weights, table).T, strict=True))]
     )[0]
-    return found
+    return means
 
 
 def judge_auroc(judge: Judge) -> float:
+    """Return the AUROC of the predictions before retrieval on test rows."""
     return float(auroc(judge.test.answers.closed, judge.test.columns["known"]) or 0.0)
 
 
-def chosen_judge(judges: Mapping[str, Judge], wanted: str | None = None) -> Judge | None:
-    """The predictions the headline is made of: those named, else 'cascade', else the best cascade on dev rows."""
-    if wanted or "cascade" in judges:
-        return judges[wanted or "cascade"]
-    able = [one for one in judges.values() if one.dev.can_choose and "known" in one.dev.columns]
-    return max(able, key=_over_rates, default=None)
+def choose_judge(judges: Mapping[str, Judge], name: str | None = None) -> Judge | None:
+    """Return the predictions for the headline numbers.
+
+    Args:
+        judges: All recorded predictions.
+        name: Name of the predictions; by default "cascade" if it exists, else the best cascade on dev rows.
+
+    Returns:
+        The predictions, or None if none of them can both judge and arbitrate.
+    """
+    if name or "cascade" in judges:
+        return judges[name or "cascade"]
+    candidates = [judge for judge in judges.values() if judge.dev.can_arbitrate and "known" in judge.dev.columns]
+    return max(candidates, key=_mean_dev_accuracy, default=None)
 
 
-def _over_rates(judge: Judge) -> float:
-    """What its cascade comes to on dev rows, over all rates."""
-    return float(np.mean([_on_dev(judge, best_rule(judge, "judge", rate), "judge", rate) for rate in RATES]))
+def _mean_dev_accuracy(judge: Judge) -> float:
+    """Return the mean accuracy of the cascade on dev rows over all rates."""
+    return float(np.mean([_dev_accuracy(judge, best_rule(judge, "judge", rate), "judge", rate) for rate in RATES]))
 
 
-def headline(judge: Judge, alone: Judge | None = None) -> dict[str, Any]:
-    """The numbers everything else explains. retrieval: the rates that came out on test rows.
+def headline(judge: Judge, judge_alone: Judge | None = None) -> dict[str, Any]:
+    """Return the headline numbers on the test rows.
 
-    alone: the best judge by dev rows where no search is weighed; by default the cascade's own.
+    Args:
+        judge: Predictions of the cascade.
+        judge_alone: Predictions whose AUROC before retrieval is reported; by default those of the cascade.
     """
     answers, points = judge.test.answers, cascade_points(judge, "judge")
     return {
         "never": round(float(answers.closed.mean()), 4),
         "always": round(float(answers.open.mean()), 4),
         "oracle": round(float((answers.closed | answers.open).mean()), 4),
-        "judge_auroc": round(judge_auroc(alone or judge), 4),
-        "rules_accuracy": round(float(after(judge.test, "rules").mean()), 4),
-        "arbiter_accuracy": round(float(judge.test.given.mean()), 4),
-        "cascade": {f"{one.wanted:g}": round(one.accuracy.value or 0.0, 4) for one in points},
-        "retrieval": {f"{one.wanted:g}": round(one.rate, 4) for one in points},
+        "judge_auroc": round(judge_auroc(judge_alone or judge), 4),
+        "rules_accuracy": round(float(right_after_retrieval(judge.test, "rules").mean()), 4),
+        "arbiter_accuracy": round(float(judge.test.arbiter_right.mean()), 4),
+        "cascade": {f"{point.target_rate:g}": round(point.accuracy.value or 0.0, 4) for point in points},
+        "retrieval": {f"{point.target_rate:g}": round(point.rate, 4) for point in points},
         "predictions": judge.name,
-        "judge": (alone or judge).name,
+        "judge": (judge_alone or judge).name,
         "cascade_auroc": round(judge_auroc(judge), 4),
         "rule": {f"{rate:g}": best_rule(judge, "judge", rate) for rate in RATES},
     }
 
 
-def keep_predictions(judge: Judge, run: Path, name: str = "judge") -> None:
-    """Needs and beliefs beside the rows of a label run, so that `knowgate eval` and `calibrate` find them there.
+def add_predictions_to_run(judge: Judge, run: Path, name: str = "judge") -> None:
+    """Write needs and beliefs into a label run, where `knowgate eval` and `knowgate calibrate` read them.
 
-    The threshold is that of 60 % retrieval on dev rows.
+    The threshold is chosen for `RECORDED_RATE` on dev rows.
+
+    Args:
+        judge: Predictions of the judge and the arbiter.
+        run: Folder of a label run of the test split.
+        name: Name of the gate and of the arbiter in the run.
     """
     from knowgate.core.files import sha256_text
     from knowgate.data.runs.records import RecordedBeliefs, RecordedNeeds, write_beliefs, write_needs
 
-    rule, answers = best_rule(judge, "judge", KEPT), judge.test.answers
-    threshold = choose_for_rate(needs_of(judge.dev, rule), KEPT)
-    needs = dict(zip(answers.ids, needs_of(judge.test, rule).tolist(), strict=True))
+    rule, answers = best_rule(judge, "judge", RECORDED_RATE), judge.test.answers
+    threshold = choose_for_rate(compute_needs(judge.dev, rule), RECORDED_RATE)
+    needs = dict(zip(answers.ids, compute_needs(judge.test, rule).tolist(), strict=True))
     write_needs(run, [RecordedNeeds(name, threshold, needs, f"predictions of {judge.name}")])
     sides = {
-        side: {answers.ids[place]: float(judge.test.columns[side][place]) for place in np.flatnonzero(~answers.same)}
+        side: {answers.ids[index]: float(judge.test.columns[side][index]) for index in np.flatnonzero(~answers.same)}
         for side in ("closed", "open")
     }
     agreed = tuple(key for key, same in zip(answers.ids, answers.same, strict=True) if same)

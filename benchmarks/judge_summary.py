@@ -1,6 +1,6 @@
-"""The few numbers on an 8B LLM behind an API that `knowgate demo` shows, from the predictions on record.
+"""Summarize the results for an 8B LLM behind an API, as `knowgate demo` shows them, from recorded predictions.
 
-The package ships them as `demo_data/judge.json`; `make results` writes that file anew, and a test compares.
+The package ships the summary as `cli/demo/data/judge.json`. `make results` writes that file; a test compares it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ DIGITS = 4
 
 
 def summary(judge: Judge) -> dict[str, Any]:
-    """never, always, weighed (always, then the arbiter) and oracle: shares of right answers.
+    """Return the content of `judge.json`.
 
-    points: the cascade, from few searches to many.
+    "never", "always", "weighed" (always retrieve, then the arbiter) and "oracle" are shares of right answers. "points" has
+    the cascade at several retrieval rates, lowest rate first.
     """
     answers = judge.test.answers
     return {
@@ -27,13 +28,14 @@ def summary(judge: Judge) -> dict[str, Any]:
         "questions": len(answers),
         "never": _share(answers.closed),
         "always": _share(answers.open),
-        "weighed": _share(judge.test.given),
+        "weighed": _share(judge.test.arbiter_right),
         "oracle": _share(answers.closed | answers.open),
-        "points": [_point(one) for one in reversed(cascade_points(judge, "judge"))],
+        "points": [_summarize_point(point) for point in reversed(cascade_points(judge, "judge"))],
     }
 
 
 def write_summary(judge: Judge, path: Path) -> None:
+    """Write the summary as JSON."""
     write_json(path, summary(judge))
 
 
@@ -41,8 +43,12 @@ def _share(right: BoolArray) -> float:
     return round(float(right.mean()), DIGITS)
 
 
-def _point(point: Point) -> dict[str, float]:
-    """searched: the share that came out on test rows. gain, low, high: against always, with its 95 % interval."""
+def _summarize_point(point: Point) -> dict[str, float]:
+    """Return the numbers of one point.
+
+    "searched" is the retrieval rate on test rows. "gain", "low" and "high" compare the accuracy with always retrieving,
+    with a 95 % interval.
+    """
     gap, right = point.against_always, point.accuracy.value
     values = {"searched": point.rate, "right": right, "gain": gap.value, "low": gap.low, "high": gap.high}
     return {name: round(value or 0.0, DIGITS) for name, value in values.items()}

@@ -17,7 +17,7 @@ from benchmarks.tables.common import HERE, MODELS, QWEN, SMOLLM
 from benchmarks.tables.dhicl import dhicl_details, dhicl_section
 from benchmarks.tables.gates import main_tables
 from benchmarks.tables.guarantee import guarantee_table
-from benchmarks.tables.ik import ik_section
+from benchmarks.tables.ik import draw_histogram, ik_section
 from benchmarks.tables.judge import draw_judge, judge_tables
 from benchmarks.tables.kbm import kbm_details, kbm_section
 from benchmarks.tables.llama import llama_tables
@@ -72,6 +72,7 @@ def main() -> None:
         (folder / name).write_text(text, encoding="utf-8")
         print(name, len(text.splitlines()), "lines")
     draw_judge(folder)
+    draw_histogram(folder)
 
 
 if __name__ == "__main__":

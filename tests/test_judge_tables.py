@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.judge_answers import ANSWERS, HOME, read_answers, read_judge
-from benchmarks.judge_cascade import best_rule, cascade_points, chosen_judge, headline, keep_predictions
+from benchmarks.judge_cascade import add_predictions_to_run, best_rule, cascade_points, choose_judge, headline
 from benchmarks.judge_summary import summary
 from benchmarks.tables.judge import draw_judge, judge_tables
 from benchmarks.tables.judge_speed import speed_table
@@ -74,9 +74,9 @@ def test_the_headline_has_every_number_and_rates_come_out_as_wanted(home):
 
 def test_the_predictions_are_chosen_on_dev_rows_unless_named(home):
     judges = {name: read_judge(home, name) for name in ("bad", "good", "judge")}
-    assert chosen_judge(judges).name == "good"
-    assert chosen_judge(judges, "bad").name == "bad"
-    assert chosen_judge({"judge": judges["judge"]}) is None  # it cannot choose between answers
+    assert choose_judge(judges).name == "good"
+    assert choose_judge(judges, "bad").name == "bad"
+    assert choose_judge({"judge": judges["judge"]}) is None  # it cannot choose between answers
 
 
 def test_test_rows_have_no_say_in_the_threshold(home, tmp_path):
@@ -139,10 +139,10 @@ def test_predictions_beside_a_label_run_are_evaluated_like_any_gate_and_arbiter(
     for name in ("labels.jsonl.gz", "run.json"):
         (run / name).write_bytes((packed / name).read_bytes())
     judge = read_judge(home, "good")
-    keep_predictions(judge, run)
+    add_predictions_to_run(judge, run)
     found = evaluate("judge", run, arbiter="judge", resamples=20).cascade
     assert found.lines[1].rate == pytest.approx(0.6, abs=0.03)
-    assert found.from_memory == pytest.approx(float(judge.test.from_memory.mean()))
+    assert found.from_memory == pytest.approx(float(judge.test.arbiter_takes_closed.mean()))
 
 
 def test_what_the_demo_shows_is_what_the_predictions_on_record_come_to():

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import results
 from benchmarks.tables.claims import FROM_RECORD, claims_table, list_claims
+from benchmarks.tables.ik import draw_histogram
 from knowgate.cli.main import run
 
 pytestmark = pytest.mark.records
@@ -26,6 +27,11 @@ LONG_PAGES = {"kbm.md", "policy.md", "judge.md", "gates-qwen.md", "gates-smollm.
 def test_a_page_of_results_is_what_the_recorded_runs_say(name):
     text = (BENCHMARKS / "results" / name).read_text(encoding="utf-8")
     assert results.render_page(results.PAGES[name]) == text
+
+
+def test_the_figure_of_ik_is_what_the_record_says(tmp_path):
+    draw_histogram(tmp_path)
+    assert (tmp_path / "ik.svg").read_text(encoding="utf-8") == (BENCHMARKS / "ik.svg").read_text(encoding="utf-8")
 
 
 def test_the_page_of_claims_is_what_the_recorded_runs_say():

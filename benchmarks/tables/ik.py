@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from benchmarks.tables.closed_book import LONG, list_judges, match_run, mean_auroc, mean_logits, measure_ik_verdict
+import numpy as np
+
+from benchmarks.tables.closed_book import (
+    GROUPS,
+    LONG,
+    list_judges,
+    match_run,
+    mean_auroc,
+    mean_logits,
+    measure_ik_verdict,
+    select,
+)
 from benchmarks.tables.common import CHOICE, OPEN, QWEN, RUNS, Rows, format_at_threshold, load_test_run, table
 from benchmarks.tables.names import OWN_VERDICT
+from knowgate.core.chart import COLORS, Axis, ChartFrame, ChartPoint, Curve, fit_axis, render_line_chart
+from knowgate.stats.metrics import sigmoid
 
 SWEEP_SET = "triviaqa_ctx"
+FIGURE = "ik.svg"
 ABLATIONS = RUNS / "ik.md"  # output of `knowgate sweep ik --markdown`
 SUMMARY = (
     "**What was reproduced.** The verdict is right about as often as in the paper (80 %). On TriviaQA, WebQA and "
@@ -66,6 +81,12 @@ def ik_section() -> Iterator[str]:
         "judge can be right in nine cases of ten and save nothing. What a judge adds is the lift, and it is largest "
         "where the LLM knows about half.\n"
     )
+    yield "\n### Scores of known and unknown questions\n"
+    yield (
+        "The judge that was taught with 20,000 rows and reads 32 tokens (ensemble of five seeds), on the test questions. Each "
+        "line shows the share of the known or of the unknown questions whose score lies in each tenth from 0 to 1.\n"
+    )
+    yield f"![Share of known and of unknown questions by the judge's score](../{FIGURE})\n"
     yield from _thresholds(runs.get(SWEEP_SET))
     if ABLATIONS.is_file():
         yield "\n### Draft tokens, training size, whose labels\n"
@@ -94,6 +115,23 @@ def _summary(labels: Any) -> str:
         most=f"{100 * compute_savings(run, -mean_logits(rows, LONG)):.0f} %",
         gold=format_gold_savings(run),
     )
+
+
+def draw_histogram(folder: Path) -> None:
+    """Write the figure of the judge's scores, P(known), on test questions of both data sets into a folder."""
+    edges = np.linspace(0, 1, 11)
+    curves = []
+    for group, name in enumerate(GROUPS):
+        rows = select(group)
+        scores, known = sigmoid(mean_logits(rows, LONG)), np.array([row["right"] for row in rows], dtype=bool)
+        for part, title in ((known, "known"), (~known, "unknown")):
+            shares = np.histogram(scores[part], edges)[0] / part.sum()
+            points = [ChartPoint(float(x), float(y)) for x, y in zip((edges[1:] + edges[:-1]) / 2, shares, strict=True)]
+            color = COLORS[0] if title == "known" else COLORS[1]
+            curves.append(Curve(f"{name}, {title} ({part.sum():,})", points, color, dashed=bool(group)))
+    heights = [point.y for curve in curves for point in curve.points]
+    frame = ChartFrame(Axis("score: P(known)"), fit_axis("share of questions", heights), width=420, height=280)
+    (folder / FIGURE).write_text(render_line_chart(curves, frame), encoding="utf-8")
 
 
 def list_ik_gates(labels: Any) -> list[str]:

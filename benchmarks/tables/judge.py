@@ -10,16 +10,16 @@ import numpy as np
 
 from benchmarks.judge_answers import HOME, Answers, Bools, Floats, Judge, judge_names, read_judge
 from benchmarks.judge_cascade import (
-    KEPT,
     RATES,
+    RECORDED_RATE,
     Point,
-    after,
     best_rule,
     cascade_points,
-    chosen_judge,
-    measured,
-    needs_of,
-    point_of,
+    choose_judge,
+    compute_needs,
+    make_point,
+    resample_means,
+    right_after_retrieval,
 )
 from benchmarks.tables.common import RUNS, Rows, table
 from benchmarks.tables.judge_speed import speed_table
@@ -40,7 +40,7 @@ STEPS = 50  # points of a curve
 def judge_tables(home: Path = HOME, wanted: str | None = None) -> Iterator[str]:
     """Render the page from the recorded predictions, or nothing without predictions."""
     judges = {name: read_judge(home, name) for name in judge_names(home)}
-    chosen = chosen_judge(judges, wanted)
+    chosen = choose_judge(judges, wanted)
     if chosen is None:
         return
     yield "## An 8B LLM behind an API: judge, arbiter, cascade\n"
@@ -79,8 +79,12 @@ def _accuracy_table(judge: Judge) -> Iterator[str]:
     rows += [_text_row(name, needs, answers) for name, needs in _text_needs(answers).items()]
     points = {arbiter: cascade_points(judge, arbiter) for arbiter in ("none", "rules", "judge")}
     rows.append(("judge", _share(answers.open), *map(_point_cell, points["none"])))
-    rows.append(("judge, then rules", _share(after(judge.test, "rules")), *map(_point_cell, points["rules"])))
-    rows.append(("**cascade: judge, then arbiter**", _share(judge.test.given), *map(_point_cell, points["judge"])))
+    rows.append(
+        ("judge, then rules", _share(right_after_retrieval(judge.test, "rules")), *map(_point_cell, points["rules"]))
+    )
+    rows.append(
+        ("**cascade: judge, then arbiter**", _share(judge.test.arbiter_right), *map(_point_cell, points["judge"]))
+    )
     columns = ("accuracy at", "100 %", *(f"{rate:.0%}" for rate in RATES))
     yield table(columns, rows)
     yield "Accuracy in percent; in brackets the share of test questions that was retrieved for.\n"
@@ -129,7 +133,7 @@ def _second_training_table(judge: Judge | None, first: Judge) -> Iterator[str]:
     """Render the results of an arbiter trained again, which intervals over questions do not cover."""
     if judge is None:
         return
-    difference = 100 * abs(float(judge.test.given.mean()) - float(first.test.given.mean()))
+    difference = 100 * abs(float(judge.test.arbiter_right.mean()) - float(first.test.arbiter_right.mean()))
     yield "### The same with arbiters that were trained again\n"
     yield (
         "The same arbiter was trained a second time, once without each fifth of the train rows. Thresholds and "
@@ -148,9 +152,12 @@ def _cascade_table(judge: Judge) -> Iterator[str]:
 def _against_always(judge: Judge) -> str:
     answers = judge.test.answers
     lines = [
-        ("rules alone", point_of(after(judge.test, "rules"), answers)),
-        ("arbiter alone", point_of(judge.test.given, answers)),
-        *((f"cascade, {point.wanted:.0%} wanted, by {point.rule}", point) for point in cascade_points(judge, "judge")),
+        ("rules alone", make_point(right_after_retrieval(judge.test, "rules"), answers)),
+        ("arbiter alone", make_point(judge.test.arbiter_right, answers)),
+        *(
+            (f"cascade, {point.target_rate:.0%} wanted, by {point.rule}", point)
+            for point in cascade_points(judge, "judge")
+        ),
     ]
     rows = [
         (name, f"{point.rate:.1%}", _interval(point.accuracy), _interval(point.against_always, signed=True), str(point.gained),
@@ -163,18 +170,18 @@ def _against_always(judge: Judge) -> str:
 
 def _by_set(judge: Judge) -> Iterator[str]:
     yield "### By data set\n"
-    answers, points = judge.test.answers, {f"{point.wanted:g}": point for point in cascade_points(judge, "judge")}
+    answers, points = judge.test.answers, {f"{point.target_rate:g}": point for point in cascade_points(judge, "judge")}
     rows: Rows = []
     for name in sorted(set(answers.sets)):
         inside = np.array([own == name for own in answers.sets])
         cells = []
         for rate in ("0.9", "0.8", "0.6", "0.5"):
-            retrieve = needs_of(judge.test, points[rate].rule) > points[rate].threshold
-            right = np.where(retrieve, judge.test.given, answers.closed)[inside]
-            against = measured({"right": right, "always": answers.open[inside]})
+            retrieve = compute_needs(judge.test, points[rate].rule) > points[rate].threshold
+            right = np.where(retrieve, judge.test.arbiter_right, answers.closed)[inside]
+            against = resample_means({"right": right, "always": answers.open[inside]})
             gap = summarize_resamples(against["right"] - against["always"])
             cells.append(f"{_interval(gap, signed=True)} @ {retrieve[inside].mean():.0%}")
-        parts = [answers.closed, answers.open, answers.closed | answers.open, judge.test.given]
+        parts = [answers.closed, answers.open, answers.closed | answers.open, judge.test.arbiter_right]
         rows.append((f"{name} ({inside.sum()})", *(_share(part[inside]) for part in parts), *cells))
     columns = ("data set (n)", "never", "always", "oracle", "arbiter",
                *(f"cascade {rate}, points against always" for rate in ("90 %", "80 %", "60 %", "50 %")))  # fmt: skip
@@ -194,10 +201,12 @@ def _guarantees(judge: Judge) -> Iterator[str]:
         "Thresholds chosen on the dev rows at 95 % confidence, in both forms: 'harm' bounds the answers lost, 'net' "
         "those lost less those gained. Beside them what the threshold came to on the test rows.\n"
     )
-    rule, rows = best_rule(judge, "judge", KEPT), Rows()
+    rule, rows = best_rule(judge, "judge", RECORDED_RATE), Rows()
     for arbiter, name in (("none", "judge"), ("rules", "judge, then rules"), ("judge", "cascade")):
         dev, test = (
-            GateOutcomes(needs_of(part, rule), part.answers.closed, part.answers.open, after(part, arbiter))
+            GateOutcomes(
+                compute_needs(part, rule), part.answers.closed, part.answers.open, right_after_retrieval(part, arbiter)
+            )
             for part in (judge.dev, judge.test)
         )
         for epsilon, form in GOALS:
@@ -230,7 +239,7 @@ def _three_actions(judge: Judge) -> Iterator[str]:
 
 def _all_judges(judges: dict[str, Judge]) -> Iterator[str]:
     yield "### Every judge\n"
-    rows = [_judge_row(judge) for judge in judges.values() if "known" in judge.dev.columns or judge.dev.can_choose]
+    rows = [_judge_row(judge) for judge in judges.values() if "known" in judge.dev.columns or judge.dev.can_arbitrate]
     columns = ("predictions", "base", "rows", "AUROC of known, 95 % interval",
                *(f"judge at {rate:.0%}" for rate in JUDGE_RATES), "arbiter", "tokens per question",
                "ms per question, GPU", "seconds of training")  # fmt: skip
@@ -244,7 +253,7 @@ def _judge_row(judge: Judge) -> tuple[str, ...]:
         curve = compute_frontier(closed, judge.test.answers.open, 1 - judge.test.columns["known"])
         ranked = estimate_auroc(closed, judge.test.columns["known"])
         cells = [_format_auroc(ranked), *(_cell(curve.at(rate)) for rate in JUDGE_RATES)]
-    arbiter = _share(judge.test.given) if judge.test.can_choose else "-"
+    arbiter = _share(judge.test.arbiter_right) if judge.test.can_arbitrate else "-"
     facts = [_format_fact(about.get(key)) for key in ("base", "rows", "tokens_per_question", "seconds")]
     return (judge.name, *facts[:2], *cells, arbiter, facts[2], _format_fact(_gpu_ms(judge)), *facts[3:])
 
@@ -286,19 +295,19 @@ def _format_p(value: float) -> str:
 def draw_judge(folder: Path, home: Path = HOME) -> None:
     """Write the figure into a folder, if there are predictions."""
     judges = {name: read_judge(home, name) for name in judge_names(home)}
-    if (chosen := chosen_judge(judges)) is not None:
+    if (chosen := choose_judge(judges)) is not None:
         (folder / FIGURE).write_text(figure(chosen), encoding="utf-8")
 
 
 def figure(judge: Judge) -> str:
     """Return accuracy by share of questions retrieved for, as SVG: exact top-k curves of the test rows."""
     answers = judge.test.answers
-    needs = needs_of(judge.test, best_rule(judge, "judge", KEPT))
+    needs = compute_needs(judge.test, best_rule(judge, "judge", RECORDED_RATE))
     ends = [ChartPoint(0.0, float(answers.closed.mean())), ChartPoint(1.0, float(answers.open.mean()))]
     always = [ChartPoint(0.0, ends[1].y), ChartPoint(1.0, ends[1].y)]
     curves = [
-        _curve("cascade: judge, then arbiter", needs, answers.closed, judge.test.given, COLORS[1]),
-        _curve("judge, then rules", needs, answers.closed, after(judge.test, "rules"), COLORS[2]),
+        _curve("cascade: judge, then arbiter", needs, answers.closed, judge.test.arbiter_right, COLORS[1]),
+        _curve("judge, then rules", needs, answers.closed, right_after_retrieval(judge.test, "rules"), COLORS[2]),
         _curve("judge", needs, answers.closed, answers.open, COLORS[0]),
     ]
     if text := _text_needs(answers):

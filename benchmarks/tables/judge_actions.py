@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.judge_answers import Judge, Predicted
-from benchmarks.judge_cascade import RESAMPLES, needs_of
+from benchmarks.judge_answers import Judge, SplitPredictions
+from benchmarks.judge_cascade import RESAMPLES, compute_needs
 from benchmarks.tables.common import Rows
 from knowgate.evaluation.retrieval_actions import SEARCH_PRICES, ActionOutcomes, measure_actions
 from knowgate.stats.bootstrap import Bootstrap, Estimate
@@ -25,10 +25,10 @@ def action_rows(judge: Judge) -> Rows:
     ]  # fmt: skip
 
 
-def _collect_outcomes(part: Predicted) -> ActionOutcomes:
+def _collect_outcomes(part: SplitPredictions) -> ActionOutcomes:
     answers = part.answers
-    right = np.stack([answers.closed, part.given, answers.several], axis=1)
-    return ActionOutcomes(needs_of(part, "known"), right, answers.open)
+    right = np.stack([answers.closed, part.arbiter_right, answers.several], axis=1)
+    return ActionOutcomes(compute_needs(part, "known"), right, answers.open)
 
 
 def _points(value: Estimate, *, signed: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""The pages on KBM: Tables 1 to 4 and Figures 1 to 3, 6 and 8, compared with the paper."""
+"""The pages on KBM: Tables 1 to 4 and Figures 1 to 3, 5, 6 and 8, compared with the paper."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmarks.tables.common import (
     table,
 )
 from benchmarks.tables.kbm_indicators import indicator_tables
-from benchmarks.tables.kbm_passages import passage_judge_tables
+from benchmarks.tables.kbm_passages import CERTAIN, HALF, passage_judge_tables, read_judgements
 from benchmarks.tables.kbm_plugged import plugged_section
 from benchmarks.tables.kbm_second import second_judgement
 from benchmarks.tables.names import OTHER_LLM, OWN_VERDICT, display_name, is_main_gate
@@ -97,9 +97,48 @@ def kbm_details() -> Iterator[str]:
         return
     yield "## KBM, details\n"
     yield from passage_judge_tables()
+    yield from _figure_5(runs | {name: labels for name in CHOICE if (labels := load_test_run(QWEN, name)) is not None})
     yield from _freshness_table()
     yield from _long_tail(runs)
     yield from _boundary_tables()
+
+
+def _figure_5(runs: dict[str, Any]) -> Iterator[str]:
+    """Render right answers without passages to questions that a judge calls known and unknown."""
+    rows: Rows = []
+    for name, labels in runs.items():
+        right = np.asarray(labels.closed_right)
+        for judge, known in _verdicts(name, labels).items():
+            rows.append((name, judge, *(_right_share(right[part]) for part in (known, ~known))))
+    yield "\n### What is judged known and unknown (Figure 5)\n"
+    yield (
+        "Right answers without passages among the questions that a judge calls known and unknown by its own verdict, with the "
+        "number of questions. The certainty judge on record calls none known. The judge of three epochs is the one that was "
+        "taught with passages and multiple choice. On TriviaQA, answers to questions that are called known are right three "
+        "times as often. With multiple choice only that judge's mastery tells them apart (MMLU: 75.5 and 34.9 %).\n"
+    )
+    yield table(("data set", "judge", "judged known", "judged unknown"), rows)
+
+
+def _verdicts(name: str, labels: Any) -> dict[str, Any]:
+    """Return by judge which questions it calls known."""
+    from knowgate.gates.offline_scoring import score_gate
+
+    verdicts = {}
+    if (recorded := find_kbm_judge(labels, "mastery")) is not None:
+        scores = score_gate(labels, recorded)
+        verdicts["mastery, on record"] = scores.needs <= scores.threshold
+    probabilities = read_judgements(name, labels, "kbm_3_epochs", "without")
+    if not np.isnan(probabilities).any():
+        verdicts |= {
+            "mastery, 3 epochs": probabilities[:, HALF] >= 0.5,
+            "certainty, 3 epochs": probabilities[:, CERTAIN] >= 0.5,
+        }
+    return verdicts
+
+
+def _right_share(right: Any) -> str:
+    return f"{100 * right.mean():.1f} % of {len(right)}" if len(right) else "none"
 
 
 COLUMNS = ("data set", "whose", "LLM only", "all RAG", "mastery", "certainty", "prompt", "gold mastery")
