@@ -32,7 +32,7 @@ import aiohttp
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.server.app import create_app
 from knowgate.server.options import ServeOptions
-from tools.local_server import running
+from tools.local_server import run_server
 from tools.stub_upstream import running_stub
 
 BODY = {"model": "stub-llm", "messages": [{"role": "user", "content": "Who wrote Emma?"}]}
@@ -48,7 +48,7 @@ def serve_stub(wire: Connection) -> None:
 
 def serve_ours(wire: Connection, settings: PipelineOptions, options: ServeOptions) -> None:
     """Says what it took when it is asked: seconds of CPU, megabytes now."""
-    with running(create_app(settings, options)) as address:
+    with run_server(create_app(settings, options)) as address:
         wire.send(f"{address}/v1")
         while wire.recv() != "end":
             used = resource.getrusage(resource.RUSAGE_SELF)
