@@ -168,8 +168,10 @@ def measure_judges() -> list[Figure]:
         for text in foundation.QUESTIONS
     ]
     with tempfile.TemporaryDirectory() as scratch:
-        judges = {name: judge_speed.contestant(name, Path(scratch)) for name in ("minilm", "llamacpp:smollm", "smollm")}
-        times = judge_speed.race(judges, cases)
+        judges = {
+            name: judge_speed.load_timed_judge(name, Path(scratch)) for name in ("minilm", "llamacpp:smollm", "smollm")
+        }
+        times = judge_speed.time_judges(judges, cases)
     seconds = {name: float(np.median([clock for clock, _ in pairs])) for name, pairs in times.items()}
     reference = "a judge of 135M parameters in torch (SmolLM2)"
     return [
