@@ -143,13 +143,13 @@ def measure_server() -> list[Figure]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         docs = folder / "docs.jsonl"
         docs.write_text('{"id": "d1", "text": "Jane Austen wrote Emma."}\n', encoding="utf-8")
-        stub = stack.enter_context(serving.process(serving.serve_stub))
+        stub = stack.enter_context(serving.start_process(serving.serve_stub))
         direct = stub.recv()
         settings, options = PipelineOptions(gate="never", docs=docs), ServeOptions(upstream=direct, waiting=1000)
-        ours = stack.enter_context(serving.process(serving.serve_ours, settings, options)).recv()
+        ours = stack.enter_context(serving.start_process(serving.serve_knowgate, settings, options)).recv()
 
         def request(url: str) -> None:
-            asyncio.run(serving.load(url, 16, 400, [serving.BODY]))
+            asyncio.run(serving.send_load(url, 16, 400, [serving.BODY]))
 
         times = foundation.ratio_of_medians(lambda: request(ours), lambda: request(direct), ROUNDS)
     return [
