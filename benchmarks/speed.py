@@ -117,7 +117,7 @@ def measure_labels() -> list[Figure]:
 
 def measure_evaluation() -> list[Figure]:
     """Comparing gates with intervals, beside the same number of plain resampled means."""
-    table, gates = evaluating.make_trial(5, 2_000)
+    table, gates = evaluating.make_random_table(5, 2_000)
     from knowgate.evaluation.gate_comparison import compare_gates
 
     resamples = compare_gates(table, gates).resamples
