@@ -20,7 +20,7 @@ install: $(STAMP)
 $(VENV)/.demo: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --disable-pip-version-check --progress-bar on -c constraints.txt 'torch==2.13.0'
-	$(BIN)/pip install --disable-pip-version-check --progress-bar on -c constraints.txt -e '.[local,serve]'
+	$(BIN)/pip install --disable-pip-version-check --progress-bar on -c constraints.txt -e '.[local,serve,stem]'
 	touch $@
 
 demo: $(VENV)/.demo

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -29,7 +31,7 @@ def test_costs_of_a_log_use_its_threshold(call, log):
     outcome = call("cost", log, "--price-search", "0.01")
     retrieved = sum(json.loads(line)["retrieve"] for line in log.read_text().splitlines())
     lines = outcome.out.splitlines()
-    assert lines[0].startswith("The gate saves")
+    assert lines[0].startswith(f"The gate skips {1 - retrieved / 30:.0%} of the searches. That saves ")
     assert "per 1,000 questions, in the currency of your prices." in lines[0]
     assert [line.split()[0] for line in lines[3:]] == ["always", "never", "gated"]
     assert lines[3].split()[1] == "10"  # 1,000 searches for a cent each
@@ -40,6 +42,37 @@ def test_prices_of_a_file_can_be_overridden(call, log, tmp_path):
     (tmp_path / "prices.toml").write_text("search = 0.01\noutput_token = 1e-6\n")
     found = json.loads(call("cost", log, "--prices", "prices.toml", "--price-search", "0.02", "--json").out)
     assert (found["prices"]["retrieval"], found["prices"]["output_token"]) == (0.02, 1e-6)
+
+
+def test_a_small_server_log_shows_what_it_records_and_nothing_else(call, tmp_path):
+    """Two searched with a draft, one skipped, one skipped by a rule: 1.5 LLM calls and half of the searches."""
+    decision = {"gate": "logprob", "threshold": 0.5, "milliseconds": {"total": 10.0}}
+    records = [
+        {**decision, "way": "draft", "retrieve": True, "need": 0.9},
+        {**decision, "way": "race", "retrieve": True, "need": 0.8},
+        {**decision, "way": "draft", "retrieve": False, "need": 0.1},
+        {**decision, "way": "question", "retrieve": False, "need": 0.9, "rule": "thanks"},
+    ]
+    with closing(sqlite3.connect(tmp_path / "log.db")) as database:
+        database.execute("CREATE TABLE decisions (id TEXT, at REAL, record TEXT)")
+        database.executemany(
+            "INSERT INTO decisions VALUES (?, ?, ?)",
+            [(str(at), at, json.dumps(item)) for at, item in enumerate(records)],
+        )
+        database.commit()
+    outcome = call("cost", "log.db")
+    assert outcome.out.startswith("The gate skips 50% of the searches. That saves 2.5 in searches per 1,000 questions")
+    assert "the gate makes 1.50 LLM calls per question where always retrieving makes 1" in outcome.out
+    assert "It is cheaper if a call costs less than 0.005." in outcome.out
+    assert "Not counted: running the judge" in outcome.out
+    assert "unknown" not in outcome.out
+    assert "Fewer than 100 prove little." in outcome.err
+    priced = call("cost", "log.db", "--price-search", "0.005", "--price-llm-call", "0.004").out
+    assert [line.split()[1] for line in priced.splitlines()[3:]] == ["9", "4", "8.5"]
+    assert (
+        json.loads(call("cost", "log.db", "--threshold", "0", "--json").out)["per_question"]["gated"]["searches"]
+        == 0.75
+    )
 
 
 def test_assumed_prices_are_announced(call, log):
@@ -77,13 +110,13 @@ def test_missing_amounts_are_named_with_the_flag_that_leaves_them_out(call, tmp_
     printed = call("decide", "a", "b", "--model", "fake", "--json")
     (tmp_path / "log.jsonl").write_text(printed.out)
     said = call("cost", "log.jsonl", "--price-search", "0.01", "--price-output-token", "1e-6").out
-    assert "to leave them out: --price-output-token 0" in said
+    assert "to leave them out: --price-output-token 0." in said
 
 
 def test_unpriced_llm_calls_are_not_counted_as_free(call, log):
     said = call("cost", log, "--price-search", "0").out
     assert "The gate is cheaper at any price" not in said
-    assert "they have no price, so the total is unknown" in said
+    assert "The money leaves out LLM calls, which have no price: the gate makes" in said
 
 
 def test_rows_without_texts_count_the_same_llm_calls_as_eval(call, tmp_path):

@@ -61,7 +61,7 @@ def test_the_output_of_decide_gives_only_rates(call, tmp_path):
     (tmp_path / "log.jsonl").write_text(printed.out)
     outcome = call("replay", "log.jsonl")
     assert outcome.code == 0
-    assert "The risk is unknown" in outcome.err
+    assert "Lost answers are unknown" in outcome.err
 
 
 def test_a_label_run_is_graded(call, tmp_path):

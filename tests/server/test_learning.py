@@ -374,7 +374,7 @@ def test_audits_of_one_threshold_do_not_count_for_another(serve, stub, tmp_path)
 def test_shadow_mode_decides_and_always_retrieves(serve, tmp_path, upstream):
     gate = "logprob:first" if upstream else "prompt"
     address, _ = serve(upstream=upstream, gate=gate, options={"shadow": True})
-    reply = ask(address, KNOWN, model="knowgate")
+    reply = ask(address, KNOWN, model="knowgate").json()
     record = reply.json()["knowgate"]
     assert (record["retrieve"], record["mode"], record["notes"]) == (True, "shadow", ["would skip"])
     assert record["need"] <= record["threshold"]
@@ -571,7 +571,8 @@ def test_drift_is_reported_for_each_gate(serve, tmp_path, monkeypatch):
     address, app = serve(upstream=False, gate="prompt", options={"canary": 1.0})
     gate = type(app.state.service.gate_service.rag.bound_gate)
     monkeypatch.setattr(gate, "distances", lambda self, questions, readings: [2.0 for _ in questions])
-    ask(address, KNOWN, model="knowgate")
+    reply = ask(address, KNOWN, model="knowgate").json()
+    assert reply["knowgate"]["notes"] == ["far question"]
     drift = get_arms(address)["a"]["drift"]
     assert (drift["questions"], drift["mean"]) == (1, 1.0)
     assert 'knowgate_far{arm="a"} 1.0' in httpx.get(f"{address}/metrics").text

@@ -99,4 +99,4 @@ def test_logs_without_questions_and_other_databases_are_rejected(serve, many, tm
         database.execute("CREATE TABLE t (x)")
     assert "the table `decisions` is missing" in call("replay", other).err
     assert "--arm needs a decision log of the server" in call("replay", many.docs, "--arm", "a").err
-    assert "is not a log of the server" in call("refit", many.docs).err
+    assert "is not a server log" in call("refit", many.docs).err

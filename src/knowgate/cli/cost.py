@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,12 +25,11 @@ from knowgate.evaluation.cost import (
     read_prices,
 )
 from knowgate.evaluation.replay import Prices, Traffic
+from knowgate.evaluation.report.evaluation_verdict import NOT_COUNTED
 from knowgate.evaluation.traffic_log import LoggedTraffic
 
 ASSUMED_PRICES = Prices(search=DEFAULT_SEARCH_PRICE, input_token=DEFAULT_TOKEN_PRICE, output_token=DEFAULT_TOKEN_PRICE)
-ASSUMED_PRICES_MESSAGE = (
-    "These are default prices in US dollars. Set your own: --price-search, --prices FILE and others."
-)
+ASSUMED_PRICES_MESSAGE = "These are default prices in US dollars. Set your own: --price-search, --price-llm-call."
 
 
 def cost_command(
@@ -71,11 +70,13 @@ def cost_command(
     logged = read_traffic(parse_log_location(log), gate, arbiter)
     traffic = Traffic(logged.events)
     comparison = compare_traffic_costs(traffic, _choose_threshold(logged, gate, threshold), used_prices)
+    if are_assumed and comparison.always.missing_amounts(used_prices):  # a log without tokens: show searches alone
+        comparison = replace(comparison, prices=Prices(search=DEFAULT_SEARCH_PRICE))
     if as_json:
         print_json(_make_record(logged, comparison))
     else:
         currency = "US dollars" if are_assumed else "the currency of your prices"
-        print_text(f"{describe_saving(comparison, currency)} {describe_break_even(comparison)}")
+        print_text(f"{describe_saving(comparison, currency)} {describe_break_even(comparison)} {NOT_COUNTED}")
         print_tables([build_cost_table(comparison, currency)])
     if are_assumed:
         inform(ASSUMED_PRICES_MESSAGE)
@@ -94,14 +95,16 @@ def _choose_threshold(log: LoggedTraffic, gate: str | None, threshold: float | N
 
 
 def build_cost_table(comparison: CostComparison, currency: str) -> TextTable:
-    """Build the cost table, with one row each for always, never and gated retrieval."""
+    """Build the cost table: a row each for always, never and gated retrieval, without columns that are all unknown."""
     money = "money" if comparison.prices.include_llm else "money, searches only"
     columns = (
         "", money, "searches", "LLM calls", "right, against always", "lost", "tokens read", "tokens written", "GPU seconds",
     )  # fmt: skip
-    rows = tuple((name, *_make_cells(cost, comparison.prices)) for name, cost in comparison.policies.items())
+    rows = [(name, *_make_cells(cost, comparison.prices)) for name, cost in comparison.policies.items()]
+    known = [cells for cells in zip(columns, *rows, strict=True) if set(cells[1:]) != {UNKNOWN_AMOUNT}]
+    columns, *rows = zip(*known, strict=True)
     title = f"Per {COST_QUESTIONS:,} questions, gated at the threshold {comparison.threshold:g}, money in {currency}"
-    return TextTable(title, columns, rows)
+    return TextTable(title, columns, tuple(rows))
 
 
 def _make_cells(cost: PolicyCost, prices: Prices) -> tuple[str, ...]:
@@ -120,12 +123,13 @@ def _format(amount: float | None, template: str) -> str:
 def describe_saving(comparison: CostComparison, currency: str) -> str:
     """Say what the gate saves, if the costs are known, and how many right answers that costs, if they are graded."""
     always, gated = (cost.money(comparison.prices) for cost in (comparison.always, comparison.gated))
-    verdict = "What the gate saves is unknown."
+    skipped = comparison.always.searches - comparison.gated.searches
+    verdict = f"The gate skips {skipped:.0%} of the searches."
     if always is not None and gated is not None:
         saved = COST_QUESTIONS * (always - gated)
         amount = f"{abs(saved):,.4g}{'' if comparison.prices.include_llm else ' in searches'}"
         verb = "saves" if saved >= 0 else "costs"
-        verdict = f"The gate {verb} {amount} per {COST_QUESTIONS:,} questions, in {currency}."
+        verdict = f"{verdict} That {verb} {amount} per {COST_QUESTIONS:,} questions, in {currency}."
     lost, gained = comparison.gated.lost, comparison.gated.gained
     if lost is None or gained is None:
         return verdict
@@ -149,20 +153,20 @@ def describe_break_even(comparison: CostComparison) -> str:
         return "The gate skips no search at this threshold, so it is never cheaper."
     flags = " ".join(f"--price-{name.replace('_', '-')} 0" for name in missing)
     return (
-        "The total is unknown, because the log does not record some amounts that have a price. "
-        f"Set these prices to 0 to leave them out: {flags}"
+        "The total is unknown, because the log does not record some amounts that have a price. Prices to set to 0, to leave "
+        f"them out: {flags}."
     )
 
 
 def _describe_unpriced_calls(comparison: CostComparison) -> str:
     """Say that the total is unknown because LLM calls have no price, and at which price the gate pays."""
-    advice = "Set their price: --price-token, --price-llm-call or --price-gpu-hour."
+    advice = "Set a price with --price-llm-call or, if the log records tokens, --price-token."
     if comparison.extra_calls is None or comparison.gated.calls is None:
-        return f"Whether the gate is cheaper is unknown: the LLM calls have no price. {advice}"
+        return f"The money leaves out LLM calls, which have no price. {advice}"
     calls = f"{comparison.gated.calls:.2f} LLM calls per question where always retrieving makes 1"
     bound = comparison.break_even_call
     limit = f" It is cheaper if a call costs less than {bound:.3g}." if bound else ""
-    return f"The gate makes {calls}; they have no price, so the total is unknown.{limit} {advice}"
+    return f"The money leaves out LLM calls, which have no price: the gate makes {calls}.{limit} {advice}"
 
 
 def _make_record(log: LoggedTraffic, comparison: CostComparison) -> dict[str, Any]:

@@ -63,13 +63,13 @@ def _format_speed(progress: PreferenceProgress) -> str:
 def _print_summary(progress: PreferenceProgress, out: Path) -> None:
     """Print how many questions a reranker can be trained on, why the others are left out, and the next command."""
     reasons = (
-        (progress.one_sided, "with only helpful or only harmful passages"),
+        (progress.one_sided, "whose passages are all of one kind"),
         (progress.bare, "without passages"),
         (progress.failed, "failed (see 'error' in the rows)"),
     )
     left_out = "; ".join(f"{count} {reason}" for count, reason in reasons if count)
     inform(
-        f"{progress.kept} of {progress.done} questions have passages that help and passages that hurt"
+        f"{progress.kept} of {progress.done} questions have passages that help and passages that do not"
         + (f"; left out: {left_out}" if left_out else "")
         + f". Duplicate passages dropped: {progress.duplicates}; shortened to fit the context window: {progress.cut}."
     )

@@ -57,9 +57,7 @@ def refit(
     """
     source = parse_log_location(log)
     if isinstance(source, Path) and not is_server_log(source):
-        raise BadSetting(
-            f"'{log}' is not a log of the server. Start the server with --decisions FILE --keep-questions."
-        )
+        raise BadSetting(f"'{log}' is not a server log. Start the server with --decisions FILE --keep-questions.")
     sources = {"model": options.model or None, "docs": options.docs or None, "index": options.index or None}
     settings = load_settings(config, **sources)
     first_run_options = options.replace(

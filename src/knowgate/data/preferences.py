@@ -170,7 +170,10 @@ def to_cbdr_record(row: Preference) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class PassageSelection:
-    """Indices of the candidate passages that help the LLM (positives) and hurt it (negatives), strongest first."""
+    """Indices of the candidate passages that help the LLM (positives) and of those that do not (negatives).
+
+    See `select_passages` for the order, and for what helping means.
+    """
 
     positives: tuple[int, ...]
     negatives: tuple[int, ...]

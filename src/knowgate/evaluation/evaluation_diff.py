@@ -98,9 +98,7 @@ def diff_evaluations(
     """
     gates = [gate for gate in first.gates if gate in second.gates]
     if not gates:
-        raise BadInput(
-            f"'{first.name}' and '{second.name}' have no gate in common. Evaluate both with the same `gates`."
-        )
+        raise BadInput(f"'{first.name}' and '{second.name}' share no gate. Evaluate both with the same `gates`.")
     for gate in watch:
         if gate not in gates:
             raise UnknownName("gate", gate, gates)

@@ -55,7 +55,7 @@ class Recommendation:
         gate: Recommended gate, or the best one found if none is recommended. 'never' means never to retrieve.
         threshold: The gate retrieves if need is above it.
         skipped: Share of searches that the gate skips at `threshold`.
-        held_out_skipped: The same, measured by cross-validation like `difference` and `gain`.
+        held_out_skipped: The same, measured by cross-validation like `difference` and `gain`. Costs are measured so, too.
         difference: Accuracy minus the accuracy of always retrieving.
         gain: Accuracy minus the accuracy of skipping as many searches at random. Undefined without a gate.
         beats_chance: Whether the gain is certainly above 0.
@@ -65,7 +65,8 @@ class Recommendation:
         arbiter: Arbiter that follows the gate, which `difference` and `right` include; empty for none.
         losing_slices: Large slices of the questions on which answers are certainly lost, worst first.
         at_own_threshold: Whether `threshold` is the calibrated one of the gate, rather than chosen on these questions.
-        skips: Whether the search for each question is skipped.
+        skips: Whether the search for each question is skipped at `threshold`.
+        held_out_skips: The same, where each question had no part in the choice of gate and threshold.
         right: Whether the final answer to each question is correct.
     """
 
@@ -86,6 +87,7 @@ class Recommendation:
     losing_slices: tuple[SliceChange, ...] = ()
     at_own_threshold: bool = False
     skips: BoolArray = field(default_factory=lambda: np.empty(0, dtype=bool), repr=False)
+    held_out_skips: BoolArray = field(default_factory=lambda: np.empty(0, dtype=bool), repr=False)
     right: BoolArray = field(default_factory=lambda: np.empty(0, dtype=bool), repr=False)
 
     @property
@@ -116,12 +118,13 @@ class Recommendation:
 
 # Keys of summary.json that differ from the names of the attributes.
 SUMMARY_KEYS = {"level": "light", "held_out_skipped": "tried", "agreeing_folds": "agreed", "n_calibrated": "chosen_on"}
+PER_QUESTION_FIELDS = ("skips", "held_out_skips", "right")
 
 
 def recommendation_to_dict(recommendation: Recommendation) -> dict[str, Any]:
     """Convert a recommendation to plain data, without the per-question arrays."""
     values = asdict(recommendation)
-    return {SUMMARY_KEYS.get(name, name): value for name, value in values.items() if name not in ("skips", "right")}
+    return {SUMMARY_KEYS.get(name, name): value for name, value in values.items() if name not in PER_QUESTION_FIELDS}
 
 
 def recommend(evaluation: Evaluation, max_loss: float = MAX_LOSS) -> Recommendation:
@@ -210,7 +213,6 @@ def _recommend_own_threshold(
         n_calibrated=guarantee.n_calibrated,
         arbiter=cascade.arbiter if cascade else "",
         losing_slices=_find_losing_slices(evaluation, changes),
-        skips=skips,
         right=right,
         at_own_threshold=True,
     )
@@ -292,7 +294,6 @@ def _recommend_no_retrieval(evaluation: Evaluation, answers: CorrectAnswers, max
     recommendation = replace(
         _make_recommendation(level, max_loss, NEVER, 1.0, effect),
         losing_slices=_find_losing_slices(evaluation, changes),
-        skips=skips,
         right=answers.closed,
     )
     return _lower_uncertain_level(recommendation)
@@ -325,7 +326,7 @@ class _SkipEffect:
     """Measured effect of skipping searches.
 
     Attributes:
-        n: Number of questions.
+        skips: Whether the search for each question is skipped.
         skipped: Share of searches skipped.
         difference: Accuracy minus the accuracy of always retrieving.
         gain: Accuracy minus the accuracy of skipping as many searches at random.
@@ -333,7 +334,7 @@ class _SkipEffect:
         likely_beats_chance: Whether the gain is above 0 by more than `Z_LIKELY` standard errors.
     """
 
-    n: int
+    skips: BoolArray
     skipped: Estimate
     difference: Estimate
     gain: Estimate
@@ -362,7 +363,7 @@ def _measure_effect(
     gains = changes - by_arbiter - skips * by_random_skip
     skipped, difference, gain = estimate_means([skips.astype(float), changes, gains], evaluation.resamples)
     return _SkipEffect(
-        len(skips), skipped, difference, gain, _is_above_zero(gains, Z_CERTAIN), _is_above_zero(gains, Z_LIKELY)
+        skips, skipped, difference, gain, _is_above_zero(gains, Z_CERTAIN), _is_above_zero(gains, Z_LIKELY)
     )
 
 
@@ -382,10 +383,10 @@ def _is_above_zero(gains: FloatArray, z: float) -> bool:
 def _make_recommendation(
     level: RecommendationLevel, max_loss: float, gate: str, threshold: float, effect: _SkipEffect
 ) -> Recommendation:
-    """Make a recommendation from the measured effect, without the values of each question."""
+    """Make a recommendation from the measured effect."""
     return Recommendation(
         level,
-        effect.n,
+        len(effect.skips),
         max_loss,
         gate,
         threshold,
@@ -394,6 +395,8 @@ def _make_recommendation(
         difference=effect.difference,
         gain=effect.gain,
         beats_chance=effect.beats_chance,
+        skips=effect.skips,
+        held_out_skips=effect.skips,
     )
 
 

@@ -190,9 +190,7 @@ class Traffic:
 
     def __post_init__(self) -> None:
         if not self.events:
-            raise BadInput(
-                "the log contains no questions to replay. First log some with `knowgate ask` and JSON output."
-            )
+            raise BadInput("the log contains no questions to replay. Log some with `knowgate ask` and JSON output.")
 
     @cached_property
     def needs(self) -> FloatArray:

@@ -21,11 +21,11 @@ from knowgate.core.validation import check_regular_file, parse_json
 from knowgate.errors import BadInput
 from knowgate.evaluation.replay import EventCost, TrafficEvent
 from knowgate.evaluation.traffic_log import LoggedTraffic
-from knowgate.types import Question
+from knowgate.types import DecisionNote, Question
 
 SQLITE_MAGIC = b"SQLite format 3\0"
 SERVER_DECISION_STAGES = ("read", "gate", "draft")  # stages before the decision, as keys of `milliseconds`
-WOULD_SKIP_NOTE = "would skip"  # note of a question that was retrieved for although the gate would have skipped it
+DRAFT_BY_WAY = {"question": False, "draft": True, "race": True}  # unknown for an LLM in the process of the server
 DECISIONS_QUERY = "SELECT id, record FROM decisions ORDER BY at, id"
 AUDITS_QUERY = "SELECT decision, kind, lost FROM audits WHERE lost IS NOT NULL ORDER BY number"
 QUESTIONS_QUERY = "SELECT id, question FROM decisions WHERE question IS NOT NULL ORDER BY at DESC, id"
@@ -229,11 +229,11 @@ def _make_event(record: Mapping[str, Any], audits: Sequence[tuple[str, float]]) 
             that applies counts.
     """
     retrieved, times = bool(record["retrieve"]), record.get("milliseconds") or {}
-    # A rule decides the same at every threshold, so need becomes 0 or 1.
-    need = float(retrieved) if record.get("rule") else float(record["need"])
+    # A rule decides the same at every threshold, also at that of a gate which always retrieves, -1.
+    need = float("inf" if retrieved else "-inf") if record.get("rule") else float(record["need"])
     reading_seconds = sum(float(times.get(stage, 0.0)) for stage in SERVER_DECISION_STAGES) / 1000
     rest = EventCost(seconds=max(0.0, float(times.get("total", 0.0)) / 1000 - reading_seconds))
-    would_skip = not retrieved or WOULD_SKIP_NOTE in (record.get("notes") or ())
+    would_skip = not retrieved or DecisionNote.WOULD_SKIP in (record.get("notes") or ())
     # An audit of kind 'label' has both answers of a retrieved question. Other audits measure what skipping lost, so
     # they apply only to questions that the gate skips.
     losses = [lost for kind, lost in audits if kind == "label" or would_skip]
@@ -244,4 +244,5 @@ def _make_event(record: Mapping[str, Any], audits: Sequence[tuple[str, float]]) 
         closed=EventCost() if retrieved else rest,
         opened=rest if retrieved else EventCost(),
         loses_answer=bool(losses[-1]) if losses else None,
+        has_draft=DRAFT_BY_WAY.get(str(record.get("way"))),
     )

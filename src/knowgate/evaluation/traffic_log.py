@@ -146,8 +146,8 @@ def parse_event(record: Mapping[str, Any]) -> TrafficEvent:
         raise ValueError("'need' is not a number from 0 to 1")
     if not isinstance(retrieved, bool):
         raise ValueError("'retrieve' is neither true nor false")
-    if record.get("rule"):  # A rule decides the same at every threshold, so need becomes 0 or 1.
-        need = float(retrieved)
+    if record.get("rule"):  # A rule decides the same at every threshold, also at that of a gate which always retrieves.
+        need = math.inf if retrieved else -math.inf
     if "answer" not in record:  # written by `decide`, which gives no answer
         return TrafficEvent(float(need), retrieved)
     return _parse_answer(record, float(need), retrieved=retrieved)

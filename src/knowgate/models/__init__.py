@@ -33,7 +33,7 @@ MODELS = {
     "litellm": RegistryEntry("knowgate.integrations.litellm:open_litellm",
         "litellm:MODEL, any model that LiteLLM supports", extra="litellm"),
     "replay": RegistryEntry("knowgate.models.replay:ReplayModel", "replay:DIR, the recorded outputs of an earlier run"),
-    "fake": RegistryEntry("knowgate.models.fake:open_fake", "fake[:FILE], answers from a table; for tests and examples"),
+    "fake": RegistryEntry("knowgate.models.fake:open_fake", "fake[:FILE], answers made-up words, or from a table; for tests"),
 }  # fmt: skip
 SPECS_WITHOUT_VALUE = {"smollm"}
 SPECS_WITH_OPTIONAL_VALUE = {"fake"}

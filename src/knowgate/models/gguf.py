@@ -74,9 +74,7 @@ def convert_gguf(file: Path) -> Path:
     The folder is cached, so only the first call for a file converts it.
     """
     if not file.is_file():
-        raise WeightsError(
-            f"the GGUF file '{file}' does not exist. Check the path. To list model specs: knowgate models"
-        )
+        raise WeightsError(f"the GGUF file '{file}' does not exist. Check the path, or see: knowgate models")
     sha256 = cached_sha256_file(file)
     target = cache_dir() / "converted" / f"{file.stem}-{sha256[:12]}-v{CONVERSION_VERSION}"
     if not (target / SOURCE_FILE).is_file():

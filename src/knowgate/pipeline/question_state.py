@@ -16,6 +16,7 @@ NOTE_TEXTS = {
     DecisionNote.NOT_RERANKED: "not reranked, the retriever is sure",
     DecisionNote.DRAFT_GIVEN: "the answer from memory was given",
     DecisionNote.LABELS_UNLISTED: "the server lists none of the gate's labels among its top tokens, so they are tied",
+    DecisionNote.FAR_QUESTION: "unlike the questions that the gate was fitted on, so it may be wrong",
     DecisionNote.WOULD_SKIP: "the gate would have skipped",
     DecisionNote.QUOTED: "quoted, because the LLM's own answer was not in the passages",
 }

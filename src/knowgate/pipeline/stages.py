@@ -10,6 +10,7 @@ from knowgate.data.signals.confidence import has_distinct_logits
 from knowgate.errors import UnsupportedSignal
 from knowgate.gates.arbiters.abstention import RULES_ARBITER
 from knowgate.gates.arbiters.arbitration import choose_answers
+from knowgate.gates.artifacts.drift import FAR_DISTANCE
 from knowgate.gates.baselines import AlwaysGate, ConstantGate, NeverGate
 from knowgate.gates.calibration.deployment import has_guarantee_without_arbiter
 from knowgate.gates.rules.arithmetic import ARITHMETIC_RULE, compute_arithmetic
@@ -61,6 +62,8 @@ def apply_gate(gate: Gate, threshold: float, states: Sequence[QuestionState]) ->
         # A server that returns only its top tokens may omit all labels. Their logits are then equal.
         if gate.name in state.reading.labels and not has_distinct_logits(state.reading.labels[gate.name]):
             state.notes.append(DecisionNote.LABELS_UNLISTED)
+        if need <= threshold and distance is not None and distance > FAR_DISTANCE:
+            state.notes.append(DecisionNote.FAR_QUESTION)
         state.decision = Decision(
             need > threshold,
             need,
@@ -117,6 +120,7 @@ def apply_rules(rules: RuleSet, states: Sequence[QuestionState]) -> None:
         match = rules.decide(state.question.text)
         if match is not None and state.decision is not None:
             reason = f"{match.reason} (rule '{match.rule}')"
+            state.notes.clear()  # they are about the gate's decision
             state.decision = replace(state.decision, retrieve=match.retrieve, reason=reason, rule=match.rule)
 
 

@@ -1,6 +1,7 @@
 """Measure which passages help an LLM to answer and which mislead it (CBDR, section 3.2).
 
-The result is called a preference: a question with passages that help (positives) and passages that hurt (negatives).
+The result is called a preference: a question with passages that help (positives) and passages that
+hurt it or, if answers were graded, lead to a wrong one (negatives).
 """
 
 from __future__ import annotations

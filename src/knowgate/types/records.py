@@ -267,6 +267,7 @@ class DecisionNote(StrEnum):
     DRAFT_GIVEN = "draft given"  # passages were retrieved, but the arbiter chose the closed-book answer
     QUOTED = "quoted"  # a small LLM's answer was not grounded in the passages; their best sentence is given instead
     LABELS_UNLISTED = "labels unlisted"  # the server returned probabilities for none of the gate's labels
+    FAR_QUESTION = "far question"  # skipped, although the question is unlike those that the gate was fitted on
     WOULD_SKIP = "would skip"  # the gate or a rule decided to skip, but shadow mode retrieves everything
 
 

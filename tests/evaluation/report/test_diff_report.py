@@ -177,7 +177,7 @@ def test_a_drop_that_may_be_chance_does_not_count():
 
 
 def test_sides_without_a_gate_in_common_are_rejected():
-    with pytest.raises(BadInput, match="no gate in common"):
+    with pytest.raises(BadInput, match="share no gate"):
         diff_evaluations(
             EvaluationSummary("a", "m", 1, {"x": GateSummary({})}),
             EvaluationSummary("b", "m", 1, {"y": GateSummary({})}),

@@ -146,9 +146,7 @@ class GateSelector:
         runs = self.labeled.runs("fit", "calibration")
         n = count_graded_questions(runs)
         if n == 0:
-            explanation = (
-                f"There are too few questions to choose a threshold. {describe_provable_loss(0, self.max_loss)}"
-            )
+            explanation = f"Too few questions to choose a threshold. {describe_provable_loss(0, self.max_loss)}"
             return GateChoice(explanations=(explanation,))
         n_fit = count_graded_questions(self.labeled.runs("fit"))
         untrained = self._find_untrained_gate(runs)

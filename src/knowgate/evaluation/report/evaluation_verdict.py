@@ -38,6 +38,7 @@ LEVEL_LABELS = {
 UNPAID_LEVELS = {"use": "saves", "try": "may-save"}
 # How many of 400 evaluations of shuffled needs came out at a level.
 CHANCE_COUNTS = {"use": 3, "try": 108}
+NOT_COUNTED = "Not counted: running the judge, if the gate has one."
 LOW_KNOWN_SHARE = 0.15  # if the LLM knows fewer questions, there is little to skip
 LOW_AUROC = 0.65  # a gate with less hardly tells known from unknown questions
 MAX_SUGGESTED_QUESTIONS = 50_000
@@ -121,14 +122,13 @@ def build_verdict(evaluation: Evaluation, assumptions: CostAssumptions, max_loss
         return EvaluationVerdict(recommendation, headline, sentences, [], savings, never_cost)
     sentences = [
         _describe_chance(recommendation),
-        f"It skips {format_percent(recommendation.skipped.value)} of the searches.",
         recommendation.guarantee,
         _describe_difference(recommendation),
         *arbiter_sentences,
         _describe_losing_slices(recommendation),
         _describe_calls(savings),
         _warn_about_distance(recommendation, evaluation),
-        "" if recommendation.skips_nothing else describe_savings(savings),
+        "" if recommendation.skips_nothing else f"{describe_savings(savings)} {NOT_COUNTED}",
     ]
     return EvaluationVerdict(
         recommendation,
@@ -142,9 +142,10 @@ def build_verdict(evaluation: Evaluation, assumptions: CostAssumptions, max_loss
 
 
 def _estimate_recommended_cost(evaluation: Evaluation, recommendation: Recommendation) -> QuestionCost:
-    """Estimate the mean cost per question of the recommended policy."""
+    """Estimate the mean cost per question of the recommended policy, on held-out questions like its accuracy."""
     gate = None if recommendation.is_without_retrieval else evaluation.gate(str(recommendation.gate))
-    return estimate_gated_cost(evaluation.table, recommendation.skips, gate, has_arbiter=bool(recommendation.arbiter))
+    skips, has_arbiter = recommendation.held_out_skips, bool(recommendation.arbiter)
+    return estimate_gated_cost(evaluation.table, skips, gate, has_arbiter=has_arbiter)
 
 
 def _describe_arbiter(evaluation: Evaluation, recommendation: Recommendation) -> list[str]:
@@ -216,7 +217,9 @@ def _describe_choice(recommendation: Recommendation, evaluation: Evaluation) -> 
     return (
         f"Gate and threshold were chosen on these questions, to lose no more than "
         f"{format_point_count(recommendation.max_loss)}. The choice was then repeated {FOLDS} times, each time without "
-        f"another fifth of the questions: {recommendation.agreeing_folds} of {FOLDS} times it was the same gate. "
+        f"another fifth of the questions: {recommendation.agreeing_folds} of {FOLDS} times it was the same gate. These "
+        f"fifths are the held-out questions. On all questions, {format_threshold(recommendation.threshold)} skips "
+        f"{format_percent(recommendation.skipped.value)}. "
         f"{_list_guarantees(evaluation)}."
     )
 
@@ -231,16 +234,17 @@ def _list_guarantees(evaluation: Evaluation) -> str:
 
 
 def _describe_difference(recommendation: Recommendation) -> str:
-    """Say how accuracy changes against always retrieving, and on which questions."""
+    """Say how many searches are skipped, how accuracy changes by that, and on which questions."""
     difference = f"{format_points(recommendation.difference.value or 0.0)} points of accuracy against always retrieving"
-    return f"Measured {_name_questions(recommendation)}: {difference}{format_interval(recommendation.difference)}."
+    skipped = f"it skips {format_percent(recommendation.held_out_skipped.value)} of the searches"
+    place = _name_questions(recommendation).capitalize()
+    return f"{place} {skipped}: {difference}{format_interval(recommendation.difference)}."
 
 
 def _name_questions(recommendation: Recommendation) -> str:
-    """Name the questions that measured the accuracy, and what is skipped on them if it differs from the choice."""
-    if recommendation.at_own_threshold or not recommendation.agreeing_folds:
-        return "on these questions"
-    return f"on held-out questions, where it skips {format_percent(recommendation.held_out_skipped.value)}"
+    """Name the questions that all figures of the verdict are measured on."""
+    has_choice = recommendation.agreeing_folds and not recommendation.at_own_threshold
+    return "on held-out questions" if has_choice else "on these questions"
 
 
 def _describe_chance(recommendation: Recommendation) -> str:
@@ -279,26 +283,25 @@ def _suggest_more_questions(recommendation: Recommendation) -> str:
 
 
 def _list_key_figures(recommendation: Recommendation, savings: Savings) -> list[KeyFigure]:
-    """List the numbers that stand out: searches skipped, accuracy, LLM calls and money."""
+    """List the numbers that stand out: searches skipped, accuracy, LLM calls and money, all of the same questions."""
     difference = recommendation.difference
-    accuracy = f"points of accuracy{format_interval(difference)} {_name_questions(recommendation)}"
-    at = "" if recommendation.is_without_retrieval else f" at {format_threshold(recommendation.threshold)}"
-    calls = f"LLM calls per question{at}, always retrieving makes {savings.always.calls:.2f}"
+    skipped = f"of the searches skipped {_name_questions(recommendation)}"
+    calls = f"LLM calls per question, always retrieving makes {savings.always.calls:.2f}"
     return [
-        KeyFigure(format_percent(recommendation.skipped.value), f"of the searches skipped{at}, on all questions"),
-        KeyFigure(format_points(difference.value or 0.0), accuracy),
+        KeyFigure(format_percent(recommendation.held_out_skipped.value), skipped),
+        KeyFigure(format_points(difference.value or 0.0), f"points of accuracy{format_interval(difference)}"),
         KeyFigure(f"{savings.gated.calls:.2f}", calls),
-        *([] if recommendation.skips_nothing else [_make_money_figure(savings, at)]),
+        *([] if recommendation.skips_nothing else [_make_money_figure(savings)]),
     ]
 
 
-def _make_money_figure(savings: Savings, at: str) -> KeyFigure:
+def _make_money_figure(savings: Savings) -> KeyFigure:
     """Show the money saved, the extra cost or, if it is unknown, the price of an LLM call at which the gate breaks even."""
     if savings.money is None:
         return KeyFigure(format_price(savings.break_even_call), "per LLM call: it pays below this price")
     scope = "" if savings.includes_llm else ", searches alone"
     verb = "saved" if savings.money >= 0 else "extra cost"
-    return KeyFigure(format_money(abs(savings.money)), f"{verb} on {SAVINGS_QUESTIONS:,} questions{at}{scope}")
+    return KeyFigure(format_money(abs(savings.money)), f"{verb} on {SAVINGS_QUESTIONS:,} questions{scope}")
 
 
 # --- a negative verdict ---------------------------------------------------------------------------

@@ -105,9 +105,7 @@ class LlamaCppModel(LocalBackend):
         """The GGUF file; the embedded one is downloaded on first use."""
         file = fetch_verified_file(EMBEDDED_MODEL) if self.source == EMBEDDED_MODEL else expand_path(self.source)
         if not file.is_file():
-            raise WeightsError(
-                f"the GGUF file '{file}' does not exist. Check the path. To list model specs: knowgate models"
-            )
+            raise WeightsError(f"the GGUF file '{file}' does not exist. Check the path, or see: knowgate models")
         return file
 
     @functools.cached_property

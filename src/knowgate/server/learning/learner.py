@@ -289,9 +289,7 @@ def _create_budget(options: ServeOptions, store: AuditStore | None) -> CallBudge
 def _check_options(options: ServeOptions) -> None:
     """Raise an error if an option needs another one that is not set, or if two options contradict each other."""
     if options.audit and options.decisions is None:
-        raise BadSetting(
-            "`audit` needs `decisions`, where the results of audits are stored. Set `decisions` to a file."
-        )
+        raise BadSetting("`audit` needs `decisions`, where audits are stored. Set `decisions` to a file.")
     if options.durable and options.decisions is None:
         raise BadSetting("`durable` needs `decisions`, where decisions are stored. Set `decisions` to a file.")
     if options.audit_compare == "llm" and options.upstream is None:

@@ -14,10 +14,8 @@ import copy
 from dataclasses import dataclass, field
 from typing import Any
 
+from knowgate.gates.artifacts.drift import FAR_DISTANCE, MIN_REPORTED_SHARE
 from knowgate.stats.confidence_sequences import GuaranteeTest, MeanConfidenceSequence
-
-FAR_DISTANCE = 1.0 + 1e-6  # distance from the training data that only 1 % of the training questions exceed
-MAX_FAR_SHARE = 0.05  # if a larger share of questions exceeds this distance, the questions have drifted
 
 
 @dataclass
@@ -71,7 +69,7 @@ class LossMonitor:
 
     def __post_init__(self) -> None:
         self.reset_loss()
-        self.far, self.drift_test = MeanConfidenceSequence(self.delta), GuaranteeTest(MAX_FAR_SHARE, self.delta)
+        self.far, self.drift_test = MeanConfidenceSequence(self.delta), GuaranteeTest(MIN_REPORTED_SHARE, self.delta)
         self._drift_tests = {}
 
     def reset_loss(self) -> None:
@@ -125,7 +123,7 @@ class LossMonitor:
             owner: Name of the API key of the request.
         """
         if distance is not None:
-            key_test = self._drift_tests.setdefault(owner, GuaranteeTest(MAX_FAR_SHARE, self.delta))
+            key_test = self._drift_tests.setdefault(owner, GuaranteeTest(MIN_REPORTED_SHARE, self.delta))
             for sequence in (self.far, self.drift_test, key_test):
                 sequence.add(float(distance > FAR_DISTANCE))
 
