@@ -117,7 +117,7 @@ def measure_labels() -> list[Figure]:
 
 def measure_evaluation() -> list[Figure]:
     """Comparing gates with intervals, beside the same number of plain resampled means."""
-    table, gates = evaluating.make_trial(5, 2_000)
+    table, gates = evaluating.make_random_table(5, 2_000)
     from knowgate.evaluation.gate_comparison import compare_gates
 
     resamples = compare_gates(table, gates).resamples
@@ -143,13 +143,13 @@ def measure_server() -> list[Figure]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         docs = folder / "docs.jsonl"
         docs.write_text('{"id": "d1", "text": "Jane Austen wrote Emma."}\n', encoding="utf-8")
-        stub = stack.enter_context(serving.process(serving.serve_stub))
+        stub = stack.enter_context(serving.start_process(serving.serve_stub))
         direct = stub.recv()
         settings, options = PipelineOptions(gate="never", docs=docs), ServeOptions(upstream=direct, waiting=1000)
-        ours = stack.enter_context(serving.process(serving.serve_ours, settings, options)).recv()
+        ours = stack.enter_context(serving.start_process(serving.serve_knowgate, settings, options)).recv()
 
         def request(url: str) -> None:
-            asyncio.run(serving.load(url, 16, 400, [serving.BODY]))
+            asyncio.run(serving.send_load(url, 16, 400, [serving.BODY]))
 
         times = foundation.measure_medians(lambda: request(ours), lambda: request(direct), ROUNDS)
     return [
@@ -168,8 +168,10 @@ def measure_judges() -> list[Figure]:
         for text in foundation.QUESTIONS
     ]
     with tempfile.TemporaryDirectory() as scratch:
-        judges = {name: judge_speed.contestant(name, Path(scratch)) for name in ("minilm", "llamacpp:smollm", "smollm")}
-        times = judge_speed.race(judges, cases)
+        judges = {
+            name: judge_speed.load_timed_judge(name, Path(scratch)) for name in ("minilm", "llamacpp:smollm", "smollm")
+        }
+        times = judge_speed.time_judges(judges, cases)
     seconds = {name: float(np.median([clock for clock, _ in pairs])) for name, pairs in times.items()}
     reference = "a judge of 135M parameters in torch (SmolLM2)"
     return [
