@@ -146,6 +146,7 @@ def test_options_become_the_values_of_their_fields(text, expected):
         ("count=1.5", "option 'count' must be a number"),
         ("share=half", "option 'share' must be a number"),
         ("loud=yes", "option 'loud' is 'yes'. Use one of: true, false"),
+        ("colou\nr=red", r"unknown option 'colou\\nr'\. Known options: kind"),
         ("colour=red", "unknown option 'colour'. Known options: kind, count, share, loud, word, seed"),
         ("count=1,slow", "'slow' does not have the form key=value. Known options: kind, count"),
     ],

@@ -16,15 +16,9 @@ from knowgate.cli.progress import show_arbitration_progress
 from knowgate.core.options import Options, option
 from knowgate.evaluation.gate_comparison import Evaluation
 from knowgate.evaluation.gate_evaluation import EvaluateOptions, evaluate
+from knowgate.evaluation.report import report_folder
 from knowgate.evaluation.report.evaluation_tables import build_evaluation_tables, build_summary_tables
 from knowgate.evaluation.report.evaluation_verdict import build_verdict
-from knowgate.evaluation.report.report_folder import (
-    PAGE_FILE,
-    ReportOptions,
-    build_summary,
-    check_report_folder,
-    write_report,
-)
 from knowgate.evaluation.report.terminal import render_tables
 from knowgate.gates.artifacts.drift import format_far_warning
 from knowgate.integrations.experiment_trackers import check_trackers, log_to_mlflow, log_to_wandb
@@ -46,7 +40,7 @@ class TrackerOptions(Options):
 
 def eval_(
     options: EvaluateOptions,
-    report: ReportOptions,
+    report: report_folder.ReportOptions,
     trackers: TrackerOptions,
     runs: OptionalRuns = None,
     data: Annotated[
@@ -66,7 +60,7 @@ def eval_(
     """
     check_trackers(mlflow=trackers.mlflow, wandb=trackers.wandb)
     if options.out is not None:
-        check_report_folder(options.out)  # fail before the evaluation, not after it
+        report_folder.check_report_folder(options.out)  # fail before the evaluation, not after it
     if "price_wrong" in options.model_fields_set:  # the price of a wrong answer is compared with that of a search
         options = options.replace(price_search=report.price_search)
     progress_bar = labeling_progress_bar() if data else nullcontext(lambda progress: None)
@@ -84,9 +78,9 @@ def eval_(
     _print_warnings(evaluation)
     _print_evaluation(evaluation, report, full=full, as_json=as_json)
     if options.out is not None:
-        write_report(evaluation, options.out, options=report)
+        report_folder.write_report(evaluation, options.out, options=report)
         if report.html:
-            print_page_location(options.out / PAGE_FILE)
+            print_page_location(options.out / report_folder.PAGE_FILE)
     _log_to_trackers(evaluation, trackers)
     if data is not None:
         _print_stored_runs(evaluation)
@@ -120,10 +114,12 @@ def _print_warnings(evaluation: Evaluation) -> None:
             inform(warning, style="yellow")
 
 
-def _print_evaluation(evaluation: Evaluation, report: ReportOptions, *, full: bool, as_json: bool) -> None:
+def _print_evaluation(
+    evaluation: Evaluation, report: report_folder.ReportOptions, *, full: bool, as_json: bool
+) -> None:
     """Print either one JSON object, or the recommendation followed by one table, or by all of them."""
     if as_json:
-        print_json(build_summary(evaluation, report))
+        print_json(report_folder.build_summary(evaluation, report))
         return
     verdict = build_verdict(evaluation, report, report.max_loss)
     print_text(" ".join([f"{verdict.label}:", verdict.text, *([verdict.note] if verdict.note else [])]))

@@ -1,5 +1,7 @@
 """`knowgate fit`: a group with one command per gate that can be fitted, one for arbiters and one for rerankers.
 
+Without a gate name, it chooses gate, arbiter and threshold, and writes them as one policy.
+
 The command of a gate has the flags of `FitOptions` (shared by all gates) and one flag for each option that the gate's
 fit function declares.
 """
@@ -19,20 +21,24 @@ from rich.text import Text
 
 from knowgate.cli.commands import CommandEntry, LazyGroup, create_command
 from knowgate.cli.console import create_console, inform
-from knowgate.cli.fit_policy import fit_policy_command
 from knowgate.cli.option_flags import expand_options
 from knowgate.cli.options import SeedOption, format_command_line, path_option
 from knowgate.cli.progress import ProgressCallback, show_progress
 from knowgate.core.options import Options, get_set_fields, option
-from knowgate.data.runs.folder import suggest_ask_options
+from knowgate.data.runs.folder import RunFolder, suggest_ask_options
 from knowgate.errors import KnowgateError, UnknownName
 from knowgate.gates import FITTED_GATES
+from knowgate.gates.artifacts.gate_folder import CARD_FILE
 from knowgate.gates.fitted_gate import describe_retrieval_rule
+from knowgate.stats.bootstrap import Estimate
 from knowgate.training.arbiter import ARBITER_MODES, AUTO_MODE, fit_arbiter, load_arbiter_fit_function
 from knowgate.training.examples import OPEN_BOOK_TARGETS
-from knowgate.training.fit_function import FitProgress, read_fit_options, read_requirements
+from knowgate.training.fit_function import FitProgress, FitProgressCallback, read_fit_options, read_requirements
 from knowgate.training.gate import FitOptions, fit, list_fittable_gates, load_fit_function
 from knowgate.training.gate_artifact import describe_weakness, majority_accuracy
+from knowgate.training.policy.evidence import PolicyOptions
+from knowgate.training.policy.folder import format_result, list_legend, list_shown_results
+from knowgate.training.policy.search import FittedPolicy, fit_policy
 
 if TYPE_CHECKING:
     from knowgate.gates.fitted_gate import FittedGate
@@ -130,6 +136,65 @@ class FitGroup(LazyGroup):
         return self.commands.get(cmd_name)
 
 
+# --- policies -------------------------------------------------------------------------------------
+
+
+def fit_policy_command(
+    context: typer.Context,
+    labels: Annotated[
+        list[Path] | None,
+        path_option(
+            "RUN", "Folder of a label run (made by knowgate label or import-answers); may be repeated.", "--labels"
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, path_option("DIR", "Folder to write the policy to; use it as --gate DIR.", "--out")
+    ] = None,
+    *,
+    options: PolicyOptions,
+) -> None:
+    """Fit a policy, unless a gate is named: then its own command runs."""
+    if context.invoked_subcommand is not None:
+        if labels or out:
+            flag = "--labels" if labels else "--out"
+            raise typer.BadParameter(f"This option must follow the name of a command: knowgate fit COMMAND {flag}.")
+        return
+    if not labels or out is None:
+        raise typer.BadParameter("Fitting a policy needs --labels and --out: knowgate fit --labels RUN --out my-policy")
+    with show_progress("fitting a policy", "folds") as show:
+        policy = fit_policy(labels, out=out, options=options, watch=_watch(show), command=format_command_line())
+    print_policy(policy, str(RunFolder(labels[0]).manifest()["settings"]["model"]))
+
+
+def _watch(show: ProgressCallback) -> FitProgressCallback:
+    """Show progress: steps of the search and failed candidates as lines, everything else on the bar."""
+
+    def watch(progress: FitProgress) -> None:
+        if progress.is_milestone and progress.unit in ("steps", "folds"):
+            show.say(progress.words)
+        else:
+            show(progress.done, progress.total, progress.words, stage=progress.stage, unit=progress.unit)
+
+    return watch
+
+
+def print_policy(policy: FittedPolicy, model: str) -> None:
+    """Print what was tried on stdout, and what was chosen and how to use it on stderr."""
+    if policy.choice is not None:
+        table = Table("policy", "searches", "right", "LLM calls", "against always", box=None)
+        for name, result in list_shown_results(policy.choice):
+            table.add_row(*format_result(name, result))
+        create_console(soft_wrap=False).print(table)
+        for line in list_legend(policy.choice):
+            inform(line)
+    for line in policy.summary:
+        inform(line.replace("`price_llm_call`", "--price-llm-call"))
+    if policy.choice is None:
+        inform(f"Calibrate it: knowgate calibrate {policy.path} --labels RUN --max-loss 0.03 --net")
+    inform(f"The card shows everything that was tried: {policy.path / CARD_FILE}")
+    inform(f"Use it: knowgate ask --gate {policy.path}{suggest_ask_options(model)}")
+
+
 app = typer.Typer(
     cls=FitGroup,
     no_args_is_help=True,
@@ -178,7 +243,7 @@ def fit_and_print(
         inform(note)
     table = Table("measure", "test split", box=None)
     for measure, estimate in manifest["metrics"].items():
-        table.add_row(measure, format_estimate(estimate))
+        table.add_row(measure, Estimate(**estimate).format())
         if measure == "accuracy":  # for comparison: a gate that decides the same for all questions
             table.add_row("(majority)", f"{majority_accuracy(manifest):.3f}")
     console = create_console(soft_wrap=False)
@@ -208,7 +273,7 @@ def _make_run_table(runs: Mapping[str, Mapping[str, Any]]) -> Table:
     """
     table = Table("label run", "test questions", "AUROC", box=None)
     for name, run in runs.items():
-        table.add_row(name, str(run["n"]), format_estimate(run["auroc"]))
+        table.add_row(name, str(run["n"]), Estimate(**run["auroc"]).format())
     return table
 
 
@@ -262,7 +327,7 @@ def fit_arbiter_and_print(labels: list[Path], out: Path, mode: str, seed: int, o
         inform(note)
     table = Table("measure", "test split", box=None)
     for measure, estimate in manifest["metrics"].items():
-        table.add_row(measure.replace("_", " "), format_estimate(estimate))
+        table.add_row(measure.replace("_", " "), Estimate(**estimate).format())
     create_console(soft_wrap=False).print(table)
     split = format_split(manifest["split"])
     inform(f"{manifest['arbiter']} arbiter fitted: {split}. Use it: knowgate ask --arbiter {out}")
@@ -301,15 +366,6 @@ class FitProgressBar:
     def select_new_notes(self, notes: Iterable[str]) -> list[str]:
         """Return the notes of a model card, without those about milestones that were printed already."""
         return [note for note in notes if note.partition(":")[0] not in self.printed]
-
-
-def format_estimate(estimate: Mapping[str, float | None]) -> str:
-    """Format a value with its 95 % interval, such as '0.712 [0.650, 0.771]'."""
-    if estimate["value"] is None:
-        return "not defined"
-    if estimate["low"] is None:
-        return f"{estimate['value']:.3f}"
-    return f"{estimate['value']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]"
 
 
 def format_split(split: Mapping[str, int]) -> str:

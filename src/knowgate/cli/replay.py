@@ -14,15 +14,7 @@ from knowgate.cli.options import parse_log_location
 from knowgate.core.display import TextTable
 from knowgate.core.postgres.address import DatabaseAddress
 from knowgate.errors import BadSetting
-from knowgate.evaluation.replay import (
-    MIN_KNOWN_QUESTIONS,
-    Price,
-    Prices,
-    ReplayResult,
-    SavedAmount,
-    Traffic,
-    replay_traffic,
-)
+from knowgate.evaluation import replay
 from knowgate.evaluation.server_log import is_server_log, read_server_log
 from knowgate.evaluation.traffic_log import LoggedTraffic, read_label_run_traffic, read_traffic_log
 from knowgate.gates import load_gate
@@ -52,11 +44,11 @@ RISK_COLUMNS = {
 }
 
 
-class ReplayPrices(Prices):
+class ReplayPrices(replay.Prices):
     """Prices as flags of `knowgate replay`, without those of a GPU hour and of an LLM call, which have no flag here."""
 
-    gpu_hour: Price = Field(default=0.0, json_schema_extra={"flag": None})
-    llm_call: Price = Field(default=0.0, json_schema_extra={"flag": None})
+    gpu_hour: replay.Price = Field(default=0.0, json_schema_extra={"flag": None})
+    llm_call: replay.Price = Field(default=0.0, json_schema_extra={"flag": None})
 
 
 def replay_command(
@@ -92,8 +84,8 @@ def replay_command(
     requested = parse_thresholds(thresholds)
     logged = read_traffic(parse_log_location(log), gate, arbiter, arm)
     names = name_thresholds(logged, gate)
-    traffic = Traffic(logged.events)
-    results = replay_traffic(traffic, [*requested, *names], prices)
+    traffic = replay.Traffic(logged.events)
+    results = replay.replay_traffic(traffic, [*requested, *names], prices)
     if as_json:
         print_json(_make_record(logged, results, prices, names))
     else:
@@ -101,7 +93,7 @@ def replay_command(
     print_log_summary(logged, traffic)
     if any(not result.has_evidence for result in results):
         inform(
-            f"The risk of a threshold is unknown if fewer than {MIN_KNOWN_QUESTIONS} skipped questions have both answers. "
+            f"The risk of a threshold is unknown if fewer than {replay.MIN_KNOWN_QUESTIONS} skipped questions have both answers. "
             "Do not choose such a threshold from this log: first collect more answers (knowgate serve --audit 0.1 --shadow)."
         )
 
@@ -178,7 +170,7 @@ def _get_gate_threshold(log: LoggedTraffic, gate: str) -> float:
     return loaded.threshold
 
 
-def _build_table(results: Sequence[ReplayResult], names: dict[float, str], *, with_money: bool) -> TextTable:
+def _build_table(results: Sequence[replay.ReplayResult], names: dict[float, str], *, with_money: bool) -> TextTable:
     """Build the table with one row per threshold.
 
     Narrow terminals drop columns from the right, so risks come before all savings except searches.
@@ -199,14 +191,14 @@ def _build_table(results: Sequence[ReplayResult], names: dict[float, str], *, wi
     return TextTable("", tuple(columns), tuple(rows))
 
 
-def _format_known(result: ReplayResult) -> str:
+def _format_known(result: replay.ReplayResult) -> str:
     """Format how many of the questions that a threshold skips have answers both with and without passages."""
     saving = result.savings["retrievals"]
     n_skipped = 0 if saving is None else round(saving.saved)
     return f"{result.known:,} of {n_skipped:,} ({result.known / n_skipped:.0%})" if n_skipped else "-"
 
 
-def _format_saving(saving: SavedAmount | None) -> str:
+def _format_saving(saving: replay.SavedAmount | None) -> str:
     """Format an amount saved and its share of what always retrieving takes; '-' if unknown."""
     if saving is None:
         return "-"
@@ -218,11 +210,11 @@ def _format_share(share: Proportion) -> str:
     return "unknown" if share.value is None else f"{share.value:.1%} [{share.low:.1%}, {share.high:.1%}]"
 
 
-def print_log_summary(log: LoggedTraffic, traffic: Traffic) -> None:
+def print_log_summary(log: LoggedTraffic, traffic: replay.Traffic) -> None:
     """Print how many questions the numbers are based on, what was left out, and what was estimated."""
     n = len(log.events)
     arbiter = f" with the arbiter {log.arbiter}" if log.arbiter else ""
-    few = f" Fewer than {MIN_KNOWN_QUESTIONS} prove little." if n < MIN_KNOWN_QUESTIONS else ""
+    few = f" Fewer than {replay.MIN_KNOWN_QUESTIONS} prove little." if n < replay.MIN_KNOWN_QUESTIONS else ""
     inform(f"{n} questions decided by the gate {', '.join(log.gates)}{arbiter} for {', '.join(log.models)}.{few}")
     if log.bad_lines:
         inform(f"Lines left out: {log.describe_bad_lines()}.")
@@ -239,7 +231,7 @@ def print_log_summary(log: LoggedTraffic, traffic: Traffic) -> None:
 
 
 def _make_record(
-    log: LoggedTraffic, results: Sequence[ReplayResult], prices: Prices, names: dict[float, str]
+    log: LoggedTraffic, results: Sequence[replay.ReplayResult], prices: replay.Prices, names: dict[float, str]
 ) -> dict[str, Any]:
     return {
         "log": str(log.path),

@@ -18,20 +18,12 @@ from knowgate.evaluation.report.boundary_page import describe_boundary, write_bo
 from knowgate.evaluation.report.boundary_tables import build_boundary_tables, summarize_accuracies
 from knowgate.evaluation.report.report_folder import PAGE_FILE
 from knowgate.evaluation.report.terminal import render_tables
-from knowgate.training.topics import (
-    AUTO_TOPICS,
-    TopicOptions,
-    build_topic_table,
-    describe_rules,
-    format_rules,
-    measure_topics,
-    propose_rules,
-)
+from knowgate.training import topics
 
 
 def report(
     runs: Annotated[list[Path], path_argument("RUN...", "Label runs: folders made by `knowgate label`.")],
-    options: TopicOptions,
+    options: topics.TopicOptions,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -70,13 +62,13 @@ def report(
         inform(f"Find out whether a gate is worth using: knowgate eval {labels} --out DIR")
 
 
-def _print_topics(runs: Sequence[Path], options: TopicOptions) -> None:
+def _print_topics(runs: Sequence[Path], options: topics.TopicOptions) -> None:
     """Print the table of topics and the rules that follow from it; write the rules to a file if one is given."""
     rules_file = options.topic_rules
-    results = measure_topics(load_label_table(runs, layers=()), options.topics or AUTO_TOPICS)
-    create_wide_console().print(render_tables([build_topic_table(results)]))
-    rules = propose_rules(results)
-    print_text(describe_rules(rules) or "No rule follows from these topics with certainty.")
+    results = topics.measure_topics(load_label_table(runs, layers=()), options.topics or topics.AUTO_TOPICS)
+    create_wide_console().print(render_tables([topics.build_topic_table(results)]))
+    rules = topics.propose_rules(results)
+    print_text(topics.describe_rules(rules) or "No rule follows from these topics with certainty.")
     if rules_file is not None and rules:
-        write_text(rules_file, format_rules(rules))
+        write_text(rules_file, topics.format_rules(rules))
         inform(f"{len(rules)} rules are in {rules_file}. Read them, then use them: --rules {rules_file}")

@@ -8,9 +8,11 @@ character by character, so a sequence that arrives in two pieces is harmless too
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+Item = TypeVar("Item")
 NOT_DEFINED = "not defined"
 MISSING_VALUE = "–"
 UNKNOWN_AMOUNT = "unknown"  # shown for an amount that was not recorded
@@ -70,6 +72,11 @@ class TextTable:
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+
+    @classmethod
+    def build(cls, title: str, items: Iterable[Item], columns: Mapping[str, Callable[[Item], str]]) -> TextTable:
+        """Build a table with a row for each item. `columns` maps the title of a column to the function of its cells."""
+        return cls(title, tuple(columns), tuple(tuple(cell(item) for cell in columns.values()) for item in items))
 
     def text(self) -> str:
         """Render the table in aligned columns, for a terminal or a log."""

@@ -194,7 +194,7 @@ def _describe_unknown(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     matches = difflib.get_close_matches(name, names, n=1)
     hint = f" Did you mean '{matches[0]}'?" if matches else ""
-    return f"unknown option '{name}'.{hint} Known: {', '.join(names)}."
+    return f"unknown option {name!r}.{hint} Known: {', '.join(names)}."
 
 
 def _expand_signature(signature: inspect.Signature, model: type[Options], argument: str) -> inspect.Signature:

@@ -124,11 +124,11 @@ def parse_options(cls: type, text: str, where: str) -> dict[str, Any]:
         key, equals, value = part.partition("=")
         if not equals or "://" in key:  # an address may contain '=' itself
             if position > 0 or not fields:
-                raise BadSetting(f"{where}: '{part}' does not have the form key=value. Known options: {known}.")
+                raise BadSetting(f"{where}: {part!r} does not have the form key=value. Known options: {known}.")
             key, value = next(iter(fields)), part
         key = key.strip()
         if key not in fields:
-            raise BadSetting(f"{where}: unknown option '{key}'. Known options: {known}.")
+            raise BadSetting(f"{where}: unknown option {key!r}. Known options: {known}.")
         options[key] = _convert(value.strip(), hints[key], f"{where}: option '{key}'")
     return options
 

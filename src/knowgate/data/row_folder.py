@@ -16,15 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from knowgate.core import files
 from knowgate.core.artifacts import links_outside, resolve_inside
-from knowgate.core.files import (
-    PARTIAL_SUFFIX,
-    check_output_folder,
-    file_lock,
-    find_last_line_end,
-    write_json,
-    write_text,
-)
 from knowgate.core.schema import read_record
 from knowgate.core.validation import parse_json, read_json
 from knowgate.errors import ArtifactError, BadInput, BadSetting, KnowgateError
@@ -143,7 +136,7 @@ class RowFolder:
                 for number, line in enumerate(lines, start=1):
                     yield f"{packed} line {number}", line
         elif file.is_file():
-            remaining = find_last_line_end(file)  # bytes that belong to complete lines
+            remaining = files.find_last_line_end(file)  # bytes that belong to complete lines
             with file.open("rb") as lines:
                 for number, line in enumerate(lines, start=1):
                     remaining -= len(line)
@@ -191,11 +184,11 @@ class RowFolder:
             self._remove_incomplete_line()
             return
         self.path.mkdir(parents=True, exist_ok=True)
-        write_json(self.path / self.manifest_name, {"version": self.version, "settings": dict(settings), **about})
+        files.write_json(self.path / self.manifest_name, {"version": self.version, "settings": dict(settings), **about})
 
     def update(self, **values: Any) -> None:
         """Replace entries of the manifest, and keep the others."""
-        write_json(self.path / self.manifest_name, {**self.manifest(), **values})
+        files.write_json(self.path / self.manifest_name, {**self.manifest(), **values})
 
     def append_records(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Append rows and flush them to disk."""
@@ -218,7 +211,7 @@ class RowFolder:
         good = [record for record in records if not record.get("error")]
         if len(good) < len(records) and not self.packed_file.is_file():
             text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in good)
-            write_text(self.path / self.rows_name, text)
+            files.write_text(self.path / self.rows_name, text)
         return len(records) - len(good)
 
     @contextlib.contextmanager
@@ -231,7 +224,7 @@ class RowFolder:
         """
         self._check_path()
         try:
-            with file_lock(self.path / ".lock", wait=False):
+            with files.file_lock(self.path / ".lock", wait=False):
                 yield
         except BlockingIOError:
             raise BadSetting(
@@ -243,20 +236,20 @@ class RowFolder:
     def _remove_partial_files(self) -> None:
         """Remove files that a killed process left half written."""
         if self.path.is_dir():
-            for file in self.path.glob(f".*{PARTIAL_SUFFIX}"):
+            for file in self.path.glob(f".*{files.PARTIAL_SUFFIX}"):
                 file.unlink()
 
     def _check_path(self) -> None:
         """Raise BadSetting if the path is a file, or a folder with other content."""
         try:
-            check_output_folder(self.path, [self.manifest_name], f"a {self.folder_type}")
+            files.check_output_folder(self.path, [self.manifest_name], f"a {self.folder_type}")
         except ArtifactError as error:
             raise BadSetting(str(error)) from None
 
     def _remove_incomplete_line(self) -> None:
         """Remove the last line if the process died while writing it."""
         file = self.path / self.rows_name
-        if file.is_file() and (end := find_last_line_end(file)) < file.stat().st_size:
+        if file.is_file() and (end := files.find_last_line_end(file)) < file.stat().st_size:
             os.truncate(file, end)
 
 

@@ -23,15 +23,9 @@ from knowgate.gates.calibration.evidence import CALIBRATION_KEYS_FILE, TARGET_KI
 from knowgate.gates.fitted_gate import FittedGate, get_gate_folder, get_gate_name
 from knowgate.gates.offline_scoring import TableScores
 from knowgate.labels.options import count_shown_passages
+from knowgate.stats import proportions
 from knowgate.stats.bootstrap import DEFAULT_RESAMPLES, Bootstrap, Estimate, bootstrap_p_value, summarize_resamples
 from knowgate.stats.metrics import BoolArray
-from knowgate.stats.proportions import (
-    PairedComparison,
-    format_percent_estimate,
-    format_points_estimate,
-    holm_correction,
-    mcnemar_test,
-)
 from knowgate.training.topics import TopicResult
 from knowgate.types import Gate
 from knowgate.types.markup import escape_html
@@ -101,7 +95,7 @@ class Evaluation:
 
     table: LabelTable
     gates: list[GateResult]
-    comparisons: list[PairedComparison]
+    comparisons: list[proportions.PairedComparison]
     slices: list[SliceTable]
     resamples: int
     second_looks: list[SecondLookResult] = field(default_factory=list)
@@ -193,7 +187,7 @@ def _check_distinguishable(table: LabelTable) -> None:
         )
 
 
-def _compare_pairs(gates: Sequence[GateResult], always: GateResult) -> list[PairedComparison]:
+def _compare_pairs(gates: Sequence[GateResult], always: GateResult) -> list[proportions.PairedComparison]:
     """Test each gate against always retrieving, and the most accurate gate against the others.
 
     The p-values are corrected for the number of tests (Holm).
@@ -203,16 +197,16 @@ def _compare_pairs(gates: Sequence[GateResult], always: GateResult) -> list[Pair
     best = max(gates, key=lambda gate: gate.measures["accuracy"].value or 0.0)
     pairs = [(gate, always) for gate in gates] + [(best, gate) for gate in gates if gate is not best]
     comparisons = [_compare_pair(first, second) for first, second in pairs]
-    corrected = holm_correction([comparison.p_mcnemar for comparison in comparisons])
+    corrected = proportions.holm_correction([comparison.p_mcnemar for comparison in comparisons])
     return [replace(comparison, p_holm=p_value) for comparison, p_value in zip(comparisons, corrected, strict=True)]
 
 
-def _compare_pair(first: GateResult, second: GateResult) -> PairedComparison:
+def _compare_pair(first: GateResult, second: GateResult) -> proportions.PairedComparison:
     """Compare the accuracies of two gates by bootstrap and by McNemar's test."""
     differences = first.resampled["accuracy"] - second.resampled["accuracy"]
     difference = summarize_resamples(differences)
-    p_value, only_first, only_second = mcnemar_test(first.right, second.right)
-    return PairedComparison(
+    p_value, only_first, only_second = proportions.mcnemar_test(first.right, second.right)
+    return proportions.PairedComparison(
         gate=first.gate,
         against=second.gate,
         difference=difference.value or 0.0,
@@ -322,11 +316,11 @@ def build_answer_table(gates: Sequence[GateResult]) -> TextTable:
     rows = [
         (
             gate.gate,
-            format_percent_estimate(gate.measures["accuracy"]),
+            proportions.format_percent_estimate(gate.measures["accuracy"]),
             format_percent(gate.measures["rate"].value),
             *_format_cost_cells(gate),
             format_percent(gate.measures["random"].value),
-            format_points_estimate(gate.measures["gain"]),
+            proportions.format_points_estimate(gate.measures["gain"]),
             _format_against_always(gate),
             *(format_percent(gate.measures[name].value) for name in ("harm", "waste", "recovered")),
         )
@@ -370,7 +364,7 @@ def _format_against_always(gate: GateResult) -> str:
     """Format accuracy minus the accuracy of always retrieving: the loss with its sign turned."""
     loss = gate.measures["loss"]
     value, low, high = (None if x is None else -x for x in (loss.value, loss.high, loss.low))
-    return format_points_estimate(Estimate(value, low, high))
+    return proportions.format_points_estimate(Estimate(value, low, high))
 
 
 def _format_auroc_cell(gate: GateResult) -> str:

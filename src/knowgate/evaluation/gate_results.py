@@ -20,14 +20,6 @@ from knowgate.gates.calibration.threshold_choice import GateOutcomes, choose_for
 from knowgate.gates.offline_scoring import TableScores
 from knowgate.stats import metrics
 from knowgate.stats.bootstrap import Bootstrap, Estimate, WeightedMetric, summarize_resamples
-from knowgate.stats.metrics import (
-    BoolArray,
-    FloatArray,
-    Frontier,
-    WeightMatrix,
-    compute_frontier,
-    compute_oracle_frontier,
-)
 
 MAX_EXACT_QUESTIONS = 20_000
 NEED_LEVELS = 1_024  # levels of need that cells are formed from, each with about as many questions
@@ -104,17 +96,17 @@ class GateResult:
     at_rate: dict[float, float] = field(default_factory=dict)
     tuned: TunedThreshold | None = None
     note: str = ""
-    frontier: Frontier | None = field(default=None, repr=False)
-    needs: FloatArray = field(default_factory=lambda: np.empty(0), repr=False)
-    right: BoolArray = field(default_factory=lambda: np.empty(0, dtype=bool), repr=False)
-    resampled: dict[str, FloatArray] = field(default_factory=dict, repr=False)
+    frontier: metrics.Frontier | None = field(default=None, repr=False)
+    needs: metrics.FloatArray = field(default_factory=lambda: np.empty(0), repr=False)
+    right: metrics.BoolArray = field(default_factory=lambda: np.empty(0, dtype=bool), repr=False)
+    resampled: dict[str, metrics.FloatArray] = field(default_factory=dict, repr=False)
     far_share: float | None = None
     drafts: bool = True
     extra_tokens: float = 0.0
     extra_calls: float = 0.0
 
     @property
-    def retrieve(self) -> BoolArray:
+    def retrieve(self) -> metrics.BoolArray:
         """Whether the gate retrieves for each question."""
         return self.needs > self.threshold
 
@@ -140,7 +132,7 @@ def measure_gates(table: LabelTable, gates: Sequence[TableScores], bootstrap: Bo
     return [_build_gate_result(table, gate, values) for gate, values in zip(gates, resampled, strict=True)]
 
 
-def _build_gate_result(table: LabelTable, gate: TableScores, resampled: dict[str, FloatArray]) -> GateResult:
+def _build_gate_result(table: LabelTable, gate: TableScores, resampled: dict[str, metrics.FloatArray]) -> GateResult:
     """Collect everything measured about a gate; `resampled` holds each measure's value and then its resamples."""
     retrieve = gate.needs > gate.threshold
     result = GateResult(
@@ -159,7 +151,7 @@ def _build_gate_result(table: LabelTable, gate: TableScores, resampled: dict[str
     )
     if table.open_right is None:
         return result
-    frontier = compute_frontier(table.closed_right, table.open_right, gate.needs)
+    frontier = metrics.compute_frontier(table.closed_right, table.open_right, gate.needs)
     return replace(
         result,
         right=np.where(retrieve, table.open_right, table.closed_right),
@@ -169,7 +161,7 @@ def _build_gate_result(table: LabelTable, gate: TableScores, resampled: dict[str
     )
 
 
-def _compute_gate_cost(table: LabelTable, gate: TableScores, retrieve: BoolArray) -> GateCost:
+def _compute_gate_cost(table: LabelTable, gate: TableScores, retrieve: metrics.BoolArray) -> GateCost:
     """Compute the mean cost per question.
 
     A question that is skipped costs its closed-book answer. A question that is retrieved for costs its open-book answer
@@ -194,13 +186,17 @@ def estimate_column_means(bootstrap: Bootstrap, columns: Mapping[str, NDArray[An
     return {name: summarize_resamples(means) for name, means in resampled.items()}
 
 
-def _build_mean_metric(columns: Mapping[str, NDArray[Any]]) -> Callable[[WeightMatrix], dict[str, FloatArray]]:
+def _build_mean_metric(
+    columns: Mapping[str, NDArray[Any]],
+) -> Callable[[metrics.WeightMatrix], dict[str, metrics.FloatArray]]:
     """Build the function that computes the mean of each per-question column from resample weights."""
     values = np.stack([column.astype(np.float64) for column in columns.values()], axis=1)
     return lambda weights: dict(zip(columns, metrics.weighted_mean(weights, values).T, strict=True))
 
 
-def tune_threshold(table: LabelTable, open_right: BoolArray, needs: FloatArray) -> TunedThreshold | None:
+def tune_threshold(
+    table: LabelTable, open_right: metrics.BoolArray, needs: metrics.FloatArray
+) -> TunedThreshold | None:
     """Choose the most accurate threshold on the dev rows, and measure it on the others; None without one or the other.
 
     The result also has the accuracy of always retrieving, and of retrieving as often but at random.
@@ -246,7 +242,7 @@ def make_baseline_result(table: LabelTable, result: GateResult) -> GateResult:
     result = replace(result, measures=measures, tuned=None)
     if result.gate != "oracle" or table.open_right is None:
         return result
-    best = compute_oracle_frontier(table.closed_right, table.open_right)
+    best = metrics.compute_oracle_frontier(table.closed_right, table.open_right)
     return replace(result, frontier=best, at_rate={rate: best.at(rate) for rate in RETRIEVAL_RATES})
 
 
@@ -257,7 +253,7 @@ def compute_majority_share(table: LabelTable) -> float:
 
 
 def measure_slice(
-    table: LabelTable, gates: Sequence[GateResult], in_slice: BoolArray
+    table: LabelTable, gates: Sequence[GateResult], in_slice: metrics.BoolArray
 ) -> list[tuple[str, float, float, float]]:
     """Return (gate, accuracy, retrieval rate, accuracy of random retrieval at that rate) on some of the rows."""
     if table.open_right is None or not in_slice.any():
@@ -285,13 +281,13 @@ class GradedNeeds:
         opened: Whether each answer with passages is correct; None if no question has one.
     """
 
-    needs: FloatArray
+    needs: metrics.FloatArray
     threshold: float
-    closed: BoolArray
-    opened: BoolArray | None
+    closed: metrics.BoolArray
+    opened: metrics.BoolArray | None
 
     @property
-    def retrieve(self) -> BoolArray:
+    def retrieve(self) -> metrics.BoolArray:
         """Whether the gate retrieves for each question."""
         return self.needs > self.threshold
 
@@ -312,7 +308,7 @@ def _build_ranking_metric(outcomes: GradedNeeds) -> WeightedMetric:
     helped = outcomes.opened & unknown if outcomes.opened is not None else None
     judged_correctly = outcomes.retrieve == unknown
 
-    def measure(weights: WeightMatrix) -> dict[str, FloatArray]:
+    def measure(weights: metrics.WeightMatrix) -> dict[str, metrics.FloatArray]:
         by_need = ranking.sort(weights)
         values = ranking.areas(by_need, unknown)
         values["ece"] = metrics.weighted_ece(weights, unknown, needs)
@@ -345,7 +341,7 @@ def _build_decision_metric(outcomes: GradedNeeds) -> WeightedMetric | None:
     return lambda weights: _derive_measures(compute_means(weights))
 
 
-def _derive_measures(means: dict[str, FloatArray]) -> dict[str, FloatArray]:
+def _derive_measures(means: dict[str, metrics.FloatArray]) -> dict[str, metrics.FloatArray]:
     """Derive the decision measures from column means: `gain` is over random retrieval, `loss` against always retrieving.
 
     `recovered` is the part of the best possible rise over never retrieving that the gate reaches.
@@ -377,7 +373,7 @@ class QuestionCells:
     cells: GradedNeeds
     cell_of_question: NDArray[np.int32]
 
-    def sum_weights(self, weights: WeightMatrix) -> WeightMatrix:
+    def sum_weights(self, weights: metrics.WeightMatrix) -> metrics.WeightMatrix:
         """Sum the weights of the questions of each cell, for every resample."""
         size = len(self.cells.needs)
         return np.stack([np.bincount(self.cell_of_question, weights=row, minlength=size) for row in weights])
@@ -388,7 +384,7 @@ class QuestionCells:
         return lambda weights: measure_cells(self.sum_weights(weights))
 
 
-def _resample_cells(gates: Sequence[GradedNeeds], bootstrap: Bootstrap) -> list[dict[str, FloatArray]]:
+def _resample_cells(gates: Sequence[GradedNeeds], bootstrap: Bootstrap) -> list[dict[str, metrics.FloatArray]]:
     """Measure the full sample exactly, and the resamples approximately on cells of similar questions.
 
     The error of the cells on the full sample is known. It is subtracted from every resample.
@@ -398,7 +394,7 @@ def _resample_cells(gates: Sequence[GradedNeeds], bootstrap: Bootstrap) -> list[
     results = []
     for gate, metric, resamples in zip(gates, cell_metrics, bootstrap.resample(cell_metrics), strict=True):
         exact_values, cell_values = _build_gate_metric(gate)(full_sample), metric(full_sample)
-        measures: dict[str, FloatArray] = {}
+        measures: dict[str, metrics.FloatArray] = {}
         for name, exact in exact_values.items():  # `resamples` is empty if none are asked for
             corrected = resamples[name] - cell_values[name] + exact if name in resamples else np.empty(0)
             measures[name] = np.concatenate([exact, corrected])
@@ -439,7 +435,7 @@ def _assign_need_levels(outcomes: GradedNeeds) -> NDArray[np.int32]:
     return level
 
 
-def _compute_level_means(needs: FloatArray, level: NDArray[np.int32]) -> FloatArray:
+def _compute_level_means(needs: metrics.FloatArray, level: NDArray[np.int32]) -> metrics.FloatArray:
     """Return the mean need of each level, clipped to its range, so that the mean of equal needs is exactly their value."""
     means = np.bincount(level, weights=needs) / np.bincount(level)
     low, high = np.full(len(means), np.inf), np.full(len(means), -np.inf)

@@ -7,8 +7,9 @@ decide once per label run; their verdicts are stored with the run and reused.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -155,28 +156,25 @@ def _measure_cascade(
 
 def build_cascade_table(cascade: Cascade) -> TextTable:
     """Build the table of all gates with the arbiter. In the row 'always', the arbiter chooses for every question."""
-    columns = (
-        "gate", "retrieval", "LLM calls", "accuracy, no arbiter", "accuracy, cascade", "change", "against always", "p", "harmed",
-        "gained", *(f"cascade at {rate:.0%}" for rate in CASCADE_RATES),
-    )  # fmt: skip
-    rows = [
-        (
-            result.gate,
-            format_percent(result.rate),
-            f"{result.calls:.2f}",
-            format_percent(result.alone),
-            format_percent_estimate(result.accuracy),
-            format_points_estimate(result.change),
-            format_points_estimate(result.against_always),
-            format_p_value(result.p_mcnemar),
-            format_percent(result.harmed),
-            format_percent(result.gained),
-            *map(format_percent, result.at_rate.values()),
-        )
-        for result in cascade.lines
-    ]
+    columns: dict[str, Callable[[CascadeResult], str]] = {
+        "gate": lambda result: result.gate,
+        "retrieval": lambda result: format_percent(result.rate),
+        "LLM calls": lambda result: f"{result.calls:.2f}",
+        "accuracy, no arbiter": lambda result: format_percent(result.alone),
+        "accuracy, cascade": lambda result: format_percent_estimate(result.accuracy),
+        "change": lambda result: format_points_estimate(result.change),
+        "against always": lambda result: format_points_estimate(result.against_always),
+        "p": lambda result: format_p_value(result.p_mcnemar),
+        "harmed": lambda result: format_percent(result.harmed),
+        "gained": lambda result: format_percent(result.gained),
+        **{f"cascade at {rate:.0%}": partial(_format_at_rate, rate) for rate in CASCADE_RATES},
+    }
     title = "The policy as it runs" if cascade.is_policy else "Cascade"
-    return TextTable(f"{title}: the arbiter {cascade.arbiter} chooses after retrieval", columns, tuple(rows))
+    return TextTable.build(f"{title}: the arbiter {cascade.arbiter} chooses after retrieval", cascade.lines, columns)
+
+
+def _format_at_rate(rate: float, result: CascadeResult) -> str:
+    return format_percent(result.at_rate[rate])
 
 
 # --- second look: a judge drops useless passages (KBM, section 5.4) -------------------------------
@@ -323,21 +321,19 @@ def _count_passage_words(table: LabelTable) -> FloatArray | None:
 
 def build_second_look_table(results: Sequence[SecondLookResult]) -> TextTable:
     """Build the table of all gates with and without a judge of passages (KBM, Figure 8)."""
-    columns = (
-        "gate", "retrieval", "accuracy, one look", "accuracy, two looks", "change", "against random drop",
-        "passages shown", "words of passages", "after two looks",
-    )  # fmt: skip
-    rows = [
-        (
-            result.gate,
-            format_percent(result.rate),
-            format_percent(result.once),
-            format_percent(result.twice),
-            format_points_estimate(result.difference),
-            format_points(result.twice - result.random),
-            format_percent(result.shown),
-            *(MISSING_VALUE if words is None else f"{words:.0f}" for words in (result.words_once, result.words_twice)),
-        )
-        for result in results
-    ]
-    return TextTable("Second look at the passages (KBM, Figure 8)", columns, tuple(rows))
+    columns: dict[str, Callable[[SecondLookResult], str]] = {
+        "gate": lambda result: result.gate,
+        "retrieval": lambda result: format_percent(result.rate),
+        "accuracy, one look": lambda result: format_percent(result.once),
+        "accuracy, two looks": lambda result: format_percent(result.twice),
+        "change": lambda result: format_points_estimate(result.difference),
+        "against random drop": lambda result: format_points(result.twice - result.random),
+        "passages shown": lambda result: format_percent(result.shown),
+        "words of passages": lambda result: _format_words(result.words_once),
+        "after two looks": lambda result: _format_words(result.words_twice),
+    }
+    return TextTable.build("Second look at the passages (KBM, Figure 8)", results, columns)
+
+
+def _format_words(words: float | None) -> str:
+    return MISSING_VALUE if words is None else f"{words:.0f}"

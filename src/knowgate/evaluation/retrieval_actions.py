@@ -8,7 +8,7 @@ answer is worth.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -191,20 +191,15 @@ def evaluate_actions(
 
 def build_action_table(results: Sequence[ActionResult]) -> TextTable:
     """Build the table of the three actions, one row per gate and price."""
-    columns = (
-        "gate", "price of a search", "skip", "one retrieval", "several", "searches", "accuracy, three actions",
-        "against always once", "p",
-    )  # fmt: skip
-    rows = [
-        (
-            result.gate,
-            f"{result.price:g}",
-            *map(format_percent, result.shares),
-            f"{result.searches:.2f}",
-            format_percent_estimate(result.accuracy),
-            format_points_estimate(result.against_always),
-            format_p_value(result.p_mcnemar),
-        )
-        for result in results
-    ]
-    return TextTable("Skip, retrieve once, or several times", columns, tuple(rows))
+    columns: dict[str, Callable[[ActionResult], str]] = {
+        "gate": lambda result: result.gate,
+        "price of a search": lambda result: f"{result.price:g}",
+        "skip": lambda result: format_percent(result.shares[0]),
+        "one retrieval": lambda result: format_percent(result.shares[1]),
+        "several": lambda result: format_percent(result.shares[2]),
+        "searches": lambda result: f"{result.searches:.2f}",
+        "accuracy, three actions": lambda result: format_percent_estimate(result.accuracy),
+        "against always once": lambda result: format_points_estimate(result.against_always),
+        "p": lambda result: format_p_value(result.p_mcnemar),
+    }
+    return TextTable.build("Skip, retrieve once, or several times", results, columns)

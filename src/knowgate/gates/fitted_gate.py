@@ -15,15 +15,8 @@ from knowgate.core.chart import embed_svg
 from knowgate.core.display import TextTable
 from knowgate.core.files import sha256_text
 from knowgate.errors import ArtifactError, BadInput, ModelError
+from knowgate.gates.artifacts import gate_folder
 from knowgate.gates.artifacts.drift import compute_distances, read_distance_features, require_distance_tensors
-from knowgate.gates.artifacts.gate_folder import (
-    Artifact,
-    FittedGateSpec,
-    Verdict,
-    check_binding,
-    parse_fitted_spec,
-    read_artifact,
-)
 from knowgate.gates.artifacts.networks import TensorValidator, apply_calibration
 from knowgate.retrieval.embeddings import SentenceEmbedder
 from knowgate.stats.bootstrap import Estimate
@@ -53,10 +46,10 @@ class FittedGate(Gate):
         llm: The LLM that the gate decides for. A judge model can share its weights. None before `bind`.
     """
 
-    artifact: Artifact
+    artifact: gate_folder.Artifact
     plug_in: bool = False
     note: str = ""
-    verdict: Verdict = "need"
+    verdict: gate_folder.Verdict = "need"
     llm: ModelIdentity | None = field(default=None, compare=False)
 
     def __init_subclass__(cls) -> None:
@@ -75,10 +68,12 @@ class FittedGate(Gate):
     @classmethod
     def load(cls, folder: str, plug_in: bool = False) -> Self:
         """Load a gate of this class from its folder; `plug_in` accepts a different LLM than the fitted one."""
-        return cls.from_artifact(read_artifact(folder), plug_in)
+        return cls.from_artifact(gate_folder.read_artifact(folder), plug_in)
 
     @classmethod
-    def from_artifact(cls, artifact: Artifact, plug_in: bool = False, *, verdict: Verdict = "need") -> Self:
+    def from_artifact(
+        cls, artifact: gate_folder.Artifact, plug_in: bool = False, *, verdict: gate_folder.Verdict = "need"
+    ) -> Self:
         """Create the gate from a loaded folder.
 
         Raises:
@@ -132,7 +127,7 @@ class FittedGate(Gate):
         Raises:
             ArtifactError: The gate was fitted on a different LLM or different prompts, and `plug_in` is False.
         """
-        note = check_binding(self.artifact, model, prompts, plug_in=self.plug_in)
+        note = gate_folder.check_binding(self.artifact, model, prompts, plug_in=self.plug_in)
         return replace(self, note=note, llm=model)
 
     def distances(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float | None]:
@@ -192,7 +187,7 @@ class EmbedderOptions:
     embedder_fingerprint: str
 
 
-def load_fitted_embedder(artifact: Artifact, embedder: Embedder | None = None) -> Embedder:
+def load_fitted_embedder(artifact: gate_folder.Artifact, embedder: Embedder | None = None) -> Embedder:
     """Load the embedding model that a gate was fitted with.
 
     Args:
@@ -271,11 +266,11 @@ def describe_retrieval_rule(threshold: float) -> str:
 # --- names and folders ----------------------------------------------------------------------------
 
 
-def _get_fitted_spec(gate: str | Gate) -> FittedGateSpec | None:
+def _get_fitted_spec(gate: str | Gate) -> gate_folder.FittedGateSpec | None:
     """Return the folder and the verdict option of a fitted gate; None for gates that are not fitted."""
     if isinstance(gate, str):
-        return parse_fitted_spec(gate)
-    return FittedGateSpec(str(gate.artifact.path), gate.verdict) if isinstance(gate, FittedGate) else None
+        return gate_folder.parse_fitted_spec(gate)
+    return gate_folder.FittedGateSpec(str(gate.artifact.path), gate.verdict) if isinstance(gate, FittedGate) else None
 
 
 def get_gate_name(gate: str | Gate) -> str:
@@ -292,7 +287,7 @@ def get_gate_folder(gate: str | Gate) -> str | None:
     return None if spec is None else spec.folder
 
 
-def get_verdict(gate: str | Gate) -> Verdict:
+def get_verdict(gate: str | Gate) -> gate_folder.Verdict:
     """Return 'own' for a fitted gate that decides by its raw score (verdict=own), 'need' for every other gate."""
     spec = _get_fitted_spec(gate)
     return "need" if spec is None else spec.verdict

@@ -8,16 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from knowgate.core.schema import read_record
-from knowgate.data.signals.question_text import (
-    BUCKETS,
-    FREQUENCY_FEATURES,
-    POPULARITY_FEATURES,
-    QUESTION_FEATURES,
-    classify_question,
-    frequency_features,
-    popularity_features,
-    question_features,
-)
+from knowgate.data.signals import question_text
 from knowgate.gates.artifacts.networks import TensorValidator, apply_network, require_network
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.stats.metrics import FloatArray
@@ -57,10 +48,10 @@ class QuestionGate(FittedGate):
     def check(self, tensors: TensorValidator) -> None:
         """Raise BadInput if the options are wrong, or if a tensor is missing, unknown or of the wrong shape."""
         options = read_record(QuestionOptions, self.artifact.options, "options", ignore_unknown=True)
-        width = len(QUESTION_FEATURES) + len(POPULARITY_FEATURES)
+        width = len(question_text.QUESTION_FEATURES) + len(question_text.POPULARITY_FEATURES)
         if options.frequencies:
-            tensors.require(FREQUENCY_TENSOR, BUCKETS)
-            width += len(FREQUENCY_FEATURES)
+            tensors.require(FREQUENCY_TENSOR, question_text.BUCKETS)
+            width += len(question_text.FREQUENCY_FEATURES)
         require_network(tensors, width=width)
         tensors.reject_others()
 
@@ -71,12 +62,15 @@ class QuestionGate(FittedGate):
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         """Name the type of each question."""
-        return [f"question type: {classify_question(question.text).replace('_', ' ')}" for question in questions]
+        return [
+            f"question type: {question_text.classify_question(question.text).replace('_', ' ')}"
+            for question in questions
+        ]
 
 
 def describe_questions(questions: Sequence[Question], frequencies: Vector | None) -> Vector:
     """Compute the features of the gate, one row per question; `frequencies` is None without an index."""
-    blocks = [question_features(questions), popularity_features(questions)]
+    blocks = [question_text.question_features(questions), question_text.popularity_features(questions)]
     if frequencies is not None:
-        blocks.append(frequency_features(questions, frequencies))
+        blocks.append(question_text.frequency_features(questions, frequencies))
     return np.hstack(blocks)

@@ -35,14 +35,7 @@ from knowgate.core.files import read_jsonl
 from knowgate.core.schema import NumberRange, read_record
 from knowgate.core.validation import format_value, read_json
 from knowgate.errors import BadInput, BadSetting, UnsupportedSignal
-from knowgate.models.backend import (
-    WORD_PATTERN,
-    WordStreamBackend,
-    apply_sampling,
-    check_resume_handle,
-    check_resume_options,
-    check_sampling,
-)
+from knowgate.models import backend
 from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Sampling, Signal, SignalRequest, Token, Vector
 
 WRONG_ANSWER_COUNT = 100  # number of distinct wrong answers that an uncertain model may sample
@@ -129,7 +122,7 @@ def open_fake(file: str = "") -> FakeModel:
     return FakeModel(read_fake_table(Path(file)) if file else None)
 
 
-class FakeModel(WordStreamBackend):
+class FakeModel(backend.WordStreamBackend):
     """A model that answers from a table.
 
     Args:
@@ -194,10 +187,10 @@ class FakeModel(WordStreamBackend):
         """
         if resume is None:
             return [self._generate(prompt, max_tokens, temperature, n, seed) for prompt in prompts]
-        check_resume_options(temperature, n)
+        backend.check_resume_options(temperature, n)
         completions = []
         for _, item in zip(prompts, resume, strict=True):  # the prompts are in the handles too; `strict` counts them
-            handle = check_resume_handle(item, FakeResumeHandle)
+            handle = backend.check_resume_handle(item, FakeResumeHandle)
             limit = max(max_tokens, handle.draft_tokens)
             completions.append([self._complete(handle.prompt, self._answer(handle.prompt), limit)])
         return completions
@@ -267,7 +260,7 @@ class FakeModel(WordStreamBackend):
         self, prompt: Prompt, max_tokens: int, n: int, seed: int | None, sampling: Sampling
     ) -> list[Completion]:
         """Draw `n` answers and cut each to `max_tokens`."""
-        check_sampling(sampling)
+        backend.check_sampling(sampling)
         return [self._complete(prompt, text, max_tokens) for text in self._draw_answers(prompt, n, seed, sampling)]
 
     def _find_entry(self, text: str) -> FakeEntry:
@@ -314,14 +307,14 @@ class FakeModel(WordStreamBackend):
         rng = random.Random(_digest("samples", prompt.text, seed))
         p = math.exp(self._logprob(prompt.text))
         distribution = np.array([p] + [(1 - p) / WRONG_ANSWER_COUNT] * WRONG_ANSWER_COUNT)
-        sampled = apply_sampling(distribution, sampling)
+        sampled = backend.apply_sampling(distribution, sampling)
         # Only guesses to which top_k and top_p leave a probability are drawn. At least one, or randrange would fail.
         p_answer, n_guesses = float(sampled[0]), max(1, int((sampled[1:] > 0).sum()))
         return [answer if rng.random() < p_answer else f"guess{rng.randrange(n_guesses)}" for _ in range(n)]
 
     def _complete(self, prompt: Prompt, answer: str, max_tokens: int) -> Completion:
         """Return the first `max_tokens` words of an answer. Every word counts as one token."""
-        words = WORD_PATTERN.findall(answer)
+        words = backend.WORD_PATTERN.findall(answer)
         kept = words[:max_tokens]
         tokens = None
         if Signal.LOGPROBS in self.offers:

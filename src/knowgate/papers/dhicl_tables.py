@@ -15,7 +15,7 @@ import numpy as np
 from knowgate.core.display import MISSING_VALUE, TextTable, format_percent
 from knowgate.data.history import open_history
 from knowgate.data.history.entries import KnowledgeLabel
-from knowgate.data.runs.records import RecordedNeeds, write_needs
+from knowgate.data.runs.records import RecordedNeeds, check_same_llm, write_needs
 from knowgate.data.runs.table import LabelTable, load_label_table
 from knowgate.errors import BadInput, BadSetting
 from knowgate.gates.dhicl import DhiclGate
@@ -213,7 +213,7 @@ class VariantRecorder:
         A variant that does not work with this LLM is reported through `notify` and skipped.
         """
         table = load_label_table([self.run])
-        self._check_model(table)
+        check_same_llm(f"the label run '{self.run}'", table.settings, self.model, self.prompts.fingerprint)
         embedder = self.variants.embedder
         n_entries = open_history(self.variants.history, embedder).count(scope_from_settings(table.settings))
         # Stored with the decisions. Decisions with another note were made with a smaller log or another embedder.
@@ -227,16 +227,6 @@ class VariantRecorder:
                 write_needs(self.run, self._decide(table, reader, variants, note))
             except BadSetting as error:  # for example two label words that start with the same token
                 self.notify(f"skipped {', '.join(variants)}: {error}")
-
-    def _check_model(self, table: LabelTable) -> None:
-        """Raise BadSetting if the run was made with another LLM or other prompts."""
-        scope = scope_from_settings(table.settings)
-        if (scope.model, scope.prompts) != (self.model.fingerprint, self.prompts.fingerprint):
-            raise BadSetting(
-                f"the label run '{self.run}' was made with another LLM or other prompts: {table.settings['model']} "
-                f"({scope.model}, prompts {scope.prompts}), not {self.model.name} ({self.model.fingerprint}, prompts "
-                f"{self.prompts.fingerprint}). Use the LLM and prompts of the run."
-            )
 
     def _group_by_pass(self) -> dict[Gate, dict[str, Gate]]:
         """Group variants that differ only in the sign of calibration, because they share a forward pass of the LLM.

@@ -270,15 +270,12 @@ def _time_decision(gate: Gate, question: Question, model: Model, prompts: Answer
 
 def build_latency_table(latencies: Sequence[GateLatency]) -> TextTable:
     """Build the table of median, 95th percentile and mean latency of each gate."""
-    rows = [
-        (
-            latency.gate,
-            f"{latency.quantile(0.5):.4f}",
-            f"{latency.quantile(0.95):.4f}",
-            f"{np.mean(latency.seconds):.4f}",
-            str(len(latency.seconds)),
-        )
-        for latency in latencies
-    ]
+    columns: dict[str, Callable[[GateLatency], str]] = {
+        "gate": lambda latency: latency.gate,
+        "median": lambda latency: f"{latency.quantile(0.5):.4f}",
+        "95 % within": lambda latency: f"{latency.quantile(0.95):.4f}",
+        "mean": lambda latency: f"{np.mean(latency.seconds):.4f}",
+        "questions": lambda latency: str(len(latency.seconds)),
+    }
     title = f"Seconds to decide, one question at a time (the first {WARMUP_QUESTIONS} are not counted)"
-    return TextTable(title, ("gate", "median", "95 % within", "mean", "questions"), tuple(rows))
+    return TextTable.build(title, latencies, columns)

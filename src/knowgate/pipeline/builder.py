@@ -52,7 +52,7 @@ def build_pipeline(
     if retrieves and retriever is None and (gate is None or gate.name != "never"):
         raise BadSetting("there are no documents to retrieve from. Give `docs` or `index`, or use gate='never'.")
     model = model or build_model(settings.model, record)
-    prompts = build_prompts(settings, model)
+    prompts = load_answer_prompts(settings.prompts, settings.lang, model)
     if gate is None and is_text_only(model):
         log.warning(describe_text_only(model.name))
     rag = AdaptiveRAG(
@@ -145,11 +145,6 @@ def build_model(spec: str, record: Path | None = None) -> Model:
     from knowgate.models.replay import RecordingModel
 
     return RecordingModel(model, record)
-
-
-def build_prompts(settings: DecisionOptions, model: Model) -> AnswerPrompts:
-    """Load the answer prompts for an LLM."""
-    return load_answer_prompts(settings.prompts, settings.lang, model)
 
 
 def build_retriever(settings: PipelineOptions) -> Retriever | None:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from knowgate.data.history.entries import question_key
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.pipeline.traffic_log import close_connection
-from knowgate.server import schemas
+from knowgate.server import json_api, schemas
 from knowgate.server.auth.access_control import AccessPolicy, RateLimiter
 from knowgate.server.auth.api_keys import ApiKey
 from knowgate.server.chat.decisions import answer_prompt, decide_questions, list_selectable_gates, rerank_documents
@@ -24,16 +24,6 @@ from knowgate.server.chat.local_chat import LocalChat
 from knowgate.server.chat.request_formats import REQUEST_FORMATS
 from knowgate.server.chat.request_options import MODEL_PREFIX
 from knowgate.server.database import STORE_ERRORS
-from knowgate.server.json_api import (
-    LARGE_BODY_BYTES,
-    MAX_JSON_VALUES,
-    ApiError,
-    json_response,
-    make_missing_error,
-    parse_json_object,
-    parse_request,
-    read_body,
-)
 from knowgate.server.learning.learner import TrafficLearner, build_learner, record_feedback
 from knowgate.server.load_limits import UPLOAD_FACTOR, BreakersByKey, CircuitBreaker, RequestSlots, UploadBudget
 from knowgate.server.options import ServeOptions
@@ -198,7 +188,7 @@ class Service:
                 await response.events.aclose()
                 response.on_close()
             message = "the decision could not be stored, so the response is not sent. Try again later."
-            return ApiError(503, message, "log_down", trace.headers).to_response()
+            return json_api.ApiError(503, message, "log_down", trace.headers).to_response()
         return response
 
     async def count_requests(self, key: ApiKey | None, count: int = 1) -> None:
@@ -219,7 +209,7 @@ class Service:
         """
         if key is not None and key.rate is not None and count > key.rate:
             message = f"this API key allows {key.rate} questions per minute. Send at most {key.rate} questions at once."
-            raise ApiError(400, message, "rate")
+            raise json_api.ApiError(400, message, "rate")
         await self.count_requests(key, count - 1)
 
     async def receive_body(self, request: Request, client: str) -> None:
@@ -232,17 +222,19 @@ class Service:
         """
         timeout = min(BODY_TIMEOUT_SECONDS, self.options.deadline / 2)
         with self.unfinished_bodies.hold(client):
-            request.state.body = await read_body(
+            request.state.body = await json_api.read_body(
                 request, max_bytes=self.options.largest_body, timeout=timeout, reserve=self.upload_budget.reserve
             )
 
-    async def read_request(self, request: Request, max_values: int = MAX_JSON_VALUES) -> tuple[bytes, dict[str, Any]]:
+    async def read_request(
+        self, request: Request, max_values: int = json_api.MAX_JSON_VALUES
+    ) -> tuple[bytes, dict[str, Any]]:
         """Return the body of a request as bytes and as a JSON object. A large body is parsed in a thread."""
         raw_body: bytes = request.state.body
-        if len(raw_body) <= LARGE_BODY_BYTES:
-            return raw_body, parse_json_object(raw_body, max_values)
+        if len(raw_body) <= json_api.LARGE_BODY_BYTES:
+            return raw_body, json_api.parse_json_object(raw_body, max_values)
         async with self._parser_lock:  # one at a time, because threads that parse slow down the event loop
-            return raw_body, await asyncio.to_thread(parse_json_object, raw_body, max_values)
+            return raw_body, await asyncio.to_thread(json_api.parse_json_object, raw_body, max_values)
 
     @property
     def deadline(self) -> float:
@@ -268,11 +260,11 @@ class Service:
             ApiError: 404 if the server has no upstream.
         """
         if self.forwarder is None:
-            raise make_missing_error(f"no upstream, which {request.url.path} needs", "upstream", "no_upstream")
+            raise json_api.make_missing_error(f"no upstream, which {request.url.path} needs", "upstream", "no_upstream")
         path = request.url.path.removeprefix("/v1")
-        max_values = MAX_JSON_VALUES if path in REQUEST_FORMATS else MAX_FORWARDED_VALUES
+        max_values = json_api.MAX_JSON_VALUES if path in REQUEST_FORMATS else MAX_FORWARDED_VALUES
         raw_body, body = await self.read_request(request, max_values)
-        parse_request(schemas.GatedRequest, body)
+        json_api.parse_request(schemas.GatedRequest, body)
         forwarded = ForwardedRequest(body, raw_body, request.headers, trace, self.deadline)
         if path in REQUEST_FORMATS:
             trace.client_request = ClientRequest(body, request.headers, path)
@@ -287,15 +279,15 @@ class Service:
         if isinstance(questions, list):
             await self._count_questions(request.state.key, len(questions))
         work = decide_questions(self.gate_service, self.forwarder, body, request.headers, trace)
-        return json_response(await run_while_connected(request, work), headers=trace.headers)
+        return json_api.json_response(await run_while_connected(request, work), headers=trace.headers)
 
     async def rerank(self, request: Request, trace: RequestTrace) -> Response:
         """Answer POST /v1/rerank, which orders documents by relevance. 404 if the server has no reranker."""
         reranker = self.gate_service.rag.reranker
         if reranker is None:
-            raise make_missing_error("no reranker", "rerank", "no_reranker")
-        rerank_request = parse_request(schemas.RerankRequest, (await self.read_request(request))[1])
-        return json_response(await rerank_documents(self.gate_service, reranker, rerank_request, trace.id))
+            raise json_api.make_missing_error("no reranker", "rerank", "no_reranker")
+        rerank_request = json_api.parse_request(schemas.RerankRequest, (await self.read_request(request))[1])
+        return json_api.json_response(await rerank_documents(self.gate_service, reranker, rerank_request, trace.id))
 
     async def list_models(self, request: Request, trace: RequestTrace) -> Response:
         """Answer GET /v1/models with the names of all LLMs and of knowgate/GATE for each selectable gate."""
@@ -307,14 +299,14 @@ class Service:
             names.insert(0, self.gate_service.rag.model.name)
         created = int(time.time())
         models += [{"id": name, "object": "model", "created": created, "owned_by": "knowgate"} for name in names]
-        return json_response(schemas.ModelList(object="list", data=models))
+        return json_api.json_response(schemas.ModelList(object="list", data=models))
 
     # --- the decision log -------------------------------------------------------------------------
 
     def _require_decision_log(self) -> DecisionLog:
         """Return the decision log, or raise a 404 error if there is none."""
         if self.decision_log is None:
-            raise make_missing_error("no decision log", "decisions", "no_log")
+            raise json_api.make_missing_error("no decision log", "decisions", "no_log")
         return self.decision_log
 
     async def _find_decision(self, id: str, trace: RequestTrace) -> dict[str, Any]:
@@ -331,14 +323,14 @@ class Service:
     async def get_decision(self, request: Request, trace: RequestTrace) -> Response:
         """Answer GET /v1/decisions/{id} with a decision and its feedback."""
         decision = await self._find_decision(request.path_params["id"], trace)
-        return json_response(schemas.StoredDecision.model_validate(decision))
+        return json_api.json_response(schemas.StoredDecision.model_validate(decision))
 
     async def add_feedback(self, request: Request, trace: RequestTrace) -> Response:
         """Answer POST /v1/feedback, which stores a rating or correction of an answer."""
-        feedback = parse_request(schemas.FeedbackRequest, (await self.read_request(request))[1])
+        feedback = json_api.parse_request(schemas.FeedbackRequest, (await self.read_request(request))[1])
         await self._find_decision(feedback.id, trace)
         decisions = self._require_decision_log()
-        return json_response(await record_feedback(feedback, trace, decisions, self.recent, self.learner))
+        return json_api.json_response(await record_feedback(feedback, trace, decisions, self.recent, self.learner))
 
     async def delete_decision(self, request: Request, trace: RequestTrace) -> Response:
         """Answer DELETE /v1/decisions/{id}.
@@ -346,12 +338,12 @@ class Service:
         If the text of its question is stored, everything about the question that belongs to the same key is deleted, too.
         """
         decision = await self._find_decision(request.path_params["id"], trace)
-        return json_response(await self._delete(decision["id"], decision.get("question"), trace))
+        return json_api.json_response(await self._delete(decision["id"], decision.get("question"), trace))
 
     async def delete_question(self, request: Request, trace: RequestTrace) -> Response:
         """Answer POST /v1/forget, which deletes all that is stored about a question: of this key, or for an admin of all."""
-        question = parse_request(schemas.DeletionRequest, (await self.read_request(request))[1]).question
-        return json_response(await self._delete("", question, trace))
+        question = json_api.parse_request(schemas.DeletionRequest, (await self.read_request(request))[1]).question
+        return json_api.json_response(await self._delete("", question, trace))
 
     async def _delete(self, id: str, question: str | None, trace: RequestTrace) -> schemas.DeletionResponse:
         """Delete a decision, and all decisions on a question, from the decision log, the memory and the history.
@@ -390,19 +382,19 @@ class Service:
     def _require_learner(self) -> TrafficLearner:
         """Return the component that learns from requests, or raise a 404 error if there is none."""
         if self.learner is None:
-            raise make_missing_error("no audits and no history of labels", "audit", "off")
+            raise json_api.make_missing_error("no audits and no history of labels", "audit", "off")
         return self.learner
 
     async def get_learning(self, request: Request, trace: RequestTrace) -> Response:
         """Answer GET /v1/learning with the results of audits and A/B tests."""
-        return json_response(schemas.LearningResponse.model_validate(self._require_learner().to_json()))
+        return json_api.json_response(schemas.LearningResponse.model_validate(self._require_learner().to_json()))
 
     async def clear_alarm(self, request: Request, trace: RequestTrace) -> Response:
         """Answer POST /v1/learning/clear, which clears the alarm of one gate and restarts its audits."""
         learner = self._require_learner()
-        clear_request = parse_request(schemas.ClearAlarmRequest, (await self.read_request(request))[1])
+        clear_request = json_api.parse_request(schemas.ClearAlarmRequest, (await self.read_request(request))[1])
         await learner.auditor.clear_alarm(clear_request.arm)
-        return json_response(schemas.LearningResponse.model_validate(learner.to_json()))
+        return json_api.json_response(schemas.LearningResponse.model_validate(learner.to_json()))
 
     async def get_metrics(self, request: Request, trace: RequestTrace) -> Response:
         """Answer GET /metrics with all metrics in the text format of Prometheus."""
@@ -425,7 +417,7 @@ class Service:
             + ([] if self.learner is None else self.learner.list_problems()),
             lost_decisions=lost,
         )
-        return json_response(readiness, 200 if is_ready else 503)
+        return json_api.json_response(readiness, 200 if is_ready else 503)
 
 
 def _get_owner_filter(trace: RequestTrace) -> str | None:

@@ -16,30 +16,15 @@ from knowgate.core.validation import check_seed
 from knowgate.data.runs.folder import RunsLike, resolve_run_paths
 from knowgate.data.splits import Split
 from knowgate.errors import BadSetting, UnknownName, require_extra
-from knowgate.gates.arbiters import FITTED_ARBITERS, load_arbiter
+from knowgate.gates.arbiters import FITTED_ARBITERS, fitted_arbiter, load_arbiter
 from knowgate.gates.arbiters import features as arbiter_features
-from knowgate.gates.arbiters.fitted_arbiter import (
-    ARBITER_FORMAT,
-    ARBITER_KIND,
-    ARBITER_MANIFEST,
-    FittedArbiter,
-    estimate_by_rules,
-)
 from knowgate.gates.artifacts.gate_folder import SEEN_FILE, write_artifact
 from knowgate.gates.artifacts.networks import apply_calibration, apply_network
 from knowgate.stats.bootstrap import Bootstrap, Estimate, estimate_auroc, summarize_resamples
 from knowgate.stats.metrics import BoolArray, FloatArray, weighted_mean
-from knowgate.training import model_card
+from knowgate.training import fit_function, model_card
 from knowgate.training.arbiter_pairs import AnswerPairs, ArbiterResult, load_answer_pairs
 from knowgate.training.classifiers import Tensors, check_finite, fit_linear, fit_platt_scaling
-from knowgate.training.fit_function import (
-    FitFunction,
-    FitProgressCallback,
-    check_fit_options,
-    ignore_progress,
-    read_fit_options,
-    select_injected_arguments,
-)
 from knowgate.training.judges.checkpoint import checkpoint_folder, delete_checkpoint
 from knowgate.training.judges.ensemble import assign_folds
 
@@ -86,7 +71,7 @@ def fit_rules_arbiter(pairs: AnswerPairs) -> ArbiterResult:
     """Return an arbiter that chooses by fixed rules, in the form of a fitted one. Nothing is learned."""
 
     def raw(indices: Sequence[int]) -> FloatArray:
-        return estimate_by_rules([pairs.answers[index] for index in indices])
+        return fitted_arbiter.estimate_by_rules([pairs.answers[index] for index in indices])
 
     return ArbiterResult("fitted-rules", {}, frozenset(), wants_passages=False, raw=raw, is_calibrated=True)
 
@@ -133,7 +118,7 @@ def compare_with_rules(pairs: AnswerPairs, mode: str, fit: FitPairs, seed: int =
     split = pairs.split
     rows = np.sort(np.concatenate([split.train, split.dev, split.calibration]))
     folds = assign_folds([pairs.answers[row].question.text for row in rows.tolist()], AUTO_FOLDS, seed)
-    by_rules = take_closed(estimate_by_rules(pairs.answers))
+    by_rules = take_closed(fitted_arbiter.estimate_by_rules(pairs.answers))
     by_trained = np.zeros(len(pairs.answers), dtype=bool)
     for fold in range(AUTO_FOLDS):
         others, own = rows[folds != fold], rows[folds == fold]
@@ -182,10 +167,10 @@ def fit_arbiter(
     out: str | Path,
     mode: str = AUTO_MODE,
     seed: int = 0,
-    watch: FitProgressCallback | None = None,
+    watch: fit_function.FitProgressCallback | None = None,
     command: str = "",
     **options: Any,
-) -> FittedArbiter:
+) -> fitted_arbiter.FittedArbiter:
     """Fit an arbiter, measure it on held-out questions and write its folder.
 
     After retrieval, an arbiter chooses between the closed-book answer (from memory) and the open-book answer (with
@@ -219,21 +204,23 @@ def fit_arbiter(
     if not runs:
         raise BadSetting("fit arbiter needs labeled questions. Set `labels` to folders made by `knowgate label`.")
     check_seed(seed)
-    check_replaceable(folder, ARBITER_MANIFEST, ARBITER_KIND)  # Fail before the training, not after it.
+    check_replaceable(
+        folder, fitted_arbiter.ARBITER_MANIFEST, fitted_arbiter.ARBITER_KIND
+    )  # Fail before the training, not after it.
     _check_mode(mode, options)
-    check_fit_options(f"arbiter (mode={mode})", function, options)
+    fit_function.check_fit_options(f"arbiter (mode={mode})", function, options)
     with require_extra("fitting an arbiter", EXTRA):
         pairs = load_answer_pairs(resolve_run_paths(runs), seed)
-        injected = {"seed": seed, "work": checkpoint_folder(folder), "watch": watch or ignore_progress}
+        injected = {"seed": seed, "work": checkpoint_folder(folder), "watch": watch or fit_function.ignore_progress}
         result = _fit_better(pairs, function, injected, options, compared_mode=mode if is_auto else None)
         save_arbiter(result, pairs, folder, command=command)
     delete_checkpoint(folder)
-    return cast(FittedArbiter, load_arbiter(str(folder)))
+    return cast(fitted_arbiter.FittedArbiter, load_arbiter(str(folder)))
 
 
 def _fit_better(
     pairs: AnswerPairs,
-    function: FitFunction,
+    function: fit_function.FitFunction,
     injected: Mapping[str, Any],
     options: Mapping[str, Any],
     compared_mode: str | None,
@@ -251,7 +238,7 @@ def _fit_better(
     def train(training_pairs: AnswerPairs, fold: int | None = None) -> ArbiterResult:
         work = injected["work"] if fold is None else injected["work"] / f"fold-{fold}"
         fitted: ArbiterResult = function(
-            training_pairs, **select_injected_arguments(function, {**injected, "work": work}), **options
+            training_pairs, **fit_function.select_injected_arguments(function, {**injected, "work": work}), **options
         )
         return fitted
 
@@ -262,18 +249,20 @@ def _fit_better(
     return replace(result, notes=[comparison.describe(), *result.notes])
 
 
-def load_arbiter_fit_function(mode: str) -> FitFunction:
+def load_arbiter_fit_function(mode: str) -> fit_function.FitFunction:
     """Load the function that trains an arbiter of this mode ("features" or "lora")."""
     if mode not in FITTED_ARBITERS:
         raise UnknownName("mode", mode, FITTED_ARBITERS)
     entry = FITTED_ARBITERS[mode]
-    function: FitFunction = load_target(entry.fit, f"fitting {mode}", entry.extra)
+    function: fit_function.FitFunction = load_target(entry.fit, f"fitting {mode}", entry.extra)
     return function
 
 
 def _check_mode(mode: str, options: Mapping[str, Any]) -> None:
     """Raise BadSetting if an option belongs to another mode of the arbiter."""
-    declared = {name: read_fit_options(load_arbiter_fit_function(name)).model_fields for name in FITTED_ARBITERS}
+    declared = {
+        name: fit_function.read_fit_options(load_arbiter_fit_function(name)).model_fields for name in FITTED_ARBITERS
+    }
     for option in options:
         modes = [name for name, fields in declared.items() if option in fields]
         if modes and mode not in modes:
@@ -306,7 +295,7 @@ def save_arbiter(result: ArbiterResult, pairs: AnswerPairs, out: Path, *, comman
     }
     seen = ("\n".join(pairs.list_seen_keys(result.uses_test_split)) + "\n").encode()
     card, files = render_arbiter_card(manifest, command), {**result.files, SEEN_FILE: seen}
-    write_artifact(out, manifest, result.tensors, card, files, artifact_format=ARBITER_FORMAT)
+    write_artifact(out, manifest, result.tensors, card, files, artifact_format=fitted_arbiter.ARBITER_FORMAT)
 
 
 def _measure(beliefs: FloatArray, pairs: AnswerPairs) -> dict[str, Estimate]:

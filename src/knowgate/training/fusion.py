@@ -20,17 +20,7 @@ from knowgate.gates.fusion import GAIN_HEADS, TEXT_SIGNAL, embed_drafts
 from knowgate.gates.judges import compute_gain_needs
 from knowgate.retrieval.embeddings import DEFAULT_EMBEDDER, SentenceEmbedder
 from knowgate.stats.metrics import FloatArray, logit
-from knowgate.training.classifiers import (
-    C_GRID,
-    LabeledFeatures,
-    Tensors,
-    auroc_or_half,
-    check_finite,
-    fit_linear,
-    fit_platt_scaling,
-    select_train_and_dev,
-    tune_linear,
-)
+from knowgate.training import classifiers
 from knowgate.training.examples import MIN_ROWS_PER_CLASS, Examples
 from knowgate.training.fit_function import ExampleRequirements, FitResult
 from knowgate.training.probe import DRAFT_TOKENS, predict_out_of_fold
@@ -63,7 +53,7 @@ def split_into_heads(examples: Examples) -> dict[str, Examples]:
     return heads
 
 
-def fit_calibrated_linear(rows: LabeledFeatures, texts: Sequence[str]) -> Tensors:
+def fit_calibrated_linear(rows: classifiers.LabeledFeatures, texts: Sequence[str]) -> classifiers.Tensors:
     """Fit a logistic regression whose probabilities are calibrated, so that those of two heads can be subtracted.
 
     Cross-validation on the rows chooses the regularization with the lowest log loss, and its out-of-fold predictions
@@ -73,17 +63,17 @@ def fit_calibrated_linear(rows: LabeledFeatures, texts: Sequence[str]) -> Tensor
         rows: Training data with few columns.
         texts: The question of each row; equal questions share a fold.
     """
-    predictions = {c: predict_out_of_fold(rows, texts, c) for c in C_GRID}
-    strength = min(C_GRID, key=lambda c: compute_log_loss(rows, predictions[c]))
-    tensors = fit_linear(rows.features, rows.needed, strength)
-    platt = fit_platt_scaling(predictions[strength], rows.needed)
+    predictions = {c: predict_out_of_fold(rows, texts, c) for c in classifiers.C_GRID}
+    strength = min(classifiers.C_GRID, key=lambda c: compute_log_loss(rows, predictions[c]))
+    tensors = classifiers.fit_linear(rows.features, rows.needed, strength)
+    platt = classifiers.fit_platt_scaling(predictions[strength], rows.needed)
     if platt["kind"] == "platt":
         tensors["0.0.weight"] = (platt["a"] * tensors["0.0.weight"]).astype(np.float32)
         tensors["0.0.bias"] = (platt["a"] * tensors["0.0.bias"] + platt["b"]).astype(np.float32)
     return tensors
 
 
-def compute_log_loss(rows: LabeledFeatures, needs: FloatArray) -> float:
+def compute_log_loss(rows: classifiers.LabeledFeatures, needs: FloatArray) -> float:
     """Return the mean log loss of predicted probabilities."""
     likelihood = np.clip(np.where(rows.needed, needs, 1 - needs), 1e-12, 1.0)
     return float(-np.log(likelihood).mean())
@@ -129,7 +119,7 @@ def fit_fusion(
     positions = ("pre",) if early else ("pre", "post")
     features = feature_matrix(names, examples.questions, examples.readings)
     inputs = FusionInputs(names, features, positions, margins=margins or {})
-    check_finite(inputs.features)
+    classifiers.check_finite(inputs.features)
     encoder_options: dict[str, Any] = {}
     if text is None:
         text = not (examples.readings[0].hidden or early)
@@ -188,10 +178,10 @@ class FusionHead:
 
     columns: SignalColumns
     signals: Vector
-    weights: Tensors
+    weights: classifiers.Tensors
 
     @property
-    def tensors(self) -> Tensors:
+    def tensors(self) -> classifiers.Tensors:
         """Weights of the probes and of the regression."""
         return self.columns.tensors | {f"fusion.{key}": value for key, value in self.weights.items()}
 
@@ -224,11 +214,11 @@ def fit_head(examples: Examples, inputs: FusionInputs) -> FusionHead:
             "the label runs contain no signals to learn from. Label again with a model backend that provides "
             "log-probabilities."
         )
-    train, dev = select_train_and_dev(signals, examples)
+    train, dev = classifiers.select_train_and_dev(signals, examples)
     if examples.target == "gain":
         texts = [examples.questions[index].text for index in examples.split.train]
         return FusionHead(columns, signals, fit_calibrated_linear(train, texts))
-    return FusionHead(columns, signals, tune_linear(train, dev).tensors)
+    return FusionHead(columns, signals, classifiers.tune_linear(train, dev).tensors)
 
 
 @dataclass
@@ -246,7 +236,7 @@ class SignalColumns:
     examples: Examples
     names: list[str]
     blocks: list[Vector]
-    tensors: Tensors = field(default_factory=dict)
+    tensors: classifiers.Tensors = field(default_factory=dict)
     probes: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -266,9 +256,9 @@ class SignalColumns:
         Training questions are scored by probes that were not trained on them (cross-validation). Otherwise the signal
         would look better on the training questions than it is on new ones.
         """
-        check_finite(features)
-        train, dev = select_train_and_dev(features, self.examples)
-        tuned = tune_linear(train, dev)
+        classifiers.check_finite(features)
+        train, dev = classifiers.select_train_and_dev(features, self.examples)
+        tuned = classifiers.tune_linear(train, dev)
         column = logit(apply_network(tuned.tensors, features))
         indices = self.examples.split.train
         texts = [self.examples.questions[index].text for index in indices]
@@ -322,8 +312,8 @@ def describe_contributions(names: Sequence[str], signals: Vector, examples: Exam
     dev = np.concatenate([split.dev, split.calibration])
 
     def score(columns: list[int]) -> float:
-        tensors = fit_linear(signals[split.train][:, columns], needed[split.train], 0.1)
-        return auroc_or_half(needed[dev], apply_network(tensors, signals[dev][:, columns]))
+        tensors = classifiers.fit_linear(signals[split.train][:, columns], needed[split.train], 0.1)
+        return classifiers.auroc_or_half(needed[dev], apply_network(tensors, signals[dev][:, columns]))
 
     every = list(range(len(names)))
     total = score(every)

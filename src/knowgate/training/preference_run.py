@@ -27,14 +27,7 @@ from knowgate.labels.run import describe_environment, fingerprint_questions
 from knowgate.models import load_model, resolve_model
 from knowgate.models.prompts.answers import AnswerPrompts
 from knowgate.retrieval import load_retriever
-from knowgate.training.passage_effects import (
-    FIT_PROBE_HINT,
-    BenefitSource,
-    ConfidenceSource,
-    EffectSource,
-    LikelihoodSource,
-    PreferenceLabeler,
-)
+from knowgate.training import passage_effects
 from knowgate.types import Model, Question, Retriever, Runner
 
 # CBDR uses confidence, but ordering passages by it leads to fewer right answers than the retriever's order, while
@@ -245,7 +238,7 @@ def _load_labeled_model(folders: Sequence[RunFolder], model: str | Model | None)
 def run_preferences(
     folder: PreferenceFolder,
     questions: Sequence[Question],
-    labeler: PreferenceLabeler,
+    labeler: passage_effects.PreferenceLabeler,
     *,
     data: str,
     runner: Runner = PREFERENCE_RUNNER,
@@ -275,7 +268,7 @@ def run_preferences(
 def _run_batches(
     folder: PreferenceFolder,
     questions: Sequence[Question],
-    labeler: PreferenceLabeler,
+    labeler: passage_effects.PreferenceLabeler,
     runner: Runner,
     on_progress: Callable[[PreferenceProgress], None],
 ) -> PreferenceProgress:
@@ -297,7 +290,9 @@ def _run_batches(
     return progress
 
 
-def describe_preference_run(labeler: PreferenceLabeler, questions: Sequence[Question], data: str) -> dict[str, Any]:
+def describe_preference_run(
+    labeler: passage_effects.PreferenceLabeler, questions: Sequence[Question], data: str
+) -> dict[str, Any]:
     """Return the settings that identify a run; equal settings give equal rows."""
     source, retriever = labeler.source, labeler.retriever
     settings: dict[str, Any] = {
@@ -317,16 +312,16 @@ def describe_preference_run(labeler: PreferenceLabeler, questions: Sequence[Ques
     }
     if labeler.cut is not None:  # left out otherwise, so that folders of older versions can continue
         settings["cut_to"] = labeler.cut
-    if isinstance(source, ConfidenceSource):
+    if isinstance(source, passage_effects.ConfidenceSource):
         artifact = source.gate.artifact
         settings["probe"] = {"name": artifact.path.name, "checksum": artifact.manifest["checksum"], **artifact.options}
-    if isinstance(source, BenefitSource):
+    if isinstance(source, passage_effects.BenefitSource):
         settings["grader"] = source.grader.name
     return settings
 
 
 def _check_candidates_found(
-    rows: Sequence[Preference], progress: PreferenceProgress, labeler: PreferenceLabeler
+    rows: Sequence[Preference], progress: PreferenceProgress, labeler: passage_effects.PreferenceLabeler
 ) -> None:
     """Raise BadInput if no question so far has candidates, so that a wrong index is noticed after the first batch."""
     if progress.done > progress.bare or any(row.candidates or row.error for row in rows):
@@ -338,7 +333,7 @@ def _check_candidates_found(
     )
 
 
-def _check_useful(progress: PreferenceProgress, labeler: PreferenceLabeler) -> None:
+def _check_useful(progress: PreferenceProgress, labeler: passage_effects.PreferenceLabeler) -> None:
     """Raise BadInput if a finished run has nothing that a reranker can learn from."""
     if progress.done == progress.total and not progress.kept:
         raise BadInput(
@@ -376,11 +371,11 @@ class PreferenceJobSpec:
         """Load the model and create the job."""
         return PreferenceJob(self.create_labeler(load_model(self.model), retriever))
 
-    def create_labeler(self, llm: Model, retriever: Retriever | None) -> PreferenceLabeler:
+    def create_labeler(self, llm: Model, retriever: Retriever | None) -> passage_effects.PreferenceLabeler:
         """Create the labeler for a loaded model."""
         options = self.options
         source = load_effect_source(options.source_name, llm, options.gate, self.prompts)
-        return PreferenceLabeler(
+        return passage_effects.PreferenceLabeler(
             source, retriever, options.candidates, options.top, options.seed, options.split, options.cut
         )
 
@@ -389,7 +384,7 @@ class PreferenceJobSpec:
 class PreferenceJob:
     """A preference labeler, loaded on the machine where it runs."""
 
-    labeler: PreferenceLabeler
+    labeler: passage_effects.PreferenceLabeler
 
     @property
     def identity(self) -> dict[str, str]:
@@ -400,23 +395,25 @@ class PreferenceJob:
         return self.labeler.label(questions)
 
 
-def identify_preference_job(labeler: PreferenceLabeler) -> dict[str, str]:
+def identify_preference_job(labeler: passage_effects.PreferenceLabeler) -> dict[str, str]:
     """Return the fingerprints of everything that preference rows depend on."""
     source = labeler.source
     identity = {"model": source.model.fingerprint, "wording": source.prompts.fingerprint}
-    if isinstance(source, ConfidenceSource):
+    if isinstance(source, passage_effects.ConfidenceSource):
         identity["probe"] = str(source.gate.artifact.manifest["checksum"])
     return identity | ({"index": labeler.retriever.fingerprint} if labeler.retriever is not None else {})
 
 
-def load_effect_source(name: str, llm: Model, gate: str | None, prompts: AnswerPrompts) -> EffectSource:
+def load_effect_source(name: str, llm: Model, gate: str | None, prompts: AnswerPrompts) -> passage_effects.EffectSource:
     """Create an effect source by name; 'confidence' loads the probe `gate`."""
     if name == "benefit":
-        return BenefitSource(llm, load_grader("contains"), prompts)
+        return passage_effects.BenefitSource(llm, load_grader("contains"), prompts)
     if name == "likelihood":
-        return LikelihoodSource(llm, prompts)
+        return passage_effects.LikelihoodSource(llm, prompts)
     probe = load_gate(gate) if gate else None
     if not isinstance(probe, ProbeGate):
         problem = f"gate='{gate}' is not one" if gate else "`gate` is missing"
-        raise BadSetting(f"source='confidence' needs the folder of a fitted probe: {problem}. {FIT_PROBE_HINT}")
-    return ConfidenceSource(llm, probe.bind(llm, prompts.fingerprint), prompts)
+        raise BadSetting(
+            f"source='confidence' needs the folder of a fitted probe: {problem}. {passage_effects.FIT_PROBE_HINT}"
+        )
+    return passage_effects.ConfidenceSource(llm, probe.bind(llm, prompts.fingerprint), prompts)

@@ -12,13 +12,7 @@ from knowgate.core.artifacts import compute_digests
 from knowgate.core.display import escape_markdown
 from knowgate.core.files import atomic_folder, check_replaceable, sha256_file, write_json, write_text
 from knowgate.data.preferences import RANK_METRIC_NAMES
-from knowgate.retrieval.rerankers.cross_encoder import (
-    RERANKER_BASE,
-    RERANKER_CARD,
-    RERANKER_MANIFEST,
-    RERANKER_VERSION,
-    RERANKER_WEIGHTS,
-)
+from knowgate.retrieval.rerankers import cross_encoder
 from knowgate.stats.bootstrap import Estimate, estimate_mean
 from knowgate.stats.metrics import FloatArray
 from knowgate.training.model_card import format_facts, join_card
@@ -70,15 +64,17 @@ def save_reranker(
         command: The command line that the card shows.
     """
     manifest = build_reranker_manifest(fitted, settings, data_hash)
-    check_replaceable(out, RERANKER_MANIFEST, "a reranker of ours")
+    check_replaceable(out, cross_encoder.RERANKER_MANIFEST, "a reranker of ours")
     with atomic_folder(out) as folder:
         save_cross_encoder(fitted.model, folder)
         if fitted.base is not None:
-            save_cross_encoder(fitted.base, folder / RERANKER_BASE)
-        manifest["weights_sha256"] = sha256_file(folder / RERANKER_WEIGHTS)
-        write_text(folder / RERANKER_CARD, render_reranker_card(manifest, command))
-        manifest["files"] = compute_digests(folder, exclude=[RERANKER_MANIFEST, RERANKER_CARD])
-        write_json(folder / RERANKER_MANIFEST, manifest)
+            save_cross_encoder(fitted.base, folder / cross_encoder.RERANKER_BASE)
+        manifest["weights_sha256"] = sha256_file(folder / cross_encoder.RERANKER_WEIGHTS)
+        write_text(folder / cross_encoder.RERANKER_CARD, render_reranker_card(manifest, command))
+        manifest["files"] = compute_digests(
+            folder, exclude=[cross_encoder.RERANKER_MANIFEST, cross_encoder.RERANKER_CARD]
+        )
+        write_json(folder / cross_encoder.RERANKER_MANIFEST, manifest)
     return manifest
 
 
@@ -86,7 +82,7 @@ def save_relevance(fitted: RelevanceReranker, out: Path, *, data: str, command: 
     """Write a plain cross-encoder folder with a manifest, which is returned; an earlier one is replaced."""
     check_replaceable(out, RELEVANCE_MANIFEST, "a reranker trained on relevance")
     manifest = {
-        "version": RERANKER_VERSION,
+        "version": cross_encoder.RERANKER_VERSION,
         "base": fitted.spec,
         "data": data,
         "training": asdict(fitted.training),
@@ -97,7 +93,7 @@ def save_relevance(fitted: RelevanceReranker, out: Path, *, data: str, command: 
     }
     with atomic_folder(out) as folder:
         save_cross_encoder(fitted.model, folder)
-        digest = sha256_file(folder / RERANKER_WEIGHTS)
+        digest = sha256_file(folder / cross_encoder.RERANKER_WEIGHTS)
         write_json(folder / RELEVANCE_MANIFEST, {**manifest, "weights_sha256": digest})
     return manifest
 
@@ -108,7 +104,7 @@ def build_reranker_manifest(fitted: AlignedReranker, settings: Mapping[str, Any]
     logs = {"relevance": fitted.relevance, "alignment": fitted.alignment}
     parts = {"before": gains.before, "after": gains.after, "gain": gains.gain}
     return {
-        "version": RERANKER_VERSION,
+        "version": cross_encoder.RERANKER_VERSION,
         "base": fitted.spec,
         "aligned_to": {key: settings[key] for key in ALIGNMENT_SETTINGS if settings.get(key) is not None},
         "reads_question": fitted.reads_question,

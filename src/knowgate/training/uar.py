@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from knowgate.data.questions import load_questions
+from knowgate.data.runs.records import check_same_llm
 from knowgate.data.signals.vectors import stack_hidden_states
 from knowgate.errors import BadInput, BadSetting
 from knowgate.gates.artifacts.networks import apply_calibration
@@ -23,15 +24,9 @@ from knowgate.gates.hidden_state import CRITERIA, SELF_HEAD, apply_hard_tree, ap
 from knowgate.models import load_model
 from knowgate.models.prompts.answers import AnswerPrompts
 from knowgate.stats.metrics import BoolArray, FloatArray, accuracy, auroc
+from knowgate.training import fit_function
 from knowgate.training.classifiers import Tensors, fit_logistic, fit_platt_scaling, fit_standardization
 from knowgate.training.examples import MIN_GRADED_ROWS, MIN_ROWS_PER_CLASS, Examples
-from knowgate.training.fit_function import (
-    ExampleRequirements,
-    FitProgress,
-    FitProgressCallback,
-    FitResult,
-    ignore_progress,
-)
 from knowgate.types import Model, Question, Signal, SignalRequest, Vector
 
 HELD_OUT_INTERVAL = 5  # every fifth labeled question calibrates and measures its head
@@ -44,14 +39,14 @@ TreeKind = Literal["soft", "hard"]
 
 
 def fit_uar(
-    examples: Annotated[Examples, ExampleRequirements(target="known")],
+    examples: Annotated[Examples, fit_function.ExampleRequirements(target="known")],
     *,
     criteria: Annotated[
         str, "Labeled questions for each criterion: intent=SPEC,knowledge=SPEC,time=SPEC."
     ] = DEFAULT_CRITERIA,
     model: Annotated[str | None, "LLM that reads these questions. Default: the LLM of the label run."] = None,
-    watch: FitProgressCallback = ignore_progress,
-) -> FitResult:
+    watch: fit_function.FitProgressCallback = fit_function.ignore_progress,
+) -> fit_function.FitResult:
     """Fit the UAR gate: four classifiers on hidden states of the LLM, combined by a decision tree.
 
     Three of them learn from questions that are labeled by a criterion, such as whether the answer changes with time. The
@@ -87,8 +82,8 @@ def fit_uar_heads(
     *,
     prompts: AnswerPrompts | None = None,
     tree: TreeKind = "soft",
-    watch: FitProgressCallback = ignore_progress,
-) -> FitResult:
+    watch: fit_function.FitProgressCallback = fit_function.ignore_progress,
+) -> fit_function.FitResult:
     """Train the four linear classifiers (heads) of the UAR paper on hidden states of the LLM.
 
     Three heads predict whether a question needs retrieval by its intent, by the knowledge it asks for and by whether the
@@ -122,7 +117,7 @@ def fit_uar_heads(
     notes.append(_measure_tree(examples, states, tensors, calibrations, tree))
     options = {"layer": reader.layer, "tree": tree, "calibrations": calibrations}
     request = SignalRequest(layers=(reader.layer,))
-    return FitResult("uar", options, frozenset({Signal.HIDDEN}), request, tensors, raw, notes)
+    return fit_function.FitResult("uar", options, frozenset({Signal.HIDDEN}), request, tensors, raw, notes)
 
 
 @dataclass(frozen=True)
@@ -131,7 +126,7 @@ class StateReader:
 
     model: Model
     prompts: AnswerPrompts
-    watch: FitProgressCallback
+    watch: fit_function.FitProgressCallback
 
     @property
     def layer(self) -> int:
@@ -149,7 +144,7 @@ class StateReader:
         for start in range(0, len(questions), READ_BATCH_SIZE):
             prompts = [self.prompts.closed(question) for question in questions[start : start + READ_BATCH_SIZE]]
             states += [reading.hidden[self.layer] for reading in self.model.read(prompts, request)]
-            self.watch(FitProgress(len(states), len(questions), stage=stage))
+            self.watch(fit_function.FitProgress(len(states), len(questions), stage=stage))
         return np.stack(states)
 
 
@@ -208,12 +203,7 @@ def _check_inputs(
         raise BadSetting(
             f"uar needs questions for the criteria {', '.join(CRITERIA)}, but got {', '.join(criteria) or 'none'}."
         )
-    if (model.fingerprint, prompts.fingerprint) != (settings["model_fingerprint"], settings["prompts_fingerprint"]):
-        raise BadSetting(
-            f"the label run was made with another LLM or other prompts: {settings['model']} "
-            f"({settings['model_fingerprint']}, prompts {settings['prompts_fingerprint']}), not {model.name} "
-            f"({model.fingerprint}, prompts {prompts.fingerprint}). Use the LLM and prompts of the run."
-        )
+    check_same_llm("the label run", settings, model, prompts.fingerprint)
     if model.depth - 1 not in examples.readings[0].hidden:
         raise BadSetting(
             "uar needs hidden states of the last layer, but the label run has none. Label again with layers='last'."

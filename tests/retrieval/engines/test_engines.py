@@ -276,6 +276,12 @@ def test_an_invalid_mode_is_an_error(options, message):
         elastic(lambda request: httpx.Response(500), **options)
 
 
+def test_a_score_that_is_not_a_number_is_unknown():
+    hits = {"hits": {"hits": [{"_id": "1", "_score": "NaN", "_source": {"text": "a"}}]}}
+    [[passage]] = elastic(lambda request: httpx.Response(200, json=hits)).search([QUERY], 1)
+    assert passage.score is None
+
+
 def test_specs_open_elasticsearch_and_opensearch(monkeypatch):
     assert load_retriever("elastic:http://127.0.0.1:9/i?mode=knn&vector=v").name == "elastic"
     assert load_retriever("opensearch:http://127.0.0.1:9/i").name == "opensearch"

@@ -12,22 +12,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
-from knowgate.cli.demo.comparison import (
-    ALWAYS,
-    GATED,
-    MODES,
-    NEVER,
-    PAIR_FILE,
-    DelayedRetriever,
-    DemoConversation,
-    DemoOutcome,
-    OutcomesByMode,
-    OutcomeTotals,
-    build_mode_pipelines,
-    demo_folder,
-    load_demo_messages,
-    sum_outcomes,
-)
+from knowgate.cli.demo import comparison
 from knowgate.cli.progress import show_waiting
 from knowgate.core.display import sanitize_line
 from knowgate.core.schema import read_record
@@ -46,7 +31,7 @@ from knowgate.types import Decision, Question
 PAGE_WIDTH, INDENT = 80, 2
 MESSAGE_WIDTH, MARK_WIDTH, NAME_WIDTH = 40, 7, 16  # columns of a message, a mark, and a name before a paragraph
 MARKS = {True: ("right", "green"), False: ("wrong", "red"), None: ("-", "dim")}
-PAIR_MODES = {NEVER: "from memory", ALWAYS: "after a search"}
+PAIR_MODES = {comparison.NEVER: "from memory", comparison.ALWAYS: "after a search"}
 SLOWER_NOTE = (
     "The gated mode took longer here, because a search was faster than the draft that decides. Try --search-seconds 1."
 )
@@ -84,17 +69,17 @@ class DemoPage:
         for line in textwrap.wrap(sanitize_line(text), PAGE_WIDTH, initial_indent=prefix, subsequent_indent=indent):
             self.console.print(Text(line, style))
 
-    def print_pair(self, question: Question, outcomes: OutcomesByMode) -> None:
+    def print_pair(self, question: Question, outcomes: comparison.OutcomesByMode) -> None:
         """Print a question with its answers without and with passages, and the decision of the gate."""
         self.print_paragraph(question.text, style="bold")
         for mode, name in PAIR_MODES.items():
             mark, style = MARKS[outcomes[mode].is_right]
             self.print_paragraph(f"{outcomes[mode].answer.text} ({mark})", name, style)
-        decision = outcomes[GATED].answer.decision
+        decision = outcomes[comparison.GATED].answer.decision
         self.print_paragraph(f"{_format_verdict(decision)}: {decision.reason}", "the gate says")
 
     def print_header(self) -> None:
-        self.console.print(Text(f"{_format_row('message', MODES)}the gate", "dim"))
+        self.console.print(Text(f"{_format_row('message', comparison.MODES)}the gate", "dim"))
 
     def start_row(self, message: Question) -> None:
         """Print a message without ending the line. `print_mark` and `finish_row` complete the line."""
@@ -103,28 +88,30 @@ class DemoPage:
             self.console.print(Text(f"{'':{INDENT}}{line}"))
         self.console.print(Text(f"{'':{INDENT}}{last:{MESSAGE_WIDTH}}"), end="")
 
-    def print_mark(self, outcome: DemoOutcome) -> None:
+    def print_mark(self, outcome: comparison.DemoOutcome) -> None:
         """Print whether an answer is right, in the column of its mode."""
         mark, style = MARKS[outcome.is_right]
         self.console.print(Text(f"{mark:{MARK_WIDTH}}", style), end="")
 
-    def finish_row(self, outcomes: OutcomesByMode) -> None:
+    def finish_row(self, outcomes: comparison.OutcomesByMode) -> None:
         """Print what the gate decided and, for a follow-up, the standalone question that it was rewritten to."""
-        decision, question = outcomes[GATED].answer.decision, outcomes[GATED].answer.question
+        decision, question = outcomes[comparison.GATED].answer.decision, outcomes[comparison.GATED].answer.question
         text = f"{_format_verdict(decision)}, {decision.rule or f'{decision.need:.2f}'}"
         self.console.print(Text(text, "yellow" if decision.retrieve else "green"))
         if "asked" in question.meta:  # the original text of a question that was rewritten
             self.print_paragraph(f"understood as: {question.text}", style="dim")
 
-    def print_totals(self, totals: Mapping[str, OutcomeTotals]) -> None:
+    def print_totals(self, totals: Mapping[str, comparison.OutcomeTotals]) -> None:
         """Print right answers, searches, tokens and seconds of all modes as a table."""
         rows = {
-            f"right answers, of {totals[GATED].graded}": [f"{totals[mode].right}" for mode in MODES],
-            "searches": [f"{totals[mode].searches}" for mode in MODES],
-            "tokens of passages and answers": [f"{totals[mode].tokens:,}" for mode in MODES],
-            "seconds": [f"{totals[mode].seconds:.1f}" for mode in MODES],
+            f"right answers, of {totals[comparison.GATED].graded}": [
+                f"{totals[mode].right}" for mode in comparison.MODES
+            ],
+            "searches": [f"{totals[mode].searches}" for mode in comparison.MODES],
+            "tokens of passages and answers": [f"{totals[mode].tokens:,}" for mode in comparison.MODES],
+            "seconds": [f"{totals[mode].seconds:.1f}" for mode in comparison.MODES],
         }
-        self.console.print(Text(_format_row("in sum", MODES).rstrip(), "dim"))
+        self.console.print(Text(_format_row("in sum", comparison.MODES).rstrip(), "dim"))
         for name, cells in rows.items():
             self.console.print(Text(_format_row(name, cells).rstrip(), "bold"))
 
@@ -138,9 +125,9 @@ def _format_verdict(decision: Decision) -> str:
     return "search" if decision.retrieve else "skip"
 
 
-def summarize_totals(totals: Mapping[str, OutcomeTotals]) -> str:
+def summarize_totals(totals: Mapping[str, comparison.OutcomeTotals]) -> str:
     """Summarize how many searches and seconds the gate saved, and how that changed the right answers."""
-    always, gated = totals[ALWAYS], totals[GATED]
+    always, gated = totals[comparison.ALWAYS], totals[comparison.GATED]
     saved, change = always.searches - gated.searches, gated.right - always.right
     answers = "as many" if not change else f"{abs(change)} {'more' if change > 0 else 'fewer'}"
     summary = f"The gate saved {saved} of {always.searches} searches, with {answers} right answers"
@@ -197,7 +184,7 @@ class DemoRecord:
 
 def read_demo_record() -> DemoRecord:
     """Read the recorded results that are part of the package."""
-    file = demo_folder() / "judge.json"
+    file = comparison.demo_folder() / "judge.json"
     return read_record(DemoRecord, read_json(file), str(file))
 
 
@@ -266,7 +253,7 @@ class DemoTour:
 
     def run(self, console: Console) -> None:
         """Load the LLM and print the tour."""
-        page, messages = DemoPage(console), load_demo_messages(self.limit)
+        page, messages = DemoPage(console), comparison.load_demo_messages(self.limit)
         conversation = self._print_first_question(page)
         page.print_title(f"2. A stream of {len(messages)} messages, as people write them")
         page.print_paragraph(
@@ -291,12 +278,12 @@ class DemoTour:
             _print_record(page)
             page.print_paragraph(f"Only recorded results are shown: {error}")
 
-    def _print_first_question(self, page: DemoPage) -> DemoConversation:
+    def _print_first_question(self, page: DemoPage) -> comparison.DemoConversation:
         """Load the LLM and print one question answered with and without a search. Returns the loaded parts."""
         with show_waiting(f"Loading {self.model} (takes longest the first time)"):
             conversation = self._load()
         page.print_title(f"1. One question, two ways ({self.model}, on this machine)")
-        for question in load_demo_messages(name=PAIR_FILE):
+        for question in comparison.load_demo_messages(name=comparison.PAIR_FILE):
             page.print_pair(question, conversation.answer(question))
         return conversation
 
@@ -304,20 +291,22 @@ class DemoTour:
     def _wait_seconds(self) -> float:
         return DEFAULT_SEARCH_SECONDS if self.search_seconds is None else self.search_seconds
 
-    def _load(self) -> DemoConversation:
+    def _load(self) -> comparison.DemoConversation:
         """Load the LLM, the gate and the index.
 
         One decision is made in advance, so that no measured time includes the start of the LLM.
         """
-        index = load_retriever(str(build_cached_index(demo_folder() / "handbook", "bm25")))
+        index = load_retriever(str(build_cached_index(comparison.demo_folder() / "handbook", "bm25")))
         llm = load_model(self.model)
         gate = default_gate(llm, AnswerPrompts().fingerprint) if self.gate == DEFAULT_GATE else load_gate(self.gate)
-        rag = AdaptiveRAG(llm, gate, DelayedRetriever(index, self._wait_seconds), threshold=self.threshold, k=2)
+        rag = AdaptiveRAG(
+            llm, gate, comparison.DelayedRetriever(index, self._wait_seconds), threshold=self.threshold, k=2
+        )
         rag.decide("Who is there?")
-        return DemoConversation(build_mode_pipelines(rag), Conversation(rag))
+        return comparison.DemoConversation(comparison.build_mode_pipelines(rag), Conversation(rag))
 
 
-def _print_stream(page: DemoPage, conversation: DemoConversation, messages: Sequence[Question]) -> None:
+def _print_stream(page: DemoPage, conversation: comparison.DemoConversation, messages: Sequence[Question]) -> None:
     """Answer the messages and print a row for each, then the sums of all modes."""
     page.print_header()
     outcomes = []
@@ -325,7 +314,7 @@ def _print_stream(page: DemoPage, conversation: DemoConversation, messages: Sequ
         page.start_row(message)
         outcomes.append(conversation.answer(message, page.print_mark))
         page.finish_row(outcomes[-1])
-    totals = sum_outcomes(outcomes)
+    totals = comparison.sum_outcomes(outcomes)
     page.print_totals(totals)
     page.print_paragraph(summarize_totals(totals))
 

@@ -19,6 +19,7 @@ import numpy as np
 from knowgate.core.postgres import TableSchema, open_postgres
 from knowgate.core.postgres.address import format_vector, parse_database_address, to_storable_text
 from knowgate.core.postgres.database import PostgresDatabase, WriteTransaction
+from knowgate.data.history import similarity
 from knowgate.data.history.entries import (
     INSERT_ENTRY,
     SELECTED_COLUMNS,
@@ -26,15 +27,6 @@ from knowgate.data.history.entries import (
     KnowledgeLabel,
     LogEntry,
     entry_to_row,
-)
-from knowgate.data.history.similarity import (
-    DEPTH_FACTOR,
-    EXTRA_CANDIDATES,
-    IN_SCOPE,
-    NOT_EXPIRED,
-    LogEmbedder,
-    SqlHistory,
-    select_neighbors,
 )
 from knowgate.data.history.sqlite_connection import ENTRY_COLUMNS
 from knowgate.errors import ArtifactError, KnowgateError
@@ -123,7 +115,7 @@ class HnswIndex:
         self._builder = None
 
 
-class PostgresHistory(SqlHistory):
+class PostgresHistory(similarity.SqlHistory):
     """A history log in PostgreSQL: earlier questions, each with whether the LLM knew the answer.
 
     Args:
@@ -138,7 +130,7 @@ class PostgresHistory(SqlHistory):
 
     def __init__(self, address: str, embedder: str | Embedder | None = None, *, exact_rows: int = EXACT_SCOPE_ROWS):
         self._database = open_postgres(parse_database_address(address), HISTORY_TABLES, HNSW_SETTINGS)
-        self._embedder = LogEmbedder(self._database, embedder)
+        self._embedder = similarity.LogEmbedder(self._database, embedder)
         self._exact_rows = exact_rows
         self._hnsw = HnswIndex(self._database)
         self._large_scopes: set[HistoryScope] = set()
@@ -155,15 +147,9 @@ class PostgresHistory(SqlHistory):
 
     # --- writing ----------------------------------------------------------------------------------
 
-    def add(self, entries: Sequence[LogEntry], vectors: Vector | None = None) -> int:
-        """Add entries; earlier ones of the same question, scope and source are replaced."""
-        if not entries:
-            return 0
-        if vectors is None:
-            vectors = self._embedder.embed([entry.question for entry in entries])
+    def _write(self, entries: Sequence[LogEntry], vectors: Vector) -> None:
         rows = [_make_row(entry, vector) for entry, vector in zip(entries, vectors, strict=True)]
         self._database.write(lambda transaction: self._insert(transaction, rows, len(vectors[0])))
-        return len(rows)
 
     def _insert(self, transaction: WriteTransaction, rows: Sequence[Sequence[Any]], width: int) -> None:
         self._embedder.register(transaction)
@@ -204,7 +190,7 @@ class PostgresHistory(SqlHistory):
 
     def entries(self, scope: HistoryScope | None = None, limit: int | None = None) -> Iterator[LogEntry]:
         """Yield entries, newest first."""
-        where, values = (IN_SCOPE, self._scope_values(scope)) if scope is not None else ("true", [])
+        where, values = (similarity.IN_SCOPE, self._scope_values(scope)) if scope is not None else ("true", [])
         query = f"SELECT {SELECTED_COLUMNS} FROM entries WHERE {where} AND id < ? ORDER BY id DESC LIMIT ?"
         last, remaining = 2**63 - 1, limit  # the first page starts below the highest possible id
         while remaining is None or remaining > 0:
@@ -239,7 +225,7 @@ class PostgresHistory(SqlHistory):
         Larger scopes are not searched exactly, so their size does not matter. They are counted only once.
         """
         if scope not in self._large_scopes:
-            query = f"SELECT count(*) FROM (SELECT FROM entries WHERE {IN_SCOPE} LIMIT ?) AS few"
+            query = f"SELECT count(*) FROM (SELECT FROM entries WHERE {similarity.IN_SCOPE} LIMIT ?) AS few"
             size = int(self._database.read(query, [*self._scope_values(scope), self._exact_rows + 1])[0][0])
             if size <= self._exact_rows:
                 return size
@@ -268,17 +254,17 @@ class PostgresHistory(SqlHistory):
             exclude: Labels to leave out.
             is_exact: Search exactly from the start, without the index.
         """
-        depth = k + EXTRA_CANDIDATES
+        depth = k + similarity.EXTRA_CANDIDATES
         while True:
             candidates = self._rank_entries(vector, depth, scope, exclude, is_exact)
-            neighbors = select_neighbors(to_storable_text(question), candidates, exclude)[:k]
+            neighbors = similarity.select_neighbors(to_storable_text(question), candidates, exclude)[:k]
             are_all = len(candidates) < depth  # the search returned all entries that it could
             if len(neighbors) == k or (is_exact and are_all):
                 return neighbors
             if are_all:
                 is_exact = True
             else:
-                depth *= DEPTH_FACTOR
+                depth *= similarity.DEPTH_FACTOR
 
     def _rank_entries(
         self, vector: str, depth: int, scope: HistoryScope, exclude: Collection[KnowledgeLabel], is_exact: bool
@@ -288,8 +274,8 @@ class PostgresHistory(SqlHistory):
         # PostgreSQL does not use the index to order by a sum, so adding zero makes the search exact.
         distance = "(vector <#> ?::vector) + 0" if is_exact else "vector <#> ?::vector"
         query = (
-            f"SELECT {SELECTED_COLUMNS}, {distance} AS distance FROM entries WHERE {IN_SCOPE} AND {NOT_EXPIRED} "
-            "AND label <> ALL(?) ORDER BY distance LIMIT ?"
+            f"SELECT {SELECTED_COLUMNS}, {distance} AS distance FROM entries WHERE {similarity.IN_SCOPE} "
+            f"AND {similarity.NOT_EXPIRED} AND label <> ALL(?) ORDER BY distance LIMIT ?"
         )
         labels = [str(label) for label in exclude]
         rows = self._database.read(query, [vector, *self._scope_values(scope), time.time(), labels, depth])

@@ -139,6 +139,18 @@ class SqlHistory:
         """Embed questions with the embedding of the log."""
         return self._embedder.embed(questions)
 
+    def add(self, entries: Sequence[LogEntry], vectors: Vector | None = None) -> int:
+        """Add entries; earlier ones of the same question, scope and source are replaced."""
+        if not entries:
+            return 0
+        if vectors is None:
+            vectors = self._embedder.embed([entry.question for entry in entries])
+        self._write(entries, vectors)
+        return len(entries)
+
+    def _write(self, entries: Sequence[LogEntry], vectors: Vector) -> None:
+        raise NotImplementedError
+
     def batches(self, size: int = 1000) -> Iterator[tuple[list[LogEntry], Vector]]:
         """Yield all entries with their vectors in batches of at most `size`, oldest first."""
         last, columns = 0, f"{SELECTED_COLUMNS}, {self.vector_column}"

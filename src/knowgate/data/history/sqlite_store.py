@@ -83,17 +83,11 @@ class SqliteHistory(SqlHistory):
 
     # --- writing ----------------------------------------------------------------------------------
 
-    def add(self, entries: Sequence[LogEntry], vectors: Vector | None = None) -> int:
-        """Add entries; earlier ones of the same question, scope and source are replaced."""
-        if not entries:
-            return 0
-        if vectors is None:
-            vectors = self._embedder.embed([entry.question for entry in entries])
+    def _write(self, entries: Sequence[LogEntry], vectors: Vector) -> None:
         rows = [entry_to_row(entry, vector) for entry, vector in zip(entries, vectors, strict=True)]
         with self._database.transaction() as transaction:
             self._embedder.register(transaction)
             transaction.executemany(INSERT_ENTRY, rows)
-        return len(rows)
 
     def forget(self, *, ids: Sequence[int] = (), contains: str | None = None) -> int:
         """Delete entries by id or text, and erase them and their vectors from the files."""

@@ -10,18 +10,8 @@ from urllib.parse import parse_qsl
 from knowgate.core.files import read_jsonl
 from knowgate.core.registry import split_spec
 from knowgate.core.validation import expand_path, read_json
+from knowgate.data.questions import records
 from knowgate.data.questions.files import TABLE_FIELDS, parse_file_spec, read_csv_rows, read_parquet_rows
-from knowgate.data.questions.records import (
-    FieldMapping,
-    convert_records,
-    extract_text,
-    find_field,
-    get_first_field,
-    override_fields,
-    parse_nested_json,
-    parse_query_options,
-    parse_question,
-)
 from knowgate.errors import BadInput
 from knowgate.types import Question
 
@@ -29,19 +19,19 @@ EXPORT_OPTIONS = ("question", "answers", "answer", "id", "split")
 BATCH_OPTIONS = ("closed", "open", "gold")
 LIST_FIELDS = ("data", "runs", "traces", "spans")  # fields of a JSON export that may hold its list
 # Field names of runs and examples in the SDKs and exports of each tool.
-LANGSMITH = FieldMapping(
+LANGSMITH = records.FieldMapping(
     question=("inputs.question", "inputs.query", "inputs.input", "inputs"),
     answers=("reference_outputs", "reference_example.outputs", "reference", "example.outputs"),
     id=("id", "run_id"),
     answer=("outputs.answer", "outputs.output", "outputs"),
 )
-LANGFUSE = FieldMapping(
+LANGFUSE = records.FieldMapping(
     question=("input.question", "input.query", "input"),
     answers=("expectedOutput", "expected_output"),
     id=("id", "traceId"),
     answer=("output",),
 )
-PHOENIX = FieldMapping(
+PHOENIX = records.FieldMapping(
     question=("attributes.input.value", "attributes.llm.input_messages", "input"),
     answers=("reference_output", "expected", "annotations.reference"),
     id=("context.span_id", "span_id", "id"),
@@ -64,10 +54,10 @@ def read_phoenix(value: str) -> Iterator[Question]:
     return _read_export(value, PHOENIX, "phoenix")
 
 
-def _read_export(value: str, mapping: FieldMapping, source: str) -> Iterator[Question]:
+def _read_export(value: str, mapping: records.FieldMapping, source: str) -> Iterator[Question]:
     path, query = parse_file_spec(value)
-    options = parse_query_options(query, EXPORT_OPTIONS, source)
-    return convert_records(read_export_records(path), override_fields(mapping, options))
+    options = records.parse_query_options(query, EXPORT_OPTIONS, source)
+    return records.convert_records(read_export_records(path), records.override_fields(mapping, options))
 
 
 def read_export_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -111,13 +101,13 @@ def read_openai_batch(value: str) -> Iterator[Question]:
         BadInput: A request has no successful result.
     """
     path, query = parse_file_spec(value)
-    options = parse_query_options(query, BATCH_OPTIONS, "openai-batch")
+    options = records.parse_query_options(query, BATCH_OPTIONS, "openai-batch")
     answers_by_kind = {kind: dict(_read_results(options[kind])) for kind in ("closed", "open") if kind in options}
     golds = dict(_read_golds(options["gold"])) if "gold" in options else {}
     for number, record in read_jsonl(path):
         where = f"{path} line {number}"
         request_id, body = _get_request_id(record, where), record.get("body")
-        text = extract_text(body.get("messages") or body.get("input")) if isinstance(body, dict) else ""
+        text = records.extract_text(body.get("messages") or body.get("input")) if isinstance(body, dict) else ""
         meta = {}
         for kind, answers in answers_by_kind.items():
             if request_id not in answers:
@@ -127,7 +117,7 @@ def read_openai_batch(value: str) -> Iterator[Question]:
                 )
             meta[kind] = answers[request_id]
         question = {"question": text, "id": request_id, "answers": golds.get(request_id, []), "meta": meta}
-        yield parse_question(question, where, default_id=request_id)
+        yield records.parse_question(question, where, default_id=request_id)
 
 
 def _read_results(file: str) -> Iterator[tuple[str, str]]:
@@ -139,7 +129,7 @@ def _read_results(file: str) -> Iterator[tuple[str, str]]:
             continue
         body = response.get("body")
         if isinstance(body, dict):
-            text = extract_text(body.get("choices") or body.get("output"))
+            text = records.extract_text(body.get("choices") or body.get("output"))
             yield _get_request_id(record, f"{path} line {number}"), text
 
 
@@ -187,15 +177,15 @@ def read_extra_fields(spec: str) -> dict[str, ExtraFields]:
 
 def _read_jsonl_fields(file: str) -> Iterator[tuple[str, ExtraFields]]:
     for number, record in read_jsonl(expand_path(file)):
-        question = parse_question(record, f"{file} line {number}", default_id=str(number))
+        question = records.parse_question(record, f"{file} line {number}", default_id=str(number))
         yield question.id, {key: field for key, field in record.items() if key not in QUESTION_FIELDS}
 
 
 def _read_export_fields(kind: str, value: str) -> Iterator[tuple[str, ExtraFields]]:
     path, query = parse_file_spec(value)
-    mapping = override_fields(MAPPINGS[kind], dict(parse_qsl(query)))
+    mapping = records.override_fields(MAPPINGS[kind], dict(parse_qsl(query)))
     for number, (_, record) in enumerate(read_export_records(path), start=1):
-        record_id = get_first_field(record, mapping.id)
+        record_id = records.get_first_field(record, mapping.id)
         yield str(number if record_id is None else record_id), {**record, SCORES: read_scores(record)}
 
 
@@ -210,15 +200,17 @@ def read_scores(record: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         The value of each score: a number, a boolean or a text.
     """
-    stats = parse_nested_json(record.get("feedback_stats"))
-    scores = {name: find_field(item, "avg") for name, item in stats.items()} if isinstance(stats, Mapping) else {}
+    stats = records.parse_nested_json(record.get("feedback_stats"))
+    scores = (
+        {name: records.find_field(item, "avg") for name, item in stats.items()} if isinstance(stats, Mapping) else {}
+    )
     for field in SCORE_LISTS:
-        items = parse_nested_json(record.get(field))
+        items = records.parse_nested_json(record.get(field))
         if isinstance(items, Mapping):  # {name: value} or {name: [values]}, of which the last one counts
             for name, value in items.items():
                 scores[name] = value[-1] if isinstance(value, list) and value else value
         elif isinstance(items, list):  # [{"name": ..., "value": ...}, ...]
             for item in items:
                 if isinstance(item, Mapping):
-                    scores[str(item.get("name") or item.get("key"))] = get_first_field(item, SCORE_VALUES)
+                    scores[str(item.get("name") or item.get("key"))] = records.get_first_field(item, SCORE_VALUES)
     return scores

@@ -25,19 +25,13 @@ from typing import Any
 
 from knowgate.core.files import INVALID_UTF8, open_text, read_lines
 from knowgate.core.validation import check_regular_file, expand_path
-from knowgate.data.questions.records import (
-    FieldMapping,
-    convert_records,
-    override_fields,
-    parse_query_options,
-    read_question_file,
-)
+from knowgate.data.questions import records
 from knowgate.errors import BadInput, BadSetting, UnknownName, require_extra
 from knowgate.types import Question
 
 BENCHMARK_VARIABLE = "KNOWGATE_BENCH"
 BENCHMARK_SUFFIX = ".jsonl.gz"
-TABLE_FIELDS = FieldMapping(
+TABLE_FIELDS = records.FieldMapping(
     ("question", "Question", "query", "input"), ("answers", "answer_gold", "gold", "reference"), ("id",)
 )
 TABLE_OPTIONS = ("question", "answers", "id", "split")
@@ -48,7 +42,7 @@ PARQUET_BATCH = 1_000
 def read_jsonl_file(file: str) -> Iterator[Question]:
     """Read a JSONL file of questions."""
     path, _ = parse_file_spec(file, has_options=False)
-    return read_question_file(path)
+    return records.read_question_file(path)
 
 
 def read_text_file(file: str) -> Iterator[Question]:
@@ -63,17 +57,19 @@ def read_text_file(file: str) -> Iterator[Question]:
 def read_csv(value: str) -> Iterator[Question]:
     """Read a CSV file with a header."""
     path, query = parse_file_spec(value)
-    options = parse_query_options(query, (*TABLE_OPTIONS, "sep"), "csv")
+    options = records.parse_query_options(query, (*TABLE_OPTIONS, "sep"), "csv")
     if len(options.get("sep", ",")) != 1:
         raise BadSetting(f"the separator sep='{options['sep'][:20]}' must be a single character, such as ';'.")
-    return convert_records(read_csv_rows(path, options.get("sep", "")), override_fields(TABLE_FIELDS, options))
+    return records.convert_records(
+        read_csv_rows(path, options.get("sep", "")), records.override_fields(TABLE_FIELDS, options)
+    )
 
 
 def read_parquet(value: str) -> Iterator[Question]:
     """Read a Parquet file (extra `parquet`)."""
     path, query = parse_file_spec(value)
-    fields = override_fields(TABLE_FIELDS, parse_query_options(query, TABLE_OPTIONS, "parquet"))
-    return convert_records(read_parquet_rows(path), fields)
+    fields = records.override_fields(TABLE_FIELDS, records.parse_query_options(query, TABLE_OPTIONS, "parquet"))
+    return records.convert_records(read_parquet_rows(path), fields)
 
 
 def read_benchmark(value: str) -> Iterator[Question]:
@@ -90,7 +86,7 @@ def read_benchmark(value: str) -> Iterator[Question]:
     splits = {file.name.removesuffix(BENCHMARK_SUFFIX): file for file in files if file.parent.name == name}
     if split not in splits:
         raise UnknownName(f"split of '{name}'", split, splits)
-    return read_question_file(splits[split])
+    return records.read_question_file(splits[split])
 
 
 def find_benchmark_folder() -> Path:

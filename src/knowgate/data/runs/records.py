@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -13,6 +13,7 @@ from knowgate.core.files import read_jsonl, write_text
 from knowgate.core.schema import NumberRange, UnitInterval, read_record
 from knowgate.data.runs.folder import RunFolder
 from knowgate.errors import ArtifactError, BadInput, BadSetting
+from knowgate.types import ModelIdentity
 
 log = logging.getLogger(__name__)
 MISMATCHES = {
@@ -46,6 +47,23 @@ def check_unique_runs(runs: Sequence[Path]) -> None:
     duplicates = [run for number, run in enumerate(runs) if resolved[number] in resolved[:number]]
     if duplicates:
         raise BadSetting(f"the label run '{duplicates[0]}' is named twice. Name it once.")
+
+
+def check_same_llm(name: str, settings: Mapping[str, Any], model: ModelIdentity, prompts: str) -> None:
+    """Raise BadSetting if a label run was made with another LLM or other prompts.
+
+    Args:
+        name: What the error calls the run.
+        settings: Settings of the run.
+        model: The LLM.
+        prompts: Fingerprint of the prompts.
+    """
+    model_hash, prompts_hash = settings["model_fingerprint"], settings["prompts_fingerprint"]
+    if (model.fingerprint, prompts) != (model_hash, prompts_hash):
+        raise BadSetting(
+            f"{name} was made with another LLM or other prompts: {settings['model']} ({model_hash}, prompts "
+            f"{prompts_hash}), not {model.name} ({model.fingerprint}, prompts {prompts}). Use the LLM and prompts of the run."
+        )
 
 
 def name_runs(runs: Sequence[Path]) -> list[str]:
@@ -156,8 +174,7 @@ def iterate_needs(run: Path) -> Iterator[RecordedNeeds]:
     Raises:
         ArtifactError: A record is damaged.
     """
-    for record, where in _read_lines(run, NEEDS_FILE):
-        needs = _parse(RecordedNeeds, record, where, "gate needs")
+    for needs, where in _read_records(run, NEEDS_FILE, RecordedNeeds, "gate needs"):
         if needs.raw and needs.raw.keys() != needs.needs.keys():
             raise ArtifactError(
                 f"{where}: the calibrated and the raw scores of gate '{needs.gate}' belong to different questions. Delete "
@@ -189,34 +206,25 @@ def _needs_to_dict(item: RecordedNeeds) -> dict[str, Any]:
 
 def read_beliefs(run: Path) -> list[RecordedBeliefs]:
     """Read, for every arbiter recorded in a run, how likely it found each answer to be right."""
-    return list(_iterate_beliefs(run))
-
-
-def _iterate_beliefs(run: Path) -> Iterator[RecordedBeliefs]:
-    for record, where in _read_lines(run, BELIEFS_FILE):
-        beliefs = _parse(RecordedBeliefs, record, where, "arbiter beliefs")
+    recorded = []
+    for beliefs, where in _read_records(run, BELIEFS_FILE, RecordedBeliefs, "arbiter beliefs"):
         if beliefs.closed.keys() != beliefs.open.keys():
             raise ArtifactError(
                 f"{where}: the arbiter '{beliefs.arbiter}' must have a probability for both answers of a question, "
                 "but has only one. Delete the file and evaluate the arbiter again."
             )
-        yield beliefs
+        recorded.append(beliefs)
+    return recorded
 
 
 def write_beliefs(run: Path, recorded: RecordedBeliefs) -> None:
     """Record in a run how likely an arbiter found each answer to be right; replaces its earlier record."""
-    _replace_lines(run, BELIEFS_FILE, _iterate_beliefs, [recorded], lambda item: item.arbiter, _beliefs_to_dict)
+    _replace_lines(run, BELIEFS_FILE, read_beliefs, [recorded], lambda item: item.arbiter, _beliefs_to_dict)
 
 
 def _beliefs_to_dict(item: RecordedBeliefs) -> dict[str, Any]:
     """Convert the recorded probabilities of an arbiter to a JSON object."""
-    return {
-        "arbiter": item.arbiter,
-        "fingerprint": item.fingerprint,
-        "closed": _round_scores(item.closed),
-        "open": _round_scores(item.open),
-        "agreed": list(item.agreed),
-    }
+    return {**asdict(item), "closed": _round_scores(item.closed), "open": _round_scores(item.open)}
 
 
 # --- verdicts of passage judges -------------------------------------------------------------------
@@ -224,50 +232,47 @@ def _beliefs_to_dict(item: RecordedBeliefs) -> dict[str, Any]:
 
 def read_usefulness(run: Path) -> list[RecordedUsefulness]:
     """Read the passage verdicts of every judge recorded in a run."""
-    return list(_iterate_usefulness(run))
-
-
-def _iterate_usefulness(run: Path) -> Iterator[RecordedUsefulness]:
-    for record, where in _read_lines(run, USEFULNESS_FILE):
-        yield _parse(RecordedUsefulness, record, where, "passage verdicts")
+    records = _read_records(run, USEFULNESS_FILE, RecordedUsefulness, "passage verdicts")
+    return [record for record, _ in records]
 
 
 def write_usefulness(run: Path, recorded: RecordedUsefulness) -> None:
     """Record the passage verdicts of a judge; an earlier record of the same name is replaced."""
-    _replace_lines(run, USEFULNESS_FILE, _iterate_usefulness, [recorded], lambda item: item.judge, _usefulness_to_dict)
-
-
-def _usefulness_to_dict(item: RecordedUsefulness) -> dict[str, Any]:
-    return {"judge": item.judge, "fingerprint": item.fingerprint, "useful": dict(item.useful)}
+    _replace_lines(run, USEFULNESS_FILE, read_usefulness, [recorded], lambda item: item.judge)
 
 
 # --- files ----------------------------------------------------------------------------------------
 
 
-def _read_lines(run: Path, name: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield the JSON objects of a record file, each with its location for error messages."""
+def _read_records(run: Path, name: str, kind: type[Record], content: str) -> Iterator[tuple[Record, str]]:
+    """Yield the records of a file of a run, each with its location for error messages.
+
+    Args:
+        run: Folder of the label run.
+        name: Name of the file.
+        kind: Class of the records.
+        content: What an error calls the content of the file.
+
+    Raises:
+        ArtifactError: A record is damaged.
+    """
     file = RunFolder(run).file(name)
-    if file.is_file():
-        for number, record in read_jsonl(file):
-            yield record, f"{file} line {number}"
-
-
-def _parse(kind: type[Record], record: Mapping[str, Any], where: str, content: str) -> Record:
-    try:
-        return read_record(kind, record, where)
-    except BadInput as error:
-        raise ArtifactError(
-            f"invalid {content}: {str(error).rstrip('.')}. Delete the file and evaluate again."
-        ) from None
+    for number, record in read_jsonl(file) if file.is_file() else ():
+        where = f"{file} line {number}"
+        try:
+            yield read_record(kind, record, where), where
+        except BadInput as error:
+            reason = str(error).rstrip(".")
+            raise ArtifactError(f"invalid {content}: {reason}. Delete the file and evaluate again.") from None
 
 
 def _replace_lines(
     run: Path,
     name: str,
-    read: Callable[[Path], Iterator[Record]],
+    read: Callable[[Path], Iterable[Record]],
     records: Sequence[Record],
     get_name: Callable[[Record], str],
-    to_dict: Callable[[Record], dict[str, Any]],
+    to_dict: Callable[[Any], dict[str, Any]] = asdict,
 ) -> None:
     """Rewrite a file of records so that new records replace older ones of the same name.
 

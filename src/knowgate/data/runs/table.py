@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knowgate.core.files import sha256_text
+from knowgate.data.runs import storage
 from knowgate.data.runs.columns import COLUMN_NAMES, LabelColumns, fill_columns, warn_if_mixed
 from knowgate.data.runs.folder import RunFolder
 from knowgate.data.runs.records import RecordedNeeds, check_compatible, iterate_needs, name_runs, warn_if_unfinished
@@ -27,15 +28,6 @@ from knowgate.data.runs.rows import (
     list_graders,
     row_from_json,
     select_grader,
-)
-from knowgate.data.runs.storage import (
-    PackedTexts,
-    RowNumbers,
-    StoredReadings,
-    StoredRows,
-    build_draft_reading,
-    list_recorded_layers,
-    load_readings,
 )
 from knowgate.errors import BadInput
 from knowgate.stats.metrics import BoolArray, FloatArray
@@ -79,7 +71,7 @@ class GateColumn:
     far: float | None = None
     scoring: str = ""
 
-    def select(self, numbers: RowNumbers) -> GateColumn:
+    def select(self, numbers: storage.RowNumbers) -> GateColumn:
         """Return the scores of the rows with these indices."""
         return replace(self, needs=self.needs[numbers], raw=None if self.raw is None else self.raw[numbers])
 
@@ -99,7 +91,7 @@ class RunRows:
 
     path: Path  # folder of the run
     name: str  # the part of the rows' keys (RUN/ID) that names the run
-    numbers: RowNumbers = field(repr=False)  # indices of the rows in the table
+    numbers: storage.RowNumbers = field(repr=False)  # indices of the rows in the table
 
 
 @dataclass(frozen=True)
@@ -130,7 +122,7 @@ class LabelTable(LabelColumns):
     @property
     def is_in_memory(self) -> bool:
         """Whether the rows are in memory; rows on disk are read again on each access."""
-        return not isinstance(self.rows, StoredRows)
+        return not isinstance(self.rows, storage.StoredRows)
 
     @property
     def open_right(self) -> BoolArray | None:
@@ -207,12 +199,12 @@ class LabelTable(LabelColumns):
         known = {name: column[chosen] for name, column in self.computed_columns.items()}
         return fill_columns(replace(self, **changes), known)
 
-    def _select_rows(self, chosen: RowNumbers) -> dict[str, Any]:
+    def _select_rows(self, chosen: storage.RowNumbers) -> dict[str, Any]:
         """Select rows, keys and readings; few enough rows are read into memory."""
-        if not isinstance(self.rows, StoredRows):
+        if not isinstance(self.rows, storage.StoredRows):
             return {name: [getattr(self, name)[number] for number in chosen] for name in ("rows", "keys", "readings")}
-        assert isinstance(self.keys, PackedTexts)
-        assert isinstance(self.readings, StoredReadings)
+        assert isinstance(self.keys, storage.PackedTexts)
+        assert isinstance(self.readings, storage.StoredReadings)
         if len(chosen) > MAX_ROWS_IN_MEMORY:
             return {name: getattr(self, name).select(chosen) for name in ("rows", "keys", "readings")}
         rows = list(self.rows.take(chosen))
@@ -304,7 +296,7 @@ class _TableBuilder:
     _run_index: array[int] = field(default_factory=lambda: array("i"))
     _offsets: array[int] = field(default_factory=lambda: array("q"))
     _column_chunks: list[dict[str, NDArray[Any]]] = field(default_factory=list)
-    _key_chunks: list[PackedTexts] = field(default_factory=list)
+    _key_chunks: list[storage.PackedTexts] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self._run_index)
@@ -342,11 +334,11 @@ class _TableBuilder:
             rows, self._rows = self._rows[:CHUNK_ROWS], self._rows[CHUNK_ROWS:]
             first = sum(map(len, self._key_chunks))  # rows that were converted before
             keys = self._make_keys(rows, self._run_index[first : first + len(rows)])
-            columns = LabelColumns(rows, keys, [build_draft_reading(row) for row in rows])
+            columns = LabelColumns(rows, keys, [storage.build_draft_reading(row) for row in rows])
             self._column_chunks.append(
                 {name: getattr(columns, name) for name in COLUMN_NAMES if name not in LAZY_COLUMNS}
             )
-            self._key_chunks.append(PackedTexts.pack(keys))
+            self._key_chunks.append(storage.PackedTexts.pack(keys))
 
     def _make_keys(self, rows: Sequence[LabelRow], run_index: Iterable[int]) -> list[str]:
         return [f"{self.names[run]}/{row.id}" for run, row in zip(run_index, rows, strict=True)]
@@ -367,13 +359,13 @@ class _TableBuilder:
             if run not in used_runs:  # a run without usable rows has no hidden states to read
                 run_layers.append([])
             else:
-                run_layers.append(list_recorded_layers(folder) if layers is None else list(layers))
+                run_layers.append(storage.list_recorded_layers(folder) if layers is None else list(layers))
         if self._is_on_disk:
             return self._build_on_disk(folders, run_index, run_layers), run_index
         readings = list[Reading]()
         for run in sorted(used_runs):
             rows = [self._rows[number] for number in np.flatnonzero(run_index == run)]
-            readings += load_readings(folders[run], rows, run_layers[run])
+            readings += storage.load_readings(folders[run], rows, run_layers[run])
         return LabelColumns(self._rows, self._make_keys(self._rows, self._run_index), readings), run_index
 
     def _build_on_disk(
@@ -381,12 +373,12 @@ class _TableBuilder:
     ) -> LabelColumns:
         """Return columns in memory for rows that stay on disk."""
         self._convert_to_columns()
-        rows = StoredRows(folders, run_index, np.array(self._offsets, dtype=np.int64), self.grader)
+        rows = storage.StoredRows(folders, run_index, np.array(self._offsets, dtype=np.int64), self.grader)
         chunks = self._column_chunks
         # `pop` frees the parts of a column as soon as they are joined.
         known = {name: np.concatenate([chunk.pop(name) for chunk in chunks]) for name in list(chunks[0])}
-        keys = PackedTexts.concatenate(self._key_chunks)
-        return fill_columns(LabelColumns(rows, keys, StoredReadings(rows, run_layers)), known)
+        keys = storage.PackedTexts.concatenate(self._key_chunks)
+        return fill_columns(LabelColumns(rows, keys, storage.StoredReadings(rows, run_layers)), known)
 
 
 def _suggest_graders(builder: _TableBuilder) -> str:
@@ -412,7 +404,7 @@ def _load_gate_columns(
     for run, path in enumerate(runs):
         numbers = np.flatnonzero(run_index == run)  # the rows of this run
         prefix = len(f"{names[run]}/")  # keys are RUN/ID
-        ids = PackedTexts.pack(keys[number][prefix:] for number in numbers.tolist())
+        ids = storage.PackedTexts.pack(keys[number][prefix:] for number in numbers.tolist())
         for item in iterate_needs(path):
             if run and item.gate not in columns:  # the first run does not have this gate
                 continue

@@ -13,20 +13,13 @@ from knowgate.data.runs.columns import list_caveats
 from knowgate.data.runs.folder import RunFolder
 from knowgate.errors import BadInput, BadSetting
 from knowgate.evaluation.cost import CostAssumptions
+from knowgate.evaluation.first_run import labeling
 from knowgate.evaluation.first_run.gate_selection import (
     ALWAYS_RETRIEVE_GATE,
     NO_GUARANTEE_MESSAGE,
     GateChoice,
     GateSelector,
     fit_first_policy,
-)
-from knowgate.evaluation.first_run.labeling import (
-    LabeledParts,
-    check_label_runs,
-    count_labeled,
-    label_parts,
-    report_label_time,
-    report_plan,
 )
 from knowgate.evaluation.first_run.options import (
     INDEX_FOLDER,
@@ -122,18 +115,20 @@ class _FirstRun:
         # Wrong options raise an error in this block, before any slow step. The progress file is then restored.
         with self.progress.record_options():
             loaded = load_first_run_questions(options, self.reporter) if options.questions else None
-            report_plan(len(loaded.questions) if loaded else options.count, options.max_loss, self.reporter)
+            labeling.report_plan(len(loaded.questions) if loaded else options.count, options.max_loss, self.reporter)
             index = self._build_index()
             retriever = as_retriever(index)
             model = self.model or self._load_model(options.model)
         # Without questions from the user, the LLM writes some about the documents.
         questions = loaded or self._write_questions(index, retriever, model)
         # Labeling records the LLM's closed-book and open-book answers and their grades; it is the slow step.
-        n_labeled = count_labeled(questions, options.out, model, retriever, seed=options.seed)
-        report_label_time(questions.questions, n_labeled, model, retriever, self.reporter)
-        labeled = label_parts(questions, options.out, model, retriever, seed=options.seed, reporter=self.reporter)
+        n_labeled = labeling.count_labeled(questions, options.out, model, retriever, seed=options.seed)
+        labeling.report_label_time(questions.questions, n_labeled, model, retriever, self.reporter)
+        labeled = labeling.label_parts(
+            questions, options.out, model, retriever, seed=options.seed, reporter=self.reporter
+        )
         runs = labeled.runs("fit", "calibration", "test")
-        check_label_runs(runs)
+        labeling.check_label_runs(runs)
         choice = self._select_gate(labeled, model)
         # Caveats are warnings about the results. The verdict says in words what the test questions show.
         caveats = list_caveats([row for run in runs for row in RunFolder(run).rows()])
@@ -174,7 +169,7 @@ class _FirstRun:
         self.reporter.say(f"Loading {redact_urls(spec)}.")  # the first time, unpacking weights takes a minute or two
         return resolve_model(spec)
 
-    def _select_gate(self, labeled: LabeledParts, model: Model) -> GateChoice:
+    def _select_gate(self, labeled: labeling.LabeledParts, model: Model) -> GateChoice:
         """Fit a policy or, with too few questions for that, select a gate.
 
         If an earlier run has done this with the same inputs, return its choice.
@@ -193,7 +188,7 @@ class _FirstRun:
         inputs = (labeled.key, self.options.max_loss, ALWAYS_RETRIEVE_GATE)
         return GateChoice.from_record(self.progress.run_step("gate", inputs, choose, list_outputs)["choice"])
 
-    def _write_report(self, labeled: LabeledParts, choice: GateChoice) -> str:
+    def _write_report(self, labeled: labeling.LabeledParts, choice: GateChoice) -> str:
         """Write the report on the test questions, unless it is there already, and return the verdict in words."""
 
         def work() -> dict[str, Any]:
@@ -218,7 +213,7 @@ class _FirstRun:
 # --- report ---------------------------------------------------------------------------------------
 
 
-def write_first_report(labeled: LabeledParts, choice: GateChoice, out: Path, max_loss: float) -> str:
+def write_first_report(labeled: labeling.LabeledParts, choice: GateChoice, out: Path, max_loss: float) -> str:
     """Write the report on the test questions and return the verdict in words.
 
     If gates cannot be compared, the report shows what the LLM knows.

@@ -10,19 +10,11 @@ import numpy as np
 
 from knowgate.core.display import UNKNOWN_AMOUNT, TextTable, format_percent
 from knowgate.core.files import write_text
+from knowgate.evaluation import recommendation
 from knowgate.evaluation.cost import SAVINGS_QUESTIONS, CostAssumptions, describe_prices, format_money, format_price
 from knowgate.evaluation.gate_comparison import Evaluation
 from knowgate.evaluation.gate_results import GateResult
 from knowgate.evaluation.post_retrieval import build_cascade_table, build_second_look_table
-from knowgate.evaluation.recommendation import (
-    FOLDS,
-    MAX_LOSS,
-    MIN_AGREEING_FOLDS,
-    MIN_QUESTIONS,
-    MIN_SKIPPED,
-    MIN_SLICE_ROWS,
-    Z_CERTAIN,
-)
 from knowgate.evaluation.report import evaluation_charts as charts
 from knowgate.evaluation.report import evaluation_tables as tables
 from knowgate.evaluation.report import html
@@ -40,17 +32,20 @@ MAX_ROC_CURVES = 5
 MIN_SLICE_QUESTIONS = 10
 EXAMPLES_PER_KIND = 5
 RECOMMENDATION_LIMITS = {
-    "folds": FOLDS,
-    "agreeing": MIN_AGREEING_FOLDS,
-    "questions": MIN_QUESTIONS,
-    "slice_rows": MIN_SLICE_ROWS,
-    "skipped": 100 * MIN_SKIPPED,
-    "z": Z_CERTAIN,
+    "folds": recommendation.FOLDS,
+    "agreeing": recommendation.MIN_AGREEING_FOLDS,
+    "questions": recommendation.MIN_QUESTIONS,
+    "slice_rows": recommendation.MIN_SLICE_ROWS,
+    "skipped": 100 * recommendation.MIN_SKIPPED,
+    "z": recommendation.Z_CERTAIN,
 }
 
 
 def write_evaluation_page(
-    evaluation: Evaluation, out: Path, assumptions: CostAssumptions | None = None, max_loss: float = MAX_LOSS
+    evaluation: Evaluation,
+    out: Path,
+    assumptions: CostAssumptions | None = None,
+    max_loss: float = recommendation.MAX_LOSS,
 ) -> None:
     """Write the report of an evaluation as one HTML file.
 
@@ -67,7 +62,7 @@ def write_evaluation_page(
 
 
 def build_evaluation_sections(
-    evaluation: Evaluation, assumptions: CostAssumptions, max_loss: float = MAX_LOSS
+    evaluation: Evaluation, assumptions: CostAssumptions, max_loss: float = recommendation.MAX_LOSS
 ) -> Iterator[str]:
     """Build the sections of the HTML report of an evaluation: the verdict and a chart first, then the details.
 
@@ -229,22 +224,17 @@ def _build_policy_slice_section(evaluation: Evaluation, policy: HighlightedPolic
     slices = charts.slice_policy(evaluation, policy, MIN_SLICE_QUESTIONS)
     if not slices:
         return html.render_section("where", title, intro, [html.render_remark("All questions are of one kind.")])
-    rows = [
-        (
-            part.name,
-            str(part.n),
-            format_percent(part.skipped),
-            format_percent(part.always),
-            format_points_estimate(estimate_mean(part.changes, evaluation.resamples)),
-        )
-        for part in slices
-    ]
-    columns = ("part", "n", "searches skipped", "accuracy, always", "change in points")
+    columns: dict[str, Callable[[charts.PolicySlice], str]] = {
+        "part": lambda part: part.name,
+        "n": lambda part: str(part.n),
+        "searches skipped": lambda part: format_percent(part.skipped),
+        "accuracy, always": lambda part: format_percent(part.always),
+        "change in points": lambda part: format_points_estimate(estimate_mean(part.changes, evaluation.resamples)),
+    }
     chart = charts.draw_slice_chart(slices, evaluation.resamples)
     figure = html.render_figure(chart, "Change against always retrieving")
-    return html.render_section(
-        "where", title, intro, [figure, html.render_table(TextTable("By part", columns, tuple(rows)))]
-    )
+    table = html.render_table(TextTable.build("By part", slices, columns))
+    return html.render_section("where", title, intro, [figure, table])
 
 
 @dataclass(frozen=True)

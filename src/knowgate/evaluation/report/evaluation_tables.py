@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from knowgate.core.display import MISSING_VALUE, UNKNOWN_AMOUNT, TextTable, format_percent, format_points
@@ -12,7 +12,12 @@ from knowgate.evaluation.post_retrieval import build_cascade_table, build_second
 from knowgate.evaluation.report import html
 from knowgate.evaluation.retrieval_actions import build_action_table
 from knowgate.stats.bootstrap import Estimate
-from knowgate.stats.proportions import format_p_value, format_percent_estimate, format_points_estimate
+from knowgate.stats.proportions import (
+    PairedComparison,
+    format_p_value,
+    format_percent_estimate,
+    format_points_estimate,
+)
 from knowgate.training.topics import build_topic_table
 
 COLUMN_DEFINITIONS = html.load_texts("evaluation")
@@ -128,18 +133,14 @@ def build_judgment_table(evaluation: Evaluation) -> TextTable:
 
 def build_cost_table(evaluation: Evaluation) -> TextTable:
     """Build the table of mean costs per question."""
-    rows = [
-        (
-            gate.gate,
-            f"{gate.cost.calls:.2f}",
-            f"{gate.cost.retrievals:.2f}",
-            UNKNOWN_AMOUNT if gate.cost.tokens is None else f"{gate.cost.tokens:.1f}",
-            _format_seconds(gate),
-        )
-        for gate in evaluation.gates
-    ]
-    columns = ("gate", "LLM calls", "retrievals", "generated tokens", "seconds")
-    return TextTable("Cost per question", columns, tuple(rows))
+    columns: dict[str, Callable[[GateResult], str]] = {
+        "gate": lambda gate: gate.gate,
+        "LLM calls": lambda gate: f"{gate.cost.calls:.2f}",
+        "retrievals": lambda gate: f"{gate.cost.retrievals:.2f}",
+        "generated tokens": lambda gate: UNKNOWN_AMOUNT if gate.cost.tokens is None else f"{gate.cost.tokens:.1f}",
+        "seconds": _format_seconds,
+    }
+    return TextTable.build("Cost per question", evaluation.gates, columns)
 
 
 def _format_seconds(gate: GateResult) -> str:
@@ -151,20 +152,16 @@ def _format_seconds(gate: GateResult) -> str:
 
 def build_comparison_table(evaluation: Evaluation) -> TextTable:
     """Build the table of paired tests between gates."""
-    columns = ("gate", "against", "difference in points", "only it right", "only the other", "p", "p (Holm)")
-    rows = [
-        (
-            pair.gate,
-            pair.against,
-            format_points_estimate(Estimate(pair.difference, pair.low, pair.high)),
-            str(pair.only_gate),
-            str(pair.only_against),
-            format_p_value(pair.p_mcnemar),
-            format_p_value(pair.p_holm),
-        )
-        for pair in evaluation.comparisons
-    ]
-    return TextTable("Gates compared on the same questions", columns, tuple(rows))
+    columns: dict[str, Callable[[PairedComparison], str]] = {
+        "gate": lambda pair: pair.gate,
+        "against": lambda pair: pair.against,
+        "difference in points": lambda pair: format_points_estimate(Estimate(pair.difference, pair.low, pair.high)),
+        "only it right": lambda pair: str(pair.only_gate),
+        "only the other": lambda pair: str(pair.only_against),
+        "p": lambda pair: format_p_value(pair.p_mcnemar),
+        "p (Holm)": lambda pair: format_p_value(pair.p_holm),
+    }
+    return TextTable.build("Gates compared on the same questions", evaluation.comparisons, columns)
 
 
 def build_gate_slice_tables(evaluation: Evaluation) -> Iterator[TextTable]:

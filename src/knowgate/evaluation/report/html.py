@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from importlib import resources
+from string import Template
 from typing import Any
 
 from knowgate.core import VERSION
@@ -23,42 +24,29 @@ MAX_PASSAGES = 10
 
 def render_page(title: str, subtitle: str, sections: Sequence[str]) -> str:
     """Render a complete HTML file. Its content security policy allows only its own style and script."""
-    script = _read_asset("page.js")
+    script = _read_file("assets/page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
-    body = "\n".join(section for section in sections if section)
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape_html(title)}: {escape_html(subtitle)}</title>
-<style>{_read_asset("page.css")}</style>
-</head>
-<body>
-<a class="skip" href="#main">To the content</a>
-<header><h1>{escape_html(title)}</h1><p>{render_text(subtitle)}</p></header>
-<main id="main">
-{body}
-</main>
-<footer><p>Made by knowgate {VERSION}. This file is complete: it fetches nothing.</p></footer>
-<script>{script}</script>
-</body>
-</html>
-"""
+    return Template(_read_file("page.html")).substitute(
+        policy=f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'",
+        title=escape_html(title),
+        subtitle=render_text(subtitle),
+        subtitle_text=escape_html(subtitle),
+        style=_read_file("assets/page.css"),
+        body="\n".join(section for section in sections if section),
+        version=VERSION,
+        script=script,
+    )
 
 
-def _read_asset(name: str) -> str:
-    """Read a style sheet or script that is packaged with the reports."""
-    return (resources.files("knowgate.evaluation.report") / "assets" / name).read_text(encoding="utf-8")
+def _read_file(name: str) -> str:
+    """Read a file that is packaged with the reports, such as the template of a page."""
+    return (resources.files("knowgate.evaluation.report") / name).read_text(encoding="utf-8")
 
 
 @cache
 def load_texts(table: str) -> dict[str, Any]:
     """Load one table of `texts.toml`, such as the definitions of the columns of a report, by name."""
-    text = (resources.files("knowgate.evaluation.report") / "texts.toml").read_text(encoding="utf-8")
-    texts: dict[str, Any] = tomllib.loads(text)[table]
+    texts: dict[str, Any] = tomllib.loads(_read_file("texts.toml"))[table]
     return texts
 
 

@@ -33,7 +33,7 @@ from typing import Annotated, Any, ClassVar
 from knowgate.core.schema import NumberRange, read_record
 from knowgate.core.validation import expand_path, parse_toml, read_text
 from knowgate.errors import BadInput, BadSetting
-from knowgate.gates.rules.topic_rule import DEFAULT_EMBEDDER, RuleAction, RuleMatch, TopicRule
+from knowgate.gates.rules.topic_rule import RuleAction, RuleMatch, TopicRule
 from knowgate.types import Decision, Gate
 
 log = logging.getLogger(__name__)
@@ -234,31 +234,6 @@ class RuleEntry:
 
 
 @dataclass(frozen=True)
-class TopicEntry:
-    """A `[[topic]]` entry of a rules file: the rule matches questions that are similar to its examples.
-
-    Attributes:
-        name: Name of the topic.
-        action: Whether to retrieve or to skip retrieval.
-        examples: Questions about the topic.
-        similarity: Minimum cosine similarity to the mean of the examples.
-        embedder: Name of the embedding model.
-        reason: Explanation for the user.
-    """
-
-    name: str
-    action: RuleAction
-    examples: tuple[str, ...]
-    similarity: float = 0.5
-    embedder: str = DEFAULT_EMBEDDER
-    reason: str = ""
-
-    def to_rule(self) -> TopicRule:
-        """Convert the entry to a rule."""
-        return TopicRule(self.name, self.action, self.examples, self.similarity, self.embedder, self.reason)
-
-
-@dataclass(frozen=True)
 class RuleFile:
     """The content of a rules file.
 
@@ -270,7 +245,7 @@ class RuleFile:
     """
 
     rule: tuple[RuleEntry, ...] = ()
-    topic: tuple[TopicEntry, ...] = ()
+    topic: tuple[TopicRule, ...] = ()
     packaged: bool = True
     cut_off: Annotated[int, NumberRange(1900, 2099)] | None = None
 
@@ -304,8 +279,7 @@ def load_rules(file: str | Path | None = None) -> RuleSet:
             )
     cutoff_rules = (CutoffRule(content.cut_off),) if content.cut_off is not None else ()
     packaged_rules = _load_packaged_rules().rules if content.packaged else ()
-    topic_rules = (entry.to_rule() for entry in content.topic)
-    return RuleSet((*(entry.to_rule() for entry in content.rule), *cutoff_rules, *packaged_rules, *topic_rules))
+    return RuleSet((*(entry.to_rule() for entry in content.rule), *cutoff_rules, *packaged_rules, *content.topic))
 
 
 @cache

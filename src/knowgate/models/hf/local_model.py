@@ -13,14 +13,8 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from knowgate.models.hf.batching import (
-    BatchLimits,
-    BatchWork,
-    compute_batch_limits,
-    make_nan_error,
-    run_in_batches,
-    run_single,
-)
+from knowgate.models import tokenization
+from knowgate.models.hf import batching
 from knowgate.models.hf.forward_pass import PrefixCache, compute_positions, pad_left, supports_shared_cache
 from knowgate.models.hf.loader import (
     LoadedModel,
@@ -28,13 +22,6 @@ from knowgate.models.hf.loader import (
     compute_fingerprint,
     load_transformers,
     load_transformers_config,
-)
-from knowgate.models.tokenization import (
-    LabelPromptTokens,
-    TurnTemplate,
-    escape_special_tokens,
-    extract_plain_turn_template,
-    is_plain_text,
 )
 from knowgate.types import Prompt, Result, Vector
 
@@ -157,19 +144,22 @@ class LocalModel:
         """
         if not self.has_template:
             return text
-        if self._plain_turn is not None and is_plain_text(text):
+        if self._plain_turn is not None and tokenization.is_plain_text(text):
             return self._plain_turn.render(text)
         return self._apply_template(text)
 
     def _apply_template(self, text: str) -> str:
-        message = {"role": "user", "content": escape_special_tokens(text, self.tokenizer.all_special_tokens)}
+        message = {
+            "role": "user",
+            "content": tokenization.escape_special_tokens(text, self.tokenizer.all_special_tokens),
+        }
         return str(self.tokenizer.apply_chat_template([message], add_generation_prompt=True, tokenize=False))
 
     @functools.cached_property
-    def _plain_turn(self) -> TurnTemplate | None:
+    def _plain_turn(self) -> tokenization.TurnTemplate | None:
         """A fast replacement for the chat template, valid for plain text; None if there is none."""
         tokenizer = self.tokenizer
-        return extract_plain_turn_template(
+        return tokenization.extract_plain_turn_template(
             self._apply_template, tokenizer.all_special_tokens, str(tokenizer.chat_template)
         )
 
@@ -215,12 +205,16 @@ class LocalModel:
         encoding = self.tokenizer(texts, add_special_tokens=special, return_attention_mask=False)
         return [array("i", ids) for ids in encoding["input_ids"]]
 
-    def compute_limits(self) -> BatchLimits:
+    def compute_limits(self) -> batching.BatchLimits:
         """Return the largest batch that fits the memory that is free now."""
-        return compute_batch_limits(self.loaded.model, self.loaded.device, shared=self.shares_prompt_cache)
+        return batching.compute_batch_limits(self.loaded.model, self.loaded.device, shared=self.shares_prompt_cache)
 
     def run_batched(
-        self, ids: list[list[int]], work: BatchWork[Result], rows: int = 1, limits: BatchLimits | None = None
+        self,
+        ids: list[list[int]],
+        work: batching.BatchWork[Result],
+        rows: int = 1,
+        limits: batching.BatchLimits | None = None,
     ) -> list[Result]:
         """Run `work` on batches of prompts that fit the memory, holding the model's lock.
 
@@ -231,12 +225,12 @@ class LocalModel:
             limits: Maximum size of a batch; by default what fits one forward pass.
         """
         with self.adapters.lock:
-            return run_in_batches(ids, limits or self.compute_limits(), work, rows, self.loaded.device)
+            return batching.run_in_batches(ids, limits or self.compute_limits(), work, rows, self.loaded.device)
 
     def run_alone(self, work: Callable[[], Result]) -> Result:
         """Run work on a single prompt, holding the model's lock."""
         with self.adapters.lock:
-            return run_single(work)
+            return batching.run_single(work)
 
 
 # --- scores of given tokens -----------------------------------------------------------------------
@@ -251,7 +245,7 @@ class AnsweredPrompt:
 
 
 def read_label_logits(
-    model: LocalModel, prompts: Sequence[LabelPromptTokens], label_ids: Sequence[int]
+    model: LocalModel, prompts: Sequence[tokenization.LabelPromptTokens], label_ids: Sequence[int]
 ) -> list[Vector]:
     """Compute the logits of labels (such as 'true' and 'false') in one forward pass.
 
@@ -287,7 +281,7 @@ def read_label_logits(
     columns = [width - len(prompt.ids) + position for prompt in prompts for position in prompt.positions]
     values: Vector = apply_lm_head(model.loaded.model, states[rows, columns], label_ids).cpu().numpy()
     if not np.isfinite(values).all():
-        raise make_nan_error("NaN label logits")
+        raise batching.make_nan_error("NaN label logits")
     ends = np.cumsum([len(prompt.positions) for prompt in prompts])[:-1]
     return [part.copy() for part in np.split(values, ends)]
 
@@ -329,5 +323,5 @@ def compute_mean_logprobs(model: LocalModel, rows: Sequence[AnsweredPrompt]) -> 
     logp = torch.log_softmax(apply_lm_head(model.loaded.model, states[row_indices, preceding]), dim=-1)
     values = logp.gather(1, tokens[row_indices, columns][:, None])[:, 0]
     if not bool(torch.isfinite(values).all()):
-        raise make_nan_error()
+        raise batching.make_nan_error()
     return [float(part.mean()) for part in values.cpu().split([row.answer_length for row in rows])]

@@ -28,7 +28,7 @@ from knowgate.models.hf.decoding import (
 )
 from knowgate.models.hf.forward_pass import supports_partial_pass
 from knowgate.models.hf.local_model import AnsweredPrompt, LocalModel, compute_mean_logprobs, read_label_logits
-from knowgate.models.hf.shared_decoding import draft_and_sample_shared, draft_shared, join_prefills, sample_shared
+from knowgate.models.hf.shared_decoding import draft_shared, join_prefills, sample_shared, start_generation
 from knowgate.models.local_backend import LocalBackend
 from knowgate.models.tokenization import encode_label_prompts, encode_labels, escape_special_tokens
 from knowgate.models.tools import find_call_token, render_with_tool
@@ -256,7 +256,8 @@ class HFModel(LocalModel, LocalBackend):
             uniforms = np.concatenate([draw_uniforms(prompt, request) for prompt in prompts])
         has_equal_lengths = request.samples > 0 and request.sample_tokens == request.draft_tokens
         if shared and has_equal_lengths and not sample_layers:
-            both = draft_and_sample_shared(batch, uniforms, request.sampling, self.stop_ids, draft_layers)
+            generation = start_generation(batch, uniforms, request.sampling, self.stop_ids, with_drafts=True)
+            both = generation.run(batch, draft_layers)
             return _AnsweredBatch(both.drafts, [], both.samples)
         samples: list[DecodedRow] = []
         if request.samples:

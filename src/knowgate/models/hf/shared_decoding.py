@@ -278,7 +278,7 @@ def draft_shared(
     """
     if max_tokens:
         no_uniforms = np.empty((0, max_tokens))  # greedy answers need no random numbers
-        return _start(batch, no_uniforms, None, stop_ids, with_drafts=True).run(batch, layers).drafts
+        return start_generation(batch, no_uniforms, None, stop_ids, with_drafts=True).run(batch, layers).drafts
     if layers:
         batch.compute_logits(layers)
     states = [batch.hidden[layer].float().cpu() for layer in layers]
@@ -307,30 +307,10 @@ def sample_shared(
         layers: Layers whose hidden states at the last token of each answer are kept.
         past_end: Keep the states at the token that ended the answer, instead of at its last token.
     """
-    return _start(batch, uniforms, sampling, stop_ids, past_end=past_end).run(batch, layers).samples
+    return start_generation(batch, uniforms, sampling, stop_ids, past_end=past_end).run(batch, layers).samples
 
 
-def draft_and_sample_shared(
-    batch: DecodingBatch,
-    uniforms: NDArray[np.float64],
-    sampling: Sampling,
-    stop_ids: frozenset[int],
-    layers: Sequence[int] = (),
-) -> DraftsAndSamples:
-    """Generate one greedy draft and several samples for each prompt in the same steps.
-
-    Args:
-        batch: The prompts after the forward pass over them.
-        uniforms: Random numbers from 0 to 1 (samples x tokens). Each prompt gets the same number of samples, in order.
-            The number of columns is the maximum length of drafts and samples.
-        sampling: Temperature, top_p and top_k of the samples.
-        stop_ids: Tokens that end an answer.
-        layers: Layers whose hidden states at the last token of each answer are kept.
-    """
-    return _start(batch, uniforms, sampling, stop_ids, with_drafts=True).run(batch, layers)
-
-
-def _start(
+def start_generation(
     prompts: DecodingBatch,
     uniforms: NDArray[np.float64],
     sampling: Sampling | None,
@@ -344,7 +324,8 @@ def _start(
     Args:
         prompts: The prompts after their prefill.
         uniforms: Random numbers from 0 to 1 to draw samples with (samples x tokens). The first samples belong to the
-            first prompt and so on; each prompt gets the same number of samples.
+            first prompt and so on; each prompt gets the same number of samples. The number of columns is the maximum
+            length of drafts and samples.
         sampling: How samples are drawn; None if there are only drafts.
         stop_ids: Tokens that end an answer.
         with_drafts: Also generate a greedy answer (the draft) to each prompt, with statistics of its tokens.

@@ -18,15 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knowgate.errors import ModelError, WeightsError, require_extra
-from knowgate.models.llamacpp.bindings import (
-    CALLBACK_OFFSET,
-    EVAL_CALLBACK_TYPE,
-    OUTPUTS_PER_SEQUENCE_OFFSET,
-    check_params_layout,
-    load_library,
-    log_callback,
-    logged_errors,
-)
+from knowgate.models.llamacpp import bindings
 from knowgate.models.tokenization import escape_special_tokens
 from knowgate.types import Vector
 
@@ -70,9 +62,9 @@ class LlamaEngine:
     """
 
     def __init__(self, file: Path):
-        self._lib = lib = load_library()
-        logged_errors.clear()
-        lib.llama_log_set(log_callback, None)  # a server of xllamacpp in this process replaces the callback
+        self._lib = lib = bindings.load_library()
+        bindings.logged_errors.clear()
+        lib.llama_log_set(bindings.log_callback, None)  # a server of xllamacpp in this process replaces the callback
         self._model = lib.llama_model_load_from_file(os.fsencode(file), lib.llama_model_default_params())
         if not self._model:
             raise _make_open_error(file)
@@ -86,7 +78,9 @@ class LlamaEngine:
         self.width, self.depth = int(lib.llama_model_n_embd(self._model)), int(lib.llama_model_n_layer(self._model)) + 1
         self.cells = min(MAX_CELLS, int(lib.llama_model_n_ctx_train(self._model)))
         self._captured = CapturedStates()
-        self._eval_callback = EVAL_CALLBACK_TYPE(self._capture)  # must stay alive: llama.cpp keeps a pointer to it
+        self._eval_callback = bindings.EVAL_CALLBACK_TYPE(
+            self._capture
+        )  # must stay alive: llama.cpp keeps a pointer to it
         self._context = self._create_context(file)
         self._memory = lib.llama_get_memory(self._context)
         self._batch = lib.llama_batch_init(BATCH_TOKENS, 0, 1)
@@ -100,12 +94,12 @@ class LlamaEngine:
         read back, to make sure that llama.cpp understood them.
         """
         lib, params = self._lib, self._lib.llama_context_default_params()
-        kv_unified_offset = check_params_layout(bytes(params.bytes))
+        kv_unified_offset = bindings.check_params_layout(bytes(params.bytes))
         # The first four fields are n_ctx, n_batch, n_ubatch and n_seq_max.
         struct.pack_into("<4I", params.bytes, 0, self.cells, BATCH_TOKENS, BATCH_TOKENS, MAX_SEQUENCES)
-        struct.pack_into("<I", params.bytes, OUTPUTS_PER_SEQUENCE_OFFSET, 0)
+        struct.pack_into("<I", params.bytes, bindings.OUTPUTS_PER_SEQUENCE_OFFSET, 0)
         callback = ctypes.cast(self._eval_callback, ctypes.c_void_p).value or 0
-        struct.pack_into("<Q", params.bytes, CALLBACK_OFFSET, callback)
+        struct.pack_into("<Q", params.bytes, bindings.CALLBACK_OFFSET, callback)
         params.bytes[kv_unified_offset] = 1
         context = lib.llama_init_from_model(self._model, params)
         if not context:
@@ -389,5 +383,7 @@ def _make_open_error(file: Path) -> WeightsError:
 
 def _get_log_error() -> str:
     """Return the first error that llama.cpp logged, which usually names the cause."""
-    messages = [line.partition(": ")[2] or line for line in logged_errors]  # without the name of the C function
+    messages = [
+        line.partition(": ")[2] or line for line in bindings.logged_errors
+    ]  # without the name of the C function
     return messages[0].rstrip(".") if messages else "no reason given"

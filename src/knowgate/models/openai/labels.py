@@ -31,13 +31,8 @@ from typing import Any
 import numpy as np
 
 from knowgate.errors import BadSetting, ModelError, UnsupportedSignal
+from knowgate.models.openai import responses
 from knowgate.models.openai.client import StatusError
-from knowgate.models.openai.responses import (
-    check_logprob,
-    get_first_choice,
-    parse_token_logprobs,
-    translate_format_errors,
-)
 from knowgate.models.openai.server import NEUTRAL_SAMPLING, WIDE_TOP_TOKENS, ModelEndpoint
 from knowgate.models.tokenization import LabelPromptTokens, encode_labels, join_label_parts
 from knowgate.types import LabelPrompt, Prompt, Vector
@@ -89,11 +84,11 @@ class ServerLabelReader:
             rows = [_read_llamacpp(endpoint, tokens.ids[: end + 1], label_ids) for end in tokens.positions]
         elif endpoint.server == "sglang":
             response = _request_sglang(endpoint, tokens, label_ids)
-            with translate_format_errors(FORMAT_NAME):
+            with responses.translate_format_errors(FORMAT_NAME):
                 rows = _parse_sglang(response, tokens, label_ids)
         else:
             response = _request_vllm(endpoint, tokens, label_ids, top)
-            with translate_format_errors(FORMAT_NAME):
+            with responses.translate_format_errors(FORMAT_NAME):
                 rows = _parse_vllm(response, tokens, label_ids, top)
         return np.array(rows, dtype=np.float32)
 
@@ -125,7 +120,7 @@ class ServerLabelReader:
             response = _request_sglang(self._endpoint, tokens, ids)
         except (UnsupportedSignal, StatusError):  # behind a gateway, or too old to tokenize a chat
             return []
-        with translate_format_errors(FORMAT_NAME):
+        with responses.translate_format_errors(FORMAT_NAME):
             row = _get_listed(response["meta_info"]["output_token_ids_logprobs"][0], ids)
         return list(zip(ids, row, strict=True))
 
@@ -145,7 +140,7 @@ class ServerLabelReader:
             if error.status not in (400, 422, 500):
                 raise
             return []
-        tokens = parse_token_logprobs(response)
+        tokens = responses.parse_token_logprobs(response)
         return [(_parse_token_id(text), value) for text, value in (tokens[0].top if tokens else ())]
 
     def _encode_prompt(self, prompt: LabelPrompt, label_ids: Sequence[int]) -> LabelPromptTokens:
@@ -199,19 +194,21 @@ def _parse_vllm(response: Any, tokens: LabelPromptTokens, label_ids: Sequence[in
 
     The last position is the end of the prompt, so its values are those of the first token of the answer.
     """
-    choice = get_first_choice(response)
+    choice = responses.get_first_choice(response)
     prompt_logprobs = choice["prompt_logprobs"]
     if len(prompt_logprobs) != len(tokens.ids):
         raise _make_alignment_error()
     rows = []
     # The entry of a token holds what the tokens before it predict, so the label follows the position by one.
     for index in (position + 1 for position in tokens.positions[:-1]):
-        listed = {int(token): check_logprob(entry["logprob"]) for token, entry in prompt_logprobs[index].items()}
+        listed = {
+            int(token): responses.check_logprob(entry["logprob"]) for token, entry in prompt_logprobs[index].items()
+        }
         if tokens.ids[index] not in listed:
             raise _make_alignment_error()
         rows.append(_get_bounded(listed, label_ids, top))
     last = choice["logprobs"]["top_logprobs"][0]
-    listed = {_parse_token_id(token): check_logprob(value) for token, value in last.items()}
+    listed = {_parse_token_id(token): responses.check_logprob(value) for token, value in last.items()}
     return [*rows, _get_bounded(listed, label_ids, top)]
 
 
@@ -271,7 +268,7 @@ def _parse_sglang(response: Any, tokens: LabelPromptTokens, label_ids: Sequence[
 def _get_listed(entry: Any, label_ids: Sequence[int]) -> list[float]:
     """Return the log-probabilities of the labels from SGLang's list [[logprob, id, text], ...]."""
     listed = {item[1]: item[0] for item in entry}
-    return [check_logprob(listed[label]) for label in label_ids]
+    return [responses.check_logprob(listed[label]) for label in label_ids]
 
 
 def _read_llamacpp(endpoint: ModelEndpoint, ids: Sequence[int], label_ids: Sequence[int]) -> list[float]:
@@ -282,9 +279,9 @@ def _read_llamacpp(endpoint: ModelEndpoint, ids: Sequence[int], label_ids: Seque
     for size in (WIDE_TOP_TOKENS, WHOLE_VOCABULARY):
         fields = {**NEUTRAL_SAMPLING, "max_tokens": 1, "logprobs": size, "cache_prompt": True}
         response = endpoint.complete_ids(ids, fields)
-        with translate_format_errors(FORMAT_NAME):
-            top = get_first_choice(response)["logprobs"]["content"][0]["top_logprobs"]
-            listed = {int(entry["id"]): check_logprob(entry["logprob"]) for entry in top}
+        with responses.translate_format_errors(FORMAT_NAME):
+            top = responses.get_first_choice(response)["logprobs"]["content"][0]["top_logprobs"]
+            listed = {int(entry["id"]): responses.check_logprob(entry["logprob"]) for entry in top}
         if all(label in listed for label in label_ids):
             return [listed[label] for label in label_ids]
     raise ModelError(

@@ -26,18 +26,11 @@ from knowgate.core.files import sha256_text
 from knowgate.core.http_client import RetryPolicy
 from knowgate.errors import ModelError, UnsupportedSignal
 from knowgate.models.backend import Backend, check_resume_handle, check_resume_options, check_sampling
+from knowgate.models.openai import responses
 from knowgate.models.openai.client import ApiClient, StatusError
 from knowgate.models.openai.continuation import ServerDraft, continue_draft, stream_continuation
 from knowgate.models.openai.hidden_states import HiddenStateReader, StatesAroundDraft
 from knowgate.models.openai.labels import LABEL_SERVERS, WHOLE_VOCABULARY, ServerLabelReader
-from knowgate.models.openai.responses import (
-    assemble_stream,
-    compute_label_logprobs,
-    is_label_missing,
-    parse_answer_ids,
-    parse_completions,
-    parse_token_logprobs,
-)
 from knowgate.models.openai.server import REFUSAL_STATUSES, WIDE_TOP_TOKENS, ModelEndpoint, make_logprob_fields
 from knowgate.models.openai.spec import DEFAULT_CONCURRENCY, HiddenStateConfig, check_server_url, parse_openai_spec
 from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Sampling, Signal, SignalRequest, TextStream, Vector
@@ -245,8 +238,8 @@ class OpenAIModel(Backend):
             if with_ids:
                 fields["return_token_ids"] = True
             response = self._endpoint.complete_prompt(prompt, fields)
-            completion = self._check_logprobs(parse_completions(response)[0])
-            return DraftResponse(completion, parse_answer_ids(response) if with_ids else ())
+            completion = self._check_logprobs(responses.parse_completions(response)[0])
+            return DraftResponse(completion, responses.parse_answer_ids(response) if with_ids else ())
 
         return self._map(read_draft, prompts)
 
@@ -281,13 +274,13 @@ class OpenAIModel(Backend):
 
     def _generate_greedily(self, prompt: Prompt, max_tokens: int, seed: int | None) -> Completion:
         response = self._endpoint.complete_prompt(prompt, self._make_greedy_fields(prompt, max_tokens, seed))
-        return self._check_logprobs(parse_completions(response)[0])
+        return self._check_logprobs(responses.parse_completions(response)[0])
 
     def _stream_greedily(self, prompt: Prompt, max_tokens: int) -> TextStream:
         """Stream a new greedy answer."""
         chunks = self._open_stream(prompt, self._make_greedy_fields(prompt, max_tokens, None))
-        response = yield from assemble_stream(chunks)
-        return parse_completions(response)[0]
+        response = yield from responses.assemble_stream(chunks)
+        return responses.parse_completions(response)[0]
 
     def _make_greedy_fields(
         self, prompt: Prompt, max_tokens: int, seed: int | None, top: int = MARGIN_TOP_TOKENS
@@ -359,7 +352,7 @@ class OpenAIModel(Backend):
             request_fields = fields | self._make_seed_field(None if seed is None else seed + len(drawn))
             if count > 1:
                 request_fields["n"] = count
-            drawn += parse_completions(self._endpoint.complete_prompt(prompt, request_fields))[:count]
+            drawn += responses.parse_completions(self._endpoint.complete_prompt(prompt, request_fields))[:count]
         return drawn
 
     def _make_cutoff_fields(self, sampling: Sampling) -> dict[str, Any]:
@@ -396,14 +389,14 @@ class OpenAIModel(Backend):
             return self._label_reader.read_inner_labels(prompt, labels, n_listed)
         plain = Prompt(prompt.prefix + prompt.parts[0], prompt.raw)
         top = self._list_next_tokens(plain, n_listed)
-        if is_label_missing(top, labels):
+        if responses.is_label_missing(top, labels):
             top = self._list_more_tokens(plain, labels, top)
-        return np.array([compute_label_logprobs(top, labels)], dtype=np.float32)
+        return np.array([responses.compute_label_logprobs(top, labels)], dtype=np.float32)
 
     def _list_next_tokens(self, prompt: Prompt, n: int) -> TopTokens:
         """Return the `n` most probable first tokens of the answer, with their log-probabilities."""
         fields = {"max_tokens": 1, "temperature": 0.0, **make_logprob_fields(prompt, n)}
-        tokens = parse_token_logprobs(self._endpoint.complete_prompt(prompt, fields))
+        tokens = responses.parse_token_logprobs(self._endpoint.complete_prompt(prompt, fields))
         if not tokens or not tokens[0].top:
             raise ModelError(
                 f"{self.name} cannot score given answers (yes, no): the server's response has no log-probabilities of "
@@ -428,7 +421,7 @@ class OpenAIModel(Backend):
                 if error.status not in REFUSAL_STATUSES:
                     raise
                 break  # vLLM with a larger max-logprobs that is still below the whole vocabulary
-            if not is_label_missing(top, labels):
+            if not responses.is_label_missing(top, labels):
                 break
         return top
 

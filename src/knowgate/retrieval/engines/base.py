@@ -20,6 +20,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -250,7 +251,8 @@ class EngineRetriever(ABC):
             )
         title = get_field(hit.record, self.fields.title)
         record_id = get_field(hit.record, self.fields.id) if self.fields.id else None
-        return Passage(str(hit.id if record_id is None else record_id), text, str(title or ""), hit.score)
+        score = None if hit.score is None or not math.isfinite(hit.score) else hit.score  # NaN means unknown
+        return Passage(str(hit.id if record_id is None else record_id), text, str(title or ""), score)
 
     @property
     def _description(self) -> str:

@@ -18,12 +18,7 @@ from knowgate.gates.baselines import AlwaysGate, NeverGate
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.retrieval.engines.web import SearchBudgetError, WebRetriever
-from knowgate.server.chat.request_options import (
-    FilteredRetriever,
-    RequestOptions,
-    read_request_options,
-    require_guarantee,
-)
+from knowgate.server.chat import request_options
 from knowgate.server.json_api import ApiError
 from knowgate.server.learning.arms import Experiment
 from knowgate.server.load_limits import BreakersByKey, CircuitBreaker
@@ -89,9 +84,11 @@ class GateService:
 
     def prepare(self, body: Mapping[str, Any], trace: RequestTrace) -> AdaptiveRAG:
         """Return the pipeline for a request: the one that its options select, or that of its arm of the A/B test."""
-        return self.select_pipeline(self.assign_arm(read_request_options(body), body, trace))
+        return self.select_pipeline(self.assign_arm(request_options.read_request_options(body), body, trace))
 
-    def assign_arm(self, options: RequestOptions, body: Mapping[str, Any], trace: RequestTrace) -> RequestOptions:
+    def assign_arm(
+        self, options: request_options.RequestOptions, body: Mapping[str, Any], trace: RequestTrace
+    ) -> request_options.RequestOptions:
         """Return the options with the arm of the A/B test. Without an A/B test, they stay as they are.
 
         Records in the trace whether the request sets options of its own.
@@ -99,7 +96,7 @@ class GateService:
         trace.has_own_options = not options.is_default
         return options if self.experiment is None else self.experiment.assign(options, body, trace)
 
-    def select_pipeline(self, options: RequestOptions) -> AdaptiveRAG:
+    def select_pipeline(self, options: request_options.RequestOptions) -> AdaptiveRAG:
         """Return a pipeline with the gate, threshold, filter and maximum loss that the options of a request select."""
         rag = self._get_named_pipeline(options.gate_name) if options.gate_name else self.rag
         if self.experiment is not None and options.arm:
@@ -109,10 +106,10 @@ class GateService:
         if options.threshold is not None:
             rag = rag.replace(threshold=options.threshold)
         if options.filter is not None and rag.retriever is not None:
-            rag = rag.replace(retriever=FilteredRetriever(rag.retriever, options.filter))
+            rag = rag.replace(retriever=request_options.FilteredRetriever(rag.retriever, options.filter))
         if options.max_loss is None or options.retrieve == "always":
             return rag
-        return require_guarantee(rag, options.max_loss)
+        return request_options.require_guarantee(rag, options.max_loss)
 
     def _get_named_pipeline(self, gate_name: str) -> AdaptiveRAG:
         """Return the pipeline with a gate that a request selects by name. Pipelines are cached.
@@ -239,7 +236,7 @@ class GateService:
         Raises:
             ApiError: 503 if the search fails and the server is strict.
         """
-        search_rag, is_filtered = self._search_rag, isinstance(rag.retriever, FilteredRetriever)
+        search_rag, is_filtered = self._search_rag, isinstance(rag.retriever, request_options.FilteredRetriever)
         if rag.retriever is not self.rag.retriever:  # the request has its own, with a filter
             search_rag = replace(search_rag, retriever=rag.retriever)
         if (cached_rag := self._cached_rag) is not None and not is_filtered:

@@ -29,13 +29,7 @@ from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.server.json_api import LARGE_BODY_BYTES, dump_json, replace_non_finite
 from knowgate.server.streaming import InvalidResponse, check_chunk, parse_event_data, read_event_lines, remove_logprobs
 from knowgate.server.telemetry.trace import RequestTrace, TokenUsage
-from knowgate.server.upstream.response_body import (
-    iter_chunks,
-    parse_completion,
-    parse_upstream_json,
-    read_content,
-    run_for_size,
-)
+from knowgate.server.upstream import response_body
 from knowgate.types import Arbiter, Completion, Gate, LabelPrompt, Prompt, Reading, Signal, SignalRequest, Vector
 
 MIN_TOP_LOGPROBS = 2  # some gates compare the two most probable tokens
@@ -122,10 +116,10 @@ def build_draft_request(request: dict[str, Any], reader: Gate | Arbiter) -> dict
 
 async def read_draft(response: aiohttp.ClientResponse) -> UpstreamDraft:
     """Read a draft from a response that is not streamed. Without a valid completion, `completion` is None."""
-    draft = UpstreamDraft(response, content=await read_content(response))
+    draft = UpstreamDraft(response, content=await response_body.read_content(response))
     try:
-        draft.body = body = await parse_completion(draft.content)
-        draft.completion = (await run_for_size(len(draft.content), lambda: parse_completions(body)))[0]
+        draft.body = body = await response_body.parse_completion(draft.content)
+        draft.completion = (await response_body.run_for_size(len(draft.content), lambda: parse_completions(body)))[0]
     except (InvalidResponse, ModelError):
         return draft
     message = body["choices"][0].get("message")
@@ -170,14 +164,14 @@ async def _read_stream(
 
     After a tool call or an invalid chunk, the draft has no completion, so it can only be forwarded.
     """
-    remaining_lines = read_event_lines(iter_chunks(response, MAX_DRAFT_BYTES))
+    remaining_lines = read_event_lines(response_body.iter_chunks(response, MAX_DRAFT_BYTES))
     draft, answer = UpstreamDraft(response, remaining_lines=remaining_lines), StreamedResponse()
     byte_count = 0
     async for line in remaining_lines:
         draft.lines.append(line)
         byte_count += len(line)
-        await run_for_size(len(line), functools.partial(check_chunk, line))
-        chunk = await run_for_size(len(line), functools.partial(parse_event_data, line))
+        await response_body.run_for_size(len(line), functools.partial(check_chunk, line))
+        chunk = await response_body.run_for_size(len(line), functools.partial(parse_event_data, line))
         if chunk is None:
             continue
         if _calls_tool(chunk):
@@ -194,7 +188,7 @@ async def _read_stream(
     # Parse the pieces like a response that is not streamed.
     body = {"choices": [{**choice, "logprobs": answer.logprobs or None}]}
     try:
-        (draft.completion,) = await run_for_size(byte_count, lambda: parse_completions(body))
+        (draft.completion,) = await response_body.run_for_size(byte_count, lambda: parse_completions(body))
     except ModelError:
         draft.completion = None
     return draft
@@ -320,7 +314,7 @@ async def measure_draft(draft: UpstreamDraft, request: Mapping[str, Any]) -> Tok
         request: The request body that the upstream got. Only `messages` is used.
     """
     # A large answer is parsed in a thread, so that other requests need not wait.
-    usage = await run_for_size(len(draft.content), functools.partial(_find_usage, draft))
+    usage = await response_body.run_for_size(len(draft.content), functools.partial(_find_usage, draft))
     prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
     text = draft.completion.text if draft.completion is not None else ""
     return TokenUsage(
@@ -353,7 +347,7 @@ def annotate_body(content: bytes, trace: RequestTrace) -> bytes:
 def _add_usage(content: bytes, extra_usage: TokenUsage) -> bytes:
     """Add the tokens of other calls to the field `usage` of a JSON body. A body that is no JSON object stays as it is."""
     try:
-        body = parse_upstream_json(content)
+        body = response_body.parse_upstream_json(content)
     except InvalidResponse:
         return content
     if not isinstance(body, dict):

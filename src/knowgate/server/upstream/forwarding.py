@@ -20,22 +20,13 @@ from starlette.responses import Response
 
 from knowgate.gates.arbiters.arbitration import choose_answers
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
+from knowgate.server import streaming
 from knowgate.server.chat.gate_service import BackgroundSearch, GateService
 from knowgate.server.chat.request_formats import UngatedRequest, extract_question, insert_passages
 from knowgate.server.chat.request_options import is_knowgate_model
 from knowgate.server.json_api import ApiError, parse_request
 from knowgate.server.options import ServeOptions
 from knowgate.server.schemas import ChatRequest
-from knowgate.server.streaming import (
-    BLANK_LINES,
-    MAX_EVENT_BYTES,
-    EventStreamResponse,
-    InvalidResponse,
-    StreamAnnotator,
-    chain_lines,
-    format_event,
-    read_event_lines,
-)
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.client import UpstreamClient, build_response_headers, make_connection_error
 from knowgate.server.upstream.draft import (
@@ -309,7 +300,7 @@ class UpstreamForwarder:
             with request.trace.measure(stage):
                 is_stream = request.is_streaming and response.content_type == EVENT_STREAM
                 answer = await (read_stream(response) if is_stream else read_draft(response))
-        except (ClientError, OSError, InvalidResponse) as error:
+        except (ClientError, OSError, streaming.InvalidResponse) as error:
             response.close()
             raise self.upstream.record_body_error(error, response) from None
         except BaseException:
@@ -326,7 +317,7 @@ class UpstreamForwarder:
             response = await self.upstream.send("POST", path, request.content, request.headers)
             if response.status != 200 or response.content_type != EVENT_STREAM:
                 return await forward_response(self.upstream, response, request.trace)
-        return _make_stream_response(self.upstream, response, request, StreamAnnotator(request.trace))
+        return _make_stream_response(self.upstream, response, request, streaming.StreamAnnotator(request.trace))
 
     async def pass_through(self, request: ForwardedRequest, path: str) -> Response:
         """Forward a request without a decision. The response body stays unchanged; the trace is in its headers."""
@@ -356,7 +347,7 @@ async def forward_response(
             content = await run_for_size(len(content), lambda: annotate_body(content, trace))
         elif response.status != 200:
             content = upstream.redact_login(content)
-    except (ClientError, OSError, InvalidResponse) as error:
+    except (ClientError, OSError, streaming.InvalidResponse) as error:
         raise upstream.record_body_error(error, response) from None
     return Response(content, response.status, build_response_headers(response, trace.headers))
 
@@ -375,13 +366,13 @@ async def _make_draft_response(upstream: UpstreamClient, draft: UpstreamDraft, r
     """
     headers = build_response_headers(draft.response, request.trace.headers)
     if draft.remaining_lines is not None:
-        annotator = StreamAnnotator(request.trace, hides_logprobs=draft.hides_logprobs)
+        annotator = streaming.StreamAnnotator(request.trace, hides_logprobs=draft.hides_logprobs)
         events = forward_stream(upstream, draft.response, annotator, draft.lines, draft.remaining_lines)
-        return EventStreamResponse(events, headers, request.deadline)
+        return streaming.EventStreamResponse(events, headers, request.deadline)
     if draft.body is None:
         try:
             await parse_completion(draft.content)  # this finds the error for the client
-        except InvalidResponse as error:
+        except streaming.InvalidResponse as error:
             raise make_connection_error(error) from None
     content = await run_for_size(len(draft.content), lambda: annotate_body(draft.get_client_content(), request.trace))
     return Response(content, 200, headers)
@@ -391,18 +382,18 @@ def _make_stream_response(
     upstream: UpstreamClient,
     response: aiohttp.ClientResponse,
     request: ForwardedRequest,
-    annotator: StreamAnnotator | None,
+    annotator: streaming.StreamAnnotator | None,
 ) -> Response:
     """Return a streaming response of the upstream as the response to the client."""
-    events = forward_stream(upstream, response, annotator, [], read_event_lines(iter_chunks(response)))
+    events = forward_stream(upstream, response, annotator, [], streaming.read_event_lines(iter_chunks(response)))
     headers = build_response_headers(response, request.trace.headers)
-    return EventStreamResponse(events, headers, request.deadline)
+    return streaming.EventStreamResponse(events, headers, request.deadline)
 
 
 async def forward_stream(
     upstream: UpstreamClient,
     response: aiohttp.ClientResponse,
-    annotator: StreamAnnotator | None,
+    annotator: streaming.StreamAnnotator | None,
     first_lines: list[bytes],
     remaining_lines: AsyncGenerator[bytes, None],
 ) -> AsyncGenerator[bytes, None]:
@@ -421,27 +412,29 @@ async def forward_stream(
     event: list[bytes] = []  # lines of the current event
     size = 0
     try:
-        async for line in chain_lines(first_lines, remaining_lines):
+        async for line in streaming.chain_lines(first_lines, remaining_lines):
             size += len(line)
             if annotator is not None and line.startswith(b"data:"):
                 line = await run_for_size(len(line), partial(annotator.annotate, line))
             event.append(line)
-            if line in BLANK_LINES:
+            if line in streaming.BLANK_LINES:
                 upstream.record_body()
                 yield b"".join(event)
                 event, size = [], 0
-            elif size > MAX_EVENT_BYTES:
-                raise InvalidResponse(f"the stream has an event of more than {MAX_EVENT_BYTES:,} bytes")
+            elif size > streaming.MAX_EVENT_BYTES:
+                raise streaming.InvalidResponse(
+                    f"the stream has an event of more than {streaming.MAX_EVENT_BYTES:,} bytes"
+                )
         upstream.record_body()
         if event:
             yield b"".join(event)
-    except InvalidResponse as error:
-        yield format_event(make_connection_error(error).to_json())
+    except streaming.InvalidResponse as error:
+        yield streaming.format_event(make_connection_error(error).to_json())
     except TimeoutError as error:
-        yield format_event(upstream.record_body_error(error, response).to_json())
+        yield streaming.format_event(upstream.record_body_error(error, response).to_json())
     except (ClientError, OSError):
         message = "the upstream closed the connection before the answer was complete."
-        yield format_event(ApiError(502, message, "upstream_broke_off").to_json())
+        yield streaming.format_event(ApiError(502, message, "upstream_broke_off").to_json())
     finally:
         await remaining_lines.aclose()
         response.close()

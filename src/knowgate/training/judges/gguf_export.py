@@ -19,14 +19,6 @@ from knowgate.gates import load_fitted_gate
 from knowgate.gates.artifacts.gate_folder import CARD_FILE, GATE_KIND, GATE_MANIFEST, revise_artifact
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.gates.judges import causal_judge, encode_answers
-from knowgate.gates.judges.causal_judge import (
-    ADAPTER_FOLDER,
-    GGUF_FILE,
-    TOKENIZER_FILE,
-    CausalJudge,
-    GgufOptions,
-    ReferencePrompt,
-)
 from knowgate.models.gguf import check_exportable, find_gguf_file, write_gguf
 from knowgate.models.tokenization import extract_turn_template
 from knowgate.stats.metrics import FloatArray
@@ -79,15 +71,15 @@ def export_judge(
     fitted = load_fitted_gate(str(gate))
     _check_gate(fitted, out)
     artifact = fitted.artifact
-    sources, _ = causal_judge.check_adapters(artifact.path / ADAPTER_FOLDER, artifact.options)
+    sources, _ = causal_judge.check_adapters(artifact.path / causal_judge.ADAPTER_FOLDER, artifact.options)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
-        targets = causal_judge.list_adapter_folders(Path(scratch) / ADAPTER_FOLDER, len(sources))
+        targets = causal_judge.list_adapter_folders(Path(scratch) / causal_judge.ADAPTER_FOLDER, len(sources))
         members = [
             _write_member(fitted, source, target, kind, watch) for source, target in zip(sources, targets, strict=True)
         ]
         digests = [causal_judge.compute_adapter_digest(folder) for folder in targets]
-        megabytes = sum((folder / GGUF_FILE).stat().st_size for folder in targets) / 1e6
+        megabytes = sum((folder / causal_judge.GGUF_FILE).stat().st_size for folder in targets) / 1e6
         manifest = _update_manifest(artifact.manifest, _make_gguf_options(members, kind), digests)
         card = {CARD_FILE: _update_card(fitted, kind)}
         revise_artifact(artifact, manifest, card, out, {folder.name: folder for folder in targets})
@@ -135,16 +127,16 @@ def _write_member(
     options = gate.artifact.options
     model = merge_adapter(source, options)
     check_exportable(model.loaded.model.config)
-    judge = CausalJudge(model, (options["labels"][0], options["labels"][1]))
+    judge = causal_judge.CausalJudge(model, (options["labels"][0], options["labels"][1]))
     questions = [Question(question) for question, _ in CHECK_QUESTIONS]
     answers = [answer for _, answer in CHECK_QUESTIONS]
     prompts = encode_answers(JUDGE_PROMPTS[gate.name], judge, questions, answers, int(options["tokens"]))
     tokenizer = model.loaded.tokenizer
     turn = extract_turn_template(model.render, tokenizer.all_special_tokens, chat=bool(tokenizer.chat_template))
     target.mkdir(parents=True)
-    tokenizer.backend_tokenizer.save(str(target / TOKENIZER_FILE))
+    tokenizer.backend_tokenizer.save(str(target / causal_judge.TOKENIZER_FILE))
     write_gguf(
-        target / GGUF_FILE,
+        target / causal_judge.GGUF_FILE,
         model.loaded.model,
         tokenizer,
         number_format=kind,
@@ -166,14 +158,18 @@ def merge_adapter(folder: Path, options: Mapping[str, Any]) -> HFModel:
     return model
 
 
-def _make_gguf_options(members: Sequence[ExportedMember], kind: GgufFormat) -> GgufOptions:
+def _make_gguf_options(members: Sequence[ExportedMember], kind: GgufFormat) -> causal_judge.GgufOptions:
     known = np.mean([member.known for member in members], axis=0)
     first = members[0]
-    checks = [ReferencePrompt(tuple(ids), float(share)) for ids, share in zip(first.ids, known, strict=True)]
-    return GgufOptions(kind=kind, turn=first.turn, pair=first.pair, checks=tuple(checks))
+    checks = [
+        causal_judge.ReferencePrompt(tuple(ids), float(share)) for ids, share in zip(first.ids, known, strict=True)
+    ]
+    return causal_judge.GgufOptions(kind=kind, turn=first.turn, pair=first.pair, checks=tuple(checks))
 
 
-def _update_manifest(manifest: Mapping[str, Any], gguf: GgufOptions, digests: Sequence[str]) -> dict[str, Any]:
+def _update_manifest(
+    manifest: Mapping[str, Any], gguf: causal_judge.GgufOptions, digests: Sequence[str]
+) -> dict[str, Any]:
     options = {**manifest["options"], "adapter_sha256": digests[0], "gguf": asdict(gguf)}
     if len(digests) > 1:
         options["more_sha256"] = list(digests[1:])

@@ -11,22 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from knowgate.data.runs.folder import RECORDED_PREFIX
 from knowgate.errors import BadSetting, UnknownName, require_extra
-from knowgate.gates.judges.causal_judge import (
-    ADAPTER_SUFFIXES,
-    CausalJudge,
-    check_adapters,
-    load_judge,
-    load_judge_base,
-)
-from knowgate.gates.judges.encoder_judge import (
-    ENCODER_NAMES,
-    EncoderJudge,
-    PairEncoder,
-    is_encoder_spec,
-    load_encoder_judge,
-    pad_rows,
-    resolve_encoder,
-)
+from knowgate.gates.judges import causal_judge, encoder_judge
 from knowgate.models import load_model
 from knowgate.stats.metrics import FloatArray
 from knowgate.training.judges.training_options import JudgeTrainingOptions
@@ -146,7 +131,7 @@ class TrainableCausalModel:
         from knowgate.models.hf.local_model import apply_lm_head
 
         device, model = self.base.loaded.device, self.base.loaded.model
-        ids, mask = pad_rows([example.prompt.ids for example in examples], self.base.pad_id, device)
+        ids, mask = encoder_judge.pad_rows([example.prompt.ids for example in examples], self.base.pad_id, device)
         # Row and position in the batch of each label, for indexing the hidden states.
         rows = [row for row, example in enumerate(examples) for _ in example.prompt.positions]
         positions = [position for example in examples for position in example.prompt.positions]
@@ -166,7 +151,7 @@ class TrainableCausalModel:
             self.trained.save_pretrained(str(folder), state_dict=state)
             self.base.loaded.tokenizer.save_pretrained(str(folder))
         for path in folder.iterdir():
-            if path.suffix not in ADAPTER_SUFFIXES:
+            if path.suffix not in causal_judge.ADAPTER_SUFFIXES:
                 path.unlink()  # peft's own model card
 
 
@@ -202,7 +187,7 @@ def pair_loss(logits: Any, targets: Any) -> Any:
 class TrainableEncoder:
     """An encoder of question and answer with one output, far smaller than a causal model; all weights are trained."""
 
-    encoder: PairEncoder
+    encoder: encoder_judge.PairEncoder
 
     @property
     def fingerprint(self) -> str:
@@ -291,24 +276,26 @@ class JudgeKind(Generic[JudgeType]):
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _start_causal(base: str, labels: tuple[str, str], seed: int, *, bits: int = 0) -> TrainingSetup[CausalJudge]:
-    model = load_judge_base(base, bits=bits)
-    judge = CausalJudge(model, labels)
+def _start_causal(
+    base: str, labels: tuple[str, str], seed: int, *, bits: int = 0
+) -> TrainingSetup[causal_judge.CausalJudge]:
+    model = causal_judge.load_judge_base(base, bits=bits)
+    judge = causal_judge.CausalJudge(model, labels)
     notes = () if model.loaded.tokenizer.chat_template else (NO_CHAT_TEMPLATE_NOTE,)
     return TrainingSetup(judge, TrainableCausalModel(model, judge.label_tokens), notes)
 
 
-def _start_encoder(base: str, labels: tuple[str, str], seed: int) -> TrainingSetup[EncoderJudge]:
-    encoder = PairEncoder(resolve_encoder(base), seed)
+def _start_encoder(base: str, labels: tuple[str, str], seed: int) -> TrainingSetup[encoder_judge.EncoderJudge]:
+    encoder = encoder_judge.PairEncoder(encoder_judge.resolve_encoder(base), seed)
     encoder.load_weights()
-    return TrainingSetup(EncoderJudge((encoder,)), TrainableEncoder(encoder))
+    return TrainingSetup(encoder_judge.EncoderJudge((encoder,)), TrainableEncoder(encoder))
 
 
-def _load_encoder(folder: Path, options: Mapping[str, Any], prompts: str) -> EncoderJudge:
-    return load_encoder_judge(*check_adapters(folder, options))
+def _load_encoder(folder: Path, options: Mapping[str, Any], prompts: str) -> encoder_judge.EncoderJudge:
+    return encoder_judge.load_encoder_judge(*causal_judge.check_adapters(folder, options))
 
 
-CAUSAL_JUDGE = JudgeKind(_start_causal, load_judge)
+CAUSAL_JUDGE = JudgeKind(_start_causal, causal_judge.load_judge)
 PAIR_ENCODER_JUDGE = JudgeKind(_start_encoder, _load_encoder, {"pairs": True})
 
 
@@ -322,15 +309,15 @@ def select_judge_kind(base: str, bits: int = 0) -> JudgeKind[Any]:
     Raises:
         UnknownName: There is no such model. The error also names the encoders.
     """
-    if is_encoder_spec(base):
+    if encoder_judge.is_encoder_spec(base):
         return PAIR_ENCODER_JUDGE
     # The model of imported answers has no weights here. Training reports that with better advice.
     if not base.startswith(RECORDED_PREFIX):
         try:
             load_model(base)  # checks the name; reads no weights yet
         except UnknownName:
-            names = [*ENCODER_NAMES, "encoder:DIR", "smollm", "hf:NAME", "gguf:FILE"]
+            names = [*encoder_judge.ENCODER_NAMES, "encoder:DIR", "smollm", "hf:NAME", "gguf:FILE"]
             raise UnknownName("base", base, names) from None
     if not bits:
         return CAUSAL_JUDGE
-    return JudgeKind(functools.partial(_start_causal, bits=bits), load_judge, {"bits": bits})
+    return JudgeKind(functools.partial(_start_causal, bits=bits), causal_judge.load_judge, {"bits": bits})

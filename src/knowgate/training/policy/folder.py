@@ -21,7 +21,7 @@ from knowgate.gates.baselines import CONSTANT_GATE, CONSTANT_NEED
 from knowgate.gates.calibration.evidence import CALIBRATION_KEYS_FILE, render_card_section, replace_card_section
 from knowgate.gates.calibration.guarantee import compute_net_p_value
 from knowgate.gates.calibration.threshold_calibration import describe_setup
-from knowgate.gates.calibration.threshold_choice import GateOutcomes, NetLoss, evaluate_threshold
+from knowgate.gates.calibration.threshold_choice import GateOutcomes, NetLoss, evaluate_threshold, find_smallest_count
 from knowgate.stats.metrics import FloatArray
 from knowgate.stats.proportions import estimate_proportion
 from knowgate.training.examples import Examples
@@ -185,12 +185,12 @@ def find_proven_loss(loss: NetLoss, delta: float) -> float:
     Returns:
         The loss; 1.0 if no smaller one is proven, which means that nothing is.
     """
-    low, high = 0, round(1 / LOSS_STEP)  # bisection over the number of steps; a loss of 0 cannot be proven
-    while high - low > 1:
-        middle = (low + high) // 2
-        is_proven = compute_net_p_value(loss.lost, loss.gained, loss.n, middle * LOSS_STEP, delta) <= delta
-        low, high = (low, middle) if is_proven else (middle, high)
-    return round(high * LOSS_STEP, 6)
+
+    def is_proven(steps: int) -> bool:
+        epsilon = steps * LOSS_STEP
+        return epsilon >= 1 or compute_net_p_value(loss.lost, loss.gained, loss.n, epsilon, delta) <= delta
+
+    return round(find_smallest_count(is_proven) * LOSS_STEP, 6)
 
 
 def format_proof(loss: NetLoss, confidence: float) -> str:
