@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.tables.common import DATA, QWEN, RUNS, table, trial_of
+from benchmarks.tables.common import DATA, QWEN, RUNS, load_test_run, table
 from knowgate.data.runs.table import LabelTable, load_label_table
 from knowgate.gates.calibration.changed_answers import answers_differ
 from knowgate.gates.calibration.guarantee import learn_then_test
@@ -146,7 +146,7 @@ def find_alarms(limits: FloatArray, delta: float, changed: BoolArray) -> FloatAr
 
 def load_populations() -> Iterator[Population]:
     """Yield the recorded test questions of Qwen and, if its answers are available, of Llama."""
-    names = [name for name in DATA if trial_of(QWEN, name) is not None]
+    names = [name for name in DATA if load_test_run(QWEN, name) is not None]
     qwen = load_label_table([RUNS / QWEN / f"{name}-test" for name in names], layers=())
     pairs = [(row.closed.text, row.open.text) if row.closed and row.open else None for row in qwen.rows]
     yield from (

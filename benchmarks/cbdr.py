@@ -1,14 +1,14 @@
-"""CBDR end to end: Tables 1 to 3 and the alignment they rest on, every step a `knowgate` command.
+"""Reproduce CBDR: its Tables 1 to 3 and the alignment behind them. Every step is a `knowgate` command.
 
     python -m benchmarks.cbdr --model hf:FOLDER --bench FOLDER --work FOLDER [--only NAME ...] [--print]
 
-Steps are run in one process, so that weights are read once; each is a command that --print shows as one would type it.
-What is done already is not done again: commands go on where they stopped, and fitted folders that are there stay. What
-is to be kept (tables, predictions, manifests, seconds of each step; no questions, no passages) comes to WORK/out.
+All steps run in one process, so that the weights of a model are loaded once; --print shows the commands as you would
+type them. Finished steps are skipped, and interrupted ones resume. Results (tables, predictions, manifests and the
+seconds of each step; no questions, no passages) are written to WORK/out.
 
-The paper has Llama-3-8B, bge-reranker-v2-m3 and 7,622 training questions of NQ; here the base is a MiniLM that is
-taught relevance first, the candidates come from the pooled corpora of the benchmark folder, and the test questions are
-those of NQ and, as data the reranker was not aligned on, HotpotQA.
+The paper uses Llama-3-8B, bge-reranker-v2-m3 and 7,622 training questions of NQ. Here, the base reranker is a MiniLM
+that is trained on relevance first, and the candidates come from the pooled corpora of the benchmark folder. The test
+questions are those of NQ and of HotpotQA, on which the reranker was not aligned.
 """
 
 from __future__ import annotations
@@ -19,20 +19,27 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.steps import ENGLISH, Step, arguments, begin, walk
+from benchmarks.steps import ENGLISH, Plan, Step, create_parser, prepare_work_folder, run_steps
 
 SOURCES = ("confidence", "likelihood", "benefit")
-LEARNT, ASKED = ("nq", "triviaqa"), ("nq", "hotpotqa")  # data sets preferences are learnt on, and measured on
-TOPS = (1, 3)
+TRAIN_SETS, TEST_SETS = ("nq", "triviaqa"), ("nq", "hotpotqa")
+TOP_K = (1, 3)  # numbers of passages that the LLM reads
 
 
 @dataclass(frozen=True)
-class Plan:
-    """All steps, in their order."""
+class CbdrPlan(Plan):
+    """The steps of the CBDR reproduction.
 
-    model: str
-    bench: Path
-    work: Path
+    Attributes:
+        base: Cross-encoder that is trained on relevance.
+        train: Training questions with measured preferences.
+        labelled: Training questions of each data set that the LLM answers.
+        test: Test questions of each data set.
+        relevance: Questions of each data set for the training on relevance.
+        candidates: Passages per question.
+        cut: Tokens per passage in the control with passages of equal length.
+    """
+
     base: str
     train: int
     labelled: int
@@ -41,11 +48,9 @@ class Plan:
     candidates: int
     cut: int
 
-    def at(self, *parts: str) -> str:
-        return str(self.work.joinpath(*parts))
-
     def steps(self) -> Iterator[Step]:
-        yield Step("index", ["index", self.at("pooled.jsonl.gz"), "--out", self.at("idx")], self.work / "idx")
+        """Yield the steps in the order in which they run."""
+        yield Step("index", ["index", self.path("pooled.jsonl.gz"), "--out", self.path("idx")], self.work / "idx")
         yield from self.labels()
         yield from self.fits()
         yield from self.preferences()
@@ -54,76 +59,88 @@ class Plan:
         yield from self.table_3()
 
     def labels(self) -> Iterator[Step]:
-        """What the LLM knows: the probe learns from it, and preferences are of these questions."""
-        for part, names, limit in (("train", LEARNT, self.labelled), ("test", ASKED, self.test)):
+        """Yield the label runs: they train the probe and supply the questions for preferences."""
+        for part, names, limit in (("train", TRAIN_SETS, self.labelled), ("test", TEST_SETS, self.test)):
             for name in names:
                 words = ["label", "--data", f"bench:{name}_ctx/{part}", "--limit", str(limit), "--model", self.model]
-                words += ["--samples", "0", "--closed-book", "--layers", "mid", "--out", self.at(f"{name}-{part}")]
+                words += ["--samples", "0", "--closed-book", "--layers", "mid", "--out", self.path(f"{name}-{part}")]
                 yield Step(f"label-{name}-{part}", words)
 
     def fits(self) -> Iterator[Step]:
-        """The probe of knowing, on balanced classes; the base reranker, taught which passages hold an answer."""
+        """Yield the fits of the probe (on balanced classes) and of the base reranker (on relevance)."""
         from knowgate.training.probe import fit_probe
 
-        runs = [word for name in LEARNT for word in ("--labels", self.at(f"{name}-train"))]
+        runs = [word for name in TRAIN_SETS for word in ("--labels", self.path(f"{name}-train"))]
         balanced = ["--balanced"] if "balanced" in inspect.signature(fit_probe).parameters else []
-        words = ["fit", "probe", *runs, "--target", "known", "--layer", "mid", *balanced, "--out", self.at("probe")]
+        words = ["fit", "probe", *runs, "--target", "known", "--layer", "mid", *balanced, "--out", self.path("probe")]
         yield Step("fit-probe", words, self.work / "probe")
         data = [word for name in ENGLISH for word in ("--relevance", f"bench:{name}_ctx/train")]
-        words = ["fit", "reranker", *data, "--relevance-index", self.at("idx"), "--limit", str(self.relevance)]
-        words += ["--base", self.base, "--out", self.at("relevance")]
+        words = ["fit", "reranker", *data, "--relevance-index", self.path("idx"), "--limit", str(self.relevance)]
+        words += ["--base", self.base, "--out", self.path("relevance")]
         yield Step("fit-relevance", words, self.work / "relevance")
 
     def preferences(self) -> Iterator[Step]:
+        """Yield the preference runs of every source, and of the control with passages of equal length."""
         for source in SOURCES:
-            yield from self.preferred(source, source, [])
-        yield from self.preferred("cut", "confidence", ["--cut", str(self.cut)])
+            yield from self.preferences_of(source, source, [])
+        yield from self.preferences_of("cut", "confidence", ["--cut", str(self.cut)])
 
-    def preferred(self, name: str, source: str, options: list[str]) -> Iterator[Step]:
-        runs = [word for data in LEARNT for word in ("--labels", self.at(f"{data}-train"))]
-        yield self.prefer(f"{name}-train", [*runs, "--limit", str(self.train)], source, "train", options)
-        for data in ASKED:
-            yield self.prefer(f"{name}-{data}", ["--labels", self.at(f"{data}-test")], source, "test", options)
+    def preferences_of(self, name: str, source: str, options: list[str]) -> Iterator[Step]:
+        """Yield the preference runs of one source: training questions, then each test set."""
+        runs = [word for data in TRAIN_SETS for word in ("--labels", self.path(f"{data}-train"))]
+        yield self.preference_run(f"{name}-train", [*runs, "--limit", str(self.train)], source, "train", options)
+        for data in TEST_SETS:
+            yield self.preference_run(
+                f"{name}-{data}", ["--labels", self.path(f"{data}-test")], source, "test", options
+            )
 
-    def prefer(self, name: str, runs: list[str], source: str, split: str, options: list[str]) -> Step:
-        words = ["prefer", *runs, "--source", source, "--index", self.at("idx"), "--candidates", str(self.candidates)]
-        words += ["--gate", self.at("probe")] if source == "confidence" else []
-        words += ["--split", split, "--model", self.model, *options, "--out", self.at(f"pref-{name}")]
+    def preference_run(self, name: str, runs: list[str], source: str, split: str, options: list[str]) -> Step:
+        words = ["prefer", *runs, "--source", source, "--index", self.path("idx"), "--candidates", str(self.candidates)]
+        words += ["--gate", self.path("probe")] if source == "confidence" else []
+        words += ["--split", split, "--model", self.model, *options, "--out", self.path(f"pref-{name}")]
         return Step(f"prefer-{name}", words)
 
     def alignments(self) -> Iterator[Step]:
+        """Yield the alignment of a reranker with every source, and with the controls."""
         for name in (*SOURCES, "cut"):
-            yield self.align(f"aligned-{name}", name, [])
-        yield self.align("unread", "confidence", ["--question-unread"])
+            yield self.alignment(f"aligned-{name}", name, [])
+        yield self.alignment("unread", "confidence", ["--question-unread"])
 
-    def align(self, out: str, source: str, options: list[str]) -> Step:
-        words = ["fit", "reranker", "--pref", self.at(f"pref-{source}-train"), "--base", self.at("relevance")]
-        return Step(f"fit-{out}", [*words, *options, "--out", self.at(out)], self.work / out)
+    def alignment(self, out: str, source: str, options: list[str]) -> Step:
+        words = ["fit", "reranker", "--pref", self.path(f"pref-{source}-train"), "--base", self.path("relevance")]
+        return Step(f"fit-{out}", [*words, *options, "--out", self.path(out)], self.work / out)
 
     def tables_1_and_2(self) -> Step:
-        folders = [f"pref-{name}-{part}" for name in (*SOURCES, "cut") for part in ("train", *ASKED)]
-        words = ["eval-rerank", *(word for name in folders for word in ("--pref", self.at(name)))]
-        rankers = [*(f"aligned-{name}" for name in (*SOURCES, "cut")), "unread"]
-        words += [word for name in rankers for word in ("--rerank", self.at(name))]
-        words += ["--base", self.at("relevance"), "--model", self.model, "--top", ",".join(map(str, TOPS))]
-        return Step("tables-1-2", [*words, "--controls", "--out", self.at("compared")], shown="rerank.txt")
+        """Return the step that compares all rerankers on all preferences."""
+        folders = [f"pref-{name}-{part}" for name in (*SOURCES, "cut") for part in ("train", *TEST_SETS)]
+        words = ["eval-rerank", *(word for name in folders for word in ("--pref", self.path(name)))]
+        rerankers = [*(f"aligned-{name}" for name in (*SOURCES, "cut")), "unread"]
+        words += [word for name in rerankers for word in ("--rerank", self.path(name))]
+        words += ["--base", self.path("relevance"), "--model", self.model, "--top", ",".join(map(str, TOP_K))]
+        return Step("tables-1-2", [*words, "--controls", "--out", self.path("compared")], stdout_file="rerank.txt")
 
     def table_3(self) -> Iterator[Step]:
-        """NQ answered with the passages of each ranker, then beta over all of it."""
+        """Yield label runs of NQ with the passages of each reranker, then the sweep of beta over these runs."""
         runs = []
-        for ranker in ("bm25", "relevance", *(f"aligned-{source}" for source in SOURCES)):
-            for k in TOPS:
-                run = self.at(f"nq-{ranker}-{k}")
-                rerank = ["--rerank", self.at(ranker), "--candidates", str(self.candidates)] if ranker != "bm25" else []
+        for reranker in ("bm25", "relevance", *(f"aligned-{source}" for source in SOURCES)):
+            for k in TOP_K:
+                run = self.path(f"nq-{reranker}-{k}")
+                rerank = (
+                    ["--rerank", self.path(reranker), "--candidates", str(self.candidates)]
+                    if reranker != "bm25"
+                    else []
+                )
                 words = ["label", "--data", "bench:nq_ctx/test", "--limit", str(self.test), "--model", self.model]
-                words += ["--index", self.at("idx"), *rerank, "--k", str(k), "--samples", "0", "--layers", "mid"]
-                yield Step(f"label-nq-{ranker}-{k}", [*words, "--out", run])
+                words += ["--index", self.path("idx"), *rerank, "--k", str(k), "--samples", "0", "--layers", "mid"]
+                yield Step(f"label-nq-{reranker}-{k}", [*words, "--out", run])
                 runs += ["--labels", run]
-        yield Step("table-3", ["sweep", "beta", *runs, "--gates", self.at("probe"), "--markdown"], shown="beta.md")
+        yield Step(
+            "table-3", ["sweep", "beta", *runs, "--gates", self.path("probe"), "--markdown"], stdout_file="beta.md"
+        )
 
 
-def keep(plan: Plan, out: Path) -> None:
-    """Tables, predictions and manifests; nothing with a question or passage in it."""
+def copy_results(plan: Plan, out: Path) -> None:
+    """Copy tables, predictions and manifests, which contain no questions and no passages, to `out`."""
     for name in ("rerank.md", "rerank.json", "predictions.jsonl"):
         if (file := plan.work / "compared" / name).is_file():
             shutil.copyfile(file, out / name)
@@ -133,22 +150,27 @@ def keep(plan: Plan, out: Path) -> None:
 
 
 def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--base", default="minilm", help="cross-encoder that is taught relevance")
-    parser.add_argument("--train", type=int, default=3_200, help="questions preferences are measured on, to learn from")
-    parser.add_argument("--labelled", type=int, default=5_000, help="training questions of each set the LLM answers")
+    """Run the plan, or print its commands."""
+    parser = create_parser(__doc__)
+    parser.add_argument("--base", default="minilm", help="cross-encoder that is trained on relevance")
+    parser.add_argument("--train", type=int, default=3_200, help="training questions with measured preferences")
+    parser.add_argument(
+        "--labelled", type=int, default=5_000, help="training questions of each data set that the LLM answers"
+    )
     parser.add_argument("--test", type=int, default=500, help="test questions of each data set")
-    parser.add_argument("--relevance", type=int, default=1_800, help="questions of each of four sets, for relevance")
-    parser.add_argument("--candidates", type=int, default=10, help="passages of each question")
-    parser.add_argument("--cut", type=int, default=64, help="tokens of each passage in the control of equal length")
+    parser.add_argument(
+        "--relevance", type=int, default=1_800, help="questions of each data set for relevance training"
+    )
+    parser.add_argument("--candidates", type=int, default=10, help="passages per question")
+    parser.add_argument("--cut", type=int, default=64, help="tokens per passage in the control with equal lengths")
     options = vars(parser.parse_args())
-    only, shows = options.pop("only"), options.pop("print")
-    plan = Plan(**options)
-    out = plan.work / "out" if shows else begin(plan.bench, plan.work)
-    took = walk(plan.steps(), out, only, shows=shows)
-    if not shows:
-        keep(plan, out)
-        print(f"{took:.0f} s in all; to keep: {out}")
+    only, print_only = options.pop("only"), options.pop("print")
+    plan = CbdrPlan(**options)
+    out = plan.work / "out" if print_only else prepare_work_folder(plan.bench, plan.work)
+    seconds = run_steps(plan.steps(), out, only, print_only=print_only)
+    if not print_only:
+        copy_results(plan, out)
+        print(f"{seconds:.0f} s in total; results: {out}")
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@
 
 --prepare searches the candidates and writes WORK/data; the other steps need WORK/data only, not the benchmark folder.
 Steps can run in several processes at once (`--only`), because each writes a folder of its own. Finished steps are
-skipped, and unfinished ones continue. What is kept (tables, predictions by question id, manifests; no questions, no
-passages) is written to WORK/out after the last step; `--only keep` does that earlier.
+skipped, and interrupted ones resume. Results (tables, predictions by question id, manifests; no questions, no passages)
+are written to WORK/out after the last step; `--only keep` writes them earlier.
 
 Protocol, written before the run.
 
@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.steps import ENGLISH, Step, arguments, begin, walk
+from benchmarks.steps import ENGLISH, Plan, Step, create_parser, prepare_work_folder, run_steps
 from knowgate.evaluation import reranker_cache
 
 SOURCES = ("benefit", "likelihood")
@@ -58,17 +58,16 @@ RECIPES: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Plan:
-    """All steps, in their order. `most`: maximum number of questions of any set, to try the plan out."""
+class AlignmentPlan(Plan):
+    """The steps of the comparison.
 
-    model: str
-    bench: Path
-    work: Path
+    Attributes:
+        base: Cross-encoder that is trained on relevance.
+        most: Maximum number of questions of any data set, to try the plan out.
+    """
+
     base: str
     most: int
-
-    def at(self, *parts: str) -> str:
-        return str(self.work.joinpath(*parts))
 
     def steps(self) -> Iterator[Step]:
         """Yield the steps. Those after the fits read the manifests that the fits wrote."""
@@ -82,38 +81,52 @@ class Plan:
     def label(self, name: str, split: str) -> Step:
         """Answer the questions without passages; `prefer` reads its questions from such a run."""
         words = ["label", "--data", f"bench:{name}_pooled/{split}", "--closed-book", "--model", self.model]
-        words += ["--limit", str(self.most), "--samples", "0", "--layers", "none", "--out", self.at(f"{name}-{split}")]
+        words += [
+            "--limit",
+            str(self.most),
+            "--samples",
+            "0",
+            "--layers",
+            "none",
+            "--out",
+            self.path(f"{name}-{split}"),
+        ]
         return Step(f"label-{name}-{split}", words)
 
     def relevance(self) -> Step:
-        words = ["fit", "reranker", *self.relevance_data(), "--base", self.base, "--out", self.at("relevance")]
+        """Train the base reranker on relevance."""
+        words = ["fit", "reranker", *self.relevance_data(), "--base", self.base, "--out", self.path("relevance")]
         return Step("relevance", words, self.work / "relevance")
 
     def relevance_data(self) -> list[str]:
+        """Return the arguments that name the relevance examples."""
         data = [word for name in ENGLISH for word in ("--relevance", f"bench:{name}_relevance/train")]
         return [*data, "--limit", str(self.most)]
 
     def prefer(self, source: str, name: str, split: str) -> Step:
-        words = ["prefer", "--labels", self.at(f"{name}-{split}"), "--data", f"bench:{name}_pooled/{split}"]
+        """Measure the effect of every candidate passage."""
+        words = ["prefer", "--labels", self.path(f"{name}-{split}"), "--data", f"bench:{name}_pooled/{split}"]
         words += ["--source", source, "--candidates", str(CANDIDATES), "--split", split, "--model", self.model]
-        return Step(f"prefer-{source}-{name}-{split}", [*words, "--out", self.at(f"pref-{source}-{name}-{split}")])
+        return Step(f"prefer-{source}-{name}-{split}", [*words, "--out", self.path(f"pref-{source}-{name}-{split}")])
 
     def fit(self, source: str, recipe: str) -> Step:
-        runs = [word for name in LEARNED for word in ("--pref", self.at(f"pref-{source}-{name}-train"))]
+        """Align the base reranker with a source by a recipe."""
+        runs = [word for name in LEARNED for word in ("--pref", self.path(f"pref-{source}-{name}-train"))]
         mix = self.relevance_data() if "--relevance-mix" in RECIPES[recipe] else []
-        words = ["fit", "reranker", *runs, "--base", self.at("relevance"), *RECIPES[recipe], *mix]
+        words = ["fit", "reranker", *runs, "--base", self.path("relevance"), *RECIPES[recipe], *mix]
         name = f"{source}-{recipe}"
-        return Step(f"fit-{recipe}-{source}", [*words, "--out", self.at(name)], self.work / name)
+        return Step(f"fit-{recipe}-{source}", [*words, "--out", self.path(name)], self.work / name)
 
     def compare(self) -> Step:
+        """Compare the base, the chosen rerankers and those of the paper's recipe on test questions."""
         words = ["eval-rerank"]
         for source in SOURCES:
-            words += [word for name in TESTED for word in ("--pref", self.at(f"pref-{source}-{name}-test"))]
+            words += [word for name in TESTED for word in ("--pref", self.path(f"pref-{source}-{name}-test"))]
         for source in SOURCES:
-            words += ["--rerank", f"{source}={self.at(f'{source}-{choose_recipe(self.work, source)}')}"]
-            words += ["--rerank", f"{source}-{REFERENCE}={self.at(f'{source}-{REFERENCE}')}"]
-        words += ["--base", self.at("relevance"), "--model", self.model, "--top", "1,3"]
-        return Step("compare", [*words, "--out", self.at("compared")], shown="rerank.txt")
+            words += ["--rerank", f"{source}={self.path(f'{source}-{choose_recipe(self.work, source)}')}"]
+            words += ["--rerank", f"{source}-{REFERENCE}={self.path(f'{source}-{REFERENCE}')}"]
+        words += ["--base", self.path("relevance"), "--model", self.model, "--top", "1,3"]
+        return Step("compare", [*words, "--out", self.path("compared")], stdout_file="rerank.txt")
 
 
 def choose_recipe(work: Path, source: str) -> str:
@@ -136,16 +149,16 @@ def read_selection(folder: Path) -> dict[str, Any]:
 # --- candidates -----------------------------------------------------------------------------------
 
 
-def prepare(plan: Plan) -> None:
+def prepare(plan: AlignmentPlan) -> None:
     """Search the candidates of all questions and write them as data sets with passages."""
     from knowgate.cli.main import run
     from knowgate.data.questions import load_questions
     from knowgate.retrieval import load_retriever
 
-    begin(plan.bench, plan.work)
+    prepare_work_folder(plan.bench, plan.work)
     if not (plan.work / "idx").is_dir():
-        run(["index", plan.at("pooled.jsonl.gz"), "--out", plan.at("idx")])
-    retriever = load_retriever(plan.at("idx"))
+        run(["index", plan.path("pooled.jsonl.gz"), "--out", plan.path("idx")])
+    retriever = load_retriever(plan.path("idx"))
     for split, sizes in (("train", LEARNED), ("test", TESTED)):
         for name, size in sizes.items():
             questions = load_questions(f"bench:{name}_ctx/{split}", min(size, plan.most))
@@ -177,16 +190,16 @@ def write_questions(file: Path, questions: Sequence[Any], passages: Sequence[Seq
     """Write questions with their passages in the format of the benchmark folder."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with gzip.open(file, "wt", encoding="utf-8") as lines:
-        for question, shown in zip(questions, passages, strict=True):
-            contexts = [{"id": each.id, "title": each.title, "text": each.text} for each in shown]
+        for question, contexts in zip(questions, passages, strict=True):
+            texts = [{"id": passage.id, "title": passage.title, "text": passage.text} for passage in contexts]
             record = {"id": question.id, "question": question.text, "answers": list(question.answers), "lang": "en"}
-            lines.write(json.dumps({**record, "contexts": contexts}, ensure_ascii=False) + "\n")
+            lines.write(json.dumps({**record, "contexts": texts}, ensure_ascii=False) + "\n")
 
 
-# --- what is kept ---------------------------------------------------------------------------------
+# --- results --------------------------------------------------------------------------------------
 
 
-def keep(plan: Plan, out: Path) -> None:
+def copy_results(plan: Plan, out: Path) -> None:
     """Copy tables, predictions and manifests, and the effect of each passage by id."""
     for name in ("rerank.md", "rerank.json", "predictions.jsonl"):
         if (file := plan.work / "compared" / name).is_file():
@@ -204,30 +217,30 @@ def list_effects(folder: Path) -> Iterator[dict[str, Any]]:
     from knowgate.data.preferences import PreferenceFolder
 
     for row in PreferenceFolder(folder).rows():
-        candidates = [(each.id, round(each.shift, 3), each.correct) for each in row.candidates]
+        candidates = [(passage.id, round(passage.shift, 3), passage.correct) for passage in row.candidates]
         base = None if row.base is None else round(row.base, 3)
         yield {"run": folder.name, "id": row.id, "base": base, "candidates": candidates, "error": bool(row.error)}
 
 
 def main() -> None:
     """Run the steps, or prepare their data."""
-    parser = arguments(__doc__)
-    parser.add_argument("--base", default="minilm", help="cross-encoder that is taught relevance")
-    parser.add_argument("--most", type=int, default=100_000, help="questions of any set, at most; to try the plan out")
+    parser = create_parser(__doc__)
+    parser.add_argument("--base", default="minilm", help="cross-encoder that is trained on relevance")
+    parser.add_argument("--most", type=int, default=100_000, help="maximum number of questions of any data set")
     parser.add_argument("--prepare", action="store_true", help="search the candidates and write WORK/data")
     options = vars(parser.parse_args())
-    only, shows, prepares = (options.pop(name) for name in ("only", "print", "prepare"))
-    plan = Plan(**options)
-    if prepares:
+    only, print_only, prepare_only = (options.pop(name) for name in ("only", "print", "prepare"))
+    plan = AlignmentPlan(**options)
+    if prepare_only:
         return prepare(plan)
-    os.environ["KNOWGATE_BENCH"] = plan.at("data")
+    os.environ["KNOWGATE_BENCH"] = plan.path("data")
     reranker_cache.ANSWER_BATCH = 1_024  # keeps a GPU busy
     out = plan.work / "out"
     out.mkdir(parents=True, exist_ok=True)
-    took = walk(plan.steps(), out, only, shows=shows)
-    if not shows and (only is None or {"compare", "keep"} & set(only)):
-        keep(plan, out)
-    print(f"{took:.0f} s in all; to keep: {out}")
+    seconds = run_steps(plan.steps(), out, only, print_only=print_only)
+    if not print_only and (only is None or {"compare", "keep"} & set(only)):
+        copy_results(plan, out)
+    print(f"{seconds:.0f} s in total; results: {out}")
     return None
 
 

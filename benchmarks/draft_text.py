@@ -22,7 +22,7 @@ LENGTH_FEATURES = ("draft_words", "draft_sentences")
 HEDGING_FEATURES = ("hedges", "hedge_at_start")
 DRAFT_FEATURES = ("draft_numbers", "draft_years", "draft_names", "overlap", "capital_share", "starts_lower")
 ANSWER_FEATURES = (*QUESTION_FEATURES, *LENGTH_FEATURES, *HEDGING_FEATURES, *DRAFT_FEATURES)
-HEDGE_WINDOW = 80  # characters at the start of a draft in which a hedge weighs more
+HEDGE_WINDOW = 80  # characters at the start of a draft in which `hedge_at_start` looks for a hedge
 
 
 def answer_features(questions: Sequence[Question], drafts: Sequence[str]) -> Vector:

@@ -1,4 +1,4 @@
-"""One training of `benchmarks/judge_train.py`: lessons, training, scores of the rows left out and of the test rows."""
+"""One training job of `benchmarks/judge_train.py`: train a member of a judge, then score its dev rows and the test rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from benchmarks.judge_recipes import FOLDS, KINDS, LABELS, Case, Recipe, load_cases, mean_scores, own_cases, recipes
+from benchmarks.judge_recipes import (
+    FOLDS,
+    LABELS_JOB,
+    PROMPT_KINDS,
+    Case,
+    Recipe,
+    list_recipes,
+    load_cases,
+    load_extra_cases,
+    mean_scores,
+)
 from knowgate.core.files import write_json
 from knowgate.data.signals.vectors import text_features
 from knowgate.gates.judges import ANSWER_LABELS
@@ -28,59 +38,88 @@ from knowgate.training.judges.ensemble import assign_folds
 from knowgate.training.judges.trainable_models import TrainableCausalModel, TrainableEncoder, TrainingExample
 from knowgate.training.judges.trainer import train_judge
 
-TOKENS = 64  # of each answer
+ANSWER_TOKENS = 64  # longest answer that a judge reads
 RUNS = Path(__file__).parent / "runs"
 
 
-class Learner(Protocol):
-    """A base that can be fed, taught and asked."""
+class JudgeModel(Protocol):
+    """A base model that can be trained as a judge."""
 
-    def cut(self, kind: str, case: Case) -> LabelPromptTokens: ...
+    def encode(self, kind: str, case: Case) -> LabelPromptTokens:
+        """Return the tokens of the prompt of this kind."""
+        ...
 
-    def learn(self, lessons: Sequence[TrainingExample], recipe: Recipe, member: int, work: Path) -> dict[str, Any]: ...
+    def train(self, examples: Sequence[TrainingExample], recipe: Recipe, member: int, work: Path) -> dict[str, Any]:
+        """Train on the examples, and return losses, skipped examples and seconds. Checkpoints go to `work`."""
+        ...
 
-    def known(self, cuts: Sequence[LabelPromptTokens]) -> np.ndarray[Any, Any]: ...
+    def predict_known(self, prompts: Sequence[LabelPromptTokens]) -> np.ndarray[Any, Any]:
+        """Return the probability of a right answer for each prompt."""
+        ...
 
 
 @dataclass
-class CausalLearner:
+class CausalJudgeModel:
+    """A causal LLM as a judge.
+
+    Attributes:
+        judge: The judge.
+        truncated: Answers cut to `ANSWER_TOKENS`, by question and closed-book answer.
+    """
+
     judge: CausalJudge
-    shortened: dict[str, dict[str, str]] = field(default_factory=dict)
+    truncated: dict[str, dict[str, str]] = field(default_factory=dict)
 
-    def cut(self, kind: str, case: Case) -> LabelPromptTokens:
+    def encode(self, kind: str, case: Case) -> LabelPromptTokens:
+        """Return the tokens of the prompt of this kind."""
         key = f"{case.question.id} {case.texts['closed']}"
-        if key not in self.shortened:
-            self.shortened[key] = {side: self.judge.truncate(text, TOKENS) for side, text in case.texts.items()}
-        return self.judge.encode(KINDS[kind].text(case.question, self.shortened[key]))
+        if key not in self.truncated:
+            self.truncated[key] = {side: self.judge.truncate(text, ANSWER_TOKENS) for side, text in case.texts.items()}
+        return self.judge.encode(PROMPT_KINDS[kind].build_prompt(case.question, self.truncated[key]))
 
-    def learn(self, lessons: Sequence[TrainingExample], recipe: Recipe, member: int, work: Path) -> dict[str, Any]:
-        pupil = TrainableCausalModel(self.judge.model, self.judge.label_tokens)
-        return _taught(pupil, lessons, recipe, member, work)
+    def train(self, examples: Sequence[TrainingExample], recipe: Recipe, member: int, work: Path) -> dict[str, Any]:
+        """Train on the examples, and return losses, skipped examples and seconds."""
+        trainable = TrainableCausalModel(self.judge.model, self.judge.label_tokens)
+        return _train(trainable, examples, recipe, member, work)
 
-    def known(self, cuts: Sequence[LabelPromptTokens]) -> np.ndarray[Any, Any]:
+    def predict_known(self, prompts: Sequence[LabelPromptTokens]) -> np.ndarray[Any, Any]:
+        """Return the probability of a right answer for each prompt."""
         self.judge.model.loaded.model.eval()
-        return self.judge.predict_known(cuts)
+        return self.judge.predict_known(prompts)
 
 
 @dataclass
-class EncoderLearner:
-    pupil: TrainableEncoder
+class EncoderJudgeModel:
+    """A cross-encoder as a judge.
 
-    def cut(self, kind: str, case: Case) -> LabelPromptTokens:
-        return LabelPromptTokens(self.pupil.encoder.encode(case.question.text, KINDS[kind].pair(case.texts)), [0])
+    Attributes:
+        trainable: The encoder.
+    """
 
-    def learn(self, lessons: Sequence[TrainingExample], recipe: Recipe, member: int, work: Path) -> dict[str, Any]:
-        return _taught(self.pupil, lessons, recipe, member, work)
+    trainable: TrainableEncoder
 
-    def known(self, cuts: Sequence[LabelPromptTokens]) -> np.ndarray[Any, Any]:
-        return self.pupil.encoder.predict_known([cut.ids for cut in cuts])
+    def encode(self, kind: str, case: Case) -> LabelPromptTokens:
+        """Return the tokens of the text pair of this kind."""
+        pair_text = PROMPT_KINDS[kind].build_pair_text(case.texts)
+        return LabelPromptTokens(self.trainable.encoder.encode(case.question.text, pair_text), [0])
+
+    def train(self, examples: Sequence[TrainingExample], recipe: Recipe, member: int, work: Path) -> dict[str, Any]:
+        """Train on the examples, and return losses, skipped examples and seconds."""
+        return _train(self.trainable, examples, recipe, member, work)
+
+    def predict_known(self, prompts: Sequence[LabelPromptTokens]) -> np.ndarray[Any, Any]:
+        """Return the probability of a right answer for each prompt."""
+        return self.trainable.encoder.predict_known([prompt.ids for prompt in prompts])
 
 
-def _taught(pupil: Any, lessons: Sequence[TrainingExample], recipe: Recipe, member: int, work: Path) -> dict[str, Any]:
-    usual = make_answer_training(recipe.epochs, recipe.batch, recipe.rate, full=recipe.full, seed=member)
-    # no dev rows; two places to go on from in each epoch, but a small one is quicker done again than written
-    training = replace(usual, checks=2, patience=0, saves=not recipe.full)
-    trained = train_judge(pupil, lessons, [], training, work, _say)
+def _train(
+    trainable: Any, examples: Sequence[TrainingExample], recipe: Recipe, member: int, work: Path
+) -> dict[str, Any]:
+    defaults = make_answer_training(recipe.epochs, recipe.batch, recipe.learning_rate, full=recipe.full, seed=member)
+    # There are no dev examples, so training cannot stop early. LoRA trainings save two checkpoints per epoch. Small
+    # models are trained in full, and training them again is faster than writing checkpoints.
+    training = replace(defaults, checks=2, patience=0, saves=not recipe.full)
+    trained = train_judge(trainable, examples, [], training, work, _print_progress)
     return {
         "losses": [round(loss, 4) for loss in trained.state.losses],
         "skipped": trained.state.skipped,
@@ -88,190 +127,233 @@ def _taught(pupil: Any, lessons: Sequence[TrainingExample], recipe: Recipe, memb
     }
 
 
-def _say(step: Any) -> None:
+def _print_progress(step: Any) -> None:
     if step.is_milestone or step.done % 640 < 64:
         print(step.words, flush=True)
 
 
-def do_job(name: str, member: int, options: argparse.Namespace) -> None:
-    """Train and score; the file with the scores comes last and whole, so that a killed job is done again."""
+@dataclass(frozen=True)
+class MemberData:
+    """Data of one member of a judge.
+
+    Attributes:
+        train: Rows to train on.
+        dev: Rows of the fold that is left out.
+        test: Test rows.
+        extra: Rows of another LLM to train on as well.
+        soft_labels: Label by row id, where it differs from the gold label.
+    """
+
+    train: list[Case]
+    dev: list[Case]
+    test: list[Case]
+    extra: list[Case]
+    soft_labels: Mapping[str, float]
+
+
+def run_job(name: str, member: int, options: argparse.Namespace) -> None:
+    """Train and score one member of a judge, and write its result.
+
+    The result is written last and atomically, so a job that was killed runs again.
+
+    Args:
+        name: Name of the recipe, or `LABELS_JOB`.
+        member: Number of the member.
+        options: Options of `judge_train.py`.
+    """
     train, test = load_cases("train", options.limit), load_cases("test", options.limit)
     file = options.work / name / f"{member}.json"
-    if name == LABELS:
-        write_json(file, spoken(options, train))
+    if name == LABELS_JOB:
+        write_json(file, label_with_untrained_model(options, train))
         return
-    recipe = next(recipe for recipe in recipes() if recipe.name == name)
-    fold = assign_folds([case.question.text for case in train], FOLDS)
-    own = member % FOLDS  # further members learn the same rows from another start
-    taught = _drawn([i for i in range(len(train)) if fold[i] != own], recipe.rows, member)
-    left_out = [train[i] for i in range(len(train)) if fold[i] == own]
-    shares = shares_of(recipe, train, options.work)
-    extra = own_cases(RUNS, [*train, *test], options.limit) if recipe.own_runs else []
+    recipe = next(recipe for recipe in list_recipes() if recipe.name == name)
+    data = _select_data(recipe, member, train, test, options)
     if recipe.base.startswith("frozen:"):
-        found = frozen(recipe, [train[i] for i in taught], left_out, test, options)
+        result = fit_frozen_encoder(recipe, data)
     else:
-        learner = open_learner(recipe, member, options)
-        lessons = [*lessons_of(learner, recipe, train, taught, shares), *extra_lessons(learner, extra)]
-        work = options.work / name / f"training-{member}"
-        facts = learner.learn(lessons, recipe, member, work)
-        start = time.perf_counter()
-        parts = {"dev": left_out, "test": test}
-        scores = {split: asked(learner, recipe, cases) for split, cases in parts.items()}
-        sizes = [len(learner.cut(kind, case).ids) for kind in recipe.asks.values() for case in test[:100]]
-        found = {
-            **scores,
-            **facts,
-            "lessons": len(lessons),
-            "scoring_seconds": round(time.perf_counter() - start, 2),
-            "tokens_per_question": round(float(np.mean(sizes)), 1),
-        }
-        shutil.rmtree(work, ignore_errors=True)
-    learner = None
-    _let_go()
-    write_json(file, {**found, "rows": len(taught) + len(extra), "base": _base(recipe, options), "device": _device()})
+        result = _train_and_score(recipe, member, data, options)
+    _free_gpu_memory()
+    n_rows = len(data.train) + len(data.extra)
+    write_json(file, {**result, "rows": n_rows, "base": _name_base(recipe), "device": _name_device()})
 
 
-def _drawn(places: list[int], n: int | None, seed: int) -> list[int]:
-    if n is None or n >= len(places):
-        return places
-    return sorted(np.random.default_rng(seed).choice(places, n, replace=False).tolist())
+def _select_data(
+    recipe: Recipe, member: int, train: list[Case], test: list[Case], options: argparse.Namespace
+) -> MemberData:
+    folds = assign_folds([case.question.text for case in train], FOLDS)
+    left_out = member % FOLDS  # Members beyond the number of folds train on the same rows with another seed.
+    selected = _draw_rows([i for i in range(len(train)) if folds[i] != left_out], recipe.rows, member)
+    return MemberData(
+        train=[train[i] for i in selected],
+        dev=[train[i] for i in range(len(train)) if folds[i] == left_out],
+        test=test,
+        extra=load_extra_cases(RUNS, [*train, *test], options.limit) if recipe.uses_extra_runs else [],
+        soft_labels=load_soft_labels(recipe, train, options.work),
+    )
 
 
-def _base(recipe: Recipe, options: argparse.Namespace) -> str:
+def _train_and_score(recipe: Recipe, member: int, data: MemberData, options: argparse.Namespace) -> dict[str, Any]:
+    model = load_judge_model(recipe, member, options)
+    examples = [*make_examples(model, recipe, data.train, data.soft_labels), *make_extra_examples(model, data.extra)]
+    work = options.work / recipe.name / f"training-{member}"
+    facts = model.train(examples, recipe, member, work)
+    start = time.perf_counter()
+    scores = {split: score_cases(model, recipe, cases) for split, cases in (("dev", data.dev), ("test", data.test))}
+    sizes = [len(model.encode(kind, case).ids) for kind in recipe.score_kinds.values() for case in data.test[:100]]
+    result = {
+        **scores,
+        **facts,
+        "lessons": len(examples),
+        "scoring_seconds": round(time.perf_counter() - start, 2),
+        "tokens_per_question": round(float(np.mean(sizes)), 1),
+    }
+    shutil.rmtree(work, ignore_errors=True)
+    return result
+
+
+def _draw_rows(indices: list[int], n: int | None, seed: int) -> list[int]:
+    """Return `n` of the indices, drawn at random, or all of them."""
+    if n is None or n >= len(indices):
+        return indices
+    return sorted(np.random.default_rng(seed).choice(indices, n, replace=False).tolist())
+
+
+def _name_base(recipe: Recipe) -> str:
     return "Qwen2.5-Coder-1.5B" if recipe.base == "big" else recipe.base
 
 
-def _let_go() -> None:
-    """The next training of this process needs the room."""
+def _free_gpu_memory() -> None:
+    """Free the memory of the trained model for the next job of this process."""
     import torch
 
     gc.collect()
     torch.cuda.empty_cache()
 
 
-def _device() -> str:
+def _name_device() -> str:
     import torch
 
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
 
 
-def open_learner(recipe: Recipe, member: int, options: argparse.Namespace) -> Learner:
+def load_judge_model(recipe: Recipe, member: int, options: argparse.Namespace) -> JudgeModel:
+    """Load the base model of a recipe; the member number seeds new weights."""
     if recipe.base in ("mpnet", "minilm"):
         encoder = PairEncoder(resolve_encoder(recipe.base), member)
         encoder.load_weights()
-        return EncoderLearner(TrainableEncoder(encoder))
+        return EncoderJudgeModel(TrainableEncoder(encoder))
     spec = options.big if recipe.base == "big" else options.small or recipe.base
-    return CausalLearner(CausalJudge(load_judge_base(spec), ANSWER_LABELS))
+    return CausalJudgeModel(CausalJudge(load_judge_base(spec), ANSWER_LABELS))
 
 
-def lessons_of(
-    learner: Learner, recipe: Recipe, cases: Sequence[Case], places: Sequence[int], shares: Mapping[str, float]
+def make_examples(
+    model: JudgeModel, recipe: Recipe, cases: Sequence[Case], soft_labels: Mapping[str, float]
 ) -> list[TrainingExample]:
-    """Everything the recipe teaches about these rows; an answer that was there before is not taught again."""
-    lessons = []
-    for place in places:
-        case = cases[place]
-        if recipe.teacher and case.question.id not in shares:
-            continue  # no teacher that did not learn from it
-        for kind in recipe.teaches:
-            if any(case.texts[KINDS[kind].side] == case.texts[other] for other in KINDS[kind].others):
+    """Return the training examples of a recipe for these rows. An answer that occurs twice is used once."""
+    examples = []
+    for case in cases:
+        if recipe.teacher and case.question.id not in soft_labels:
+            continue  # Every teacher was trained on this row, so none of them can label it.
+        for kind_name in recipe.train_kinds:
+            kind = PROMPT_KINDS[kind_name]
+            if any(case.texts[kind.side] == case.texts[side] for side in kind.skip_if_equal_to):
                 continue
-            right = float(case.right[KINDS[kind].side])
-            share = shares.get(case.question.id, right) if kind in ("judge", "question") else right
-            lessons.append(TrainingExample(learner.cut(kind, case), (share,)))
-    return lessons
+            gold = float(case.right[kind.side])
+            label = soft_labels.get(case.question.id, gold) if kind_name in ("judge", "question") else gold
+            examples.append(TrainingExample(model.encode(kind_name, case), (label,)))
+    return examples
 
 
-def extra_lessons(learner: Learner, cases: Sequence[Case]) -> list[TrainingExample]:
-    kinds = ("judge", "judge_open")
+def make_extra_examples(model: JudgeModel, cases: Sequence[Case]) -> list[TrainingExample]:
+    """Return training examples from answers of another LLM."""
     return [
-        TrainingExample(learner.cut(kind, case), (float(case.right[KINDS[kind].side]),))
+        TrainingExample(model.encode(kind, case), (float(case.right[PROMPT_KINDS[kind].side]),))
         for case in cases
-        for kind in kinds
+        for kind in ("judge", "judge_open")
         if kind == "judge" or case.texts["open"] != case.texts["closed"]
     ]
 
 
-def shares_of(recipe: Recipe, cases: Sequence[Case], work: Path) -> dict[str, float]:
-    """What stands in for gold, by the row's id; nothing where gold is learnt."""
-    if recipe.labels in ("agrees", "agreed"):
+def load_soft_labels(recipe: Recipe, cases: Sequence[Case], work: Path) -> dict[str, float]:
+    """Return the labels that replace gold labels, by row id; empty if the recipe trains on gold labels."""
+    if recipe.labels in ("agreement", "agreement_share"):
         return {case.question.id: float(getattr(case, recipe.labels)) for case in cases}
     if recipe.labels in ("implied", "said"):
-        spoken_file = work / LABELS / "0.json"
-        return dict(json.loads(spoken_file.read_text(encoding="utf-8"))[recipe.labels])
+        labels_file = work / LABELS_JOB / "0.json"
+        return dict(json.loads(labels_file.read_text(encoding="utf-8"))[recipe.labels])
     if not recipe.teacher:
         return {}
-    members = {one.name: one.members for one in recipes()}
-    taught = [
+    members = {other.name: other.members for other in list_recipes()}
+    teachers = [
         mean_scores(
             [json.loads((work / name / f"{k}.json").read_text(encoding="utf-8")) for k in range(members[name])], "dev"
         )
         for name in recipe.teacher
     ]
     gold = {case.question.id: float(case.right["closed"]) for case in cases}
-    soft = {key: float(np.mean([one["known"][key] for one in taught])) for key in taught[0]["known"]}
-    return {key: recipe.gold * gold[key] + (1 - recipe.gold) * share for key, share in soft.items()}
+    soft = {key: float(np.mean([teacher["known"][key] for teacher in teachers])) for key in teachers[0]["known"]}
+    return {key: recipe.gold_weight * gold[key] + (1 - recipe.gold_weight) * label for key, label in soft.items()}
 
 
-def asked(learner: Learner, recipe: Recipe, cases: Sequence[Case]) -> dict[str, dict[str, float]]:
-    """P(right) of every column, by the row's id."""
-    found = {}
-    for column, kind in recipe.asks.items():
-        known = learner.known([learner.cut(kind, case) for case in cases])
-        found[column] = {case.question.id: round(float(p), 6) for case, p in zip(cases, known, strict=True)}
-    return found
+def score_cases(model: JudgeModel, recipe: Recipe, cases: Sequence[Case]) -> dict[str, dict[str, float]]:
+    """Return the probability of a right answer, by column and row id."""
+    scores = {}
+    for column, kind in recipe.score_kinds.items():
+        known = model.predict_known([model.encode(kind, case) for case in cases])
+        scores[column] = {case.question.id: round(float(p), 6) for case, p in zip(cases, known, strict=True)}
+    return scores
 
 
-def spoken(options: argparse.Namespace, cases: Sequence[Case]) -> dict[str, dict[str, float]]:
-    """What the untrained big model says: is the answer right; does it imply the answer with documents."""
-    learner = CausalLearner(CausalJudge(load_judge_base(options.big), ANSWER_LABELS))
-    said = learner.known([learner.cut("judge", case) for case in cases])
-    turns = [
+def label_with_untrained_model(options: argparse.Namespace, cases: Sequence[Case]) -> dict[str, dict[str, float]]:
+    """Label rows with the untrained 1.5B model, as substitutes for gold labels.
+
+    Returns:
+        Labels by row id: "said" and "said_soft" (whether the closed-book answer is right, as 0 or 1 and as a probability)
+        and "implied" (whether the closed-book answer implies the answer with retrieval).
+    """
+    model = CausalJudgeModel(CausalJudge(load_judge_base(options.big), ANSWER_LABELS))
+    right = model.predict_known([model.encode("judge", case) for case in cases])
+    prompts = [
         load_packaged_templates("judge").fill(
             "implies", "en", query=case.question.text, prediction=case.texts["closed"], answer=case.texts["open"]
         )
         for case in cases
     ]
-    implied = learner.known([learner.judge.encode(turn) for turn in turns])
+    implied = model.predict_known([model.judge.encode(prompt) for prompt in prompts])
     ids = [case.question.id for case in cases]
     return {
-        "said": dict(zip(ids, (float(p > 0.5) for p in said), strict=True)),
-        "said_soft": dict(zip(ids, (round(float(p), 6) for p in said), strict=True)),
+        "said": dict(zip(ids, (float(p > 0.5) for p in right), strict=True)),
+        "said_soft": dict(zip(ids, (round(float(p), 6) for p in right), strict=True)),
         "implied": dict(zip(ids, (float(p > 0.5) for p in implied), strict=True)),
     }
 
 
-def frozen(
-    recipe: Recipe, train: Sequence[Case], left_out: Sequence[Case], test: Sequence[Case], options: argparse.Namespace
-) -> dict[str, Any]:
-    """A logistic regression over embeddings of question and question + answer; the weights of the encoder stay."""
+def fit_frozen_encoder(recipe: Recipe, data: MemberData) -> dict[str, Any]:
+    """Fit a logistic regression over embeddings of the question and of question and answer; the encoder stays frozen."""
     from sklearn.linear_model import LogisticRegressionCV
 
     start = time.perf_counter()
-    parts = [_embedded(recipe.base.partition(":")[2], cases) for cases in (train, left_out, test)]
-    truth = [case.right["closed"] for case in train]
-    fitted = LogisticRegressionCV(Cs=np.logspace(-2, 2, 9), max_iter=2000, scoring="neg_log_loss", cv=5)
-    fitted.fit(parts[0], truth)
-    scores = {
-        split: {
-            "known": dict(
-                zip([c.question.id for c in cases], fitted.predict_proba(x)[:, 1].round(6).tolist(), strict=True)
-            )
-        }
-        for split, cases, x in (("dev", left_out, parts[1]), ("test", test, parts[2]))
-    }
+    encoder = recipe.base.partition(":")[2]
+    train, dev, test = (_embed(encoder, cases) for cases in (data.train, data.dev, data.test))
+    labels = [case.right["closed"] for case in data.train]
+    classifier = LogisticRegressionCV(Cs=np.logspace(-2, 2, 9), max_iter=2000, scoring="neg_log_loss", cv=5)
+    classifier.fit(train, labels)
+    scores = {}
+    for split, cases, features in (("dev", data.dev, dev), ("test", data.test, test)):
+        known = classifier.predict_proba(features)[:, 1].round(6).tolist()
+        scores[split] = {"known": dict(zip([case.question.id for case in cases], known, strict=True))}
     seconds = round(time.perf_counter() - start, 1)
     facts = {"losses": [], "skipped": 0, "seconds": seconds, "scoring_seconds": 0.0, "tokens_per_question": None}
-    return {**scores, **facts, "lessons": len(train)}
+    return {**scores, **facts, "lessons": len(data.train)}
 
 
-_ROWS: dict[tuple[str, str], np.ndarray[Any, Any]] = {}  # of every question; the next training of it has them already
+_EMBEDDINGS: dict[tuple[str, str], np.ndarray[Any, Any]] = {}  # by encoder and question id, for all jobs of the process
 
 
-def _embedded(name: str, cases: Sequence[Case]) -> np.ndarray[Any, Any]:
-    new = [case for case in cases if (name, case.question.id) not in _ROWS]
+def _embed(encoder: str, cases: Sequence[Case]) -> np.ndarray[Any, Any]:
+    new = [case for case in cases if (encoder, case.question.id) not in _EMBEDDINGS]
     if new:
         questions, answers = [case.question for case in new], [case.texts["closed"] for case in new]
-        found = text_features(SentenceEmbedder(name), questions, answers, TOKENS)
-        _ROWS.update({(name, case.question.id): row for case, row in zip(new, found, strict=True)})
-    return np.stack([_ROWS[name, case.question.id] for case in cases])
+        features = text_features(SentenceEmbedder(encoder), questions, answers, ANSWER_TOKENS)
+        _EMBEDDINGS.update({(encoder, case.question.id): row for case, row in zip(new, features, strict=True)})
+    return np.stack([_EMBEDDINGS[encoder, case.question.id] for case in cases])

@@ -1,12 +1,12 @@
-"""What a question costs judges without a GPU: all of them side by side, one question at a time, on two cores.
+"""Measure how long judges take per question without a GPU, one question at a time, on two cores.
 
     python -m benchmarks.judge_speed --record
     python -m benchmarks.judge_speed frozen:minilm minilm mpnet smollm llamacpp:smollm gguf:FILE llamacpp:gguf:FILE
 
-All judges are loaded into one process. Each question goes to all of them in turn, in an order that is turned round from
-question to question, so that other work on the machine slows all of them alike: the figures to trust are the ratios,
-each the median over pairs of neighbouring runs. Nothing that was trained is needed: the cost is that of the base.
-`--record` writes what the tables of RESULTS.md show.
+All judges are loaded into one process. Every judge scores each question, and the order of the judges is reversed from
+question to question, so that other work on the machine slows all of them alike. The ratios are therefore more reliable
+than the milliseconds; each is the median over the questions. Base models are enough, since training does not change the
+cost. `--record` writes the file behind the table of RESULTS.md.
 """
 
 from __future__ import annotations
@@ -36,25 +36,37 @@ from knowgate.models.llamacpp.classifier import LlamaCppClassifier
 from knowgate.models.prompts.questions import build_correctness_prompt
 from knowgate.retrieval.embeddings import SentenceEmbedder
 
-CORES, QUESTIONS, ANSWER = 2, 20, 64
+CORES, QUESTIONS, ANSWER_TOKENS = 2, 20, 64
 REFERENCE = "smollm"
-USUAL = ("frozen:minilm", "minilm", "mpnet", "smollm", "llamacpp:smollm")
+DEFAULT_SPECS = ("frozen:minilm", "minilm", "mpnet", "smollm", "llamacpp:smollm")
 FROZEN, LLAMACPP = "frozen:", "llamacpp:"
-base_of = functools.cache(load_judge_base)  # two judges of one base need its weights once
+load_base_once = functools.cache(load_judge_base)  # Judges with the same base share its weights.
 
 
 @dataclass(frozen=True)
-class Contestant:
-    """A judge that can be asked. tokens: what it reads of a case."""
+class TimedJudge:
+    """A judge whose cost is measured.
 
-    ask: Callable[[Case], object]
-    tokens: Callable[[Case], int] | None = None
+    Attributes:
+        score: Scores a case.
+        count_tokens: Returns the number of tokens that the judge reads of a case; None if it is not known.
+    """
+
+    score: Callable[[Case], object]
+    count_tokens: Callable[[Case], int] | None = None
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Medians over questions. ratio, core_ratio: how many times as long the reference takes, on the clock
-    and in CPU time, by runs side by side."""
+    """Cost of a judge per question; medians over the questions.
+
+    Attributes:
+        ms: Milliseconds of wall-clock time.
+        core_ms: Milliseconds of CPU time, over all cores.
+        ratio: Wall-clock time of the reference judge for the same question, divided by this judge's.
+        core_ratio: The same ratio of CPU times.
+        tokens: Mean number of tokens that the judge reads.
+    """
 
     ms: float
     core_ms: float
@@ -63,95 +75,127 @@ class Cost:
     tokens: float | None
 
 
-def frozen(spec: str, scratch: Path) -> Contestant:
+def load_frozen_encoder(spec: str, scratch: Path) -> TimedJudge:
+    """Load an encoder whose embeddings are the features of a linear classifier."""
     embedder = SentenceEmbedder(spec.removeprefix(FROZEN))
-    return Contestant(lambda case: text_features(embedder, [case.question], [case.texts["closed"]], ANSWER))
+    return TimedJudge(lambda case: text_features(embedder, [case.question], [case.texts["closed"]], ANSWER_TOKENS))
 
 
-def encoder(spec: str, scratch: Path) -> Contestant:
-    opened = PairEncoder(resolve_encoder(spec))
-    opened.load_weights()
+def load_pair_encoder(spec: str, scratch: Path) -> TimedJudge:
+    """Load a cross-encoder."""
+    encoder = PairEncoder(resolve_encoder(spec))
+    encoder.load_weights()
 
-    def ids(case: Case) -> list[int]:
-        return opened.encode(case.question.text, case.texts["closed"])
+    def encode(case: Case) -> list[int]:
+        return encoder.encode(case.question.text, case.texts["closed"])
 
-    return Contestant(lambda case: opened.predict_known([ids(case)]), lambda case: len(ids(case)))
+    return TimedJudge(lambda case: encoder.predict_known([encode(case)]), lambda case: len(encode(case)))
 
 
-def causal(spec: str, scratch: Path) -> Contestant:
-    judge = CausalJudge(base_of(spec), ANSWER_LABELS)
-    return Contestant(
-        lambda case: judge.predict_known([judge.encode(text(case))]), lambda case: len(judge.encode(text(case)).ids)
+def load_causal_llm(spec: str, scratch: Path) -> TimedJudge:
+    """Load a causal LLM in torch."""
+    judge = CausalJudge(load_base_once(spec), ANSWER_LABELS)
+    return TimedJudge(
+        lambda case: judge.predict_known([judge.encode(build_prompt(case))]),
+        lambda case: len(judge.encode(build_prompt(case)).ids),
     )
 
 
-def by_llama_cpp(spec: str, scratch: Path) -> Contestant:
-    """The base as `knowgate export-judge` writes it; a GGUF file as it is (llamacpp:gguf:FILE)."""
-    base = base_of(spec.removeprefix(LLAMACPP))
-    tokens, behind = scratch / f"{abs(hash(spec))}.json", find_gguf_file(spec.removeprefix(LLAMACPP))
-    base.loaded.tokenizer.backend_tokenizer.save(str(tokens))
-    file = behind if behind is not None and spec.startswith(f"{LLAMACPP}gguf:") else scratch / f"{tokens.stem}.gguf"
+def load_llamacpp(spec: str, scratch: Path) -> TimedJudge:
+    """Load a causal LLM in llama.cpp.
+
+    A GGUF file (llamacpp:gguf:FILE) is used as it is. Other bases are exported as `knowgate export-judge` does it.
+    """
+    base = load_base_once(spec.removeprefix(LLAMACPP))
+    tokenizer_file, gguf_file = scratch / f"{abs(hash(spec))}.json", find_gguf_file(spec.removeprefix(LLAMACPP))
+    base.loaded.tokenizer.backend_tokenizer.save(str(tokenizer_file))
+    names_gguf = spec.startswith(f"{LLAMACPP}gguf:")
+    file = gguf_file if gguf_file is not None and names_gguf else scratch / f"{tokenizer_file.stem}.gguf"
     if not file.is_file():
-        write_gguf(file, base.loaded.model, base.loaded.tokenizer, number_format="q8_0", tokenizer_source=behind)
-    judge, run = CausalJudge(base, ANSWER_LABELS), LlamaCppClassifier(file, tokens, CORES)
-    pair = judge.label_tokens
+        write_gguf(file, base.loaded.model, base.loaded.tokenizer, number_format="q8_0", tokenizer_source=gguf_file)
+    judge, classifier = CausalJudge(base, ANSWER_LABELS), LlamaCppClassifier(file, tokenizer_file, CORES)
+    label_tokens = judge.label_tokens
 
-    def ids(case: Case) -> list[int]:
-        return judge.encode(text(case)).ids
+    def encode(case: Case) -> list[int]:
+        return judge.encode(build_prompt(case)).ids
 
-    return Contestant(lambda case: run.score_token_pair(ids(case), pair), lambda case: len(ids(case)))
+    return TimedJudge(
+        lambda case: classifier.score_token_pair(encode(case), label_tokens), lambda case: len(encode(case))
+    )
 
 
-def text(case: Case) -> str:
+def build_prompt(case: Case) -> str:
+    """Build the prompt that asks whether the closed-book answer is right."""
     return build_correctness_prompt(case.question, case.texts["closed"])
 
 
-def contestant(spec: str, scratch: Path) -> Contestant:
-    kinds = {FROZEN: frozen, LLAMACPP: by_llama_cpp}
-    found = next((open_ for start, open_ in kinds.items() if spec.startswith(start)), None)
-    return (found or (encoder if is_encoder_spec(spec) else causal))(spec, scratch)
+def load_timed_judge(spec: str, scratch: Path) -> TimedJudge:
+    """Load a judge.
+
+    Args:
+        spec: Base model: an encoder, a model spec, "frozen:ENCODER" or "llamacpp:SPEC".
+        scratch: Folder for exported files.
+    """
+    loaders = {FROZEN: load_frozen_encoder, LLAMACPP: load_llamacpp}
+    default = load_pair_encoder if is_encoder_spec(spec) else load_causal_llm
+    loader = next((loader for prefix, loader in loaders.items() if spec.startswith(prefix)), default)
+    return loader(spec, scratch)
 
 
-def race(judges: Mapping[str, Contestant], cases: Sequence[Case]) -> dict[str, list[tuple[float, float]]]:
-    """Seconds on the clock and of all cores, for each judge and question.
+def time_judges(judges: Mapping[str, TimedJudge], cases: Sequence[Case]) -> dict[str, list[tuple[float, float]]]:
+    """Measure wall-clock and CPU seconds of each judge for each question, except the first, which warms up.
 
-    No question comes twice: llama.cpp would not read it again.
+    Pass each question once: llama.cpp does not process a repeated prompt again.
     """
     first, *others = cases
-    for one in judges.values():
-        one.ask(first)  # what the first call pays alone
+    for judge in judges.values():
+        judge.score(first)
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in judges}
     for number, case in enumerate(others):
         order = list(judges) if number % 2 else list(judges)[::-1]
         for name in order:
             clock, core = time.perf_counter(), time.process_time()
-            judges[name].ask(case)
+            judges[name].score(case)
             times[name].append((time.perf_counter() - clock, time.process_time() - core))
         print(f"{number + 1} of {len(others)} questions", end="\r", flush=True)
     return times
 
 
-def costs(
-    times: Mapping[str, Sequence[tuple[float, float]]], judges: Mapping[str, Contestant], cases: Sequence[Case]
+def compute_costs(
+    times: Mapping[str, Sequence[tuple[float, float]]], judges: Mapping[str, TimedJudge], cases: Sequence[Case]
 ) -> dict[str, Cost]:
+    """Return the cost of each judge.
+
+    Args:
+        times: Wall-clock and CPU seconds of each judge per question.
+        judges: The judges.
+        cases: Questions to count tokens of.
+    """
     reference = np.array(times[REFERENCE if REFERENCE in times else next(iter(times))]).T
-    found = {}
+    costs = {}
     for name, pairs in times.items():
         clock, core = np.array(pairs).T
-        size = judges[name].tokens
-        read = None if size is None else round(float(np.mean([size(case) for case in cases])), 1)
-        found[name] = Cost(
+        count = judges[name].count_tokens
+        tokens = None if count is None else round(float(np.mean([count(case) for case in cases])), 1)
+        costs[name] = Cost(
             round(1000 * float(np.median(clock)), 1),
             round(1000 * float(np.median(core)), 1),
-            *(round(float(np.median(theirs / own)), 2) for theirs, own in zip(reference, (clock, core), strict=True)),
-            read,
+            *(round(float(np.median(other / own)), 2) for other, own in zip(reference, (clock, core), strict=True)),
+            tokens,
         )
-    return found
+    return costs
 
 
-def record(found: Mapping[str, Cost], questions: int, load: Iterable[float]) -> dict[str, object]:
+def make_record(costs: Mapping[str, Cost], questions: int, load: Iterable[float]) -> dict[str, object]:
+    """Return the content of the record of speed.
+
+    Args:
+        costs: Cost of each judge.
+        questions: Number of questions.
+        load: Load averages of the machine.
+    """
     return {
-        "judges": {name: asdict(cost) for name, cost in found.items()},
+        "judges": {name: asdict(cost) for name, cost in costs.items()},
         "cores": CORES,
         "questions": questions,
         "reference": REFERENCE,
@@ -162,28 +206,29 @@ def record(found: Mapping[str, Cost], questions: int, load: Iterable[float]) -> 
 
 
 def main() -> None:
+    """Run the command line."""
     import torch
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("bases", nargs="*", help=f"as above; without: {', '.join(USUAL)}")
-    parser.add_argument("--questions", type=int, default=QUESTIONS, help="how many are asked, each once")
+    parser.add_argument("bases", nargs="*", help=f"judges to measure; default: {', '.join(DEFAULT_SPECS)}")
+    parser.add_argument("--questions", type=int, default=QUESTIONS, help="number of questions")
     parser.add_argument("--record", action="store_true", help=f"write {JUDGES}/{SPEED}")
     options = parser.parse_args()
     torch.set_num_threads(CORES)
-    tested = load_cases("test")
-    cases = tested[:: len(tested) // (options.questions + 1)][: options.questions + 1]
+    test = load_cases("test")
+    cases = test[:: len(test) // (options.questions + 1)][: options.questions + 1]
     with tempfile.TemporaryDirectory() as scratch:
-        judges = {spec: contestant(spec, Path(scratch)) for spec in options.bases or USUAL}
-        found = costs(race(judges, cases), judges, cases)
-    named = {named_by(spec): cost for spec, cost in found.items()}
-    told = record(named, options.questions, os.getloadavg())
+        judges = {spec: load_timed_judge(spec, Path(scratch)) for spec in options.bases or DEFAULT_SPECS}
+        costs = compute_costs(time_judges(judges, cases), judges, cases)
+    named = {remove_folder(spec): cost for spec, cost in costs.items()}
+    record = make_record(named, options.questions, os.getloadavg())
     if options.record:
-        write_json(HOME / JUDGES / SPEED, told)
-    print(json.dumps(told, indent=1))
+        write_json(HOME / JUDGES / SPEED, record)
+    print(json.dumps(record, indent=1))
 
 
-def named_by(spec: str) -> str:
-    """A file by its name, not by where it lies on this machine."""
+def remove_folder(spec: str) -> str:
+    """Return the spec with the name of its GGUF file instead of the path."""
     kind, gguf, file = spec.partition("gguf:")
     return f"{kind}{gguf}{Path(file).name}" if gguf else spec
 

@@ -1,9 +1,10 @@
-"""What labelling costs beside the LLM: CPU time per question with a model that costs nothing to speak of.
+"""Measure the CPU time of labeling per question without the LLM.
 
     python benchmarks/outside.py [--questions 1000] [--samples 0] [--passages 20000]
 
-Looking up, counting answers in the corpus, prompts, grading and writing, on a made-up corpus with an index. The fake
-model's own time is taken off. CPU time, so that other work on the machine counts for little. Aim: 2 ms per question.
+Labels questions about a generated corpus with the fake model, and subtracts the time of the fake model. The rest is
+search, counting answers in the corpus, prompts, grading and writing. CPU time depends little on other work on the machine.
+The target is at most 2 ms per question.
 """
 
 from __future__ import annotations
@@ -21,39 +22,46 @@ from knowgate.retrieval import load_retriever
 from knowgate.retrieval.index import build_index
 from knowgate.types import Question
 
-WORDS = 20_000  # of the made-up language, the k-th of them as frequent as 1 / k
-LENGTH = 60
+VOCABULARY = 20_000  # number of generated words; the k-th is drawn with a probability proportional to 1 / k
+PASSAGE_WORDS = 60
 
 
-class Timed(FakeModel):
-    """The fake model, and how long it took."""
+class TimedFakeModel(FakeModel):
+    """Fake model that measures its own CPU time.
 
-    spent = 0.0
+    Attributes:
+        cpu_seconds: CPU seconds of all calls of `read`.
+    """
 
-    def read(self, *given: Any) -> Any:
+    cpu_seconds = 0.0
+
+    def read(self, *args: Any) -> Any:
+        """Read prompts as the fake model does, and add up the CPU time."""
         start = time.thread_time()
         try:
-            return super().read(*given)
+            return super().read(*args)
         finally:
-            self.spent += time.thread_time() - start
+            self.cpu_seconds += time.thread_time() - start
 
 
-def words(dice: random.Random, n: int) -> list[str]:
-    ranks = [int(WORDS ** dice.random()) for _ in range(n)]
+def draw_words(rng: random.Random, n: int) -> list[str]:
+    """Draw words of a generated vocabulary."""
+    ranks = [int(VOCABULARY ** rng.random()) for _ in range(n)]
     return [f"{'bcdfglmnprst'[rank % 12]}{'aeiou'[rank % 5]}{rank:x}n" for rank in ranks]
 
 
-def corpus(dice: random.Random, folder: Path, passages: int) -> list[list[str]]:
-    texts = [words(dice, LENGTH) for _ in range(passages)]
+def write_corpus(rng: random.Random, folder: Path, passages: int) -> list[list[str]]:
+    """Write a corpus and its index, and return the words of each passage."""
+    texts = [draw_words(rng, PASSAGE_WORDS) for _ in range(passages)]
     lines = (f'{{"id": "{i}", "text": "{" ".join(text)}"}}\n' for i, text in enumerate(texts))
     (folder / "corpus.jsonl").write_text("".join(lines), encoding="utf-8")
     build_index(folder / "corpus.jsonl", folder / "index")
     return texts
 
 
-def questions(dice: random.Random, texts: list[list[str]], n: int) -> list[Question]:
-    """About a passage each; the gold answers are words of it, with a few other spellings."""
-    chosen = [dice.choice(texts) for _ in range(n)]
+def make_questions(rng: random.Random, texts: list[list[str]], n: int) -> list[Question]:
+    """Return questions about random passages, whose gold answers are words of the passage."""
+    chosen = [rng.choice(texts) for _ in range(n)]
     return [
         Question(f"Where is {' '.join(text[:8])}?", id=str(i), answers=(" ".join(text[8:10]), text[9], *text[20:26]))
         for i, text in enumerate(chosen)
@@ -61,23 +69,27 @@ def questions(dice: random.Random, texts: list[list[str]], n: int) -> list[Quest
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--questions", type=int, default=1000)
-    parser.add_argument("--samples", type=int, default=0)
-    parser.add_argument("--passages", type=int, default=20_000)
+    parser.add_argument("--questions", type=int, default=1000, help="number of questions")
+    parser.add_argument("--samples", type=int, default=0, help="sampled answers per question")
+    parser.add_argument("--passages", type=int, default=20_000, help="number of passages in the corpus")
     options = parser.parse_args()
-    dice, model = random.Random(0), Timed()
+    rng, model = random.Random(0), TimedFakeModel()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        asked = questions(dice, corpus(dice, folder, options.passages), options.questions)
+        questions = make_questions(rng, write_corpus(rng, folder, options.passages), options.questions)
         index = load_retriever(str(folder / "index"))
         index.search(["warm up"], 1)
         start = time.process_time()
-        label(asked, model=model, out=folder / "run", index=index, samples=options.samples)
-        outside = time.process_time() - start - model.spent
-    each = 1000 / options.questions
-    print(f"outside the LLM {outside * each:.2f} ms of CPU per question (aim <= 2); the fake LLM itself "
-          f"{model.spent * each:.2f} ms, {options.samples} samples, {options.passages:,} passages")  # fmt: skip
+        label(questions, model=model, out=folder / "run", index=index, samples=options.samples)
+        outside = time.process_time() - start - model.cpu_seconds
+    per_question = 1000 / options.questions
+    print(
+        f"CPU time per question: {outside * per_question:.2f} ms outside the LLM (target <= 2), "
+        f"{model.cpu_seconds * per_question:.2f} ms in the fake LLM; "
+        f"{options.samples} samples, {options.passages:,} passages"
+    )
 
 
 if __name__ == "__main__":

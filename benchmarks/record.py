@@ -1,80 +1,85 @@
-"""Full label runs to what is committed under `benchmarks/runs`: fit every gate, keep its needs, drop the texts.
+"""Convert full label runs to the packed runs under `benchmarks/runs`: fit every gate, record its needs, drop texts.
 
     python -m benchmarks.record FULL_RUNS OUT [--gate [NAME=]DIR ...] [--pack RUN ...] [--printed DIR] [--only NAME]
 
-FULL_RUNS holds `NAME-train` and `NAME-test` folders of `knowgate label` of one model (see benchmarks/README.md). For
-each NAME, every gate that label runs allow is fitted on the train run (no LLM), scores the test run, and its needs are
-kept in `needs.jsonl`, beside those that were recorded in the test run where the LLM was (`eval --record`, `sweep
-dhicl`). Sets without enough training questions of their own borrow the gates of another. --gate: a gate that was fitted
-elsewhere (`fit uar`), scored on every test run of its LLM. --pack: a run that is only made small, with what gates and
-second looks said of it. --printed: folder of tables that were printed where the LLM was (benchmarks/papers.py), kept
-beside OUT. --needs FILE: {"NAME-test|gate": {id: need}}. Questions, gold answers and passages stay behind.
+FULL_RUNS holds the folders `NAME-train` and `NAME-test` that `knowgate label` wrote for one LLM (see
+benchmarks/README.md). For each NAME, the script fits every gate that needs no LLM on the train run, scores the test run
+and writes the needs to `needs.jsonl`. Needs that `eval --record` and `sweep dhicl` recorded in the test run are added.
+Data sets with too few training questions use the gates of another data set. Questions, gold answers and passages are
+not written.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.recording.gates import CachedEmbedder, FittedOnce, neighbour_needs, scored_needs
+from benchmarks.recording.gates import CachedEmbedder, GateFits, score_fitted_gate, score_skr
+from benchmarks.recording.needs import read_file_needs, read_run_needs
 from benchmarks.recording.packing import pack
-from benchmarks.recording.printed import keep_printed
-from benchmarks.recording.said import asked_needs, said_already
+from benchmarks.recording.printed_tables import copy_printed_tables
 
-BORROWED = {"temporalqa_ctx": "triviaqa_ctx", "freshqa": "triviaqa_ctx"}  # no training questions, or a hundred
+# Data sets with at most a hundred training questions -> data set whose train run is used instead.
+TRAIN_SETS = {"temporalqa_ctx": "triviaqa_ctx", "freshqa": "triviaqa_ctx"}
 
 
 def main() -> None:
+    """Read the options and record all runs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("full", type=Path)
-    parser.add_argument("out", type=Path)
-    for name in ("--pack", "--needs"):
-        parser.add_argument(name, type=Path, action="append", default=[])
-    parser.add_argument("--gate", action="append", default=[])
-    parser.add_argument("--printed", type=Path)
-    parser.add_argument("--only")
+    parser.add_argument("full", type=Path, help="folder of full label runs")
+    parser.add_argument("out", type=Path, help="folder for the packed runs, named after the LLM")
+    helps = {
+        "--pack": "also pack this run, with its recorded needs, without fitting gates",
+        "--needs": 'JSON file of needs: {"NAME-test|gate": {id: need}}',
+    }
+    for name, text in helps.items():
+        parser.add_argument(name, type=Path, action="append", default=[], help=text)
+    parser.add_argument(
+        "--gate", action="append", default=[], help="also score this fitted gate, such as `fit uar` writes"
+    )
+    parser.add_argument(
+        "--printed", type=Path, help="folder of tables printed by benchmarks.papers, copied next to OUT"
+    )
+    parser.add_argument("--only", help="record this data set only")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        fits = FittedOnce(CachedEmbedder(), Path(scratch))
+        fits = GateFits(CachedEmbedder(), Path(scratch))
         for test in sorted(options.full.glob(f"{options.only or '*'}-test")):
             print(f"{options.full.name} {test.name}", flush=True)
             record(test, options.out, fits, options.gate, options.needs)
     for run in options.pack:
-        pack(run, options.out / run.name, said_already(run))
+        pack(run, options.out / run.name, read_run_needs(run))
     if options.printed is not None:
-        keep_printed(options.printed, options.out.parent, options.out.name)
+        copy_printed_tables(options.printed, options.out.parent, options.out.name)
 
 
-def record(test: Path, out: Path, fits: FittedOnce, gates: Sequence[str], files: Sequence[Path]) -> None:
-    """A test run and its train run made small; all needs beside the rows."""
+def record(test: Path, out: Path, fits: GateFits, gates: Sequence[str], files: Sequence[Path]) -> None:
+    """Pack a test run with all needs, and its train run."""
     name = test.name.removesuffix("-test")
-    for train in _there(test.parent / f"{name}-train"):
+    train = test.parent / f"{name}-train"
+    if train.is_dir():
         pack(train, out / train.name, [])
-    pack(test, out / test.name, _needs(name, test, fits, gates, files))
+    pack(test, out / test.name, _collect_needs(name, test, fits, gates, files))
 
 
-def _needs(name: str, test: Path, fits: FittedOnce, gates: Sequence[str], files: Sequence[Path]) -> list[Any]:
-    """By name: what was fitted here, then what was said where the LLM was, which counts where both are there."""
+def _collect_needs(name: str, test: Path, fits: GateFits, gates: Sequence[str], files: Sequence[Path]) -> list[Any]:
+    """Return the needs of every gate. Needs recorded with the LLM replace those of a gate fitted here."""
     from knowgate.data.runs.table import load_label_table
 
-    trial, found = load_label_table([test]), []
-    for train in _there(test.parent / f"{BORROWED.get(name, name)}-train"):
-        found += fits.needs(train, trial)
-        found += neighbour_needs(train, trial, fits.embedder, fits.scratch)
+    table, records = load_label_table([test]), []
+    train = test.parent / f"{TRAIN_SETS.get(name, name)}-train"
+    if train.is_dir():
+        records += fits.score(train, table)
+        records += score_skr(train, table, fits.embedder, fits.scratch)
     for gate in gates:
-        called, _, folder = gate.rpartition("=")
-        found += scored_needs(called or Path(folder).name, Path(folder), trial, f"fitted: {Path(folder).name}")
-    found += [*said_already(test), *asked_needs(files, test.name)]
-    return list({one.gate: one for one in found}.values())
-
-
-def _there(run: Path) -> Iterator[Path]:
-    """The run, if it was made."""
-    if run.is_dir():
-        yield run
+        gate_name, _, path = gate.rpartition("=")
+        folder = Path(path)
+        records += score_fitted_gate(gate_name or folder.name, folder, table, f"fitted: {folder.name}")
+    records += [*read_run_needs(test), *read_file_needs(files, test.name)]
+    return list({record.gate: record for record in records}.values())
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""The reranker's speed, and what preferences cost: half the network against all of it, in one process.
+"""Measure the speed of the reranker, and the cost of preferences with half and with all layers of the LLM.
 
     python benchmarks/rerank.py [--questions 4] [--candidates 8] [--rounds 3]
 
-pairs/s: a MiniLM cross-encoder on question-passage pairs of some 100 tokens (wall time). Preferences: the embedded
-model reads every candidate and stops at the middle layer (a probe's), against the same prompts read to the last one;
-they take turns, on one thread, and the median of the CPU times counts. Memory: what two preference runs add, one of
-eight times as many questions (fake LLM; the most part is imports).
+Pairs per second: a MiniLM cross-encoder on question-passage pairs of about 100 tokens (wall time). Preferences: the
+embedded model reads every candidate up to the middle layer, which the probe reads, and for comparison up to the last
+layer. Both alternate on one thread; the median of the CPU times is reported. Memory: how much two preference runs add,
+one with eight times as many questions as the other (fake LLM; most of it is imports).
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ WORDS = ["the", "bridge", "strait", "links", "bay", "and", "ocean", "was", "desi
 FEW, MANY = 250, 2000
 
 
-def seconds(work: Callable[[], Any]) -> float:
+def measure_seconds(work: Callable[[], Any]) -> float:
+    """Return the wall time of a call."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
 
 
-def questions(n: int, candidates: int) -> list[Any]:
+def generate_questions(n: int, candidates: int) -> list[Any]:
+    """Return questions with candidate passages of random words."""
     from knowgate.types import Passage, Question
 
     rng = np.random.default_rng(0)
@@ -49,8 +51,8 @@ def questions(n: int, candidates: int) -> list[Any]:
     ]
 
 
-def probe(model: Any, width: int) -> Any:
-    """A probe of the middle layer that knows nothing; reading it costs what any probe's reading costs."""
+def fit_random_probe(model: Any, width: int) -> Any:
+    """Return a probe of the middle layer, fitted to random states. It costs as much as a trained one."""
     from knowgate.gates.artifacts.gate_folder import Artifact
     from knowgate.gates.hidden_state import ProbeGate
     from knowgate.training.classifiers import fit_linear
@@ -68,26 +70,28 @@ def probe(model: Any, width: int) -> Any:
     return ProbeGate(Artifact(Path("probe"), manifest, fit_linear(states, states[:, 0] > 0, 1.0)))
 
 
-def pairs_per_second(asked: list[Any]) -> float:
+def measure_pairs_per_second(questions: list[Any]) -> float:
+    """Return how many question-passage pairs the reranker scores per second."""
     from knowgate.retrieval.rerankers.cross_encoder import CrossEncoderReranker
     from knowgate.training.reranker_trainer import open_cross_encoder
 
     reranker = CrossEncoderReranker.from_model(open_cross_encoder("minilm"), "minilm")
-    texts, passages = [question.text for question in asked], [question.contexts for question in asked]
+    texts, passages = [question.text for question in questions], [question.contexts for question in questions]
     reranker.score(texts[:1], [passages[0][:2]])  # warm up
-    return sum(map(len, passages)) / seconds(lambda: reranker.score(texts, passages))
+    return sum(map(len, passages)) / measure_seconds(lambda: reranker.score(texts, passages))
 
 
-def cpu_seconds(work: Callable[[], Any]) -> float:
+def measure_cpu_seconds(work: Callable[[], Any]) -> float:
+    """Return the CPU time of a call."""
     start = time.process_time()
     work()
     return time.process_time() - start
 
 
-def preference_speed(asked: list[Any], rounds: int) -> list[tuple[float, float, float]]:
-    """CPU seconds of each round, on one thread: half the network; all of it, keeping states; all of it, keeping none.
+def measure_preferences(questions: list[Any], rounds: int) -> list[tuple[float, float, float]]:
+    """Return CPU seconds of each round: half of the layers, all layers with states, all layers without states.
 
-    CPU time, because other work on the machine stretches wall time unevenly.
+    CPU time is measured, on one thread, because other processes affect wall time unevenly.
     """
     import torch
 
@@ -96,80 +100,92 @@ def preference_speed(asked: list[Any], rounds: int) -> list[tuple[float, float, 
     from knowgate.types import SignalRequest
 
     model: Any = load_model("smollm")
-    source = ConfidenceSource(model, probe(model, model.loaded.model.config.hidden_size))
-    contexts = [question.contexts for question in asked]
-    prompts = build_passage_prompts(source.prompts, asked, contexts)
-    kept, plain = (
+    source = ConfidenceSource(model, fit_random_probe(model, model.loaded.model.config.hidden_size))
+    contexts = [question.contexts for question in questions]
+    prompts = build_passage_prompts(source.prompts, questions, contexts)
+    with_states, without_states = (
         SignalRequest(layers=(model.depth // 2, model.depth - 1), resumable=False),
         SignalRequest(resumable=False),
     )
     torch.set_num_threads(1)
-    for want in (SignalRequest(layers=kept.layers[:1], resumable=False), kept, plain):
-        model.read(prompts[:2], want)  # warm up
+    for request in (SignalRequest(layers=with_states.layers[:1], resumable=False), with_states, without_states):
+        model.read(prompts[:2], request)  # warm up
     return [
         (
-            cpu_seconds(lambda: source.measure(asked, contexts)),
-            cpu_seconds(lambda: model.read(prompts, kept)),
-            cpu_seconds(lambda: model.read(prompts, plain)),
+            measure_cpu_seconds(lambda: source.measure(questions, contexts)),
+            measure_cpu_seconds(lambda: model.read(prompts, with_states)),
+            measure_cpu_seconds(lambda: model.read(prompts, without_states)),
         )
         for _ in range(rounds)
     ]
 
 
-def peak_of(n: int) -> float:
-    """Peak MB of a preference run of n questions with 20 candidates each, in a process of its own."""
-    done = subprocess.run([sys.executable, __file__, "--peak", str(n)], capture_output=True, text=True, check=True)
-    return float(done.stdout)
+def measure_run_memory(n: int) -> float:
+    """Return the MB that a preference run of n questions adds, measured in a process of its own."""
+    process = subprocess.run([sys.executable, __file__, "--peak", str(n)], capture_output=True, text=True, check=True)
+    return float(process.stdout)
 
 
-def peak() -> float:
-    """Peak MB of this process. Not ru_maxrss, which a child inherits from the process that started it."""
+def read_peak_memory() -> float:
+    """Return the peak MB of this process. (A child process inherits `ru_maxrss` from its parent.)"""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) / 1024
 
 
-def run_for_peak(n: int) -> None:
+def print_run_memory(n: int) -> None:
+    """Run preferences of n questions with 20 candidates each, and print the MB that they added."""
     from knowgate.data.preferences import PreferenceFolder
     from knowgate.models.fake import FakeModel
     from knowgate.training.passage_effects import ConfidenceSource, PreferenceLabeler
     from knowgate.training.preference_run import run_preferences
 
-    asked = questions(n, 20)
-    before = peak()
+    questions = generate_questions(n, 20)
+    before = read_peak_memory()
     model = FakeModel()
     with tempfile.TemporaryDirectory() as folder:
         run_preferences(
             PreferenceFolder(Path(folder) / "p"),
-            asked,
-            PreferenceLabeler(ConfidenceSource(model, probe(model, 16))),
+            questions,
+            PreferenceLabeler(ConfidenceSource(model, fit_random_probe(model, 16))),
             data="x",
         )
-    print(peak() - before)
+    print(read_peak_memory() - before)
 
 
 def main() -> None:
+    """Read the options and print all measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--questions", type=int, default=4, help="questions the LLM and the reranker read")
-    parser.add_argument("--candidates", type=int, default=8, help="passages of each")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of half and full pass; the median counts")
-    parser.add_argument("--peak", type=int, help="only a preference run of so many questions; prints its memory")
+    parser.add_argument("--questions", type=int, default=4, help="questions that the LLM and the reranker read")
+    parser.add_argument("--candidates", type=int, default=8, help="passages per question")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds; the median is reported")
+    parser.add_argument(
+        "--peak", type=int, help="only print the memory that a preference run of this many questions adds"
+    )
     options = parser.parse_args()
     if options.peak:
-        run_for_peak(options.peak)
+        print_run_memory(options.peak)
         return
-    asked = questions(options.questions, options.candidates)
-    print(f"reranker: {pairs_per_second(asked):.1f} pairs/s", flush=True)
-    times = preference_speed(asked, options.rounds)
+    questions = generate_questions(options.questions, options.candidates)
+    print(f"reranker: {measure_pairs_per_second(questions):.1f} pairs/s", flush=True)
+    times = measure_preferences(questions, options.rounds)
     half, full, plain = (float(np.median(column)) for column in zip(*times, strict=True))
     rows = options.questions * options.candidates
     print(
         f"preferences, passages per CPU second: {rows / half:.2f} stopping at the middle layer, {rows / full:.2f} to "
-        f"the last ({full / half:.2f} x), {rows / plain:.2f} to the last keeping no states ({plain / half:.2f} x); "
-        "aim >= 1.7 x"
+        f"the last ({full / half:.2f} x), {rows / plain:.2f} to the last without states ({plain / half:.2f} x); "
+        "target >= 1.7 x"
     )
-    print("rounds:", " ".join(f"{one / own:.2f}/{two / own:.2f}" for own, one, two in times), flush=True)
-    few, many = peak_of(FEW), peak_of(MANY)
-    print(f"memory added by a preference run: {few:.0f} MB for {FEW} questions, {many:.0f} MB for {MANY} (aim: flat)")
+    print(
+        "rounds:",
+        " ".join(
+            f"{with_states / half:.2f}/{without_states / half:.2f}" for half, with_states, without_states in times
+        ),
+        flush=True,
+    )
+    few, many = measure_run_memory(FEW), measure_run_memory(MANY)
+    print(
+        f"memory added by a preference run: {few:.0f} MB for {FEW} questions, {many:.0f} MB for {MANY} (target: no growth)"
+    )
 
 
 if __name__ == "__main__":

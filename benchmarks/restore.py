@@ -1,13 +1,12 @@
-"""Recorded runs with their questions put back, so that gates can be fitted and asked again without labelling again.
+"""Restore the questions of packed runs, so that you can fit and score gates without labeling again.
 
     python -m benchmarks.restore benchmarks/runs/LLM OUT [--only NAME ...]
 
-Ids lead to questions, gold answers and choices in the benchmark folder (KNOWGATE_BENCH). Passages, samples and hidden
-states are not there: what needs them needs `knowgate label`. What gates said stays on record, and
+Questions, gold answers and choices are read by id from the benchmark folder (KNOWGATE_BENCH). Passages, samples and
+hidden states cannot be restored; gates that need them need `knowgate label`. Recorded needs are kept. To pack the runs
+again, with the needs that you recorded since:
 
-    python -m benchmarks.record NOTHING benchmarks/runs/LLM --pack OUT/NAME ...
-
-makes the runs small again, with what was said since.
+    python -m benchmarks.record EMPTY_FOLDER benchmarks/runs/LLM --pack OUT/NAME ...
 """
 
 from __future__ import annotations
@@ -23,10 +22,11 @@ from typing import Any
 
 
 def main() -> None:
+    """Read the options and restore all runs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--only", nargs="*", help="runs of these names")
+    parser.add_argument("runs", type=Path, help="folder of packed runs")
+    parser.add_argument("out", type=Path, help="folder for the restored runs")
+    parser.add_argument("--only", nargs="*", help="restore only the runs with these names")
     options = parser.parse_args()
     for run in sorted(file.parent for file in options.runs.glob("*/run.json")):
         if not options.only or run.name in options.only:
@@ -34,22 +34,22 @@ def main() -> None:
 
 
 def restore(run: Path, out: Path) -> int:
-    """How many rows the run has."""
+    """Restore the questions of a run and return their number."""
     from knowgate.data.questions import load_questions
     from knowgate.data.runs.folder import RunFolder
     from knowgate.data.runs.rows import row_to_json
 
     spec = str(RunFolder(run).manifest()["settings"]["data"]).partition("+")[0]
-    asked = {question.id: question for question in load_questions(spec)}
+    questions = {question.id: question for question in load_questions(spec)}
     shutil.copytree(run, out, dirs_exist_ok=True)
-    lines = [json.dumps(row_to_json(_asked(row, asked)), ensure_ascii=False) for row in RunFolder(run).rows()]
+    lines = [json.dumps(row_to_json(_restore_row(row, questions)), ensure_ascii=False) for row in RunFolder(run).rows()]
     with gzip.GzipFile(out / "labels.jsonl.gz", "wb", mtime=0) as file:
         file.write(("\n".join(lines) + "\n").encode())
     return len(lines)
 
 
-def _asked(row: Any, asked: Mapping[str, Any]) -> Any:
-    question = asked[row.id]
+def _restore_row(row: Any, questions: Mapping[str, Any]) -> Any:
+    question = questions[row.id]
     return replace(
         row, question=question.text, answers=tuple(question.answers), choices=tuple(question.choices or ())
     )  # fmt: skip

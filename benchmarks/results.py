@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.graders import graders_table
 from benchmarks.tables.cbdr import cbdr_details, cbdr_section, matrices
-from benchmarks.tables.claims import claims_table, oracle_savings
+from benchmarks.tables.claims import claims_table, format_oracle_savings
 from benchmarks.tables.common import HERE, MODELS, QWEN, SMOLLM
 from benchmarks.tables.dhicl import dhicl_details, dhicl_section
 from benchmarks.tables.gates import main_tables
@@ -55,7 +55,7 @@ def render_page(section: Callable[[], Iterable[str]]) -> str:
 
 def render_results() -> Iterator[tuple[str, str]]:
     """Yield (path below `benchmarks`, text) of RESULTS.md and of every page that has records."""
-    intro = INTRO.read_text(encoding="utf-8").replace(ORACLES_MARK, oracle_savings())
+    intro = INTRO.read_text(encoding="utf-8").replace(ORACLES_MARK, format_oracle_savings())
     yield "RESULTS.md", intro.replace(CLAIMS_MARK, claims_table())
     for name, section in PAGES.items():
         if text := render_page(section):

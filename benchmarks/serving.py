@@ -1,10 +1,10 @@
-"""What the server adds: latency and throughput through it and straight to a stub upstream, in the same minute.
+"""Measure the latency that the server adds: requests through it, compared with requests sent directly to a stub upstream.
 
-    python -m benchmarks.serving                        # 1, 16, 64 clients, plain and streamed; memory
-    python -m benchmarks.serving --litellm BIN/litellm  # LiteLLM's proxy beside it, in front of the same stub
-    python -m benchmarks.serving --batching             # the embedded model: requests together or one by one
+    python -m benchmarks.serving                        # 1, 16 and 64 clients, plain and streamed; memory
+    python -m benchmarks.serving --litellm BIN/litellm  # also LiteLLM's proxy in front of the same stub
+    python -m benchmarks.serving --batching             # the embedded model with and without batching
 
-Bounded and on loopback: stub, server and clients are three processes. Prints one JSON object.
+Stub, server and clients are three processes on loopback. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -32,144 +32,170 @@ import aiohttp
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.server.app import create_app
 from knowgate.server.options import ServeOptions
-from tools.local_server import running
+from tools.local_server import run_server
 from tools.stub_upstream import running_stub
 
 BODY = {"model": "stub-llm", "messages": [{"role": "user", "content": "Who wrote Emma?"}]}
-SHORT = [f"What is the capital of {name}?" for name in ("France", "Peru", "Kenya", "Japan", "Norway", "Chad", "Cuba")]
+SHORT_QUESTIONS = [
+    f"What is the capital of {name}?" for name in ("France", "Peru", "Kenya", "Japan", "Norway", "Chad", "Cuba")
+]
 
 
-def serve_stub(wire: Connection) -> None:
+def serve_stub(connection: Connection) -> None:
+    """Run the stub upstream, send its URL, and stop at the next message."""
     with running_stub() as stub:
-        stub.forgets = True  # it would else keep every request it sees
-        wire.send(stub.url)
-        wire.recv()
+        stub.forgets = True  # Otherwise the stub stores every request, and its memory grows.
+        connection.send(stub.url)
+        connection.recv()
 
 
-def serve_ours(wire: Connection, settings: PipelineOptions, options: ServeOptions) -> None:
-    """Says what it took when it is asked: seconds of CPU, megabytes now."""
-    with running(create_app(settings, options)) as address:
-        wire.send(f"{address}/v1")
-        while wire.recv() != "end":
-            used = resource.getrusage(resource.RUSAGE_SELF)
+def serve_knowgate(connection: Connection, settings: PipelineOptions, options: ServeOptions) -> None:
+    """Run the server and send its URL. Each message gets the CPU seconds and megabytes so far; "end" stops it."""
+    with run_server(create_app(settings, options)) as address:
+        connection.send(f"{address}/v1")
+        while connection.recv() != "end":
+            usage = resource.getrusage(resource.RUSAGE_SELF)
             pages = int(Path("/proc/self/statm").read_text().split()[1])
-            wire.send((used.ru_utime + used.ru_stime, pages * os.sysconf("SC_PAGE_SIZE") / 1e6))
+            connection.send((usage.ru_utime + usage.ru_stime, pages * os.sysconf("SC_PAGE_SIZE") / 1e6))
 
 
-async def ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> float:
-    """Seconds to the whole reply; of a stream to its first byte."""
+async def send_request(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> float:
+    """Send a request, and return the seconds to the complete response, or to the first byte of a stream."""
     start = time.perf_counter()
-    async with session.post(f"{url}/chat/completions", json=body) as reply:
-        await reply.content.readany()
-        first = time.perf_counter() - start
-        await reply.read()
-        reply.raise_for_status()
-    return first if body.get("stream") else time.perf_counter() - start
+    async with session.post(f"{url}/chat/completions", json=body) as response:
+        await response.content.readany()
+        first_byte = time.perf_counter() - start
+        await response.read()
+        response.raise_for_status()
+    return first_byte if body.get("stream") else time.perf_counter() - start
 
 
-async def load(url: str, clients: int, requests: int, bodies: list[dict[str, Any]]) -> dict[str, float]:
-    taken: list[float] = []
-    waiting = iter(range(requests))
+async def send_load(url: str, clients: int, requests: int, bodies: list[dict[str, Any]]) -> dict[str, float]:
+    """Send requests from concurrent clients, and return latency percentiles and throughput.
 
-    async def client(session: aiohttp.ClientSession) -> None:
-        for number in waiting:
-            taken.append(await ask(session, url, bodies[number % len(bodies)]))
+    Args:
+        url: Base URL of the server.
+        clients: Number of concurrent clients.
+        requests: Number of requests of all clients together.
+        bodies: Request bodies, used in turn.
+    """
+    latencies: list[float] = []
+    numbers = iter(range(requests))
+
+    async def run_client(session: aiohttp.ClientSession) -> None:
+        for number in numbers:
+            latencies.append(await send_request(session, url, bodies[number % len(bodies)]))
 
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        await ask(session, url, bodies[0])
+        await send_request(session, url, bodies[0])
         start = time.perf_counter()
-        await asyncio.gather(*(client(session) for _ in range(clients)))
+        await asyncio.gather(*(run_client(session) for _ in range(clients)))
         seconds = time.perf_counter() - start
-    cuts = statistics.quantiles(taken, n=100)
-    return {"p50_ms": 1000 * cuts[49], "p99_ms": 1000 * cuts[98], "per_second": len(taken) / seconds}
+    percentiles = statistics.quantiles(latencies, n=100)
+    return {
+        "p50_ms": 1000 * percentiles[49],
+        "p99_ms": 1000 * percentiles[98],
+        "per_second": len(latencies) / seconds,
+    }
 
 
 @contextmanager
-def process(target: Any, *given: Any) -> Iterator[Connection]:
-    """A process that answers on a wire; ended by 'end'."""
+def start_process(target: Any, *args: Any) -> Iterator[Connection]:
+    """Run a function in a new process. Yields the connection to it; sends "end" when the block is left."""
     context = get_context("spawn")
-    here, there = context.Pipe()
-    started = context.Process(target=target, args=(there, *given), daemon=True)
-    started.start()
+    parent_end, child_end = context.Pipe()
+    process = context.Process(target=target, args=(child_end, *args), daemon=True)
+    process.start()
     try:
-        yield here
+        yield parent_end
     finally:
-        here.send("end")
-        started.join(30)
+        parent_end.send("end")
+        process.join(30)
 
 
 @contextmanager
-def litellm(program: str, upstream: str, folder: Path) -> Iterator[str]:
-    """LiteLLM's proxy in front of the same stub."""
-    told = {"model": "openai/stub-llm", "api_base": upstream, "api_key": "none"}
+def start_litellm(program: str, upstream: str, folder: Path) -> Iterator[str]:
+    """Run LiteLLM's proxy in front of the upstream. Yields its URL."""
+    parameters = {"model": "openai/stub-llm", "api_base": upstream, "api_key": "none"}
     config = folder / "litellm.json"
-    config.write_text(json.dumps({"model_list": [{"model_name": "stub-llm", "litellm_params": told}]}))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    words = [program, "--config", str(config), "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"]
-    quiet, local = subprocess.DEVNULL, "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY"
-    environment = {**os.environ, "PYTHONPATH": "", local: "true"}
-    started = subprocess.Popen(words, stdout=quiet, stderr=quiet, env=environment)
+    config.write_text(json.dumps({"model_list": [{"model_name": "stub-llm", "litellm_params": parameters}]}))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    command = [program, "--config", str(config), "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"]
+    allow_no_key = "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY"
+    environment = {**os.environ, "PYTHONPATH": "", allow_no_key: "true"}
+    proxy = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
     try:
-        asyncio.run(until_there(f"http://127.0.0.1:{port}/v1"))
+        asyncio.run(wait_for_server(f"http://127.0.0.1:{port}/v1"))
         yield f"http://127.0.0.1:{port}/v1"
     finally:
-        started.terminate()
-        started.wait(30)
+        proxy.terminate()
+        proxy.wait(30)
 
 
-async def until_there(url: str) -> None:
-    end = time.monotonic() + 120
+async def wait_for_server(url: str) -> None:
+    """Wait until the server answers a request, for two minutes at most."""
+    deadline = time.monotonic() + 120
     while True:
         try:
             async with aiohttp.ClientSession() as session:
-                await ask(session, url, BODY)
+                await send_request(session, url, BODY)
             return
         except aiohttp.ClientError:
-            if time.monotonic() > end:
+            if time.monotonic() > deadline:
                 raise
             await asyncio.sleep(0.5)
 
 
 def compare(urls: dict[str, str], clients: int, requests: int, streamed: bool) -> dict[str, Any]:
-    """One row: the stub and what stands in front of it, one after the other."""
+    """Measure each server in turn, and return the latency that it adds to that of "direct".
+
+    Args:
+        urls: URL by name; "direct" is the upstream itself.
+        clients: Number of concurrent clients.
+        requests: Number of requests to each server.
+        streamed: Whether the responses are streams.
+    """
     body = {**BODY, "stream": streamed}
-    found = {name: asyncio.run(load(url, clients, requests, [body])) for name, url in urls.items()}
+    results = {name: asyncio.run(send_load(url, clients, requests, [body])) for name, url in urls.items()}
     added = {
-        name: {f"added_{cut}": one[f"{cut}_ms"] - found["direct"][f"{cut}_ms"] for cut in ("p50", "p99")}
-        for name, one in found.items()
+        name: {f"added_{cut}": result[f"{cut}_ms"] - results["direct"][f"{cut}_ms"] for cut in ("p50", "p99")}
+        for name, result in results.items()
         if name != "direct"
     }
     return {
         "clients": clients,
         "streamed": streamed,
-        **{name: one | added.get(name, {}) for name, one in found.items()},
+        **{name: result | added.get(name, {}) for name, result in results.items()},
     }
 
 
-def measure_adding(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def measure_overhead(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Measure the latency that the server adds, and its memory over many requests."""
     docs = folder / "docs.jsonl"
     docs.write_text('{"id": "d1", "text": "Jane Austen wrote Emma."}\n')
     with ExitStack() as stack:
-        stub = stack.enter_context(process(serve_stub))
+        stub = stack.enter_context(start_process(serve_stub))
         direct = stub.recv()
         settings, options = PipelineOptions(gate="never", docs=docs), ServeOptions(upstream=direct, waiting=1000)
-        ours = stack.enter_context(process(serve_ours, settings, options))
-        urls = {"direct": direct, "knowgate": ours.recv()}
-        if given.litellm:
-            urls["litellm"] = stack.enter_context(litellm(given.litellm, direct, folder))
+        server = stack.enter_context(start_process(serve_knowgate, settings, options))
+        urls = {"direct": direct, "knowgate": server.recv()}
+        if arguments.litellm:
+            urls["litellm"] = stack.enter_context(start_litellm(arguments.litellm, direct, folder))
         rows = [
-            compare(urls, clients, given.requests, streamed) for clients in (1, 16, 64) for streamed in (False, True)
+            compare(urls, clients, arguments.requests, streamed)
+            for clients in (1, 16, 64)
+            for streamed in (False, True)
         ]
-        return {"rows": rows, "many": measure_many(urls["knowgate"], ours, given.many)}
+        return {"rows": rows, "many": measure_usage(urls["knowgate"], server, arguments.many)}
 
 
-def measure_many(url: str, wire: Connection, requests: int) -> dict[str, float]:
-    """What a long row of requests takes of the server: CPU for each, memory before and after."""
-    before, after = ask_wire(wire), (0.0, 0.0)
-    asyncio.run(load(url, 16, requests, [BODY]))
-    after = ask_wire(wire)
+def measure_usage(url: str, connection: Connection, requests: int) -> dict[str, float]:
+    """Send many requests, and return the server's CPU time per request and its memory before and after."""
+    before = read_usage(connection)
+    asyncio.run(send_load(url, 16, requests, [BODY]))
+    after = read_usage(connection)
     return {
         "requests": requests,
         "cpu_ms_each": 1000 * (after[0] - before[0]) / requests,
@@ -178,35 +204,37 @@ def measure_many(url: str, wire: Connection, requests: int) -> dict[str, float]:
     }
 
 
-def ask_wire(wire: Connection) -> tuple[float, float]:
-    wire.send("so far?")
-    found: tuple[float, float] = wire.recv()
-    return found
+def read_usage(connection: Connection) -> tuple[float, float]:
+    """Return the CPU seconds and the megabytes of the server so far."""
+    connection.send("usage")
+    usage: tuple[float, float] = connection.recv()
+    return usage
 
 
-def measure_batching(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """The embedded model at 16 clients: as it is, and with batches of one."""
-    bodies = [{"model": "knowgate", "messages": [{"role": "user", "content": text}]} for text in SHORT]
-    found = {}
+def measure_batching(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Measure the embedded model with 16 clients, with batches of up to 16 requests and of one."""
+    bodies = [{"model": "knowgate", "messages": [{"role": "user", "content": text}]} for text in SHORT_QUESTIONS]
+    results = {}
     for batch in (16, 1):
-        settings, options = PipelineOptions(model=given.model, gate="never"), ServeOptions(batch=batch)
-        with process(serve_ours, settings, options) as wire:
-            found[f"batch_{batch}"] = asyncio.run(load(wire.recv(), 16, given.asked, bodies))
-    return {**found, "gain": found["batch_16"]["per_second"] / found["batch_1"]["per_second"]}
+        settings, options = PipelineOptions(model=arguments.model, gate="never"), ServeOptions(batch=batch)
+        with start_process(serve_knowgate, settings, options) as connection:
+            results[f"batch_{batch}"] = asyncio.run(send_load(connection.recv(), 16, arguments.asked, bodies))
+    return {**results, "gain": results["batch_16"]["per_second"] / results["batch_1"]["per_second"]}
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=400, help="of each row")
-    parser.add_argument("--many", type=int, default=10_000, help="of the row that watches memory")
-    parser.add_argument("--litellm", help="program of LiteLLM's proxy")
+    parser.add_argument("--requests", type=int, default=400, help="requests of each measurement")
+    parser.add_argument("--many", type=int, default=10_000, help="requests of the measurement of memory")
+    parser.add_argument("--litellm", help="path of LiteLLM's proxy; also measures it")
     parser.add_argument("--batching", action="store_true", help="measure the embedded model instead")
-    parser.add_argument("--model", default="smollm", help="with --batching")
-    parser.add_argument("--asked", type=int, default=64, help="with --batching: questions of each row")
-    given = parser.parse_args()
+    parser.add_argument("--model", default="smollm", help="model spec for --batching")
+    parser.add_argument("--asked", type=int, default=64, help="requests of each measurement with --batching")
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        work = measure_batching if given.batching else measure_adding
-        sys.stdout.write(json.dumps(work(given, Path(folder)), indent=1) + "\n")
+        measure = measure_batching if arguments.batching else measure_overhead
+        sys.stdout.write(json.dumps(measure(arguments, Path(folder)), indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Soak test of the server: steady traffic with faults, memory and descriptors over time, and kill -9 at the end.
+"""Soak test of the server: steady traffic with faults, memory and descriptors over time, and `kill -9` at the end.
 
     python -m benchmarks.soak --minutes 30 --rate 20
 
-The server runs with `--durable` in a process of its own, in front of a stub LLM of which one response in ten is faulty:
-errors, invalid JSON, empty streams, streams that break off or never end, slow and very large responses. Some clients
-hang up or send invalid requests. At the end the server is killed under load, several times, and each decision that a
-client got must be in the log. Loopback only; it stops by itself. Prints one JSON object.
+The server runs with `--durable` in a separate process, in front of a stub LLM. One response of the stub in ten is faulty:
+errors, invalid JSON, empty streams, streams that break off or stay open, and very large responses. Some clients hang up or
+send invalid requests. At the end the server is killed under load, several times. Every decision that a client received
+must then be in the decision log. Everything runs on loopback. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from benchmarks.serving import process
+from benchmarks.serving import start_process
 from tools.stub_upstream import Stub, running_stub
 
 FAULT_SHARE = 0.1
@@ -44,27 +44,32 @@ LARGE_LOGPROBS = {"content": [{"token": "a", "logprob": -1.0}] * 30_000}
 
 
 class FaultyStub(Stub):
-    """A stub LLM whose responses are faulty with the probability FAULT_SHARE."""
+    """A stub LLM whose responses are faulty with the probability `FAULT_SHARE`."""
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
+        """Answer a chat request, or send a random fault."""
         if random.random() > FAULT_SHARE:
             return await super().chat(request)
         return await random.choice([send_error, send_garbage, send_nothing, break_off, hold_open, send_large])(request)
 
 
 async def send_error(request: web.Request) -> web.StreamResponse:
+    """Answer with an error status."""
     return web.json_response({"error": {"message": "overloaded"}}, status=random.choice([400, 429, 500, 503]))
 
 
 async def send_garbage(request: web.Request) -> web.StreamResponse:
+    """Send a stream whose event has the wrong structure."""
     return web.Response(text='data: {"choices": 5}\n\n', content_type="text/event-stream")
 
 
 async def send_nothing(request: web.Request) -> web.StreamResponse:
+    """Send an empty stream."""
     return web.Response(text="", content_type="text/event-stream")
 
 
 async def break_off(request: web.Request) -> web.StreamResponse:
+    """Abort the connection in the middle of a stream."""
     response = await start_stream(request)
     if request.transport is not None:
         request.transport.abort()
@@ -72,6 +77,7 @@ async def break_off(request: web.Request) -> web.StreamResponse:
 
 
 async def hold_open(request: web.Request) -> web.StreamResponse:
+    """Keep the connection open for three seconds after the last event."""
     response = await start_stream(request)
     await response.write(b"data: [DONE]\n\n")
     await asyncio.sleep(3)
@@ -79,6 +85,7 @@ async def hold_open(request: web.Request) -> web.StreamResponse:
 
 
 async def start_stream(request: web.Request) -> web.StreamResponse:
+    """Start a stream, and send its first event."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
     choice = {"index": 0, "delta": {"content": "Emma"}, "finish_reason": None}
@@ -87,23 +94,28 @@ async def start_stream(request: web.Request) -> web.StreamResponse:
 
 
 async def send_large(request: web.Request) -> web.StreamResponse:
+    """Answer with a very large body."""
     message = {"role": "assistant", "content": "Emma"}
     choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": LARGE_LOGPROBS}
     return web.json_response({"choices": [choice]})
 
 
-def serve_stub(wire: Any) -> None:
-    """Run the stub in a process of its own until a message arrives."""
+def serve_stub(connection: Any) -> None:
+    """Run the stub, send its URL, and stop at the next message."""
     stub = FaultyStub(forgets=True)
     with running_stub(stub):
-        wire.send(stub.url)
-        wire.recv()
+        connection.send(stub.url)
+        connection.recv()
 
 
 class Traffic:
-    """Sends requests to the server, and keeps the ids of all decisions that were acknowledged.
+    """Client that sends requests to the server and counts the outcomes.
 
-    A decision is acknowledged when the whole response has arrived, with status 200.
+    Attributes:
+        url: URL of the server.
+        acknowledged: Ids of the decisions whose complete response arrived with status 200.
+        outcomes: Number of responses by status, and of errors by type.
+        slowest_health: Longest response time of `/health`, in seconds.
     """
 
     def __init__(self, url: str):
@@ -114,13 +126,14 @@ class Traffic:
 
     async def send(self, session: aiohttp.ClientSession) -> None:
         """Send one request of a random kind."""
-        kind = random.choices([self.ask, self.hang_up, self.send_invalid], [0.9, 0.07, 0.03])[0]
+        kind = random.choices([self.send_question, self.hang_up, self.send_invalid], [0.9, 0.07, 0.03])[0]
         try:
             await kind(session)
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
             self.outcomes[type(error).__name__] += 1
 
-    async def ask(self, session: aiohttp.ClientSession) -> None:
+    async def send_question(self, session: aiohttp.ClientSession) -> None:
+        """Send a chat request, and wait for the complete response."""
         async with session.post(self.url + PATH, json=make_body()) as response:
             await response.read()
             self.outcomes[str(response.status)] += 1
@@ -128,10 +141,12 @@ class Traffic:
                 self.acknowledged.append(response.headers["x-knowgate-id"])
 
     async def hang_up(self, session: aiohttp.ClientSession) -> None:
+        """Send a chat request, and close the connection after up to 50 ms."""
         async with asyncio.timeout(random.random() * 0.05):
-            await self.ask(session)
+            await self.send_question(session)
 
     async def send_invalid(self, session: aiohttp.ClientSession) -> None:
+        """Send a body that is not a chat request."""
         body = random.choice([b"{", b'{"messages": 5}', b"[" * 5000, os.urandom(5000)])
         async with session.post(self.url + PATH, data=body) as response:
             self.outcomes[str(response.status)] += 1
@@ -144,13 +159,14 @@ class Traffic:
 
 
 def make_body() -> dict[str, Any]:
+    """Return a chat request with a random question, streamed or not."""
     content = f"Who wrote book {random.randrange(10_000)}?"
     return {"model": "m", "messages": [{"role": "user", "content": content}], "stream": random.random() < 0.5}
 
 
 @contextmanager
 def start_server(upstream: str, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """Run the server in a process of its own. Yields the process and the URL."""
+    """Run the server in a separate process. Yields the process and its URL."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     options = ["--upstream", upstream, "--docs", str(folder / "docs"), "--gate", "logprob:first", "--durable"]
@@ -171,7 +187,7 @@ def start_server(upstream: str, folder: Path) -> Iterator[tuple[subprocess.Popen
         try:
             asyncio.run(wait_for_server(f"http://127.0.0.1:{port}", server))
         except aiohttp.ClientError as error:
-            raise SystemExit(f"the server did not start: {(folder / 'server.log').read_text()}") from error
+            raise SystemExit(f"The server did not start. Its log: {(folder / 'server.log').read_text()}") from error
         yield server, f"http://127.0.0.1:{port}"
     finally:
         server.kill()
@@ -179,6 +195,7 @@ def start_server(upstream: str, folder: Path) -> Iterator[tuple[subprocess.Popen
 
 
 async def wait_for_server(url: str, server: subprocess.Popen[bytes]) -> None:
+    """Wait until the server answers, for two minutes at most."""
     deadline = time.monotonic() + 120
     async with aiohttp.ClientSession() as session:
         while True:
@@ -221,7 +238,7 @@ async def send_steadily(
 
 
 async def send_until_killed(traffic: Traffic, server: subprocess.Popen[bytes]) -> None:
-    """Send as many requests as possible, and kill the server meanwhile."""
+    """Send as many requests as possible, and kill the server after `KILL_AFTER_SECONDS`."""
 
     async def send_until_gone(session: aiohttp.ClientSession) -> None:
         while server.poll() is None:
@@ -236,12 +253,18 @@ async def send_until_killed(traffic: Traffic, server: subprocess.Popen[bytes]) -
 
 
 def run(minutes: float, rate: float, folder: Path) -> dict[str, Any]:
-    """Run the soak test, and return what was measured."""
+    """Run the soak test, and return the measurements.
+
+    Args:
+        minutes: Duration of the steady traffic.
+        rate: Requests per second.
+        folder: Folder for documents, decision log and server log.
+    """
     (folder / "docs").mkdir()
     (folder / "docs" / "emma.txt").write_text("Jane Austen wrote Emma.")
     acknowledged: list[str] = []
-    with process(serve_stub) as wire:
-        upstream = wire.recv()
+    with start_process(serve_stub) as connection:
+        upstream = connection.recv()
         with start_server(upstream, folder) as (server, url):
             soak = Traffic(url)
             samples = asyncio.run(send_steadily(soak, server, 60 * minutes, rate))
@@ -266,8 +289,9 @@ def run(minutes: float, rate: float, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--minutes", type=float, default=30, help="duration of the steady traffic")
     parser.add_argument("--rate", type=float, default=20, help="requests per second")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -54,7 +54,7 @@ def measure_help() -> list[Figure]:
     def run(*arguments: str) -> None:
         subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
 
-    times = foundation.ratio_of_medians(
+    times = foundation.measure_medians(
         lambda: run("-m", "knowgate", "--help"), lambda: run("-c", "import typer, rich.console, rich.table"), 5
     )
     return [Figure("`knowgate --help`", "importing typer and rich in Python", *times)]
@@ -65,16 +65,16 @@ def measure_model() -> list[Figure]:
     from knowgate.models import load_model
 
     model = load_model("smollm")
-    shared, single, library = foundation.samples(model, ROUNDS)
+    shared, single, library = foundation.measure_samples(model, ROUNDS)
     return [
         Figure(
             "a question that the gate skips, first token read and answered",
             "plain generation of the same tokens",
-            *foundation.one_pass(model, ROUNDS),
+            *foundation.measure_one_pass(model, ROUNDS),
         ),
         Figure("30 samples of one prompt", "30 single calls", shared, single),
         Figure("30 samples of one prompt", "`generate(num_return_sequences=30)` of transformers", shared, library),
-        Figure("an answer as a stream", "the same answer at once", *foundation.streaming(model, ROUNDS)),
+        Figure("an answer as a stream", "the same answer at once", *foundation.measure_streaming(model, ROUNDS)),
     ]
 
 
@@ -111,13 +111,13 @@ def measure_labels() -> list[Figure]:
             pairs = zip(questions, passages, strict=True)
             model.generate([prompts.open(question, group) for question, group in pairs], max_tokens=32)
 
-        times = foundation.ratio_of_medians(labels, bare, ROUNDS)
+        times = foundation.measure_medians(labels, bare, ROUNDS)
     return [Figure("labeling 600 questions with a fake model", "only its searches and its two calls", *times)]
 
 
 def measure_evaluation() -> list[Figure]:
     """Comparing gates with intervals, beside the same number of plain resampled means."""
-    table, gates = evaluating.make_trial(5, 2_000)
+    table, gates = evaluating.make_random_table(5, 2_000)
     from knowgate.evaluation.gate_comparison import compare_gates
 
     resamples = compare_gates(table, gates).resamples
@@ -129,7 +129,7 @@ def measure_evaluation() -> list[Figure]:
             for _ in range(resamples):
                 hits[rng.integers(0, len(hits), len(hits))].mean()
 
-    times = foundation.ratio_of_medians(lambda: compare_gates(table, gates), plain, ROUNDS)
+    times = foundation.measure_medians(lambda: compare_gates(table, gates), plain, ROUNDS)
     return [Figure("`eval` of 5 gates on 2,000 rows, all intervals", f"{resamples:,} resampled means per gate", *times)]
 
 
@@ -143,15 +143,15 @@ def measure_server() -> list[Figure]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         docs = folder / "docs.jsonl"
         docs.write_text('{"id": "d1", "text": "Jane Austen wrote Emma."}\n', encoding="utf-8")
-        stub = stack.enter_context(serving.process(serving.serve_stub))
+        stub = stack.enter_context(serving.start_process(serving.serve_stub))
         direct = stub.recv()
         settings, options = PipelineOptions(gate="never", docs=docs), ServeOptions(upstream=direct, waiting=1000)
-        ours = stack.enter_context(serving.process(serving.serve_ours, settings, options)).recv()
+        ours = stack.enter_context(serving.start_process(serving.serve_knowgate, settings, options)).recv()
 
         def request(url: str) -> None:
-            asyncio.run(serving.load(url, 16, 400, [serving.BODY]))
+            asyncio.run(serving.send_load(url, 16, 400, [serving.BODY]))
 
-        times = foundation.ratio_of_medians(lambda: request(ours), lambda: request(direct), ROUNDS)
+        times = foundation.measure_medians(lambda: request(ours), lambda: request(direct), ROUNDS)
     return [
         Figure("400 requests through the server, 16 clients", "straight to an upstream that answers at once", *times)
     ]
@@ -168,8 +168,10 @@ def measure_judges() -> list[Figure]:
         for text in foundation.QUESTIONS
     ]
     with tempfile.TemporaryDirectory() as scratch:
-        judges = {name: judge_speed.contestant(name, Path(scratch)) for name in ("minilm", "llamacpp:smollm", "smollm")}
-        times = judge_speed.race(judges, cases)
+        judges = {
+            name: judge_speed.load_timed_judge(name, Path(scratch)) for name in ("minilm", "llamacpp:smollm", "smollm")
+        }
+        times = judge_speed.time_judges(judges, cases)
     seconds = {name: float(np.median([clock for clock, _ in pairs])) for name, pairs in times.items()}
     reference = "a judge of 135M parameters in torch (SmolLM2)"
     return [

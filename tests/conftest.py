@@ -61,7 +61,7 @@ LONGEST_FILES = (
 )
 # Caches of hundreds of megabytes, which are emptied at the end of each file: label runs of tables, and parsed sources.
 LARGE_CACHES = {
-    "benchmarks.tables.common": ("trial_of", "evaluation"),
+    "benchmarks.tables.common": ("load_test_run", "evaluate_data_set"),
     "tools.structure": ("tree", "nodes", "functions"),
 }
 MODEL_FILES = pytest.StashKey[set[Path]]()  # files with tests that are marked `model`

@@ -1,4 +1,4 @@
-"""The benchmark of aligned rerankers chooses recipes on dev questions and keeps no texts."""
+"""The benchmark of aligned rerankers chooses recipes on dev questions and records no texts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from benchmarks import cbdr_alignment
-from benchmarks.cbdr_alignment import Plan, choose_recipe, list_effects, select_relevance, write_questions
+from benchmarks.cbdr_alignment import AlignmentPlan, choose_recipe, list_effects, select_relevance, write_questions
 from knowgate.data.preferences import PreferenceFolder
 from knowgate.types import Passage, Question
 from tests.support.planted_preferences import SETTINGS, planted_preferences
@@ -28,7 +28,7 @@ def test_the_recipe_with_the_best_dev_ranking_is_chosen_and_never_the_papers(tmp
 
 
 def test_every_step_reads_what_an_earlier_one_wrote(tmp_path: Path):
-    steps = list(Plan("hf:x", tmp_path, tmp_path, "minilm", 9).steps())
+    steps = list(AlignmentPlan("hf:x", tmp_path, tmp_path, "minilm", 9).steps())
     assert len({step.name for step in steps}) == len(steps) == 5 + 1 + 10 + 8 + 1
     written = {"idx", "data"}
     for step in steps:
@@ -51,15 +51,15 @@ def test_written_questions_have_the_candidates_as_contexts(tmp_path: Path):
     assert record["contexts"] == [{"id": "p", "title": "title", "text": "text"}]
 
 
-def test_what_is_kept_has_ids_and_numbers_only(tmp_path: Path):
+def test_effects_have_ids_and_numbers_only(tmp_path: Path):
     rows = planted_preferences(2)
     folder = PreferenceFolder(tmp_path / "pref-x")
     folder.start(dict(SETTINGS), {})
     folder.append(rows)
     effects = list(list_effects(folder.path))
     assert [effect["id"] for effect in effects] == [row.id for row in rows]
-    kept = json.dumps(effects)
-    assert not any(row.question in kept or row.candidates[0].text in kept for row in rows)
+    written = json.dumps(effects)
+    assert not any(row.question in written or row.candidates[0].text in written for row in rows)
 
 
 def test_the_reference_recipe_is_that_of_the_paper():

@@ -1,4 +1,4 @@
-"""What is committed of a label run: names that do not depend on paths, slices that tables need, and no texts."""
+"""Packed label runs name gates without paths, hold the slices that tables need, and contain no texts."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 import knowgate as kg
-from benchmarks.recording.packing import pack, packed
-from benchmarks.recording.printed import keep_printed
-from benchmarks.recording.said import said_already
+from benchmarks.recording.needs import read_run_needs
+from benchmarks.recording.packing import pack, pack_row
+from benchmarks.recording.printed_tables import copy_printed_tables
 from benchmarks.tables import common, dhicl, kbm, kbm_plugged
-from benchmarks.tables.names import recorded_name, with_names
+from benchmarks.tables.names import recorded_name, rename_gates
 from knowgate.data.runs.folder import RunFolder
 from knowgate.data.runs.records import RecordedNeeds, read_needs, write_needs
 from knowgate.data.runs.rows import GradedAnswer, LabelRow
@@ -41,14 +41,14 @@ def test_a_gate_has_one_name_however_it_was_written(written, name):
 
 
 def test_a_judge_with_raw_scores_also_decides_by_its_own_verdict():
-    named = with_names({"w/kbm": RecordedNeeds("w/kbm", 0.7, {"a": 0.9}, raw={"a": 0.4})})
+    named = rename_gates({"w/kbm": RecordedNeeds("w/kbm", 0.7, {"a": 0.9}, raw={"a": 0.4})})
     assert (named["kbm"].needs, named["kbm"].threshold) == ({"a": 0.9}, 0.7)
     assert (named["kbm, own verdict"].needs, named["kbm, own verdict"].threshold) == ({"a": 0.4}, 0.5)
 
 
 def test_a_verdict_that_was_recorded_itself_is_kept():
     own = RecordedNeeds("kbm,verdict=own", 0.5, {"a": 0.1})
-    named = with_names({"kbm": RecordedNeeds("kbm", 0.7, {"a": 0.9}, raw={"a": 0.4}), own.gate: own})
+    named = rename_gates({"kbm": RecordedNeeds("kbm", 0.7, {"a": 0.9}, raw={"a": 0.4}), own.gate: own})
     assert named["kbm, own verdict"].needs == {"a": 0.1}
 
 
@@ -56,29 +56,29 @@ def test_a_packed_row_keeps_its_slices_and_loses_the_texts():
     answer = GradedAnswer("Paris", correct=True, samples=("Paris", "Rome"), sample_correct=(True, False), mastery=0.5)
     meta = {"dataset": "freshqa", "fact_type": "fast-changing", "num_hops": "one-hop", "source": "a text"}
     row = LabelRow("q", "Who?", "en", ("Paris",), meta=meta, closed=answer, mask=answer, iterative=answer)
-    small = packed(row, foreign=False)
+    small = pack_row(row, foreign=False)
     assert small.meta == {"dataset": "freshqa", "fact_type": "fast-changing", "num_hops": "one-hop"}
     assert (small.question, small.answers) == ("", ())
     for side in (small.closed, small.mask, small.iterative):
         assert (side.samples, side.mastery) == ((), 0.5)
 
 
-def test_answers_recorded_by_others_stay_behind():
+def test_answers_recorded_by_others_are_not_packed():
     row = LabelRow("q", "Who?", "en", closed=GradedAnswer("Paris", correct=True))
-    assert packed(row, foreign=True).closed == GradedAnswer("", correct=True)
+    assert pack_row(row, foreign=True).closed == GradedAnswer("", correct=True)
 
 
-def test_what_was_printed_is_kept_without_the_folders_of_that_machine(tmp_path):
+def test_printed_tables_are_copied_without_folder_paths(tmp_path):
     (tmp_path / "latency.md").write_text("| dhicl:/some/where/log.db | 0.1 / 0.2 |\n")
-    said = {"data": "jsonl:/some/where/kbsat.jsonl", "model": "llm-1", "words": "true/false"}
-    swapped = {**said, "data": "jsonl:/some/where/kbsat.swapped.jsonl"}
-    (tmp_path / "kbsat.jsonl").write_text(f"asking ...\n{json.dumps(said)}\n")
+    balanced = {"data": "jsonl:/some/where/kbsat.jsonl", "model": "llm-1", "words": "true/false"}
+    swapped = {**balanced, "data": "jsonl:/some/where/kbsat.swapped.jsonl"}
+    (tmp_path / "kbsat.jsonl").write_text(f"asking ...\n{json.dumps(balanced)}\n")
     (tmp_path / "kbsat.swapped.jsonl").write_text(f"{json.dumps(swapped)}\n")
     (tmp_path / "out").mkdir()
-    keep_printed(tmp_path, tmp_path / "out", "llm-1")
+    copy_printed_tables(tmp_path, tmp_path / "out", "llm-1")
     assert (tmp_path / "out" / "latency.md").read_text() == "| dhicl:log.db | 0.1 / 0.2 |\n"
-    kept = [json.loads(line) for line in (tmp_path / "out" / "kbsat-llm-1.jsonl").read_text().splitlines()]
-    assert [one["data"] for one in kept] == ["jsonl:kbsat.jsonl", "jsonl:kbsat.swapped.jsonl"]
+    records = [json.loads(line) for line in (tmp_path / "out" / "kbsat-llm-1.jsonl").read_text().splitlines()]
+    assert [record["data"] for record in records] == ["jsonl:kbsat.jsonl", "jsonl:kbsat.swapped.jsonl"]
 
 
 # --- tables from runs as they are recorded now ----------------------------------------------------
@@ -86,7 +86,7 @@ def test_what_was_printed_is_kept_without_the_folders_of_that_machine(tmp_path):
 
 @pytest.fixture
 def runs(tmp_path, monkeypatch):
-    """An open-book run and a closed-book one of FreshQA's kind, packed into the place of the recorded ones."""
+    """An open-book run and a closed-book run of FreshQA, packed and used in place of the committed runs."""
     made = write_invented(tmp_path / "made", 60)
     fresh = [
         replace(one, meta={"dataset": "freshqa", "fact_type": KINDS[number % 3], "num_hops": "one-hop"})
@@ -99,23 +99,28 @@ def runs(tmp_path, monkeypatch):
     kg.label(fresh, model=made.model, out=tmp_path / "freshqa-test", samples=2, closed_book=True)
     for name in ("nq_ctx-test", "freshqa-test"):
         ids = {row.id: 0.9 for row in RunFolder(tmp_path / name).rows()}
-        said = [
+        needs = [
             RecordedNeeds(spec, 0.5, ids) for spec in ("dhicl:k=20,words=true/false,sign=paper", "dhicl:w/log.db,k=5")
         ]
         raw = dict.fromkeys(ids, 0.2)
-        said += [RecordedNeeds("w/kbm", 0.5, ids, raw=raw)]
-        said += [RecordedNeeds("v/kbm", 0.5, ids, "plug-in, fitted on gguf:v/other-llm", raw=dict.fromkeys(ids, 0.8))]
-        write_needs(tmp_path / name, said)
-        pack(tmp_path / name, tmp_path / "runs" / common.QWEN / name, said_already(tmp_path / name))
+        needs += [RecordedNeeds("w/kbm", 0.5, ids, raw=raw)]
+        needs += [RecordedNeeds("v/kbm", 0.5, ids, "plug-in, fitted on gguf:v/other-llm", raw=dict.fromkeys(ids, 0.8))]
+        write_needs(tmp_path / name, needs)
+        pack(tmp_path / name, tmp_path / "runs" / common.QWEN / name, read_run_needs(tmp_path / name))
     for module in (common, dhicl, kbm, kbm_plugged):
         monkeypatch.setattr(module, "RUNS", tmp_path / "runs")
-    common.trial_of.cache_clear()
+    common.load_test_run.cache_clear()
     yield tmp_path / "runs" / common.QWEN
-    common.trial_of.cache_clear()
+    common.load_test_run.cache_clear()
 
 
-def test_what_was_said_before_is_packed_under_the_names_of_the_tables(runs):
-    assert [one.gate for one in read_needs(runs / "nq_ctx-test")] == ["dhicl", "dhicl:k=5", "kbm", "kbm, of other-llm"]
+def test_recorded_needs_are_packed_under_the_names_of_the_tables(runs):
+    assert [record.gate for record in read_needs(runs / "nq_ctx-test")] == [
+        "dhicl",
+        "dhicl:k=5",
+        "kbm",
+        "kbm, of other-llm",
+    ]
 
 
 @pytest.mark.slow

@@ -1,1 +1,1 @@
-"""Parts of `benchmarks/record.py`: fitting and scoring, what was said before, runs without texts."""
+"""Parts of `benchmarks/record.py`: fit and score gates, read recorded needs, pack label runs."""

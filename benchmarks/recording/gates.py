@@ -1,4 +1,7 @@
-"""Gates fitted on a train run and scored on a test run, and SKR with the train run as its log. Runs no LLM."""
+"""Fit gates on a train run and score a test run with them, without an LLM.
+
+SKR needs no fit: it uses the train run as its log.
+"""
 
 from __future__ import annotations
 
@@ -10,83 +13,95 @@ from typing import Any
 
 import numpy as np
 
-SKR = {"skr": "smooth", "skr, vote": "vote"}  # ours, and the paper's majority
+SKR = {"skr": "smooth", "skr, vote": "vote"}  # name in the tables -> mode; the paper uses the majority vote
 
 
 class CachedEmbedder:
-    """The embedding model, asked once per text."""
+    """The embedding model, with a cache: each text is embedded once."""
 
     def __init__(self) -> None:
         from knowgate.retrieval.embeddings import SentenceEmbedder
 
-        self.inner, self.known = SentenceEmbedder(), {}  # type: ignore[var-annotated]
+        self.inner, self.cache = SentenceEmbedder(), {}  # type: ignore[var-annotated]
 
     @property
     def fingerprint(self) -> str:
+        """Return the fingerprint of the embedding model."""
         return self.inner.fingerprint
 
     def embed(self, texts: Sequence[str]) -> Any:
-        new = [text for text in dict.fromkeys(texts) if text not in self.known]
+        """Return one embedding per text."""
+        new = [text for text in dict.fromkeys(texts) if text not in self.cache]
         if new:
-            self.known.update(zip(new, self.inner.embed(new), strict=True))
-        return np.stack([self.known[text] for text in texts])
+            self.cache.update(zip(new, self.inner.embed(new), strict=True))
+        return np.stack([self.cache[text] for text in texts])
 
 
-def makers(embedder: Any) -> dict[str, tuple[str, Callable[[Any], Any]]]:
-    """name -> (target, fit)."""
+def list_fits(embedder: Any) -> dict[str, tuple[str, Callable[[Any], Any]]]:
+    """Return the gates to fit: name -> (target, function that fits the gate to examples)."""
     from knowgate.training.adaptive import fit_adaptive
     from knowgate.training.fusion import fit_fusion
     from knowgate.training.judges.ik import fit_ik_text
     from knowgate.training.probe import fit_probe
 
     return {
-        "probe": ("known", lambda ex: fit_probe(ex, layer="mid", kind="mlp")),
-        "probe, balanced": ("known", lambda ex: fit_probe(ex, layer="mid", kind="mlp", balanced=True)),
-        "probe, linear": ("known", lambda ex: fit_probe(ex, layer="late", kind="linear")),
-        "probe after draft": ("known", lambda ex: fit_probe(ex, layer="late", position="post", kind="linear")),
-        "ik, text": ("known", lambda ex: fit_ik_text(ex, embedder=embedder)),
-        "adaptive": ("known", lambda ex: fit_adaptive(ex, embedder=embedder)),
-        "fusion": ("known", lambda ex: fit_fusion(ex)),
-        "fusion, cheap": ("known", lambda ex: fit_fusion(ex, cheap=True)),
-        "fusion, early": ("known", lambda ex: fit_fusion(ex, early=True)),
-        "fusion + text": ("known", lambda ex: fit_fusion(ex, text=True, embedder=embedder)),
-        "fusion on benefit": ("benefit", lambda ex: fit_fusion(ex)),
+        "probe": ("known", lambda examples: fit_probe(examples, layer="mid", kind="mlp")),
+        "probe, balanced": ("known", lambda examples: fit_probe(examples, layer="mid", kind="mlp", balanced=True)),
+        "probe, linear": ("known", lambda examples: fit_probe(examples, layer="late", kind="linear")),
+        "probe after draft": (
+            "known",
+            lambda examples: fit_probe(examples, layer="late", position="post", kind="linear"),
+        ),
+        "ik, text": ("known", lambda examples: fit_ik_text(examples, embedder=embedder)),
+        "adaptive": ("known", lambda examples: fit_adaptive(examples, embedder=embedder)),
+        "fusion": ("known", lambda examples: fit_fusion(examples)),
+        "fusion, cheap": ("known", lambda examples: fit_fusion(examples, cheap=True)),
+        "fusion, early": ("known", lambda examples: fit_fusion(examples, early=True)),
+        "fusion + text": ("known", lambda examples: fit_fusion(examples, text=True, embedder=embedder)),
+        "fusion on benefit": ("benefit", lambda examples: fit_fusion(examples)),
     }
 
 
 @dataclass
-class FittedOnce:
-    """Every gate fitted on a train run, once, whichever test runs ask for it. Remembers where it put them."""
+class GateFits:
+    """Gates fitted on train runs. Each train run is used once, even if several test runs need its gates.
+
+    Attributes:
+        embedder: Embedding model for gates that read text.
+        scratch: Folder for the fitted gates.
+        folders: Train run -> name of each gate -> folder of the fitted gate.
+    """
 
     embedder: Any
     scratch: Path
-    made: dict[Path, dict[str, Path]] = field(default_factory=dict)
+    folders: dict[Path, dict[str, Path]] = field(default_factory=dict)
 
-    def needs(self, train: Path, trial: Any) -> Iterator[Any]:
-        if train not in self.made:
-            self.made[train] = dict(self._fit(train))
-        for name, folder in self.made[train].items():
-            yield from scored_needs(name, folder, trial, f"fitted on {train.name}", self.embedder)
+    def score(self, train: Path, test_table: Any) -> Iterator[Any]:
+        """Fit all gates on a train run, if not done yet, and yield their needs on a test run."""
+        if train not in self.folders:
+            self.folders[train] = dict(self._fit(train))
+        for name, folder in self.folders[train].items():
+            yield from score_fitted_gate(name, folder, test_table, f"fitted on {train.name}", self.embedder)
 
     def _fit(self, train: Path) -> Iterator[tuple[str, Path]]:
         from knowgate.errors import KnowgateError
         from knowgate.training.examples import load_examples
         from knowgate.training.gate_artifact import save_fitted
 
-        for name, (target, make) in makers(self.embedder).items():
+        for name, (target, fit) in list_fits(self.embedder).items():
             start, folder = time.perf_counter(), self.scratch / train.name / name
             try:
                 examples = load_examples([train], target=target)  # type: ignore[arg-type]
-                save_fitted(make(examples), examples, folder)
+                save_fitted(fit(examples), examples, folder)
             except (KnowgateError, TypeError) as error:
-                print(f"  left out: {name}: {error}")
+                print(f"  skipped: {name}: {error}")
                 continue
             print(f"  {name}: {time.perf_counter() - start:.0f} s", flush=True)
             yield name, folder
 
 
-def scored_needs(name: str, folder: Path, trial: Any, about: str, embedder: Any = None) -> Iterator[Any]:
-    """What a fitted gate says of a test run, before and after calibration; nothing where it cannot."""
+def score_fitted_gate(name: str, folder: Path, test_table: Any, about: str, embedder: Any = None) -> Iterator[Any]:
+    """Yield the needs of a fitted gate on a test run, raw and calibrated; nothing if the gate cannot score it."""
     from knowgate.data.runs.records import RecordedNeeds
     from knowgate.errors import KnowgateError
     from knowgate.gates import load_gate
@@ -97,18 +112,18 @@ def scored_needs(name: str, folder: Path, trial: Any, about: str, embedder: Any 
         gate = load_gate(str(folder), plug_in=True)
         if embedder is not None and hasattr(gate, "embedder"):
             gate = replace(gate, embedder=embedder)  # type: ignore[type-var]
-        scores = score_with_raw(gate, trial.questions, trial.readings)
-        far = compute_far_share(measure_distances(gate, trial.questions, trial.readings))
+        scores = score_with_raw(gate, test_table.questions, test_table.readings)
+        far = compute_far_share(measure_distances(gate, test_table.questions, test_table.readings))
     except KnowgateError as error:
-        print(f"  left out: {name}: {error}")
+        print(f"  skipped: {name}: {error}")
         return
-    ids = [row.id for row in trial.rows]
+    ids = [row.id for row in test_table.rows]
     raw = {} if scores.raw is None else dict(zip(ids, scores.raw, strict=True))
     yield RecordedNeeds(name, gate.threshold, dict(zip(ids, scores.needs, strict=True)), about, raw=raw, far=far)
 
 
-def neighbour_needs(train: Path, trial: Any, embedder: Any, scratch: Path) -> list[Any]:
-    """SKR with the train run as its log, in both forms."""
+def score_skr(train: Path, test_table: Any, embedder: Any, scratch: Path) -> list[Any]:
+    """Return the needs of SKR on a test run, in both modes, with the train run as its log."""
     from knowgate.data.history.sqlite_store import SqliteHistory
     from knowgate.data.runs.folder import RunFolder
     from knowgate.data.runs.records import RecordedNeeds
@@ -121,15 +136,18 @@ def neighbour_needs(train: Path, trial: Any, embedder: Any, scratch: Path) -> li
     scope = scope_from_settings(RunFolder(train).manifest()["settings"])
     log.add(list(entries_from_rows(RunFolder(train).rows(), scope)))
     try:
-        near = SkrGate(log, scope=scope).find_neighbors(trial.questions)
+        neighbors = SkrGate(log, scope=scope).find_neighbors(test_table.questions)
     except KnowgateError as error:
-        print(f"  left out: skr: {error}")
+        print(f"  skipped: skr: {error}")
         return []
-    readings = [replace(one, neighbors={"skr": found}) for one, found in zip(trial.readings, near, strict=True)]
-    ids, recorded = [row.id for row in trial.rows], []
+    readings = [
+        replace(reading, neighbors={"skr": nearest})
+        for reading, nearest in zip(test_table.readings, neighbors, strict=True)
+    ]
+    ids, records = [row.id for row in test_table.rows], []
     for name, mode in SKR.items():
         gate = SkrGate(log, scope=scope, mode=mode)  # type: ignore[arg-type]
-        needs = score_questions(gate, trial.questions, readings)
+        needs = score_questions(gate, test_table.questions, readings)
         about = f"{mode}, log: {train.name}"
-        recorded.append(RecordedNeeds(name, gate.threshold, dict(zip(ids, needs, strict=True)), about))
-    return recorded
+        records.append(RecordedNeeds(name, gate.threshold, dict(zip(ids, needs, strict=True)), about))
+    return records

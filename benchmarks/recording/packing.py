@@ -1,4 +1,4 @@
-"""Label runs made small enough to be committed, without what belongs to the data sets."""
+"""Pack label runs: small enough to be committed, and without content of the data sets."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ META = ("dataset", "type", "num_hops", "hops", "fact_type", "false_premise", "ti
 
 
 def pack(full: Path, out: Path, needs: Sequence[Any]) -> None:
-    """The rows, the settings, what gates said, and what second looks said. OUT's folder is called after the LLM.
+    """Write a packed label run: its rows and settings, the needs of gates, and the verdicts of second looks.
 
-    Questions that some gate was not asked, as it was fitted on them, are left out.
+    Args:
+        full: Folder of the full label run.
+        out: Folder of the packed run. The name of its parent folder is the name of the LLM.
+        needs: Recorded needs. Questions without a need of every gate are left out: some gate was fitted on them.
     """
     from knowgate.core.files import write_json
     from knowgate.data.runs.folder import RunFolder
@@ -24,27 +27,30 @@ def pack(full: Path, out: Path, needs: Sequence[Any]) -> None:
 
     out.mkdir(parents=True, exist_ok=True)
     foreign = str(RunFolder(full).manifest()["settings"]["model"]).startswith("recorded:")
-    rows = [row for row in RunFolder(full).rows() if all(row.id in one.needs for one in needs)]
-    needs = [_only(one, {row.id for row in rows}) for one in needs]
-    lines = [json.dumps(row_to_json(packed(row, foreign)), ensure_ascii=False) for row in rows]
+    rows = [row for row in RunFolder(full).rows() if all(row.id in record.needs for record in needs)]
+    needs = [_select_ids(record, {row.id for row in rows}) for record in needs]
+    lines = [json.dumps(row_to_json(pack_row(row, foreign)), ensure_ascii=False) for row in rows]
     with gzip.GzipFile(out / "labels.jsonl.gz", "wb", mtime=0) as file:
         file.write(("\n".join(lines) + "\n").encode())
     manifest = RunFolder(full).manifest()
-    write_json(out / "run.json", manifest if foreign else _named(manifest, out.parent.name, len(rows)))
-    (out / "needs.jsonl").unlink(missing_ok=True)  # of an earlier recording
+    write_json(out / "run.json", manifest if foreign else _name_model(manifest, out.parent.name, len(rows)))
+    (out / "needs.jsonl").unlink(missing_ok=True)  # An earlier record may have left one.
     if needs:
         write_needs(out, needs)
-    for use in read_usefulness(full):
-        write_usefulness(out, use)
+    for verdicts in read_usefulness(full):
+        write_usefulness(out, verdicts)
 
 
-def _only(said: Any, ids: set[str]) -> Any:
-    kept = {name: {key: need for key, need in getattr(said, name).items() if key in ids} for name in ("needs", "raw")}
-    return replace(said, **kept)
+def _select_ids(record: Any, ids: set[str]) -> Any:
+    """Return recorded needs of the given questions only."""
+    selected = {
+        name: {key: need for key, need in getattr(record, name).items() if key in ids} for name in ("needs", "raw")
+    }
+    return replace(record, **selected)
 
 
-def _named(manifest: dict[str, Any], model: str, questions: int) -> dict[str, Any]:
-    """The LLM by its name, not by the file it was read from."""
+def _name_model(manifest: dict[str, Any], model: str, questions: int) -> dict[str, Any]:
+    """Return the manifest with the name of the LLM in place of the file from which it was loaded."""
     from knowgate.data.runs.folder import hash_settings
 
     rest = {key: value for key, value in manifest["settings"].items() if key != "hash"}
@@ -52,12 +58,13 @@ def _named(manifest: dict[str, Any], model: str, questions: int) -> dict[str, An
     return {**manifest, "settings": {**rest, "hash": hash_settings(rest)}}
 
 
-def packed(row: Any, foreign: bool) -> Any:
-    """The row without what belongs to the data set: questions, gold answers, passages, choices, samples.
+def pack_row(row: Any, foreign: bool) -> Any:
+    """Return a row without content of the data set: questions, gold answers, passages, choices, samples.
 
-    foreign: the answers were recorded by others and are part of the data set too.
+    Args:
+        row: Row of the full label run.
+        foreign: Whether others recorded the answers, so that these belong to the data set, too.
     """
-
     return replace(
         row,
         question="",
@@ -68,26 +75,26 @@ def packed(row: Any, foreign: bool) -> Any:
         states="",
         meta={key: row.meta[key] for key in META if key in row.meta},
         answer_frequency=row.meta.get("answer_frequency", row.answer_frequency),
-        closed=_numbers(row.closed, foreign, whole=True),
-        open=_numbers(row.open, foreign),
-        mask=_numbers(row.mask, foreign),
-        iterative=_numbers(row.iterative, foreign),
+        closed=_pack_answer(row.closed, foreign, with_entropy=True),
+        open=_pack_answer(row.open, foreign),
+        mask=_pack_answer(row.mask, foreign),
+        iterative=_pack_answer(row.iterative, foreign),
         signals={name: round(value, 3) for name, value in row.signals.items()},
         seconds=round(row.seconds, 3),
     )
 
 
-def _numbers(side: Any, foreign: bool, *, whole: bool = False) -> Any:
-    """An answer with the statistics of its tokens; whole: entropy and margin too."""
+def _pack_answer(answer: Any, foreign: bool, *, with_entropy: bool = False) -> Any:
+    """Return an answer with the log-probabilities of its tokens, and with entropy and margin if wanted."""
     from knowgate.types import Token
 
-    if side is None:
+    if answer is None:
         return None
 
-    def short(value: float | None) -> float | None:
-        return round(value, 3) if whole and value is not None else None
+    def shorten(value: float | None) -> float | None:
+        return round(value, 3) if with_entropy and value is not None else None
 
-    tokens = side.tokens and tuple(
-        Token("", round(one.logprob, 3), short(one.entropy), short(one.margin)) for one in side.tokens
+    tokens = answer.tokens and tuple(
+        Token("", round(token.logprob, 3), shorten(token.entropy), shorten(token.margin)) for token in answer.tokens
     )
-    return replace(side, text="" if foreign else side.text, tokens=tokens, samples=(), sample_correct=())
+    return replace(answer, text="" if foreign else answer.text, tokens=tokens, samples=(), sample_correct=())

@@ -1,1 +1,1 @@
-"""The tables of RESULTS.md, one subject to a file. `benchmarks/results.py` puts them together."""
+"""The tables of RESULTS.md, one topic per module. `benchmarks/results.py` assembles the pages."""

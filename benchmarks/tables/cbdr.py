@@ -1,4 +1,4 @@
-"""CBDR: headlines beside ours, beta on the recorded probes; on a page of details the tables of rerankers."""
+"""The pages on CBDR: results compared with the paper, the sweep of beta, and the tables of rerankers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.tables.cbdr_alignment import alignment_tables, estimate_gap
+from benchmarks.tables.cbdr_alignment import estimate_gap, render_alignment
 from benchmarks.tables.cbdr_probe import cbdr_probe_table
-from benchmarks.tables.common import CHOICE, OPEN, QWEN, RUNS, Rows, decided, table, trial_of
+from benchmarks.tables.common import CHOICE, OPEN, QWEN, RUNS, Rows, format_decisions, load_test_run, table
 
 SOURCES = ("confidence", "likelihood", "benefit")
 RERANKED = RUNS / "cbdr" / "rerank.json"
@@ -38,34 +38,35 @@ SUMMARY = (
     "is sound, and nearly never above .95, because this LLM knows only 10 % of NQ. So that claim is not tested here: it takes "
     "an LLM that knows more. [All tables](cbdr-details.md).\n"
 )
-PROBES = ("probe, balanced", "probe")  # the paper's, and until it is on record the one trained on all rows
-SKIPPED = (0.05, 0.17)  # shares of questions to answer directly; the second is the paper's at beta = .95
+PROBES = ("probe, balanced", "probe")  # the probe of the paper, and the one used if that is not recorded
+SKIP_SHARES = (0.05, 0.17)  # shares of questions answered directly; the paper has .17 at beta = .95
 PAPER_BETA = {0.95: "66.1 (83 %)", 0.98: "67.8 (93 %)"}  # Table 3: NQ, top 3, aligned reranker; always: 66.9
 
 
 def cbdr_section() -> Iterator[str]:
+    """Render the page on CBDR."""
     yield "## CBDR, beside the paper\n"
     yield SUMMARY
     yield "### Headlines\n"
     yield from _headlines()
-    yield from alignment_tables()
-    yield from _betas()
+    yield from render_alignment()
+    yield from _beta_table()
     yield from cbdr_probe_table()
 
 
 def cbdr_details() -> Iterator[str]:
-    """Tables 1 to 3 with intervals."""
+    """Render the page of details: Tables 1 to 3 with intervals."""
     if RERANKED.is_file():
         yield "## CBDR, details\n"
         yield from _rerank_table()
 
 
 def _headlines() -> Iterator[str]:
-    """P@1 and right answers of the reranker aligned by confidence, as the paper has it."""
+    """Render P@1 and right answers of the reranker aligned by confidence, compared with the paper."""
     if not RERANKED.is_file():
         return
-    found = json.loads(RERANKED.read_text())
-    ranked = found["rankings"]["confidence"]
+    record = json.loads(RERANKED.read_text())
+    ranked = record["rankings"]["confidence"]
     first = ranked["values"]["P@1"]
     rows: Rows = [
         (
@@ -75,33 +76,33 @@ def _headlines() -> Iterator[str]:
         )
     ]  # fmt: skip
     for top, paper in (("top 1", "61.5 to 62.6"), ("top 3", "62.2 to 66.9")):
-        ours = [f"{one['data']}: {_alignment(one, top)}" for one in found["answers"]]
+        ours = [f"{answers['data']}: {_alignment(answers, top)}" for answers in record["answers"]]
         rows.append((f"right answers, {top}, NQ, Llama3-8B (Table 2)", paper, "; ".join(ours)))
     yield table(("headline", "paper", "here"), rows)
     yield (
         "\nWhy they differ: the paper's base is bge-reranker-v2-m3 (568M), ours the packaged MiniLM (22M) taught "
         "relevance; its LLM has 8B parameters, ours 1.5B, whose confidence rises with almost any passage: in random "
         "order most first passages already count as positive, and the order of confidence itself (its oracle) leads to "
-        f"fewer right answers than the base. {_verdict(found['answers'])} The paper itself finds no gain with "
+        f"fewer right answers than the base. {_verdict(record['answers'])} The paper itself finds no gain with "
         "Qwen2.5-7B.\n"
     )
 
 
 def _verdict(answers: Sequence[dict[str, Any]]) -> str:
-    """Whether a source helps answers, by the paired intervals against the base over data sets and tops."""
+    """Say which sources improve answers, by paired intervals over data sets and numbers of passages."""
     cells: dict[str, list[dict[str, float]]] = {}
-    for one in answers:
-        for gaps in one["less"]["base"].values():
+    for data_set in answers:
+        for gaps in data_set["less"]["base"].values():
             for name, gap in gaps.items():
                 if name.startswith("aligned-"):
                     cells.setdefault(name.removeprefix("aligned-"), []).append(gap)
-    told = "; ".join(f"{name} {_better_or_worse(gaps)}" for name, gaps in cells.items())
+    counts = "; ".join(f"{name} {_count_better_and_worse(gaps)}" for name, gaps in cells.items())
     helps = [name for name, gaps in cells.items() if any(gap["low"] > 0 for gap in gaps)]
     first = f"What helps answers here: {', '.join(helps)}." if helps else "No source helps answers here for certain"
-    return f"{first} (of {len(next(iter(cells.values())))} comparisons with the base each: {told})."
+    return f"{first} (of {len(next(iter(cells.values())))} comparisons with the base each: {counts})."
 
 
-def _better_or_worse(gaps: Sequence[dict[str, float]]) -> str:
+def _count_better_and_worse(gaps: Sequence[dict[str, float]]) -> str:
     more, fewer = (sum(gap["low"] > 0 for gap in gaps), sum(gap["high"] < 0 for gap in gaps))
     mean = 100 * sum(gap["value"] for gap in gaps) / len(gaps)
     return f"better in {more}, worse in {fewer}, {mean:+.1f} points in the mean"
@@ -114,24 +115,24 @@ def _percent(value: dict[str, float]) -> str:
 def _alignment(answers: dict[str, Any], top: str) -> str:
     values = answers["values"][top]
     best = max((name for name in values if name.startswith("aligned-")), key=lambda name: values[name]["value"])
-    told = f"{_percent(values['base'])} to {_percent(values['aligned-confidence'])}"
-    return f"{told} (by {best.removeprefix('aligned-')} {_percent(values[best])})"
+    change = f"{_percent(values['base'])} to {_percent(values['aligned-confidence'])}"
+    return f"{change} (by {best.removeprefix('aligned-')} {_percent(values[best])})"
 
 
-def _betas() -> Iterator[str]:
-    """Accuracy (retrieval rate) where confidence is not above beta, on the runs themselves (BM25, no reranker)."""
+def _beta_table() -> Iterator[str]:
+    """Render accuracy (retrieval rate) if questions with confidence above beta are answered directly."""
     from knowgate.gates.offline_scoring import score_gate
     from knowgate.papers.sweeps import BETAS, select_unsure_questions
 
-    found = {}
+    scored = {}
     for name in (*OPEN, *CHOICE):
-        trial = trial_of(QWEN, name)
-        probe = next((one for one in PROBES if trial is not None and one in trial.recorded_needs), None)
-        if probe is not None and trial.open_right is not None:
-            found[name] = (trial, score_gate(trial, probe))
-    if not found:
+        labels = load_test_run(QWEN, name)
+        probe = next((gate for gate in PROBES if labels is not None and gate in labels.recorded_needs), None)
+        if probe is not None and labels.open_right is not None:
+            scored[name] = (labels, score_gate(labels, probe))
+    if not scored:
         return
-    raw = all(scores.raw is not None for _, scores in found.values())
+    raw = all(scores.raw is not None for _, scores in scored.values())
     yield "\n### Answer directly where confidence is above beta\n"
     yield (
         f"Confidence is {'the raw softmax of the balanced probe' if raw else '1 - calibrated need of the probe'}; "
@@ -142,7 +143,7 @@ def _betas() -> Iterator[str]:
         (
             f"{beta:g}",
             PAPER_BETA.get(beta, "–"),
-            *(decided(trial, select_unsure_questions(one, beta)) for trial, one in found.values()),
+            *(format_decisions(labels, select_unsure_questions(scores, beta)) for labels, scores in scored.values()),
         )
         for beta in BETAS
     ]
@@ -150,13 +151,13 @@ def _betas() -> Iterator[str]:
         (
             f"quantile {share:.0%}",
             "–",
-            *(decided(trial, skip_most_confident(one, share)) for trial, one in found.values()),
+            *(format_decisions(labels, skip_most_confident(scores, share)) for labels, scores in scored.values()),
         )
-        for share in SKIPPED
+        for share in SKIP_SHARES
     ]
-    gaps = [always_gap(trial, select_unsure_questions(one, 0.95)) for trial, one in found.values()]
+    gaps = [format_gap_to_always(labels, select_unsure_questions(scores, 0.95)) for labels, scores in scored.values()]
     rows.append(("0.95, against always", "-0.8", *gaps))
-    yield table(("beta", "paper", *found), rows)
+    yield table(("beta", "paper", *scored), rows)
     yield (
         "\nQuantile: beta is the quantile of confidence, on the other half of the questions, above which this share lies. "
         "It skips what it should on every data set, whereas .95 skips anything from nothing to a third. The loss "
@@ -164,14 +165,14 @@ def _betas() -> Iterator[str]:
     )
 
 
-def always_gap(trial: Any, retrieve: Any) -> str:
+def format_gap_to_always(labels: Any, retrieve: Any) -> str:
     """Return '-11.8 [-14.8, -8.8]': accuracy of given decisions minus that of always, with a 95 % bootstrap interval."""
-    right = np.where(retrieve, trial.always_right, trial.closed_right)
-    return estimate_gap(right.astype(float) - trial.always_right)
+    right = np.where(retrieve, labels.always_right, labels.closed_right)
+    return estimate_gap(right.astype(float) - labels.always_right)
 
 
 def skip_most_confident(scores: Any, share: float) -> Any:
-    """Retrieve unless confidence is above beta, the quantile of the other half of the questions."""
+    """Decide to retrieve unless confidence is above a quantile, taken from the other half of the questions."""
     confidence = 1 - np.asarray(scores.needs if scores.raw is None else scores.raw)
     half = np.arange(len(confidence)) % 2 == 0
     retrieve = np.ones(len(confidence), dtype=bool)
@@ -181,14 +182,14 @@ def skip_most_confident(scores: Any, share: float) -> Any:
 
 
 def _rerank_table() -> Iterator[str]:
-    """CBDR's tables as `benchmarks/cbdr.py` left them."""
+    """Render the tables that `benchmarks/cbdr.py` recorded."""
     folder = RERANKED.parent
     if not RERANKED.is_file():
         return
-    preferred = {source: json.loads((folder / f"pref-{source}-train.pref.json").read_text()) for source in SOURCES}
+    preferences = {source: json.loads((folder / f"pref-{source}-train.pref.json").read_text()) for source in SOURCES}
     relevance = json.loads((folder / "relevance.relevance.json").read_text())
-    settings, done = preferred["confidence"]["settings"], preferred["confidence"]["totals"]["done"]
-    kept = ", ".join(f"{one['totals']['kept']:,} by {source}" for source, one in preferred.items())
+    settings, done = preferences["confidence"]["settings"], preferences["confidence"]["totals"]["done"]
+    kept = ", ".join(f"{manifest['totals']['kept']:,} by {source}" for source, manifest in preferences.items())
     yield "\n### Rerankers aligned with an LLM, and confidence-based retrieval\n"
     yield (
         f"Recorded by `benchmarks/cbdr.py`: {settings['model']}, {settings['candidates']} candidates of the pooled "
@@ -200,17 +201,18 @@ def _rerank_table() -> Iterator[str]:
         "train rows: figures of one name differ. 95 % bootstrap intervals over "
         "questions; differences are paired.\n"
     )
-    yield _deeper(folder / "rerank.md")
+    yield _lower_headings(folder / "rerank.md")
     yield "### Beta, reranker and passages shown (CBDR, Table 3)\n"
-    yield _deeper(folder / "beta.md")
+    yield _lower_headings(folder / "beta.md")
 
 
-def _deeper(file: Path) -> str:
-    """Its titles one level down, as they stand within a section."""
+def _lower_headings(file: Path) -> str:
+    """Return a Markdown file with its headings one level lower."""
     return "\n".join(f"#{line}" if line.startswith("#") else line for line in file.read_text().splitlines()) + "\n"
 
 
 def matrices() -> Iterator[str]:
+    """Render how gates transfer to other data sets and LLMs."""
     file = RUNS / "matrices.md"
     if file.is_file():
         yield "## Fitted on one data set or LLM, used on another\n"

@@ -1,4 +1,4 @@
-"""Aligned rerankers, recipes chosen on dev questions: ranking of their own target, and answers."""
+"""Tables of aligned rerankers with recipes chosen on dev questions: P@1 of their own target, and answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HOME = RUNS / "cbdr" / "alignment"
 TOPS = ("top 1", "top 3")
 
 
-def alignment_tables(home: Path = HOME) -> Iterator[str]:
+def render_alignment(home: Path = HOME) -> Iterator[str]:
     """Yield the section: what was chosen on dev questions, P@1 on test questions, right answers."""
     if not (home / "rerank.json").is_file():
         return
@@ -80,7 +80,7 @@ def _format_ranking(result: dict[str, Any], chosen: dict[str, str]) -> str:
     for source in SOURCES:
         ranking = result["rankings"][source]
         values, gaps = ranking["values"]["P@1"], ranking["less"]["base"]["P@1"]
-        for name in ("retriever", "base", *(f"{each}{end}" for each in SOURCES for end in (f"-{REFERENCE}", ""))):
+        for name in ("retriever", "base", *(f"{trained}{end}" for trained in SOURCES for end in (f"-{REFERENCE}", ""))):
             recipe = f" ({chosen[name]})" if name in chosen else ""
             gap = format_gap(gaps[name]) if name in gaps else "–"
             rows.append((source, f"{ranking['questions']:,}", name + recipe, f"{100 * values[name]['value']:.1f}", gap))
@@ -109,7 +109,7 @@ def _format_answers(home: Path, result: dict[str, Any]) -> str:
 
 
 def format_seconds(home: Path) -> str:
-    """Say how long the steps took on the GPU."""
+    """Return a sentence on how long the steps took on the GPU."""
     seconds = json.loads((home / "seconds.json").read_text(encoding="utf-8"))
 
     def total(prefix: str) -> str:
@@ -125,7 +125,7 @@ def format_seconds(home: Path) -> str:
 
 
 def read_answers(home: Path) -> dict[tuple[str, str], dict[str, int]]:
-    """Return whether each answer is right, by number of passages and ranker, then by question of both data sets."""
+    """Return whether each answer is right, by number of passages and reranker, then by question of both data sets."""
     right: dict[tuple[str, str], dict[str, int]] = {}
     with gzip.open(home / "predictions.jsonl.gz", "rt", encoding="utf-8") as lines:
         for line in lines:

@@ -1,10 +1,10 @@
-"""CBDR's probe with ten thousand train rows: confidence above beta, and what skipping there saves and costs.
+"""CBDR's probe with ten thousand train rows: what skipping at a confidence above beta saves and costs.
 
     python -m benchmarks.tables.cbdr_probe
 
-The probe is a linear one of layer 14 at the last token of the question, fitted on the closed-book train rows of the data
+The probe is linear and reads layer 14 at the last token of the question, fitted on the closed-book train rows of the data
 set itself (`paper_training`, `policy_probes`). Its logits are shifted to balanced classes, as CBDR trains them. The rows
-were labeled for IK, and the test questions had been looked at with other signals before.
+were labeled for IK. The test questions had been evaluated with other signals before.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ def read_confidence(group: int) -> tuple[Any, Any]:
     from benchmarks.tables.closed_book import match_run
 
     logits = {row["id"]: row["logit"] for row in read_record(PROBE)[1:]}
-    trial, rows = match_run(group)
-    return trial, np.asarray(sigmoid(np.array([logits[row["id"]] for row in rows])))
+    labels, rows = match_run(group)
+    return labels, np.asarray(sigmoid(np.array([logits[row["id"]] for row in rows])))
 
 
-def probe_point(group: int, beta: float = 0.95) -> tuple[float, float]:
+def measure_probe(group: int, beta: float = 0.95) -> tuple[float, float]:
     """Return (share of searches saved, change of accuracy) if questions with more confidence than beta are not searched."""
-    from benchmarks.tables.claims import decision_point
+    from benchmarks.tables.claims import measure_decisions
 
-    trial, confidence = read_confidence(group)
-    return decision_point(trial, confidence <= beta)
+    labels, confidence = read_confidence(group)
+    return measure_decisions(labels, confidence <= beta)
 
 
 def cbdr_probe_table() -> Iterator[str]:
-    """The section of the page; nothing without a record."""
+    """Render the section, or nothing without a record."""
     if not read_record(PROBE):
         return
     facts, lines = read_record(PROBE)[0], []
     for group, name in enumerate(("TriviaQA", "NQ")):
-        trial, confidence = read_confidence(group)
-        closed, opened = np.asarray(trial.closed_right, bool), np.asarray(trial.always_right, bool)
+        labels, confidence = read_confidence(group)
+        closed, opened = np.asarray(labels.closed_right, bool), np.asarray(labels.always_right, bool)
         trained = facts["train"][group]
         for beta in BETAS:
             skipped = confidence > beta

@@ -1,8 +1,8 @@
 """The first table of RESULTS.md: what each paper claims, what is measured here, what gold mastery gives, and whether it holds.
 
 Every number of the column "here" is computed from a record and links to it. Gold mastery is no gate: it skips retrieval
-in the order of the share of sampled answers that are right. `make results` stands where the record is
-not a label run, or where no command prints that figure.
+in the order of the share of sampled answers that are right. The command is `make results` if the record is not a label
+run, or if no other command prints that figure.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import numpy as np
 
 from benchmarks.cbdr_alignment import SOURCES
 from benchmarks.policy_evaluation import compare
-from benchmarks.tables.cbdr import PROBES, RERANKED, always_gap
+from benchmarks.tables.cbdr import PROBES, RERANKED, format_gap_to_always
 from benchmarks.tables.cbdr_alignment import HOME as ALIGNMENT
 from benchmarks.tables.cbdr_alignment import format_gap
-from benchmarks.tables.cbdr_probe import probe_point
-from benchmarks.tables.closed_book import ik_point, mean_auroc, token_difference
-from benchmarks.tables.common import QWEN, RESAMPLES, RUNS, SMOLLM, Rows, table, trial_of
-from benchmarks.tables.dhicl_cut import cross_cut
-from benchmarks.tables.kbm import KINDS, judge_of
-from benchmarks.tables.kbm_second import BOUNDARY, gain_of
-from benchmarks.tables.names import OWN
+from benchmarks.tables.cbdr_probe import measure_probe
+from benchmarks.tables.closed_book import mean_auroc, measure_ik_verdict, token_difference
+from benchmarks.tables.common import QWEN, RESAMPLES, RUNS, SMOLLM, Rows, load_test_run, table
+from benchmarks.tables.dhicl_cut import decide_by_learned_cut
+from benchmarks.tables.kbm import KINDS, find_kbm_judge
+from benchmarks.tables.kbm_second import BOUNDARY, measure_gain
+from benchmarks.tables.names import OWN_VERDICT
 
-LOSS = 0.017  # accuracy that KBM gives up on WebQA for its saved searches
+LOSS = 0.017  # accuracy that KBM loses on WebQA by its saved searches
 PAGES = {"KBM": "kbm.md", "IK": "ik.md", "CBDR": "cbdr.md", "DH-ICL": "dh-icl.md"}
 COLUMNS = ("paper", "claim", "there", "here", "gold mastery", "holds?", "command")
 FROM_RECORD = "make results"
@@ -82,76 +82,76 @@ def list_claims() -> tuple[Claim, ...]:
 # --- figures ----------------------------------------------------------------------------------------
 
 
-def run_of(name: str, model: str = QWEN) -> str:
+def name_test_run(name: str, model: str = QWEN) -> str:
     """Return the folder of a data set's test run within `benchmarks/runs`."""
     return f"{model}/{name}-test"
 
 
-def verdict_point(trial: Any, gate: str) -> tuple[float, float]:
+def measure_verdict(labels: Any, gate: str) -> tuple[float, float]:
     """Return (share of searches saved, change of accuracy against always) at a gate's own threshold."""
     from knowgate.gates.offline_scoring import score_gate
 
-    scores = score_gate(trial, gate)
-    return decision_point(trial, scores.needs > scores.threshold)
+    scores = score_gate(labels, gate)
+    return measure_decisions(labels, scores.needs > scores.threshold)
 
 
-def decision_point(trial: Any, retrieve: Any) -> tuple[float, float]:
+def measure_decisions(labels: Any, retrieve: Any) -> tuple[float, float]:
     """Return (share of searches saved, change of accuracy against always) of given decisions."""
-    right = np.where(retrieve, trial.always_right, trial.closed_right)
-    return 1 - float(retrieve.mean()), float(right.mean() - trial.always_right.mean())
+    right = np.where(retrieve, labels.always_right, labels.closed_right)
+    return 1 - float(retrieve.mean()), float(right.mean() - labels.always_right.mean())
 
 
-def above_random(trial: Any, gate: str) -> str:
+def format_gain_over_random(labels: Any, gate: str) -> str:
     """Return '+1.2 [-0.0, +2.4]': accuracy minus that of as many random skips, with a 95 % bootstrap interval."""
     from knowgate.gates.offline_scoring import score_gate
 
-    scores = score_gate(trial, gate)
+    scores = score_gate(labels, gate)
     skips = scores.needs <= scores.threshold
-    changes = trial.closed_right.astype(float) - trial.always_right
+    changes = labels.closed_right.astype(float) - labels.always_right
     gains = skips * (changes - changes.mean())
     drawn = np.random.default_rng(0).integers(0, len(gains), (RESAMPLES, len(gains)))
     low, high = 100 * np.quantile(gains[drawn].mean(axis=1), [0.025, 0.975])
     return f"{100 * gains.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
-def saved_at(trial: Any, needs: Any, loss: float = LOSS) -> float:
-    """Return the largest share of searches that can go for at most `loss` accuracy, by the exact order of the rows."""
+def compute_savings(labels: Any, needs: Any, loss: float = LOSS) -> float:
+    """Return the largest share of searches that can be skipped at a loss of at most `loss` accuracy."""
     from knowgate.stats.metrics import compute_frontier
 
-    frontier = compute_frontier(trial.closed_right, trial.always_right, needs)
+    frontier = compute_frontier(labels.closed_right, labels.always_right, needs)
     enough = frontier.accuracies >= frontier.accuracies[-1] - loss - 1e-9
     return 1 - float(frontier.rates[enough].min())
 
 
-def gold_needs(trial: Any) -> Any:
+def compute_gold_needs(labels: Any) -> Any:
     """Return 1 - gold mastery of each question."""
-    return 1 - np.array([row.closed.mastery for row in trial.rows], dtype=float)
+    return 1 - np.array([row.closed.mastery for row in labels.rows], dtype=float)
 
 
-def oracle_savings() -> str:
-    """Return how many searches an oracle saves without losing an answer: all that do not turn a wrong answer right."""
-    trials = {short(name): trial_of(QWEN, name) for name in (WEBQA, TRIVIA, NQ)}
-    needed = {name: (trial.always_right & ~trial.closed_right).mean() for name, trial in trials.items()}
+def format_oracle_savings() -> str:
+    """Return the share of searches that an oracle saves: all that do not turn a wrong answer right."""
+    runs = {display_data_set(name): load_test_run(QWEN, name) for name in (WEBQA, TRIVIA, NQ)}
+    needed = {name: (labels.always_right & ~labels.closed_right).mean() for name, labels in runs.items()}
     return ", ".join(f"{100 * (1 - share):.0f} % of {name}" for name, share in needed.items())
 
 
-def gold_saved(trial: Any, loss: float = LOSS) -> str:
-    """Return what the order of gold mastery saves."""
-    return f"{100 * saved_at(trial, gold_needs(trial), loss):.0f} %"
+def format_gold_savings(labels: Any, loss: float = LOSS) -> str:
+    """Return the share of searches that skipping by gold mastery saves, as text."""
+    return f"{100 * compute_savings(labels, compute_gold_needs(labels), loss):.0f} %"
 
 
-def correlation(trial: Any) -> float:
+def compute_correlation(labels: Any) -> float:
     """Return Pearson's r of closed-book mastery and certainty."""
-    values = [(row.closed.mastery, row.closed.certainty) for row in trial.rows]
+    values = [(row.closed.mastery, row.closed.certainty) for row in labels.rows]
     return float(np.corrcoef(np.array(values, dtype=float).T)[0, 1])
 
 
-def point_text(point: tuple[float, float]) -> str:
+def format_point(point: tuple[float, float]) -> str:
     """Return '24 % at -6.0'."""
     return f"{100 * point[0]:.0f} % at {100 * point[1]:+.1f}"
 
 
-def short(name: str) -> str:
+def display_data_set(name: str) -> str:
     """Return the name of a data set as people write it."""
     return {TRIVIA: "TriviaQA", NQ: "NQ", WEBQA: "WebQA", "openbookqa": "OpenBookQA"}.get(name, name)
 
@@ -160,26 +160,28 @@ def short(name: str) -> str:
 
 
 def _kbm() -> Iterator[Claim]:
-    webqa, trivia, llama = (trial_of(QWEN, name) for name in (WEBQA, TRIVIA, NQ))
-    mastery, certainty = (judge_of(webqa, head) for head in ("mastery", "certainty"))
-    saved = saved_at(webqa, _needs(webqa, mastery))
+    webqa, trivia, nq = (load_test_run(QWEN, name) for name in (WEBQA, TRIVIA, NQ))
+    mastery, certainty = (find_kbm_judge(webqa, head) for head in ("mastery", "certainty"))
+    saved = compute_savings(webqa, _needs(webqa, mastery))
     yield Claim(
         "KBM", "mastery saves searches on WebQA", "43 % at -1.7",
-        ((f"own verdict {point_text(verdict_point(webqa, mastery))}", run_of(WEBQA)),
-         (f"best cut {100 * saved:.0f} % at -1.7", run_of(WEBQA))),
-        gold_saved(webqa), "no: the judge finds a third of what gold allows",
+        ((f"own verdict {format_point(measure_verdict(webqa, mastery))}", name_test_run(WEBQA)),
+         (f"best cut {100 * saved:.0f} % at -1.7", name_test_run(WEBQA))),
+        format_gold_savings(webqa), "no: the judge finds a third of what gold allows",
         "knowgate eval --labels RUN --gates kbm,verdict=own",
     )  # fmt: skip
     yield Claim(
         "KBM", "certainty saves searches on WebQA", "10 % at -.4",
-        ((f"own verdict {point_text(verdict_point(webqa, certainty))}", run_of(WEBQA)),),
-        gold_saved(webqa, 0.004), "no: this judge never says certain; one trained for three epochs does, and saves no more",
+        ((f"own verdict {format_point(measure_verdict(webqa, certainty))}", name_test_run(WEBQA)),),
+        format_gold_savings(webqa, 0.004),
+        "no: this judge never says certain; one trained for three epochs does, and saves no more",
         "knowgate eval --labels RUN --gates kbm-certainty,verdict=own",
     )  # fmt: skip
     yield Claim(
         "KBM", "mastery and certainty correlate", "r = .64",
-        ((f"WebQA {correlation(webqa):.2f}", run_of(WEBQA)), (f"TriviaQA {correlation(trivia):.2f}", run_of(TRIVIA)),
-         (f"NQ {correlation(llama):.2f}", run_of(NQ))),
+        ((f"WebQA {compute_correlation(webqa):.2f}", name_test_run(WEBQA)),
+         (f"TriviaQA {compute_correlation(trivia):.2f}", name_test_run(TRIVIA)),
+         (f"NQ {compute_correlation(nq):.2f}", name_test_run(NQ))),
         "", "**yes** on 4 of 11 sets; lower where the LLM knows little or guesses", "knowgate report RUN",
     )  # fmt: skip
     yield _second_judgement()
@@ -190,20 +192,20 @@ def _kbm() -> Iterator[Claim]:
 def _second_judgement() -> Claim:
     from knowgate.data.runs.records import read_usefulness
 
-    trial, run = trial_of(QWEN, BOUNDARY), run_of(BOUNDARY)
+    labels, run = load_test_run(QWEN, BOUNDARY), name_test_run(BOUNDARY)
     verdicts = read_usefulness(RUNS / run)[0].useful
-    useful = np.array([verdicts[row.id] for row in trial.rows])
-    better = np.array([row.open.mastery >= row.closed.mastery for row in trial.rows])
+    useful = np.array([verdicts[row.id] for row in labels.rows])
+    better = np.array([row.open.mastery >= row.closed.mastery for row in labels.rows])
     always, paper, gold = (
-        100 * float(np.where(kept, trial.always_right, trial.closed_right).mean())
-        for kept in (np.ones_like(useful), useful, better)
+        100 * float(np.where(keep, labels.always_right, labels.closed_right).mean())
+        for keep in (np.ones_like(useful), useful, better)
     )
     choice = "openbookqa"
-    shown, gain = gain_of(choice, trial_of(QWEN, choice))
+    shown_share, gain = measure_gain(choice, load_test_run(QWEN, choice))
     return Claim(
         "KBM", "a second judgement drops useless passages without loss (multiple choice)", "level or above",
         ((f"NQ, do they suffice? {always:.1f} to {paper:.1f}", f"{run}/useful.jsonl"),
-         (f"OpenBookQA, do they help (by log-probabilities)? {gain} at {100 * shown:.0f} % shown", run_of(choice))),
+         (f"OpenBookQA, do they help (by log-probabilities)? {gain} at {100 * shown_share:.0f} % shown", name_test_run(choice))),
         f"NQ {gold:.1f}", "on 3 of 5 multiple-choice sets, if asked whether passages help",
         FROM_RECORD,
     )  # fmt: skip
@@ -212,27 +214,27 @@ def _second_judgement() -> Claim:
 def _freshness() -> Claim:
     from knowgate.gates.offline_scoring import score_gate
 
-    trial = trial_of(QWEN, "freshqa")
-    scores = score_gate(trial, judge_of(trial, "mastery"))
-    kinds, retrieve = trial.get_slice_values("freshness"), scores.needs > scores.threshold
+    labels = load_test_run(QWEN, "freshqa")
+    scores = score_gate(labels, find_kbm_judge(labels, "mastery"))
+    kinds, retrieve = labels.get_slice_values("freshness"), scores.needs > scores.threshold
     rates = " / ".join(f"{100 * retrieve[kinds == kind].mean():.0f}" for kind in KINDS)
     return Claim(
         "KBM", "the faster facts change, the more it retrieves (fast / slow / never)", "95 / 92 / 76 %",
-        ((f"{rates} %", run_of("freshqa")),), "", "fast above the rest; slow and never are level", FROM_RECORD,
+        ((f"{rates} %", name_test_run("freshqa")),), "", "fast above the rest; slow and never are level", FROM_RECORD,
     )  # fmt: skip
 
 
 def _plug_in() -> Claim:
-    trial = trial_of("llama3.1-8b", "gate_llama3_8b")
-    gate = next(name for name in trial.recorded_needs if name.startswith("kbm, of") and name.endswith(OWN))
-    saved, change = verdict_point(trial, gate)
-    random = -saved * float(trial.always_right.mean() - trial.closed_right.mean())
+    labels = load_test_run("llama3.1-8b", "gate_llama3_8b")
+    gate = next(name for name in labels.recorded_needs if name.startswith("kbm, of") and name.endswith(OWN_VERDICT))
+    saved, change = measure_verdict(labels, gate)
+    random = -saved * float(labels.always_right.mean() - labels.closed_right.mean())
     return Claim(
         "KBM", "a judge of one LLM serves another (points above random)", "+3 to +7 (WebQA)",
         ((f"Llama-3.1-8B {100 * (change - random):+.1f} at {100 * saved:.0f} % saved",
-          run_of("gate_llama3_8b", "llama3.1-8b")),),
+          name_test_run("gate_llama3_8b", "llama3.1-8b")),),
         "", "not shown: a 1.5B LLM's knowledge is not an 8B LLM's",
-        f'knowgate eval --labels RUN --gates "{gate.removesuffix(OWN)},verdict=own" --full',
+        f'knowgate eval --labels RUN --gates "{gate.removesuffix(OWN_VERDICT)},verdict=own" --full',
     )  # fmt: skip
 
 
@@ -240,24 +242,26 @@ def _ik() -> Iterator[Claim]:
     from knowgate.evaluation.gate_results import compute_majority_share
     from knowgate.gates.offline_scoring import score_gate
 
-    trivia = trial_of(QWEN, TRIVIA)
-    gate = f"ik{OWN}"
+    trivia = load_test_run(QWEN, TRIVIA)
+    gate = f"ik{OWN_VERDICT}"
     scores = score_gate(trivia, gate)
     right = (scores.needs > scores.threshold) == ~trivia.closed_right
     majority, gap = compute_majority_share(trivia), compare(right, ~trivia.closed_right)
     lift = f"{100 * gap['value']:+.1f} [{100 * gap['low']:+.1f}, {100 * gap['high']:+.1f}]"
     yield Claim(
         "IK", "its verdict is right for 80 %", "80 %",
-        ((f"TriviaQA {100 * right.mean():.1f} %, always saying unknown {100 * majority:.1f} %", run_of(TRIVIA)),),
+        ((f"TriviaQA {100 * right.mean():.1f} %, always saying unknown {100 * majority:.1f} %", name_test_run(TRIVIA)),),
         "", f"**yes**: {lift} points above always saying unknown",
         "knowgate eval --labels RUN --gates ik,verdict=own --full",
     )  # fmt: skip
-    sets = {name: trial_of(QWEN, name) for name in ("openbookqa", TRIVIA, WEBQA)}
+    sets = {name: load_test_run(QWEN, name) for name in ("openbookqa", TRIVIA, WEBQA)}
     yield Claim(
         "IK", "halves the searches on some data sets", "50 %",
-        (*((f"{short(name)} {point_text(verdict_point(trial, gate))}", run_of(name)) for name, trial in sets.items()),
-         (f"TriviaQA, 20,000 rows {point_text(ik_point(0))}", CLOSED_BOOK_RECORD)),
-        f"TriviaQA {gold_saved(trivia)}", "only where passages are useless (OpenBookQA); on TriviaQA not even gold mastery does",
+        (*((f"{display_data_set(name)} {format_point(measure_verdict(labels, gate))}", name_test_run(name))
+           for name, labels in sets.items()),
+         (f"TriviaQA, 20,000 rows {format_point(measure_ik_verdict(0))}", CLOSED_BOOK_RECORD)),
+        f"TriviaQA {format_gold_savings(trivia)}",
+        "only where passages are useless (OpenBookQA); on TriviaQA not even gold mastery does",
         "knowgate eval --labels RUN --gates ik,verdict=own",
     )  # fmt: skip
     first, last = (_ik_auroc(tokens) for tokens in (0, 32))
@@ -283,14 +287,16 @@ def _cbdr() -> Iterator[Claim]:
 
     points = []
     for name in (NQ, TRIVIA):
-        trial = trial_of(QWEN, name)
-        retrieve = select_unsure_questions(score_gate(trial, PROBES[0]), 0.95)
-        saved = f"{100 * (1 - retrieve.mean()):.0f} % at {always_gap(trial, retrieve)}, n = {len(trial.rows)}"
-        points.append((f"{short(name)} {saved}", run_of(name)))
-    points.append((f"NQ, 9,935 train rows {point_text(probe_point(1))}", PROBE_RECORD))
+        labels = load_test_run(QWEN, name)
+        retrieve = select_unsure_questions(score_gate(labels, PROBES[0]), 0.95)
+        saved = (
+            f"{100 * (1 - retrieve.mean()):.0f} % at {format_gap_to_always(labels, retrieve)}, n = {len(labels.rows)}"
+        )
+        points.append((f"{display_data_set(name)} {saved}", name_test_run(name)))
+    points.append((f"NQ, 9,935 train rows {format_point(measure_probe(1))}", PROBE_RECORD))
     yield Claim(
         "CBDR", "beta = .95 skips some searches at little loss (NQ)", "17 % at -.8", tuple(points),
-        f"NQ {gold_saved(trial_of(QWEN, NQ), 0.008)}",
+        f"NQ {format_gold_savings(load_test_run(QWEN, NQ), 0.008)}",
         "not with this LLM: with 82 known train rows the probe overfits; with 690 it is never sure enough to skip",
         f'knowgate sweep beta --labels RUN --gates "{PROBES[0]}"',
     )  # fmt: skip
@@ -334,11 +340,11 @@ def _dhicl() -> Iterator[Claim]:
     from knowgate.gates.offline_scoring import score_gate
     from knowgate.papers.sweeps import format_auroc
 
-    trivia = trial_of(QWEN, TRIVIA)
+    trivia = load_test_run(QWEN, TRIVIA)
     yield Claim(
         "DH-ICL", "saves half the searches on TriviaQA", "50 % at -.2",
-        ((point_text(verdict_point(trivia, "dhicl")), run_of(TRIVIA)),), gold_saved(trivia, 0.002),
-        f"no: passages add 33 points here, 6.5 there; {above_random(trivia, 'dhicl')} against as many random skips",
+        ((format_point(measure_verdict(trivia, "dhicl")), name_test_run(TRIVIA)),), format_gold_savings(trivia, 0.002),
+        f"no: passages add 33 points here, 6.5 there; {format_gain_over_random(trivia, 'dhicl')} against as many random skips",
         "knowgate sweep dhicl --labels RUN",
     )  # fmt: skip
     file = f"kbsat-{QWEN}.jsonl"
@@ -356,20 +362,22 @@ def _dhicl() -> Iterator[Claim]:
         ((f"{history['accuracy'] * 100:.1f}, AUROC {history['auroc']:.2f}", file),), "100",
         "half of the gain; 62.1 on an earlier set of 330", FROM_RECORD,
     )  # fmt: skip
-    rates = [(k, 100 * (1 - verdict_point(trivia, f"dhicl:k={k}" if k != 20 else "dhicl")[0])) for k in (5, 20, 70)]
+    rates = [(k, 100 * (1 - measure_verdict(trivia, f"dhicl:k={k}" if k != 20 else "dhicl")[0])) for k in (5, 20, 70)]
     yield Claim(
         "DH-ICL", "more examples, fewer searches (Figure 6)", "falls with k",
-        ((", ".join(f"k = {k}: {rate:.0f} %" for k, rate in rates), run_of(TRIVIA)),), "",
+        ((", ".join(f"k = {k}: {rate:.0f} %" for k, rate in rates), name_test_run(TRIVIA)),), "",
         "no: it rises; the LLM copies the share of known examples", "knowgate sweep dhicl --labels RUN --counts 5,20,70",
     )  # fmt: skip
     words = [name for name in trivia.recorded_needs if name.startswith("dhicl:words=")]
-    searched = [100 * (1 - verdict_point(trivia, name)[0]) for name in ("dhicl", *words)]
-    learned = [100 * cross_cut(_needs(trivia, name), trivia.closed_right).mean() for name in ("dhicl", *words)]
+    searched = [100 * (1 - measure_verdict(trivia, name)[0]) for name in ("dhicl", *words)]
+    learned = [
+        100 * decide_by_learned_cut(_needs(trivia, name), trivia.closed_right).mean() for name in ("dhicl", *words)
+    ]
     aurocs = [float(format_auroc(trivia, score_gate(trivia, name))) for name in ("dhicl", *words)]
     yield Claim(
         "DH-ICL", "label words hardly matter (retrieval rates)", "43 to 68 %",
-        ((f"at .5 {min(searched):.0f} to {max(searched):.0f} %", run_of(TRIVIA)),
-         (f"at a learned cut {min(learned):.0f} to {max(learned):.0f} %", run_of(TRIVIA))), "",
+        ((f"at .5 {min(searched):.0f} to {max(searched):.0f} %", name_test_run(TRIVIA)),
+         (f"at a learned cut {min(learned):.0f} to {max(learned):.0f} %", name_test_run(TRIVIA))), "",
         "no at .5; closer at a cut learned from the other half of the test questions, but AUROC runs from "
         f"{min(aurocs):.2f} to {max(aurocs):.2f}",
         "knowgate sweep dhicl --labels RUN",
@@ -386,7 +394,7 @@ def _kbsat(file: str, method: str) -> dict[str, Any]:
     )
 
 
-def _needs(trial: Any, gate: str | None) -> Any:
+def _needs(labels: Any, gate: str | None) -> Any:
     from knowgate.gates.offline_scoring import score_gate
 
-    return score_gate(trial, gate).needs
+    return score_gate(labels, gate).needs

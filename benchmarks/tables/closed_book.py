@@ -1,4 +1,4 @@
-"""White-box figures with 20,000 closed-book train rows: fusion, IK by answer tokens and seed, and their stack.
+"""Results of white-box gates with 20,000 closed-book train rows: fusion, IK, and a stack of both.
 
     python -m benchmarks.tables.closed_book
 
@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks.paper_record import CLOSED_BOOK, CURVE, read_record
-from benchmarks.tables.common import QWEN, table, trial_of
+from benchmarks.tables.common import QWEN, load_test_run, table
 from knowgate.stats.bootstrap import estimate_auroc
 from knowgate.stats.metrics import auroc
 
 GROUPS = ("TriviaQA", "NQ")
 RUNS_WITH_PASSAGES = ("triviaqa_ctx", "nq_ctx")  # label runs of the same LLM
 RESAMPLES = 1_000
-LONG, NONE = 32, 0  # answer tokens that the stacked judges read
+LONG, NONE = 32, 0  # numbers of answer tokens that the judges of the stack read
 Rows = list[dict[str, Any]]
 
 
@@ -70,7 +70,7 @@ def format_auroc(right: Any, scores: Any) -> str:
 
 
 def signal_table() -> str:
-    """AUROC of known on the test rows, for each signal."""
+    """Render the AUROC of known on the test rows, for each signal."""
     signals: dict[str, Any] = {
         "smallest log-probability": lambda rows: np.array([row["min"] for row in rows]),
         "fusion": lambda rows: np.array([row["fusion"]["all"] for row in rows]),
@@ -95,7 +95,7 @@ def signal_table() -> str:
 
 
 def curve_table() -> str:
-    """AUROC of the fusion by the number of train rows."""
+    """Render the AUROC of the fusion by the number of train rows."""
     lines = []
     for size in (*map(str, CURVE), "all"):
         cells = []
@@ -109,7 +109,7 @@ def curve_table() -> str:
 
 
 def token_table() -> str:
-    """AUROC of IK by the number of answer tokens that it has read, for each seed and for their mean logit."""
+    """Render the AUROC of IK by the number of answer tokens that it reads, per seed and for the mean logit."""
     lines = []
     for tokens, names in list_judges().items():
         cells = [str(tokens)]
@@ -130,7 +130,7 @@ def mean_auroc(group: int, tokens: int) -> float:
 
 
 def token_difference(group: int) -> str:
-    """Paired difference in AUROC of IK with 32 answer tokens and with none, mean over seeds, with its 95 % interval."""
+    """Format the paired difference in AUROC between 32 answer tokens and none, with its 95 % interval."""
     judges, rows = list_judges(), select(group)
     right = np.array([row["right"] for row in rows]) > 0
     scores = {
@@ -149,27 +149,27 @@ def token_difference(group: int) -> str:
     return f"{difference(np.arange(len(rows))):+.3f} [{low:+.3f}, {high:+.3f}]"
 
 
-def ik_point(group: int) -> tuple[float, float]:
+def measure_ik_verdict(group: int) -> tuple[float, float]:
     """Return (share of searches saved, change of accuracy) of IK's own verdict after 32 answer tokens."""
-    from benchmarks.tables.claims import decision_point
+    from benchmarks.tables.claims import measure_decisions
 
-    trial, rows = match_run(group)
-    return decision_point(trial, mean_logits(rows, LONG) < 0)
+    labels, rows = match_run(group)
+    return measure_decisions(labels, mean_logits(rows, LONG) < 0)
 
 
 def match_run(group: int) -> tuple[Any, Rows]:
     """Return the label run of a data set, which has answers with passages, and the record's rows of its questions."""
-    trial, known = trial_of(QWEN, RUNS_WITH_PASSAGES[group]), {row["id"]: row for row in select(group)}
-    return trial, [known[row.id] for row in trial.rows]
+    labels, known = load_test_run(QWEN, RUNS_WITH_PASSAGES[group]), {row["id"]: row for row in select(group)}
+    return labels, [known[row.id] for row in labels.rows]
 
 
 def saving_table() -> str:
-    """Searches saved on the label runs of both data sets: at most, and by IK's own verdict."""
-    from benchmarks.tables.claims import decision_point, gold_saved, point_text, saved_at
+    """Render the searches saved on both label runs: at most, and by IK's own verdict."""
+    from benchmarks.tables.claims import compute_savings, format_gold_savings, format_point, measure_decisions
 
     lines = []
     for group in range(len(GROUPS)):
-        trial, rows = match_run(group)
+        labels, rows = match_run(group)
         needs = {
             "smallest log-probability": -np.array([row["min"] for row in rows]),
             "IK, 0 answer tokens": -mean_logits(rows, NONE),
@@ -177,14 +177,14 @@ def saving_table() -> str:
             "stack of fusion and IK": -score_stack(rows),
         }
         for signal, values in needs.items():
-            most = f"{100 * saved_at(trial, values):.0f} %"
-            own = point_text(decision_point(trial, values > 0)) if signal.startswith("IK") else "–"
-            lines.append((GROUPS[group], signal, most, own, gold_saved(trial)))
+            most = f"{100 * compute_savings(labels, values):.0f} %"
+            own = format_point(measure_decisions(labels, values > 0)) if signal.startswith("IK") else "–"
+            lines.append((GROUPS[group], signal, most, own, format_gold_savings(labels)))
     return table(("data set", "signal", "most saved at -1.7", "own verdict saves", "gold mastery saves"), lines)
 
 
 def closed_book_tables() -> Iterator[str]:
-    """The section of the page; nothing without a record."""
+    """Render the section, or nothing without a record."""
     if not read_record(CLOSED_BOOK):
         return
     n_held_out = sum(not row["test"] for row in read_record(CLOSED_BOOK))

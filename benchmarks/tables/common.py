@@ -1,4 +1,4 @@
-"""What every table is made with: where the runs lie, rows to Markdown, each data set evaluated once."""
+"""Shared parts of the tables: folders of the runs, Markdown rendering, cached evaluations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.tables.names import is_main, with_names
+from benchmarks.tables.names import is_main_gate, rename_gates
 
 HERE = Path(__file__).parents[1]
 RUNS = HERE / "runs"
@@ -19,33 +19,34 @@ MODELS = {
     QWEN: "Qwen2.5-Coder-1.5B-Instruct (Q4_K_M weights, run in bf16 on one H200)",
     SMOLLM: "SmolLM2-135M-Instruct (the embedded model, run in bf16 on one H200)",
 }
-DATA = ("triviaqa_ctx", "nq_ctx", "squad_ctx", "hotpotqa_ctx", "webqa_zh_ctx", "openbookqa")  # with gates of both LLMs
+DATA = ("triviaqa_ctx", "nq_ctx", "squad_ctx", "hotpotqa_ctx", "webqa_zh_ctx", "openbookqa")  # recorded with both LLMs
 OPEN = ("triviaqa_ctx", "nq_ctx", "squad_ctx", "hotpotqa_ctx", "temporalqa_ctx", "webqa_zh_ctx", "cmrc2018_ctx")
 CHOICE = ("openbookqa", "mmlu", "strategyqa_ctx", "cmmlu", "ceval")
 GROUPS = {"Open questions": OPEN, "Multiple choice": CHOICE}
-FRESH = "freshqa"  # closed-book only: there is no corpus for it
+FRESH = "freshqa"  # closed-book only, because there is no corpus for it
 RESAMPLES = 2_000
 Rows = list[tuple[str, ...]]
 
 
 def table(columns: Sequence[str], rows: Rows) -> str:
+    """Render rows as a Markdown table."""
     lines = [tuple(columns), ("---",) * len(columns), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
 def bold_best(rows: Rows, columns: Sequence[int], skip: Sequence[str] = ()) -> Rows:
-    """The highest number of each column in bold; what it is measured by is its first number."""
+    """Return the rows with the best cell of each column in bold. Cells are compared by their first number."""
     cells = [list(row) for row in rows]
     for column in columns:
-        values = [_first(row[column]) if row[0] not in skip else -np.inf for row in rows]
+        values = [_parse_first_number(row[column]) if row[0] not in skip else -np.inf for row in rows]
         best = max(values)
-        for place, value in enumerate(values):
+        for index, value in enumerate(values):
             if np.isfinite(best) and value == best:
-                cells[place][column] = f"**{cells[place][column]}**"
+                cells[index][column] = f"**{cells[index][column]}**"
     return [tuple(row) for row in cells]
 
 
-def _first(cell: str) -> float:
+def _parse_first_number(cell: str) -> float:
     try:
         return float(cell.split()[0])
     except (ValueError, IndexError):
@@ -53,54 +54,55 @@ def _first(cell: str) -> float:
 
 
 @cache
-def trial_of(model: str, name: str) -> Any:
-    """The test run of a data set, with what is on record under the names of the tables; None where it was not made."""
+def load_test_run(model: str, name: str) -> Any:
+    """Return the label table of a test run, with gates named as in the tables; None if it was not recorded."""
     from knowgate.data.runs.table import load_label_table
 
     run = RUNS / model / f"{name}-test"
     if not run.is_dir():
         return None
-    trial = load_label_table([run], layers=())
-    return replace(trial, recorded_needs=with_names(trial.recorded_needs))
+    labels = load_label_table([run], layers=())
+    return replace(labels, recorded_needs=rename_gates(labels.recorded_needs))
 
 
 @cache
-def evaluation(model: str, name: str) -> Any:
-    """A data set of a model with all gates on record and all that rows allow; None where it was not recorded."""
+def evaluate_data_set(model: str, name: str) -> Any:
+    """Evaluate all gates that are recorded or can be scored offline; None if the test run was not recorded."""
     from knowgate.evaluation.gate_comparison import compare_gates
     from knowgate.gates.offline_scoring import score_gates
 
-    trial = trial_of(model, name)
-    if trial is None or trial.open_right is None:
+    labels = load_test_run(model, name)
+    if labels is None or labels.open_right is None:
         return None
-    scored = [one for one in score_gates(trial, ["auto"]) if is_main(one.name)]
-    return compare_gates(trial, scored, resamples=RESAMPLES)
+    scored = [scores for scores in score_gates(labels, ["auto"]) if is_main_gate(scores.name)]
+    return compare_gates(labels, scored, resamples=RESAMPLES)
 
 
-def evaluations(model: str, names: Sequence[str] = DATA) -> dict[str, Any]:
-    """Every data set of a model that was recorded."""
-    made = {name: evaluation(model, name) for name in names}
-    return {name: one for name, one in made.items() if one is not None}
+def evaluate_data_sets(model: str, names: Sequence[str] = DATA) -> dict[str, Any]:
+    """Return the evaluation of every data set that was recorded for a model."""
+    evaluations = {name: evaluate_data_set(model, name) for name in names}
+    return {name: result for name, result in evaluations.items() if result is not None}
 
 
-def gate_names(found: dict[str, Any]) -> list[str]:
+def list_gate_names(evaluations: dict[str, Any]) -> list[str]:
+    """List the gates of all evaluations, in the order of their first appearance."""
     names: dict[str, None] = {}
-    for one in found.values():
-        names |= {gate.gate: None for gate in one.gates if "auroc" in gate.measures}
+    for result in evaluations.values():
+        names |= {gate.gate: None for gate in result.gates if "auroc" in gate.measures}
     return list(names)
 
 
-def at_threshold(trial: Any, scores: Any) -> str:
-    """'54.3 (91 %) / 51.8': accuracy (retrieval rate) at the gate's own threshold / retrieving at random as often."""
-    return decided(trial, scores.needs > scores.threshold)
+def format_at_threshold(labels: Any, scores: Any) -> str:
+    """Return '54.3 (91 %) / 51.8': accuracy (retrieval rate) at the gate's own threshold / accuracy of random retrieval."""
+    return format_decisions(labels, scores.needs > scores.threshold)
 
 
-def decided(trial: Any, retrieve: Any, *, with_random: bool = True) -> str:
-    """The same for given decisions; only the rate where there are no answers with passages."""
+def format_decisions(labels: Any, retrieve: Any, *, with_random: bool = True) -> str:
+    """Return the same text for given decisions; only the rate if there are no answers with passages."""
     rate = float(retrieve.mean())
-    if trial.open_right is None:
+    if labels.open_right is None:
         return f"({100 * rate:.0f} %)"
-    closed, opened = trial.closed_right, trial.open_right
+    closed, opened = labels.closed_right, labels.open_right
     random = rate * opened.mean() + (1 - rate) * closed.mean()
-    beside = f" / {100 * random:.1f}" if with_random else ""
-    return f"{100 * np.where(retrieve, opened, closed).mean():.1f} ({100 * rate:.0f} %){beside}"
+    random_part = f" / {100 * random:.1f}" if with_random else ""
+    return f"{100 * np.where(retrieve, opened, closed).mean():.1f} ({100 * rate:.0f} %){random_part}"

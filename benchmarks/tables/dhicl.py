@@ -1,4 +1,4 @@
-"""DH-ICL: Table 1, what a learned cut changes, and KB-SAT on a page; ablations and all of KB-SAT on a page of details."""
+"""The pages on DH-ICL: Table 1, learned cuts and KB-SAT; ablations and all of KB-SAT on the page of details."""
 
 from __future__ import annotations
 
@@ -9,10 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.tables.claims import above_random, gold_saved
-from benchmarks.tables.common import CHOICE, FRESH, OPEN, QWEN, RUNS, Rows, at_threshold, decided, table, trial_of
+from benchmarks.tables.claims import format_gain_over_random, format_gold_savings
+from benchmarks.tables.common import (
+    CHOICE,
+    FRESH,
+    OPEN,
+    QWEN,
+    RUNS,
+    Rows,
+    format_at_threshold,
+    format_decisions,
+    load_test_run,
+    table,
+)
 from benchmarks.tables.dhicl_cut import cut_tables, log_table
-from benchmarks.tables.names import shown
+from benchmarks.tables.names import display_name
 
 PAPER = {  # Table 1, Llama-2-7B
     "never": {"TriviaQA": "62.2 (0 %)", "TAQA": "16.4 (0 %)", "FreshQA": "35.6 (0 %)"},
@@ -43,52 +54,53 @@ SUMMARY = (
     "questions were normal with equal spread; single scores are not on record. And passages add 33 points on TriviaQA here, 6.5 "
     "in the paper: every wrong skip costs more. [All variants](dh-icl-details.md).\n"
 )
-LATENCY = RUNS / "latency.md"  # printed by `knowgate sweep latency --markdown` where the LLM was
+LATENCY = RUNS / "latency.md"  # output of `knowgate sweep latency --markdown`
 
 
 def dhicl_section() -> Iterator[str]:
-    trials = {name: trial for name in (*OPEN, *CHOICE, FRESH) if (trial := trial_of(QWEN, name)) is not None}
-    trials = {name: trial for name, trial in trials.items() if "dhicl" in trial.recorded_needs}
-    if not trials:
+    """Render the page on DH-ICL."""
+    runs = {name: labels for name in (*OPEN, *CHOICE, FRESH) if (labels := load_test_run(QWEN, name)) is not None}
+    runs = {name: labels for name, labels in runs.items() if "dhicl" in labels.recorded_needs}
+    if not runs:
         return
     yield "## DH-ICL, beside the paper\n"
-    main = trials.get("triviaqa_ctx", next(iter(trials.values())))
-    yield SUMMARY.format(gain=above_random(main, "dhicl"))
+    main = runs.get("triviaqa_ctx", next(iter(runs.values())))
+    yield SUMMARY.format(gain=format_gain_over_random(main, "dhicl"))
     yield "### Table 1\n"
     yield (
         "The paper's LLM is Llama-2-7B-Chat, its log 50,000 questions of TriviaQA and 10,000 of TAQA, known where ten "
         "of ten samples are right; its columns come first. Here the LLM is Qwen2.5-Coder-1.5B, the log as recorded: "
-        f"{_log_of(trials)}. Accuracy (retrieval rate) / retrieving at random as often, in per cent; TAQA is another "
+        f"{_describe_logs(runs)}. Accuracy (retrieval rate) / retrieving at random as often, in per cent; TAQA is another "
         "set of time-sensitive questions than temporalqa_ctx.\n"
     )
-    papers = ("TriviaQA", "TAQA", "FreshQA")
+    paper_sets = ("TriviaQA", "TAQA", "FreshQA")
     rows: Rows = [
         (
-            shown(gate),
-            *(figures[one] for one in papers),
-            *(_cell(trial, gate) for trial in trials.values()),
+            display_name(gate),
+            *(figures[name] for name in paper_sets),
+            *(_cell(labels, gate) for labels in runs.values()),
         )
         for gate, figures in PAPER.items()
     ]
-    yield table(("gate", *(f"{one}, paper" for one in papers), *trials), rows)
+    yield table(("gate", *(f"{name}, paper" for name in paper_sets), *runs), rows)
     yield (
         "\nWhy they differ: Llama-2-7B knows 62 % of TriviaQA and passages add 6.5 points, so half of the retrievals "
         f"can go. Here passages more than double the right answers: even the order of gold mastery saves only "
-        f"{gold_saved(main, 0.002)} of the searches at the paper's loss of .2 points.\n"
+        f"{format_gold_savings(main, 0.002)} of the searches at the paper's loss of .2 points.\n"
     )
-    yield from cut_tables(trials)
+    yield from cut_tables(runs)
     yield from log_table()
     yield from _kbsat(("true/false", "1/2", ""), sets=("balanced",))
 
 
 def dhicl_details() -> Iterator[str]:
-    """Ablations, latency and KB-SAT in full."""
-    trials = {name: trial for name in (*OPEN, *CHOICE, FRESH) if (trial := trial_of(QWEN, name)) is not None}
-    trials = {name: trial for name, trial in trials.items() if "dhicl" in trial.recorded_needs}
-    if not trials:
+    """Render the page of details: ablations, latency and all of KB-SAT."""
+    runs = {name: labels for name in (*OPEN, *CHOICE, FRESH) if (labels := load_test_run(QWEN, name)) is not None}
+    runs = {name: labels for name, labels in runs.items() if "dhicl" in labels.recorded_needs}
+    if not runs:
         return
     yield "## DH-ICL, details\n"
-    yield from _variants(trials)
+    yield from _variants(runs)
     if LATENCY.is_file():
         yield "\n### Seconds to decide (Table 2; the paper: DH-ICL .044, UAR .026 with Llama-2-7B)\n"
         yield (
@@ -100,27 +112,27 @@ def dhicl_details() -> Iterator[str]:
     yield from _kbsat()
 
 
-def _log_of(trials: dict[str, Any]) -> str:
-    """What the needs on record say of their log."""
-    return " or ".join(sorted({trial.recorded_needs["dhicl"].about for trial in trials.values()} - {""}))
+def _describe_logs(runs: dict[str, Any]) -> str:
+    """Return the descriptions of the logs with which the needs were recorded."""
+    return " or ".join(sorted({labels.recorded_needs["dhicl"].about for labels in runs.values()} - {""}))
 
 
-def _cell(trial: Any, gate: str) -> str:
+def _cell(labels: Any, gate: str) -> str:
     from knowgate.errors import KnowgateError
     from knowgate.gates.offline_scoring import score_gate
 
     if gate in ("never", "always"):
-        return decided(trial, np.full(len(trial.rows), gate == "always"), with_random=False)
+        return format_decisions(labels, np.full(len(labels.rows), gate == "always"), with_random=False)
     try:
-        return at_threshold(trial, score_gate(trial, gate))
-    except KnowgateError:  # not on record, and the rows do not hold what it needs
+        return format_at_threshold(labels, score_gate(labels, gate))
+    except KnowgateError:  # It is not recorded, and the rows lack its signals.
         return "–"
 
 
-def _variants(trials: dict[str, Any]) -> Iterator[str]:
-    """Every variant on record, with the paper's figure on TriviaQA where it has one."""
+def _variants(runs: dict[str, Any]) -> Iterator[str]:
+    """Render every recorded variant, next to the figure of the paper on TriviaQA if there is one."""
     names = dict.fromkeys(
-        name for trial in trials.values() for name in (*trial.recorded_needs, "prompt") if _is_variant(name)
+        name for labels in runs.values() for name in (*labels.recorded_needs, "prompt") if _is_variant(name)
     )
     if len(names) <= 2:
         return
@@ -129,37 +141,37 @@ def _variants(trials: dict[str, Any]) -> Iterator[str]:
         'Each cell: accuracy (retrieval rate) / random as often, AUROC of "does not know". sign=none: not calibrated; '
         "sign=code: the released code's sign; prompt: no history at all.\n"
     )
-    wide = [name for name, trial in trials.items() if sum(map(_is_variant, trial.recorded_needs)) > 1]
+    data_sets = [name for name, labels in runs.items() if sum(map(_is_variant, labels.recorded_needs)) > 1]
     rows = [
-        (name, PAPER_VARIANTS.get(name, "–"), *(_with_auroc(trials[one], name) for one in wide))
-        for name in sorted(names, key=_order)
+        (name, PAPER_VARIANTS.get(name, "–"), *(_with_auroc(runs[data_set], name) for data_set in data_sets))
+        for name in sorted(names, key=_sort_key)
     ]
-    yield table(("variant", "TriviaQA, paper", *wide), rows)
+    yield table(("variant", "TriviaQA, paper", *data_sets), rows)
 
 
 def _is_variant(name: str) -> bool:
     return name.startswith("dhicl") or name == "prompt"
 
 
-def _order(name: str) -> tuple[bool, int, str]:
-    """Without options first, then by number of examples, then by name."""
-    options = dict(one.split("=") for one in name.partition(":")[2].split(",") if one)
+def _sort_key(name: str) -> tuple[bool, int, str]:
+    """Sort by options (none first), then by number of examples, then by name."""
+    options = dict(option.split("=") for option in name.partition(":")[2].split(",") if option)
     return (bool(options), int(options.get("k", 0)), name)
 
 
-def _with_auroc(trial: Any, gate: str) -> str:
+def _with_auroc(labels: Any, gate: str) -> str:
     from knowgate.gates.offline_scoring import score_gate
     from knowgate.papers.sweeps import format_auroc
 
-    cell = _cell(trial, gate)
-    return cell if cell == "–" else f"{cell}, {format_auroc(trial, score_gate(trial, gate))}"
+    cell = _cell(labels, gate)
+    return cell if cell == "–" else f"{cell}, {format_auroc(labels, score_gate(labels, gate))}"
 
 
 # --- Table 3 --------------------------------------------------------------------------------------
 
 
 def _kbsat(words: Sequence[str] = (), *, sets: Sequence[str] = ()) -> Iterator[str]:
-    """KB-SAT; `words`: only these label words and methods without any, `sets`: only these sets."""
+    """Render KB-SAT, if wanted for some label words (and methods without words) or sets only."""
     files = sorted(RUNS.glob("kbsat-*.json*"))
     if not files:
         return
@@ -174,22 +186,22 @@ def _kbsat(words: Sequence[str] = (), *, sets: Sequence[str] = ()) -> Iterator[s
         [
             line
             for file in files
-            for line in _assessed(file.stem.removeprefix("kbsat-"), _lines(file))
+            for line in _kbsat_rows(file.stem.removeprefix("kbsat-"), _read_kbsat(file))
             if (not words or line[3] in (*words, "-")) and (not sets or line[2] in sets)
         ],
     )
 
 
-def _lines(file: Path) -> list[dict[str, Any]]:
-    """A list, or lines as `eval-self --json` prints them; there the name of the file that was read tells the set."""
+def _read_kbsat(file: Path) -> list[dict[str, Any]]:
+    """Read records of KB-SAT: a JSON list, or lines of `eval-self --json`, whose data spec names the set."""
     text = file.read_text()
     if file.suffix == ".json":
         return list(json.loads(text))
-    found = [json.loads(line) for line in text.splitlines() if line.strip()]
-    return [one | {"data": "triviaqa_ctx", "set": _set_of(one["data"])} for one in found]
+    records = [json.loads(line) for line in text.splitlines() if line.strip()]
+    return [record | {"data": "triviaqa_ctx", "set": _parse_set(record["data"])} for record in records]
 
 
-def _set_of(spec: str) -> str:
+def _parse_set(spec: str) -> str:
     return next((name for name in ("swapped", "rare") if f".{name}." in spec), "balanced")
 
 
@@ -197,11 +209,11 @@ def _paper_kbsat() -> str:
     return ", ".join(f"{method} {value:.3f}" for method, _, value in KBSAT)
 
 
-def _assessed(model: str, found: Sequence[dict[str, Any]]) -> Rows:
+def _kbsat_rows(model: str, records: Sequence[dict[str, Any]]) -> Rows:
     return [
-        (model, one["data"], one["set"], one["words"], one["method"], str(one["n"]), f"{one['accuracy']:.3f}",
-         f"{one['predicted_known']} / {one['predicted_unknown']}",
-         "–" if one["auroc"] is None else f"{one['auroc']:.3f}")
-        for one in found
-        if one["words"] in ("true/false", "") or one["set"] == "balanced"
+        (model, record["data"], record["set"], record["words"], record["method"], str(record["n"]), f"{record['accuracy']:.3f}",
+         f"{record['predicted_known']} / {record['predicted_unknown']}",
+         "–" if record["auroc"] is None else f"{record['auroc']:.3f}")
+        for record in records
+        if record["words"] in ("true/false", "") or record["set"] == "balanced"
     ]  # fmt: skip

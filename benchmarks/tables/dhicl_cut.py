@@ -1,8 +1,8 @@
-"""DH-ICL with a learned cut: why retrieval rises with k and depends on the label words, and what the log holds.
+"""DH-ICL with a learned cut: why retrieval rises with k and depends on label words, and how many logged questions are known.
 
-The needs of logged questions are not on record, so a cut cannot be learned from the log itself here. Instead, each half
-of the test questions is decided by the cut with the best balanced accuracy on the other half: known or not, nothing
-else, is what a log would tell. No question takes part in choosing its own cut.
+The needs of logged questions were not recorded, so no cut can be learned from the log itself. Instead, each half of the
+test questions is decided by the cut with the best balanced accuracy on the other half. Only whether a question is known
+is used, as in a log. No question takes part in choosing its own cut.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.tables.common import QWEN, RUNS, SMOLLM, Rows, decided, table
+from benchmarks.tables.common import QWEN, RUNS, SMOLLM, Rows, format_decisions, table
 
 DATA_SET = "triviaqa_ctx"
-LOGGED = ("triviaqa_ctx", "nq_ctx", "squad_ctx", "hotpotqa_ctx", "webqa_zh_ctx", "openbookqa")
+LOG_SETS = ("triviaqa_ctx", "nq_ctx", "squad_ctx", "hotpotqa_ctx", "webqa_zh_ctx", "openbookqa")
 
 
-def cut_tables(trials: dict[str, Any]) -> Iterator[str]:
-    """Every variant of TriviaQA at the paper's cut and at a learned one."""
-    trial = trials.get(DATA_SET)
-    if trial is None:
+def cut_tables(runs: dict[str, Any]) -> Iterator[str]:
+    """Render every variant on TriviaQA at the cut of the paper and at a learned cut."""
+    labels = runs.get(DATA_SET)
+    if labels is None:
         return
     yield f"\n### The paper's cut of .5 and a learned cut ({DATA_SET})\n"
     yield (
@@ -31,40 +31,40 @@ def cut_tables(trials: dict[str, Any]) -> Iterator[str]:
         "accuracy of the verdict.\n"
     )
     columns = ("variant", "AUROC", "median", "at .5", "balanced", "learned cut", "balanced")
-    yield table(columns, [_cut_line(trial, name) for name in _variants(trial)])
+    yield table(columns, [_cut_line(labels, name) for name in _list_variants(labels)])
 
 
-def _variants(trial: Any) -> list[str]:
-    """Numbers of examples first, then label words."""
-    names = [name for name in trial.recorded_needs if name == "dhicl" or name.startswith(("dhicl:k=", "dhicl:words="))]
-    return sorted(names, key=lambda name: ("words" in name, _examples(name), name))
+def _list_variants(labels: Any) -> list[str]:
+    """List the variants: numbers of examples first, then label words."""
+    names = [name for name in labels.recorded_needs if name == "dhicl" or name.startswith(("dhicl:k=", "dhicl:words="))]
+    return sorted(names, key=lambda name: ("words" in name, _count_examples(name), name))
 
 
-def _examples(name: str) -> int:
+def _count_examples(name: str) -> int:
     return int(name.partition("k=")[2] or 20)
 
 
-def _cut_line(trial: Any, name: str) -> tuple[str, ...]:
+def _cut_line(labels: Any, name: str) -> tuple[str, ...]:
     from knowgate.gates.offline_scoring import score_gate
     from knowgate.papers.dhicl_tables import compute_balanced_accuracy
     from knowgate.papers.sweeps import format_auroc
 
-    scores = score_gate(trial, name)
+    scores = score_gate(labels, name)
     needs = np.asarray(scores.needs)
-    learned = cross_cut(needs, trial.closed_right)
-    shown = "dhicl: k=20, words=true/false" if name == "dhicl" else name
+    learned = decide_by_learned_cut(needs, labels.closed_right)
+    title = "dhicl: k=20, words=true/false" if name == "dhicl" else name
     cells = [
         cell
         for retrieve in (needs > 0.5, learned)
         for cell in (
-            decided(trial, retrieve, with_random=False),
-            f"{compute_balanced_accuracy(retrieve, trial.closed_right):.3f}",
+            format_decisions(labels, retrieve, with_random=False),
+            f"{compute_balanced_accuracy(retrieve, labels.closed_right):.3f}",
         )
     ]
-    return (shown, format_auroc(trial, scores), f"{np.median(needs):.2f}", *cells)
+    return (title, format_auroc(labels, scores), f"{np.median(needs):.2f}", *cells)
 
 
-def cross_cut(needs: Any, known: Any) -> Any:
+def decide_by_learned_cut(needs: Any, known: Any) -> Any:
     """Decide each half of the questions by the cut with the best balanced accuracy on the other half."""
     from knowgate.papers.dhicl_tables import find_best_cut
 
@@ -76,12 +76,12 @@ def cross_cut(needs: Any, known: Any) -> Any:
     return retrieve
 
 
-# --- what a log of each data set holds --------------------------------------------------------------
+# --- known questions in a log -----------------------------------------------------------------------
 
 
 def log_table() -> Iterator[str]:
-    """How many questions a log of each data set's train rows would call known."""
-    rows: Rows = [line for model in (QWEN, SMOLLM) for name in LOGGED for line in _log_line(model, name)]
+    """Render how many questions would be known in a log of each data set's train rows."""
+    rows: Rows = [line for model in (QWEN, SMOLLM) for name in LOG_SETS for line in _log_line(model, name)]
     if rows:
         yield "\n### Known questions of a log\n"
         yield (

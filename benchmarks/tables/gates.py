@@ -1,39 +1,43 @@
-"""Every gate on every data set: how it ranks the questions, and what it comes to at its own threshold."""
+"""The pages on gates: ranking, accuracy at several retrieval rates, and calibration, on every data set."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.tables.common import GROUPS, Rows, bold_best, evaluations, gate_names, table
-from benchmarks.tables.names import shown
+from benchmarks.tables.common import GROUPS, Rows, bold_best, evaluate_data_sets, list_gate_names, table
+from benchmarks.tables.names import display_name
 from benchmarks.tables.operating import operating_tables
 
 
-def facts(found: dict[str, Any]) -> str:
+def render_data_sets(evaluations: dict[str, Any]) -> str:
+    """Render the accuracy of never, always and oracle on each data set."""
     rows: Rows = []
-    for name, one in found.items():
-        trial = one.table
-        values = [one.gate(line).measures["accuracy"].value for line in ("never", "always", "oracle")]
-        hurt = float((trial.closed_right & ~trial.open_right).mean())
-        rows.append((name, str(len(trial.rows)), *(f"{value:.3f}" for value in values), f"{hurt:.3f}"))
+    for name, result in evaluations.items():
+        labels = result.table
+        values = [result.gate(line).measures["accuracy"].value for line in ("never", "always", "oracle")]
+        hurt = float((labels.closed_right & ~labels.open_right).mean())
+        rows.append((name, str(len(labels.rows)), *(f"{value:.3f}" for value in values), f"{hurt:.3f}"))
     return table(("data set", "test questions", "never", "always", "oracle", "retrieval hurts"), rows)
 
 
-def by_data(found: dict[str, Any], cell: Any) -> str:
-    """Gates down, data sets across."""
+def render_by_data_set(evaluations: dict[str, Any], cell: Any) -> str:
+    """Render one row per gate and one column per data set."""
     rows: Rows = []
-    for gate in gate_names(found):
-        have = {name: next((g for g in one.gates if g.gate == gate), None) for name, one in found.items()}
-        rows.append((shown(gate), *("–" if g is None else cell(g) for g in have.values())))
-    return table(("gate", *found), bold_best(rows, range(1, len(found) + 1)))
+    for gate in list_gate_names(evaluations):
+        results = [next((own for own in result.gates if own.gate == gate), None) for result in evaluations.values()]
+        rows.append((display_name(gate), *("–" if own is None else cell(own) for own in results)))
+    return table(("gate", *evaluations), bold_best(rows, range(1, len(evaluations) + 1)))
 
 
 def auroc_cell(gate: Any) -> str:
+    """Format the AUROC of not knowing, with its interval."""
     return _with_interval(gate.measures["auroc"])
 
 
 def rate_cell(rate: float) -> Any:
+    """Return a function that formats the points above random retrieval at this rate."""
+
     def cell(gate: Any) -> str:
         straight = gate.frontier.accuracies[0] * (1 - rate) + gate.frontier.accuracies[-1] * rate
         return f"{100 * (gate.at_rate[rate] - straight):+.1f}"
@@ -42,6 +46,7 @@ def rate_cell(rate: float) -> Any:
 
 
 def tuned_cell(gate: Any) -> str:
+    """Format the result of a threshold chosen on dev questions, against always retrieving."""
     tuned = gate.tuned
     if tuned is None:
         return "–"
@@ -49,6 +54,7 @@ def tuned_cell(gate: Any) -> str:
 
 
 def benefit_cell(gate: Any) -> str:
+    """Format the AUROC of benefit, with its interval."""
     return _with_interval(gate.measures["auroc_benefit"])
 
 
@@ -57,57 +63,59 @@ def _with_interval(value: Any) -> str:
 
 
 def ece_cell(gate: Any) -> str:
+    """Format the expected calibration error."""
     return f"{gate.measures['ece'].value:.3f}"
 
 
 def main_tables(model: str, title: str) -> Iterator[str]:
+    """Render the page of an LLM."""
     yield f"## {title}\n"
     for group, names in GROUPS.items():
-        if found := evaluations(model, names):
+        if evaluations := evaluate_data_sets(model, names):
             yield f"### {group}\n"
-            yield from _group_tables(found)
+            yield from _group_tables(evaluations)
 
 
-def _group_tables(found: dict[str, Any]) -> Iterator[str]:
-    yield facts(found)
-    yield from operating_tables(found)
+def _group_tables(evaluations: dict[str, Any]) -> Iterator[str]:
+    yield render_data_sets(evaluations)
+    yield from operating_tables(evaluations)
     yield '\n**AUROC of "does not know"** (95 % bootstrap interval; best of a column in bold).\n'
-    yield by_data(found, auroc_cell)
+    yield render_by_data_set(evaluations, auroc_cell)
     yield '\n**AUROC of "retrieval turns the answer right"** (benefit).\n'
-    yield by_data(found, benefit_cell)
+    yield render_by_data_set(evaluations, benefit_cell)
     for rate in (0.75, 0.5):
         yield f"\n**Accuracy at {rate:.0%} retrieval, points above retrieving at random** (exact top-k).\n"
-        yield by_data(found, rate_cell(rate))
+        yield render_by_data_set(evaluations, rate_cell(rate))
     yield (
         "\n**Threshold chosen on 30 % of the test questions, realised on the others: points against always retrieving "
         "@ retrieval rate.** 0.0 @ 100 % means that the dev share showed nothing to skip.\n"
     )
-    yield by_data(found, tuned_cell)
+    yield render_by_data_set(evaluations, tuned_cell)
     yield "\n**ECE of need as the probability of not knowing** (lower is better; nothing in bold).\n"
-    yield by_data(found, ece_cell).replace("**", "")
-    yield from fusion_against_parts(found)
+    yield render_by_data_set(evaluations, ece_cell).replace("**", "")
+    yield from fusion_against_parts(evaluations)
 
 
-def fusion_against_parts(found: dict[str, Any]) -> Iterator[str]:
-    """Where fusion is above each of its parts, and where not; paired over the same resamples."""
+def fusion_against_parts(evaluations: dict[str, Any]) -> Iterator[str]:
+    """Compare fusion with the best of its parts on each data set, paired over the same resamples."""
     from knowgate.stats.bootstrap import bootstrap_p_value, summarize_resamples
 
     parts = ("logprob:first", "logprob:mean", "logprob:min", "logprob:entropy", "logprob:margin", "prompt", "seakr",
              "probe", "probe, linear", "probe after draft")  # fmt: skip
     rows: Rows = []
-    for name, one in found.items():
-        have = {gate.gate: gate for gate in one.gates}
-        inside = [have[part] for part in parts if part in have]
-        if "fusion" not in have or not inside:
+    for name, result in evaluations.items():
+        results = {gate.gate: gate for gate in result.gates}
+        part_results = [results[part] for part in parts if part in results]
+        if "fusion" not in results or not part_results:
             continue
-        if have["fusion"].measures["auroc"].value is None:
+        if results["fusion"].measures["auroc"].value is None:
             continue
-        best = max(inside, key=lambda gate: gate.measures["auroc"].value)
-        difference = have["fusion"].resampled["auroc"] - best.resampled["auroc"]
+        best = max(part_results, key=lambda gate: gate.measures["auroc"].value)
+        difference = results["fusion"].resampled["auroc"] - best.resampled["auroc"]
         gap = summarize_resamples(difference)
         verdict = "above" if gap.low > 0 else "below" if gap.high < 0 else "not told apart"
         interval = f"{gap.value:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]"
-        own, other = (f"{gate.measures['auroc'].value:.3f}" for gate in (have["fusion"], best))
+        own, other = (f"{gate.measures['auroc'].value:.3f}" for gate in (results["fusion"], best))
         rows.append((name, own, best.gate, other, interval, f"{bootstrap_p_value(difference):.3f}", verdict))
     yield "\n**Fusion against the best of its parts on that data set** (AUROC; paired bootstrap).\n"
     yield table(("data set", "fusion", "best part", "its AUROC", "difference", "p", "fusion is"), rows)

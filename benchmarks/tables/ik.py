@@ -1,4 +1,4 @@
-"""IK: verdict accuracy, what is saved, thresholds, and the ablations where they were recorded."""
+"""The page on IK: accuracy of its verdicts, searches saved, thresholds, and the recorded ablations."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import numpy as np
 from benchmarks.tables.closed_book import (
     GROUPS,
     LONG,
-    ik_point,
     list_judges,
     match_run,
     mean_auroc,
     mean_logits,
+    measure_ik_verdict,
     select,
 )
-from benchmarks.tables.common import CHOICE, OPEN, QWEN, RUNS, Rows, at_threshold, table, trial_of
-from benchmarks.tables.names import OWN
+from benchmarks.tables.common import CHOICE, OPEN, QWEN, RUNS, Rows, format_at_threshold, load_test_run, table
+from benchmarks.tables.names import OWN_VERDICT
 from knowgate.core.chart import COLORS, Axis, ChartFrame, ChartPoint, Curve, fit_axis, render_line_chart
 from knowgate.stats.metrics import sigmoid
 
-SWEPT = "triviaqa_ctx"
+SWEEP_SET = "triviaqa_ctx"
 FIGURE = "ik.svg"
-ABLATIONS = RUNS / "ik.md"  # printed by `knowgate sweep ik --markdown` where the LLM was
+ABLATIONS = RUNS / "ik.md"  # output of `knowgate sweep ik --markdown`
 SUMMARY = (
     "**What was reproduced.** The verdict is right about as often as in the paper (80 %). On TriviaQA, WebQA and "
     "OpenBookQA it is right 5 to 8 points more often than always giving the commoner verdict ({lift} on TriviaQA by the "
@@ -58,12 +58,13 @@ JUDGED = ABLATIONS.with_name("ik-judged.md")
 
 
 def ik_section() -> Iterator[str]:
-    trials = {name: trial for name in (*OPEN, *CHOICE) if (trial := trial_of(QWEN, name)) is not None}
-    rows = [line for name, trial in trials.items() for line in _lines(name, trial)]
+    """Render the page on IK."""
+    runs = {name: labels for name in (*OPEN, *CHOICE) if (labels := load_test_run(QWEN, name)) is not None}
+    rows = [line for name, labels in runs.items() for line in _rows(name, labels)]
     if not rows:
         return
     yield "## IK, beside the paper\n"
-    yield _summary(trials[SWEPT])
+    yield _summary(runs[SWEEP_SET])
     yield "### Verdicts and searches saved\n"
     yield (
         "The paper reports an accuracy of the verdict of about 80 %, and half of the retrievals saved on some data "
@@ -86,7 +87,7 @@ def ik_section() -> Iterator[str]:
         "line shows the share of the known or of the unknown questions whose score lies in each tenth from 0 to 1.\n"
     )
     yield f"![Share of known and of unknown questions by the judge's score](../{FIGURE})\n"
-    yield from _thresholds(trials.get(SWEPT))
+    yield from _thresholds(runs.get(SWEEP_SET))
     if ABLATIONS.is_file():
         yield "\n### Draft tokens, training size, whose labels\n"
         yield ABLATION_TEXT
@@ -96,13 +97,13 @@ def ik_section() -> Iterator[str]:
         yield "\n".join(JUDGED.read_text().splitlines()[2:]) + "\n"
 
 
-def _summary(trial: Any) -> str:
+def _summary(labels: Any) -> str:
     from benchmarks.policy_evaluation import compare
-    from benchmarks.tables.claims import gold_saved, point_text, saved_at
+    from benchmarks.tables.claims import compute_savings, format_gold_savings, format_point
     from knowgate.gates.offline_scoring import score_gate
 
-    scores = score_gate(trial, f"ik{OWN}")
-    gap = compare((scores.needs > scores.threshold) == ~trial.closed_right, ~trial.closed_right)
+    scores = score_gate(labels, f"ik{OWN_VERDICT}")
+    gap = compare((scores.needs > scores.threshold) == ~labels.closed_right, ~labels.closed_right)
     lift = f"{100 * gap['value']:+.1f} [{100 * gap['low']:+.1f}, {100 * gap['high']:+.1f}]"
     run, rows = match_run(0)
     trivia, nq = ({tokens: mean_auroc(group, tokens) for tokens in list_judges()} for group in (0, 1))
@@ -110,9 +111,9 @@ def _summary(trial: Any) -> str:
         lift=lift,
         trivia=trivia,
         nq=nq,
-        saved=point_text(ik_point(0)),
-        most=f"{100 * saved_at(run, -mean_logits(rows, LONG)):.0f} %",
-        gold=gold_saved(run),
+        saved=format_point(measure_ik_verdict(0)),
+        most=f"{100 * compute_savings(run, -mean_logits(rows, LONG)):.0f} %",
+        gold=format_gold_savings(run),
     )
 
 
@@ -133,36 +134,36 @@ def draw_histogram(folder: Path) -> None:
     (folder / FIGURE).write_text(render_line_chart(curves, frame), encoding="utf-8")
 
 
-def judges(trial: Any) -> list[str]:
-    """IK's gates on record, the head over embeddings last."""
-    names = [name for name in trial.recorded_needs if name.startswith("ik")]
+def list_ik_gates(labels: Any) -> list[str]:
+    """List the recorded gates of IK; those that read text embeddings come last."""
+    names = [name for name in labels.recorded_needs if name.startswith("ik")]
     return sorted(names, key=lambda name: name.startswith("ik, text"))
 
 
-def _lines(name: str, trial: Any) -> Rows:
-    return [_line(name, trial, judge) for judge in judges(trial)] if trial.open_right is not None else []
+def _rows(name: str, labels: Any) -> Rows:
+    return [_row(name, labels, judge) for judge in list_ik_gates(labels)] if labels.open_right is not None else []
 
 
-def _line(name: str, trial: Any, judge: str) -> tuple[str, ...]:
+def _row(name: str, labels: Any, judge: str) -> tuple[str, ...]:
     from knowgate.evaluation.gate_results import compute_majority_share
     from knowgate.gates.offline_scoring import score_gate
 
-    scores = score_gate(trial, judge)
+    scores = score_gate(labels, judge)
     retrieve = scores.needs > scores.threshold
-    right, majority = float((retrieve == ~trial.closed_right).mean()), compute_majority_share(trial)
+    right, majority = float((retrieve == ~labels.closed_right).mean()), compute_majority_share(labels)
     return (
-        name, judge, f"{right:.3f}", f"{majority:.3f}", f"{100 * (right - majority):+.1f}", at_threshold(trial, scores),
-        f"{100 * trial.always_right.mean():.1f}", f"{100 * (1 - retrieve.mean()):.1f} %",
+        name, judge, f"{right:.3f}", f"{majority:.3f}", f"{100 * (right - majority):+.1f}", format_at_threshold(labels, scores),
+        f"{100 * labels.always_right.mean():.1f}", f"{100 * (1 - retrieve.mean()):.1f} %",
     )  # fmt: skip
 
 
-def _thresholds(trial: Any) -> Iterator[str]:
+def _thresholds(labels: Any) -> Iterator[str]:
     from knowgate.core.display import render_markdown_tables
     from knowgate.gates.offline_scoring import score_gate
     from knowgate.papers.sweeps import sweep_thresholds
 
-    named = [name for name in judges(trial) if not name.endswith(OWN)] if trial is not None else []
-    if named:
-        yield f"\n### Thresholds from .1 to .9 ({SWEPT}); the paper takes .3 to .7\n"
-        rendered = render_markdown_tables([sweep_thresholds(trial, score_gate(trial, named[0]))])
+    gates = [name for name in list_ik_gates(labels) if not name.endswith(OWN_VERDICT)] if labels is not None else []
+    if gates:
+        yield f"\n### Thresholds from .1 to .9 ({SWEEP_SET}); the paper takes .3 to .7\n"
+        rendered = render_markdown_tables([sweep_thresholds(labels, score_gate(labels, gates[0]))])
         yield rendered.partition("\n\n")[2]  # without its own heading

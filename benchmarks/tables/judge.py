@@ -1,4 +1,4 @@
-"""Section "An 8B LLM behind an API": what a small judge and an arbiter are worth where nothing but text comes back."""
+"""The page on a judge and an arbiter for an 8B LLM behind an API that returns only text."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from benchmarks.judge_cascade import (
 )
 from benchmarks.tables.common import RUNS, Rows, table
 from benchmarks.tables.judge_speed import speed_table
-from knowgate.core.chart import COLORS, GRAY, Axis, ChartFrame, Curve, fit_axis, render_line_chart
-from knowgate.core.chart import ChartPoint as Place
+from knowgate.core.chart import COLORS, GRAY, Axis, ChartFrame, ChartPoint, Curve, fit_axis, render_line_chart
 from knowgate.stats.bootstrap import Estimate, estimate_auroc, summarize_resamples
 from knowgate.stats.metrics import compute_frontier
 
@@ -34,12 +33,12 @@ JUDGE_RATES = (0.75, 0.6, 0.5)
 GOALS = ((0.01, "harm"), (0.02, "harm"), (0.05, "harm"), (0.01, "net"), (0.02, "net"), (0.03, "net"))
 DELTA = 0.05
 FIGURE = "judge.svg"
-AGAIN = "cascade-again"
+SECOND_TRAINING = "cascade-again"
 STEPS = 50  # points of a curve
 
 
 def judge_tables(home: Path = HOME, wanted: str | None = None) -> Iterator[str]:
-    """Everything that the predictions on record tell; nothing where there are none."""
+    """Render the page from the recorded predictions, or nothing without predictions."""
     judges = {name: read_judge(home, name) for name in judge_names(home)}
     chosen = choose_judge(judges, wanted)
     if chosen is None:
@@ -56,10 +55,10 @@ def judge_tables(home: Path = HOME, wanted: str | None = None) -> Iterator[str]:
         "memory is wrong) or by 'gain' (what documents are expected to add), whichever is better on those rows at that "
         "share. `python benchmarks/judge.py --json` prints the headline.\n"
     )
-    yield from _main(chosen)
+    yield from _accuracy_table(chosen)
     yield f"![Accuracy against share of questions retrieved for](../{FIGURE})\n"
-    yield from _cascade(chosen)
-    yield from _again(judges.get(AGAIN), chosen)
+    yield from _cascade_table(chosen)
+    yield from _second_training_table(judges.get(SECOND_TRAINING), chosen)
     yield from _by_set(chosen)
     yield from _guarantees(chosen)
     yield from _three_actions(chosen)
@@ -70,12 +69,12 @@ def judge_tables(home: Path = HOME, wanted: str | None = None) -> Iterator[str]:
 # --- accuracy at a share of retrievals ------------------------------------------------------------
 
 
-def _main(judge: Judge) -> Iterator[str]:
+def _accuracy_table(judge: Judge) -> Iterator[str]:
     answers, empty = judge.test.answers, ["-"] * len(RATES)
     rows: Rows = [
         ("never (0 %)", _share(answers.closed), *empty),
         ("oracle of both answers", _share(answers.closed | answers.open), *empty),
-        ("always, or at random", _share(answers.open), *(_cell(_random(answers, rate)) for rate in RATES)),
+        ("always, or at random", _share(answers.open), *(_cell(_random_accuracy(answers, rate)) for rate in RATES)),
     ]
     rows += [_text_row(name, needs, answers) for name, needs in _text_needs(answers).items()]
     points = {arbiter: cascade_points(judge, arbiter) for arbiter in ("none", "rules", "judge")}
@@ -91,18 +90,18 @@ def _main(judge: Judge) -> Iterator[str]:
     yield "Accuracy in percent; in brackets the share of test questions that was retrieved for.\n"
 
 
-def _random(answers: Answers, rate: float) -> float:
+def _random_accuracy(answers: Answers, rate: float) -> float:
     return float(rate * answers.open.mean() + (1 - rate) * answers.closed.mean())
 
 
 def _text_needs(answers: Answers) -> dict[str, Floats]:
-    """Needs of the text gates on record, in the order of the answers."""
+    """Return the needs of the recorded text gates, in the order of the answers."""
     from knowgate.data.runs.records import read_needs
 
     if not RUN.is_dir():
         return {}
-    found = {one.gate: one.needs for one in read_needs(RUN) if one.gate in TEXT_GATES}
-    ordered = {name: found[name] for name in TEXT_GATES if name in found}
+    recorded = {record.gate: record.needs for record in read_needs(RUN) if record.gate in TEXT_GATES}
+    ordered = {name: recorded[name] for name in TEXT_GATES if name in recorded}
     return {
         name: np.array([needs[key] for key in answers.ids])
         for name, needs in ordered.items()
@@ -130,22 +129,22 @@ def _share(right: Bools) -> str:
 # --- the cascade ----------------------------------------------------------------------------------
 
 
-def _again(judge: Judge | None, first: Judge) -> Iterator[str]:
-    """What another training of the arbiter gives: no interval over questions tells that."""
+def _second_training_table(judge: Judge | None, first: Judge) -> Iterator[str]:
+    """Render the results of an arbiter trained again, which intervals over questions do not cover."""
     if judge is None:
         return
-    moved = 100 * abs(float(judge.test.arbiter_right.mean()) - float(first.test.arbiter_right.mean()))
+    difference = 100 * abs(float(judge.test.arbiter_right.mean()) - float(first.test.arbiter_right.mean()))
     yield "### The same with arbiters that were trained again\n"
     yield (
         "The same arbiter was trained a second time, once without each fifth of the train rows. Thresholds and "
-        f"calibration then come from {len(judge.dev.answers)} rows. Its accuracy differs by {moved:.1f} points from the "
+        f"calibration then come from {len(judge.dev.answers)} rows. Its accuracy differs by {difference:.1f} points from the "
         "first one, so differences of that size may be due to the training alone. **The first table is too good:** it was "
         "kept as the headline after the test results of both had been seen. This table is the fairer estimate.\n"
     )
     yield _against_always(judge)
 
 
-def _cascade(judge: Judge) -> Iterator[str]:
+def _cascade_table(judge: Judge) -> Iterator[str]:
     yield "### The cascade against always retrieving\n"
     yield _against_always(judge)
 
@@ -155,12 +154,15 @@ def _against_always(judge: Judge) -> str:
     lines = [
         ("rules alone", make_point(right_after_retrieval(judge.test, "rules"), answers)),
         ("arbiter alone", make_point(judge.test.arbiter_right, answers)),
-        *((f"cascade, {one.target_rate:.0%} wanted, by {one.rule}", one) for one in cascade_points(judge, "judge")),
+        *(
+            (f"cascade, {point.target_rate:.0%} wanted, by {point.rule}", point)
+            for point in cascade_points(judge, "judge")
+        ),
     ]
     rows = [
-        (name, f"{one.rate:.1%}", _interval(one.accuracy), _interval(one.against_always, signed=True), str(one.gained),
-         str(one.lost), _p(one.p))
-        for name, one in lines
+        (name, f"{point.rate:.1%}", _interval(point.accuracy), _interval(point.against_always, signed=True), str(point.gained),
+         str(point.lost), _format_p(point.p))
+        for name, point in lines
     ]  # fmt: skip
     columns = ("", "retrieved for", "accuracy, 95 % interval", "points against always", "gained", "lost", "McNemar p")
     return table(columns, rows)
@@ -168,7 +170,7 @@ def _against_always(judge: Judge) -> str:
 
 def _by_set(judge: Judge) -> Iterator[str]:
     yield "### By data set\n"
-    answers, points = judge.test.answers, {f"{one.target_rate:g}": one for one in cascade_points(judge, "judge")}
+    answers, points = judge.test.answers, {f"{point.target_rate:g}": point for point in cascade_points(judge, "judge")}
     rows: Rows = []
     for name in sorted(set(answers.sets)):
         inside = np.array([own == name for own in answers.sets])
@@ -208,17 +210,17 @@ def _guarantees(judge: Judge) -> Iterator[str]:
             for part in (judge.dev, judge.test)
         )
         for epsilon, form in GOALS:
-            found = learn_then_test(dev, epsilon, DELTA, form=form)  # type: ignore[arg-type]
-            came = evaluate_threshold(test, found.threshold)
-            proven = "nothing" if found.threshold == ALWAYS_RETRIEVE else f"need <= {found.threshold:g} is skipped"
-            rows.append((name, form, f"{100 * epsilon:g}", proven, f"{came.rate:.1%}", f"{100 * came.loss:+.2f}",
-                         f"{100 * came.harmed / came.n:.2f}"))  # fmt: skip
+            choice = learn_then_test(dev, epsilon, DELTA, form=form)  # type: ignore[arg-type]
+            outcome = evaluate_threshold(test, choice.threshold)
+            proven = "nothing" if choice.threshold == ALWAYS_RETRIEVE else f"need <= {choice.threshold:g} is skipped"
+            rows.append((name, form, f"{100 * epsilon:g}", proven, f"{outcome.rate:.1%}", f"{100 * outcome.loss:+.2f}",
+                         f"{100 * outcome.harmed / outcome.n:.2f}"))  # fmt: skip
     columns = ("", "form", "at most lost, points", "proven", "retrieved for, test", "lost, test", "harmed, test")
     yield table(columns, rows)
 
 
 def _three_actions(judge: Judge) -> Iterator[str]:
-    """Skip, one retrieval, or several: chosen by expected gain against the price of a search."""
+    """Render the choice of skipping, one retrieval or several, by expected gain minus the price of searches."""
     from benchmarks.tables.judge_actions import action_rows
 
     yield "### Skip, retrieve once, or several times\n"
@@ -250,40 +252,40 @@ def _judge_row(judge: Judge) -> tuple[str, ...]:
         closed = judge.test.answers.closed
         curve = compute_frontier(closed, judge.test.answers.open, 1 - judge.test.columns["known"])
         ranked = estimate_auroc(closed, judge.test.columns["known"])
-        cells = [_plain(ranked), *(_cell(curve.at(rate)) for rate in JUDGE_RATES)]
+        cells = [_format_auroc(ranked), *(_cell(curve.at(rate)) for rate in JUDGE_RATES)]
     arbiter = _share(judge.test.arbiter_right) if judge.test.can_arbitrate else "-"
-    noted = [_noted(about.get(key)) for key in ("base", "rows", "tokens_per_question", "seconds")]
-    return (judge.name, *noted[:2], *cells, arbiter, noted[2], _noted(_gpu_ms(judge)), *noted[3:])
+    facts = [_format_fact(about.get(key)) for key in ("base", "rows", "tokens_per_question", "seconds")]
+    return (judge.name, *facts[:2], *cells, arbiter, facts[2], _format_fact(_gpu_ms(judge)), *facts[3:])
 
 
 def _gpu_ms(judge: Judge) -> float | None:
-    """Of one question, as its scoring was timed: every member scores all test rows and its share of the dev rows."""
+    """Return GPU milliseconds per question. Every member scores all test rows and its share of the dev rows."""
     seconds, members = judge.about.get("scoring_seconds"), judge.about.get("members")
     if not seconds or not members or judge.about.get("device") == "CPU":
         return None
     return float(1000 * seconds / (members * len(judge.test.answers) + len(judge.dev.answers)))
 
 
-def _noted(value: Any) -> str:
+def _format_fact(value: Any) -> str:
     if isinstance(value, int | float):
         return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
     return "-" if value is None else str(value)
 
 
-# --- words ----------------------------------------------------------------------------------------
+# --- formats --------------------------------------------------------------------------------------
 
 
 def _interval(value: Estimate, *, signed: bool = False) -> str:
     form = "+.1f" if signed else ".1f"
-    parts = [format(100 * (each or 0.0), form) for each in (value.value, value.low, value.high)]
+    parts = [format(100 * (number or 0.0), form) for number in (value.value, value.low, value.high)]
     return f"{parts[0]} [{parts[1]}, {parts[2]}]"
 
 
-def _plain(value: Estimate) -> str:
+def _format_auroc(value: Estimate) -> str:
     return f"{value.value or 0:.3f} [{value.low or 0:.3f}, {value.high or 0:.3f}]"
 
 
-def _p(value: float) -> str:
+def _format_p(value: float) -> str:
     return "< .001" if value < 0.001 else f"{value:.3f}"
 
 
@@ -291,18 +293,18 @@ def _p(value: float) -> str:
 
 
 def draw_judge(folder: Path, home: Path = HOME) -> None:
-    """Write the figure into a folder, where there are predictions to draw."""
+    """Write the figure into a folder, if there are predictions."""
     judges = {name: read_judge(home, name) for name in judge_names(home)}
     if (chosen := choose_judge(judges)) is not None:
         (folder / FIGURE).write_text(figure(chosen), encoding="utf-8")
 
 
 def figure(judge: Judge) -> str:
-    """Accuracy against the share of questions retrieved for, as SVG: exact top-k curves of the test rows."""
+    """Return accuracy by share of questions retrieved for, as SVG: exact top-k curves of the test rows."""
     answers = judge.test.answers
     needs = compute_needs(judge.test, best_rule(judge, "judge", RECORDED_RATE))
-    ends = [Place(0.0, float(answers.closed.mean())), Place(1.0, float(answers.open.mean()))]
-    always = [Place(0.0, ends[1].y), Place(1.0, ends[1].y)]
+    ends = [ChartPoint(0.0, float(answers.closed.mean())), ChartPoint(1.0, float(answers.open.mean()))]
+    always = [ChartPoint(0.0, ends[1].y), ChartPoint(1.0, ends[1].y)]
     curves = [
         _curve("cascade: judge, then arbiter", needs, answers.closed, judge.test.arbiter_right, COLORS[1]),
         _curve("judge, then rules", needs, answers.closed, right_after_retrieval(judge.test, "rules"), COLORS[2]),
@@ -317,7 +319,7 @@ def figure(judge: Judge) -> str:
     return render_line_chart(curves, frame)
 
 
-def _curve(name: str, needs: Floats, closed: Bools, right: Bools, colour: str) -> Curve:
-    found = compute_frontier(closed, right, needs)
+def _curve(name: str, needs: Floats, closed: Bools, right: Bools, color: str) -> Curve:
+    frontier = compute_frontier(closed, right, needs)
     steps: Sequence[float] = [step / STEPS for step in range(STEPS + 1)]
-    return Curve(name, [Place(rate, found.at(rate)) for rate in steps], colour)
+    return Curve(name, [ChartPoint(rate, frontier.at(rate)) for rate in steps], color)

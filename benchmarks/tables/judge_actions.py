@@ -1,4 +1,4 @@
-"""Skip, one retrieval or several, from predictions: the library's own choice, fitted on dev rows."""
+"""Table of the choice between skipping, one retrieval and several, fitted on dev rows."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from knowgate.stats.bootstrap import Bootstrap, Estimate
 
 
 def action_rows(judge: Judge) -> Rows:
+    """Return one row per price of a search."""
     draws = Bootstrap(len(judge.test.answers), RESAMPLES)
-    lines = measure_actions(judge.name, _rows(judge.dev), _rows(judge.test), SEARCH_PRICES, draws)
+    lines = measure_actions(
+        judge.name, _collect_outcomes(judge.dev), _collect_outcomes(judge.test), SEARCH_PRICES, draws
+    )
     return [
         (f"{100 * line.price:g}", *(f"{share:.0%}" for share in line.shares), f"{line.searches:.2f}",
          _points(line.accuracy), _points(line.against_always, signed=True),
@@ -22,7 +25,7 @@ def action_rows(judge: Judge) -> Rows:
     ]  # fmt: skip
 
 
-def _rows(part: SplitPredictions) -> ActionOutcomes:
+def _collect_outcomes(part: SplitPredictions) -> ActionOutcomes:
     answers = part.answers
     right = np.stack([answers.closed, part.arbiter_right, answers.several], axis=1)
     return ActionOutcomes(compute_needs(part, "known"), right, answers.open)
@@ -30,5 +33,5 @@ def _rows(part: SplitPredictions) -> ActionOutcomes:
 
 def _points(value: Estimate, *, signed: bool = False) -> str:
     form = "+.1f" if signed else ".1f"
-    parts = [format(100 * (each or 0.0), form) for each in (value.value, value.low, value.high)]
+    parts = [format(100 * (number or 0.0), form) for number in (value.value, value.low, value.high)]
     return f"{parts[0]} [{parts[1]}, {parts[2]}]"

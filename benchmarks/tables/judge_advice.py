@@ -1,4 +1,4 @@
-"""How small a judge may be, what stands in for gold answers, how many rows it takes: told by the judges on record."""
+"""Tables of the recorded judges by model size, by source of labels, and by number of training rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from knowgate.stats.bootstrap import estimate_auroc
 from knowgate.stats.metrics import compute_frontier
 
 RATES = (0.75, 0.6, 0.5)
-SIZES = {  # predictions -> what it is, and its name in the record of speed
+SIZES = {  # name of the predictions -> title, and name in the record of speed
     "judges": ("Qwen2.5-Coder-1.5B and mpnet together", None),
     "judge-1.5b": ("Qwen2.5-Coder-1.5B, LoRA", "gguf:qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"),
     "judge-135m": ("SmolLM2-135M, all weights", "smollm"),
@@ -44,43 +44,48 @@ AMOUNTS = {
 
 
 def size_table(home: Path = HOME) -> str:
-    """Quality beside what a question costs on a CPU."""
+    """Render quality and CPU time per question, by model size."""
     file = home / JUDGES / SPEED
     costs = json.loads(file.read_text(encoding="utf-8"))["judges"] if file.is_file() else {}
     rows = [
-        (name, *_quality(judge), _milliseconds(costs, spec))
+        (name, *_format_quality(judge), _milliseconds(costs, spec))
         for key, (name, spec) in SIZES.items()
-        if (judge := _there(home, key)) is not None
+        if (judge := _read_if_recorded(home, key)) is not None
     ]
     rates = (f"right at {rate:.0%}" for rate in RATES)
     return table(("judge", "AUROC", *rates, "ms of CPU time"), rows).strip()
 
 
 def label_table(home: Path = HOME) -> str:
-    """The same judge, taught by what stands in for gold, tested on gold."""
-    return _named(home, LABELS, "taught by")
+    """Render the same judge trained with substitutes for gold labels, tested on gold labels."""
+    return _render_judges(home, LABELS, "taught by")
 
 
 def amount_table(home: Path = HOME) -> str:
-    return _named(home, AMOUNTS, "rows it learnt from")
+    """Render the same judge by number of training rows."""
+    return _render_judges(home, AMOUNTS, "rows it learnt from")
 
 
-def _named(home: Path, names: Mapping[str, str], title: str) -> str:
-    rows = [(name, *_quality(judge)) for key, name in names.items() if (judge := _there(home, key)) is not None]
+def _render_judges(home: Path, names: Mapping[str, str], title: str) -> str:
+    rows = [
+        (name, *_format_quality(judge))
+        for key, name in names.items()
+        if (judge := _read_if_recorded(home, key)) is not None
+    ]
     return table((title, "AUROC", *(f"right at {rate:.0%}" for rate in RATES)), rows).strip()
 
 
-def _there(home: Path, name: str) -> Judge | None:
+def _read_if_recorded(home: Path, name: str) -> Judge | None:
     return read_judge(home, name) if (home / JUDGES / f"{name}.jsonl").is_file() else None
 
 
-def _quality(judge: Judge) -> list[str]:
-    """AUROC with its interval, then the share of right answers by the exact curve of the test rows."""
+def _format_quality(judge: Judge) -> list[str]:
+    """Return AUROC with its interval, and the share of right answers at each retrieval rate."""
     answers, known = judge.test.answers, judge.test.columns["known"]
     ranked = estimate_auroc(answers.closed, known)
     curve = compute_frontier(answers.closed, answers.open, 1 - known)
-    told = f"{ranked.value or 0:.3f} [{ranked.low or 0:.3f}, {ranked.high or 0:.3f}]"
-    return [told, *(f"{100 * curve.at(rate):.1f} %" for rate in RATES)]
+    auroc = f"{ranked.value or 0:.3f} [{ranked.low or 0:.3f}, {ranked.high or 0:.3f}]"
+    return [auroc, *(f"{100 * curve.at(rate):.1f} %" for rate in RATES)]
 
 
 def _milliseconds(costs: Mapping[str, Mapping[str, float]], spec: str | None) -> str:

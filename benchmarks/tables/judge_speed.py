@@ -1,4 +1,4 @@
-"""What a question costs judges without a GPU, as `benchmarks.judge_speed` recorded it."""
+"""Table of the time that judges take per question without a GPU, recorded by `benchmarks.judge_speed`."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ NAMES = {
 
 
 def speed_table(home: Path = HOME) -> Iterator[str]:
-    """Nothing where nothing was recorded."""
+    """Render the table, or nothing without a record."""
     file = home / JUDGES / SPEED
     if not file.is_file():
         return
-    told = json.loads(file.read_text(encoding="utf-8"))
-    reference = NAMES.get(told["reference"], told["reference"])
+    record = json.loads(file.read_text(encoding="utf-8"))
+    reference = NAMES.get(record["reference"], record["reference"])
     yield "### What a question costs without a GPU\n"
     yield (
-        f"{told['questions']} questions, one at a time, on {told['cores']} cores (x86-64), all judges in one process "
-        f"and in turn; medians. The machine's load was {told['load'][0]:g}: where that is above {told['cores']}, other "
+        f"{record['questions']} questions, one at a time, on {record['cores']} cores (x86-64), all judges in one process "
+        f"and in turn; medians. The machine's load was {record['load'][0]:g}: where that is above {record['cores']}, other "
         f"work ran on the same cores, and the ratios, each to {reference} in the run beside it, say more than the "
         "milliseconds. `python -m benchmarks.judge_speed` measures it anew.\n"
     )
@@ -44,7 +44,7 @@ def speed_table(home: Path = HOME) -> Iterator[str]:
             f"{cost['core_ratio']:.2g}",
             f"{cost['ratio']:.2g}",
         )
-        for name, cost in told["judges"].items()
+        for name, cost in record["judges"].items()
     ]
     columns = ("judge", "tokens", "ms of CPU time", "ms on the clock", "times as fast, CPU time", "on the clock")
     yield table(columns, rows)

@@ -1,4 +1,4 @@
-"""KBM: the paper's Tables 1 to 4, Figures 1 to 3, 6 and 8 beside ours, on a page and a page of details."""
+"""The pages on KBM: Tables 1 to 4 and Figures 1 to 3, 5, 6 and 8, compared with the paper."""
 
 from __future__ import annotations
 
@@ -8,12 +8,23 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.tables.common import CHOICE, FRESH, OPEN, QWEN, RUNS, Rows, at_threshold, decided, table, trial_of
+from benchmarks.tables.common import (
+    CHOICE,
+    FRESH,
+    OPEN,
+    QWEN,
+    RUNS,
+    Rows,
+    format_at_threshold,
+    format_decisions,
+    load_test_run,
+    table,
+)
 from benchmarks.tables.kbm_indicators import indicator_tables
 from benchmarks.tables.kbm_passages import CERTAIN, HALF, passage_judge_tables, read_judgements
 from benchmarks.tables.kbm_plugged import plugged_section
 from benchmarks.tables.kbm_second import second_judgement
-from benchmarks.tables.names import ANOTHER, OWN, is_main, shown
+from benchmarks.tables.names import OTHER_LLM, OWN_VERDICT, display_name, is_main_gate
 from benchmarks.tables.operating import gold_cell
 
 PAPER = {  # Table 1: LLM only, all RAG, mastery, certainty, prompt: accuracy (retrieval rate) / random as often
@@ -57,8 +68,9 @@ THIRDS = ("rare", "middle", "frequent")
 
 
 def kbm_section() -> Iterator[str]:
-    trials = {name: trial for name in (*OPEN, *CHOICE) if (trial := trial_of(QWEN, name)) is not None}
-    if not trials:
+    """Render the page on KBM."""
+    runs = {name: labels for name in (*OPEN, *CHOICE) if (labels := load_test_run(QWEN, name)) is not None}
+    if not runs:
         return
     yield "## KBM, beside the paper\n"
     yield SUMMARY
@@ -70,33 +82,33 @@ def kbm_section() -> Iterator[str]:
         "as in the paper; (calibrated): by its calibrated need, where no raw score is on record. Ceiling: mastery from "
         "gold answers as the gate. No judge has read the questions of cmrc2018_ctx yet.\n"
     )
-    yield table(COLUMNS, [line for name, trial in trials.items() for line in _pair(name, trial)])
-    yield "\n" + _why(trials)
+    yield table(COLUMNS, [line for name, labels in runs.items() for line in _paper_and_own_rows(name, labels)])
+    yield "\n" + _explain_difference(runs)
     yield from indicator_tables()
-    yield from second_judgement(trials)
-    yield from _fresh(("prompt", "kbm", "kbm-certainty"))
+    yield from second_judgement(runs)
+    yield from _freshness_table(("prompt", "kbm", "kbm-certainty"))
     yield from plugged_section()
 
 
 def kbm_details() -> Iterator[str]:
-    """Tables that the page of the paper leaves out."""
-    trials = {name: trial for name in OPEN if (trial := trial_of(QWEN, name)) is not None}
-    if not trials:
+    """Render the page of details."""
+    runs = {name: labels for name in OPEN if (labels := load_test_run(QWEN, name)) is not None}
+    if not runs:
         return
     yield "## KBM, details\n"
     yield from passage_judge_tables()
-    yield from _figure_5(trials | {name: trial for name in CHOICE if (trial := trial_of(QWEN, name)) is not None})
-    yield from _fresh()
-    yield from _long_tail(trials)
-    yield from _boundary()
+    yield from _figure_5(runs | {name: labels for name in CHOICE if (labels := load_test_run(QWEN, name)) is not None})
+    yield from _freshness_table()
+    yield from _long_tail(runs)
+    yield from _boundary_tables()
 
 
-def _figure_5(trials: dict[str, Any]) -> Iterator[str]:
-    """Right answers without passages to questions that a judge calls known and unknown."""
+def _figure_5(runs: dict[str, Any]) -> Iterator[str]:
+    """Render right answers without passages to questions that a judge calls known and unknown."""
     rows: Rows = []
-    for name, trial in trials.items():
-        right = np.asarray(trial.closed_right)
-        for judge, known in _verdicts(name, trial).items():
+    for name, labels in runs.items():
+        right = np.asarray(labels.closed_right)
+        for judge, known in _verdicts(name, labels).items():
             rows.append((name, judge, *(_right_share(right[part]) for part in (known, ~known))))
     yield "\n### What is judged known and unknown (Figure 5)\n"
     yield (
@@ -108,17 +120,20 @@ def _figure_5(trials: dict[str, Any]) -> Iterator[str]:
     yield table(("data set", "judge", "judged known", "judged unknown"), rows)
 
 
-def _verdicts(name: str, trial: Any) -> dict[str, Any]:
+def _verdicts(name: str, labels: Any) -> dict[str, Any]:
     """Return by judge which questions it calls known."""
     from knowgate.gates.offline_scoring import score_gate
 
     verdicts = {}
-    if (recorded := judge_of(trial, "mastery")) is not None:
-        scores = score_gate(trial, recorded)
+    if (recorded := find_kbm_judge(labels, "mastery")) is not None:
+        scores = score_gate(labels, recorded)
         verdicts["mastery, on record"] = scores.needs <= scores.threshold
-    taught = read_judgements(name, trial, "kbm_3_epochs", "without")
-    if not np.isnan(taught).any():
-        verdicts |= {"mastery, 3 epochs": taught[:, HALF] >= 0.5, "certainty, 3 epochs": taught[:, CERTAIN] >= 0.5}
+    probabilities = read_judgements(name, labels, "kbm_3_epochs", "without")
+    if not np.isnan(probabilities).any():
+        verdicts |= {
+            "mastery, 3 epochs": probabilities[:, HALF] >= 0.5,
+            "certainty, 3 epochs": probabilities[:, CERTAIN] >= 0.5,
+        }
     return verdicts
 
 
@@ -129,46 +144,46 @@ def _right_share(right: Any) -> str:
 COLUMNS = ("data set", "whose", "LLM only", "all RAG", "mastery", "certainty", "prompt", "gold mastery")
 
 
-def _pair(name: str, trial: Any) -> Rows:
+def _paper_and_own_rows(name: str, labels: Any) -> Rows:
     own = (
-        f"{100 * trial.closed_right.mean():.1f}",
-        f"{100 * trial.always_right.mean():.1f}",
-        *(_judge(trial, head) for head in ("mastery", "certainty")),
-        _cell(trial, "prompt"),
-        gold_cell(trial),
+        f"{100 * labels.closed_right.mean():.1f}",
+        f"{100 * labels.always_right.mean():.1f}",
+        *(_judge_cell(labels, head) for head in ("mastery", "certainty")),
+        _cell(labels, "prompt"),
+        gold_cell(labels),
     )
     paper: Rows = [(name, "paper, Table 1", *PAPER[name], "")] if name in PAPER else []
     return [*paper, (name, "here", *own)]
 
 
-def judge_of(trial: Any, head: str) -> str | None:
-    """The gate on record that is KBM's judge of this head, by its own verdict where that is known."""
-    names = [name for name in trial.recorded_needs if name.startswith("kbm") and ANOTHER not in name]
+def find_kbm_judge(labels: Any, head: str) -> str | None:
+    """Return the recorded judge of KBM with this head, by its own verdict if that is recorded."""
+    names = [name for name in labels.recorded_needs if name.startswith("kbm") and OTHER_LLM not in name]
     names = [name for name in names if ("certainty" in name) == (head == "certainty")]
-    return next((name for name in names if name.endswith(OWN)), next(iter(names), None))
+    return next((name for name in names if name.endswith(OWN_VERDICT)), next(iter(names), None))
 
 
-def _judge(trial: Any, head: str) -> str:
-    name = judge_of(trial, head)
+def _judge_cell(labels: Any, head: str) -> str:
+    name = find_kbm_judge(labels, head)
     if name is None:
         return "–"
-    return _cell(trial, name) + ("" if name.endswith(OWN) else " (calibrated)")
+    return _cell(labels, name) + ("" if name.endswith(OWN_VERDICT) else " (calibrated)")
 
 
-def _cell(trial: Any, gate: str) -> str:
+def _cell(labels: Any, gate: str) -> str:
     from knowgate.errors import KnowgateError
     from knowgate.gates.offline_scoring import score_gate
 
     try:
-        return at_threshold(trial, score_gate(trial, gate))
-    except KnowgateError:  # the rows do not hold what it needs
+        return format_at_threshold(labels, score_gate(labels, gate))
+    except KnowgateError:  # The rows lack its signals.
         return "–"
 
 
-def _why(trials: dict[str, Any]) -> str:
-    mastered = [row.closed.mastery for name in OPEN if name in trials for row in trials[name].rows]
-    known = [one for one in mastered if one is not None]
-    share = f"{100 * np.mean([one >= 0.8 for one in known]):.1f} %" if known else "few"
+def _explain_difference(runs: dict[str, Any]) -> str:
+    masteries = [row.closed.mastery for name in OPEN if name in runs for row in runs[name].rows]
+    known = [mastery for mastery in masteries if mastery is not None]
+    share = f"{100 * np.mean([mastery >= 0.8 for mastery in known]):.1f} %" if known else "few"
     return (
         f"Why they differ: of our open questions {share} have a mastery of .8 or more, so there is little that may be "
         "skipped without loss: gold mastery as the gate shows how little. What the paper saves on "
@@ -180,27 +195,27 @@ def _why(trials: dict[str, Any]) -> str:
 # --- Tables 2 and 3: FreshQA ----------------------------------------------------------------------
 
 
-def _fresh(gates: tuple[str, ...] = ()) -> Iterator[str]:
-    """FreshQA by gate; `gates`: only those whose name is one of these, and their own verdicts."""
-    trial = trial_of(QWEN, FRESH)
-    if trial is None:
+def _freshness_table(gates: tuple[str, ...] = ()) -> Iterator[str]:
+    """Render retrieval rates on FreshQA, of all gates or of the given ones (with their own verdicts)."""
+    labels = load_test_run(QWEN, FRESH)
+    if labels is None:
         return
     yield "\n### FreshQA: retrieval rate by how fast the answer changes (Table 2) and by hops (Table 3)\n"
     yield (
         "Closed-book: there is no corpus of these questions, so rates only. Gates that need fitting were fitted on "
         "TriviaQA. The last line is how often the LLM's answer is right.\n"
     )
-    fresh, counted = trial.get_slice_values("freshness"), trial.get_slice_values("hops")
-    hops = sorted({hop for hop in counted if hop is not None})
-    inside = [fresh == kind for kind in KINDS] + [counted == hop for hop in hops]
-    counts = tuple(f"{name} ({int(part.sum())})" for name, part in zip((*KINDS, *hops), inside, strict=True))
+    freshness, hop_counts = labels.get_slice_values("freshness"), labels.get_slice_values("hops")
+    hops = sorted({hop for hop in hop_counts if hop is not None})
+    masks = [freshness == kind for kind in KINDS] + [hop_counts == hop for hop in hops]
+    counts = tuple(f"{name} ({int(part.sum())})" for name, part in zip((*KINDS, *hops), masks, strict=True))
     rows: Rows = [(name, *rates, *["–"] * len(hops)) for name, rates in PAPER_FRESH.items()]
     rows += [
-        (shown(scores.name), *(_rate(scores.needs > scores.threshold, part) for part in inside))
-        for scores in _all_gates(trial)
-        if not gates or scores.name.removesuffix(OWN) in gates
+        (display_name(scores.name), *(_rate(scores.needs > scores.threshold, part) for part in masks))
+        for scores in _score_main_gates(labels)
+        if not gates or scores.name.removesuffix(OWN_VERDICT) in gates
     ]
-    rows.append(("right closed-book", *(_rate(trial.closed_right, part) for part in inside)))
+    rows.append(("right closed-book", *(_rate(labels.closed_right, part) for part in masks)))
     yield table(("gate", *counts), rows)
 
 
@@ -208,49 +223,52 @@ def _rate(marks: Any, inside: Any) -> str:
     return f"{100 * marks[inside].mean():.1f} %" if inside.any() else "–"
 
 
-def _all_gates(trial: Any) -> list[Any]:
+def _score_main_gates(labels: Any) -> list[Any]:
     from knowgate.gates.offline_scoring import score_gates
 
-    return [one for one in score_gates(trial, ["auto"]) if is_main(one.name)]
+    return [scores for scores in score_gates(labels, ["auto"]) if is_main_gate(scores.name)]
 
 
 # --- Figure 6: the long tail ----------------------------------------------------------------------
 
 
-def _long_tail(trials: dict[str, Any]) -> Iterator[str]:
-    rows = [line for name, trial in trials.items() if name in OPEN for line in _thirds(name, trial)]
+def _long_tail(runs: dict[str, Any]) -> Iterator[str]:
+    rows = [line for name, labels in runs.items() if name in OPEN for line in _frequency_rows(name, labels)]
     if rows:
         yield "\n### The long tail (Figure 6): by how many passages of the corpus hold the answer\n"
         yield table(("data set", "answers are", "questions", "LLM only", "all RAG", "mastery", "prompt"), rows)
 
 
-def _thirds(name: str, trial: Any) -> Rows:
+def _frequency_rows(name: str, labels: Any) -> Rows:
     from knowgate.gates.offline_scoring import score_gate
 
-    judge = judge_of(trial, "mastery")
-    if judge is None or trial.open_right is None:
+    judge = find_kbm_judge(labels, "mastery")
+    if judge is None or labels.open_right is None:
         return []
-    scored, asked = score_gate(trial, judge), score_gate(trial, "prompt")
+    judge_scores, prompt_scores = score_gate(labels, judge), score_gate(labels, "prompt")
     rows: Rows = []
     for third in THIRDS:
-        places = np.flatnonzero(trial.get_slice_values("answer frequency") == third)
-        if len(places):
-            part = trial.subset(places)
-            cells = (decided(part, (one.needs > one.threshold)[places]) for one in (scored, asked))
+        indices = np.flatnonzero(labels.get_slice_values("answer frequency") == third)
+        if len(indices):
+            part = labels.subset(indices)
+            cells = (
+                format_decisions(part, (scores.needs > scores.threshold)[indices])
+                for scores in (judge_scores, prompt_scores)
+            )
             ends = (f"{100 * right.mean():.1f}" for right in (part.closed_right, part.always_right))
-            rows.append((name, third, str(len(places)), *ends, *cells))
+            rows.append((name, third, str(len(indices)), *ends, *cells))
     return rows
 
 
 # --- Figures 1 to 3 -------------------------------------------------------------------------------
 
 
-def _boundary() -> Iterator[str]:
-    """Of runs whose answers with passages were sampled, too."""
+def _boundary_tables() -> Iterator[str]:
+    """Render the knowledge boundary for runs with sampled answers with passages."""
     from knowgate.core.display import render_markdown_tables
     from knowgate.evaluation.boundary import read_run_reports
     from knowgate.evaluation.boundary_measures import INDICATORS
-    from knowgate.evaluation.report import boundary_tables as sheets
+    from knowgate.evaluation.report import boundary_tables
 
     folders = [run for run in sorted((RUNS / QWEN).glob("*")) if run.is_dir() and _is_sampled(run)]
     if not folders:
@@ -259,12 +277,18 @@ def _boundary() -> Iterator[str]:
     yield "The paper's Pearson's r of mastery and certainty is .64 (section 3.2).\n"
     for run in folders:
         reports = read_run_reports([run])
-        made: list[Any] = [sheets.build_accuracy_table(reports), sheets.build_correlation_table(reports)]
-        for side in ("closed", *sheets.list_sampled_sides(reports)):
-            made += [sheets.build_effect_table(reports, indicator, side) for indicator in INDICATORS]
-        made += [sheets.build_saving_table(reports, "mastery"), sheets.build_copy_rate_table(reports)]
+        tables: list[Any] = [
+            boundary_tables.build_accuracy_table(reports),
+            boundary_tables.build_correlation_table(reports),
+        ]
+        for side in ("closed", *boundary_tables.list_sampled_sides(reports)):
+            tables += [boundary_tables.build_effect_table(reports, indicator, side) for indicator in INDICATORS]
+        tables += [
+            boundary_tables.build_saving_table(reports, "mastery"),
+            boundary_tables.build_copy_rate_table(reports),
+        ]
         yield f"\n**{run.name}**\n"
-        yield render_markdown_tables(made)
+        yield render_markdown_tables(tables)
 
 
 def _is_sampled(run: Path) -> bool:

@@ -1,4 +1,4 @@
-"""KBM, section 3: mastery and certainty correlate, and passages help less where either is high."""
+"""KBM, section 3: mastery and certainty correlate, and passages help less if either is high."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import numpy as np
 from benchmarks.tables.common import CHOICE, MODELS, OPEN, QWEN, RUNS, Rows, table
 
 PAPER_R = 0.64
-EDGES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.8, 1.0)  # of the intervals; the last one includes 1
+EDGES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.8, 1.0)  # of the intervals; the last interval includes 1
 POOLED = {
     "WebQA": ("webqa_zh_ctx",),
     "TriviaQA": ("triviaqa_ctx",),
     "seven open sets": OPEN,
     "five choice sets": CHOICE,
 }
-RESAMPLED = 1_000
+RESAMPLES = 1_000
 
 
 def indicator_tables() -> Iterator[str]:
-    """Pearson's r of each data set, then accuracy with and without passages by mastery and by certainty."""
+    """Render Pearson's r of each data set, then accuracy with and without passages by mastery and certainty."""
     yield "\n### Mastery and certainty (section 3.2)\n"
     yield (
         f"Pearson's r of closed-book mastery and certainty over the test questions, with a 95 % bootstrap interval. The "
@@ -55,7 +55,7 @@ def _correlations() -> Iterator[tuple[str, ...]]:
 
 def _interval(mastery: Any, certainty: Any) -> str:
     rng, values = np.random.default_rng(0), []
-    for _ in range(RESAMPLED):
+    for _ in range(RESAMPLES):
         drawn = rng.integers(0, len(mastery), len(mastery))
         if mastery[drawn].std() and certainty[drawn].std():
             values.append(np.corrcoef(mastery[drawn], certainty[drawn])[0, 1])
@@ -89,12 +89,12 @@ def _effects(indicator: str) -> Rows:
     lines: Rows = []
     for low, high in pairwise(EDGES):
         end = "]" if high == EDGES[-1] else ")"
-        cells = (_effect_cell(rows[_inside(rows[:, column], low, high)]) for rows in pooled.values())
+        cells = (_effect_cell(rows[_is_in_interval(rows[:, column], low, high)]) for rows in pooled.values())
         lines.append((f"[{low:g}, {high:g}{end}", *cells))
     return lines
 
 
-def _inside(values: Any, low: float, high: float) -> Any:
+def _is_in_interval(values: Any, low: float, high: float) -> Any:
     return (values >= low - 1e-9) & ((values < high - 1e-9) | (high == EDGES[-1]))
 
 

@@ -1,4 +1,4 @@
-"""KBM as in the paper: a judge taught with and without passages, three epochs beside one, and its second judgement.
+"""KBM trained as in the paper: a judge trained with and without passages, and its second judgement.
 
     python -m benchmarks.tables.kbm_passages
 
@@ -13,72 +13,74 @@ from typing import Any
 import numpy as np
 
 from benchmarks.paper_record import KBM, KBM_JUDGES, read_record
-from benchmarks.tables.common import CHOICE, OPEN, QWEN, decided, table, trial_of
+from benchmarks.tables.common import CHOICE, OPEN, QWEN, format_decisions, load_test_run, table
 from knowgate.stats.metrics import auroc, sigmoid
 
-RECORDED = "kbm"  # the judge on record: one epoch, without passages and multiple choice
+RECORDED = "kbm"  # the judge recorded earlier: one epoch, without passages and multiple choice
 TITLES = {"kbm_1_epoch": "1 epoch", "kbm_3_epochs": "3 epochs, weighted"}
 STRICT, HALF, CERTAIN = 0, 1, 2  # heads: mastery of at least .8, of at least .5, certainty
 RESAMPLES = 2_000
 
 
-def read_judgements(name: str, trial: Any, judge: str, side: str) -> Any:
+def read_judgements(name: str, labels: Any, judge: str, side: str) -> Any:
     """Return P(True) of each head for the rows of a test run; NaN where there is no judgement."""
     known = {row["id"]: row.get(side, {}).get(judge) for row in read_record(KBM) if row["set"] == name}
-    values = [known.get(row.id) or (np.nan,) * 3 for row in trial.rows]
+    values = [known.get(row.id) or (np.nan,) * 3 for row in labels.rows]
     return sigmoid(np.array(values, dtype=float))
 
 
-def list_trials() -> dict[str, Any]:
+def list_judged_runs() -> dict[str, Any]:
     """Return the test runs that have judgements."""
     names = {row["set"] for row in read_record(KBM)}
-    return {name: trial for name in (*OPEN, *CHOICE) if name in names and (trial := trial_of(QWEN, name)) is not None}
+    return {
+        name: labels for name in (*OPEN, *CHOICE) if name in names and (labels := load_test_run(QWEN, name)) is not None
+    }
 
 
 def list_recorded_judges() -> list[str]:
-    """List the judges that are on record."""
+    """List the recorded judges."""
     judges = {judge for row in read_record(KBM) for judge in row.get("without", {})}
     return [judge for judge in KBM_JUDGES if judge in judges]
 
 
 def judge_table() -> str:
-    """AUROC of known, own verdict by mastery and by certainty, and searches saved at -1.7, for each judge."""
-    from benchmarks.tables.claims import gold_saved, saved_at
+    """Render AUROC of known, own verdicts by mastery and certainty, and searches saved, for each judge."""
+    from benchmarks.tables.claims import compute_savings, format_gold_savings
 
     rows = []
-    for name, trial in list_trials().items():
-        right, recorded = np.asarray(trial.closed_right, dtype=bool), trial.recorded_needs.get(RECORDED)
+    for name, labels in list_judged_runs().items():
+        right, recorded = np.asarray(labels.closed_right, dtype=bool), labels.recorded_needs.get(RECORDED)
         if recorded is not None:
             needs = np.asarray(recorded.needs, dtype=float)
             rows.append((name, "on record", f"{auroc(right, -needs) or 0.5:.3f}", "–", "–", "–",
-                         f"{100 * saved_at(trial, needs):.0f} %", gold_saved(trial)))  # fmt: skip
+                         f"{100 * compute_savings(labels, needs):.0f} %", format_gold_savings(labels)))  # fmt: skip
         for judge in list_recorded_judges():
-            values = read_judgements(name, trial, judge, "without")
+            values = read_judgements(name, labels, judge, "without")
             if np.isnan(values[:, HALF]).any():
                 continue
             needs, is_certain = 1 - values[:, HALF], values[:, CERTAIN] >= 0.5
-            rows.append((name, TITLES[judge], f"{auroc(right, -needs) or 0.5:.3f}", decided(trial, needs > 0.5),
-                         f"{100 * is_certain.mean():.0f} %", decided(trial, ~is_certain),
-                         f"{100 * saved_at(trial, needs):.0f} %", gold_saved(trial)))  # fmt: skip
+            rows.append((name, TITLES[judge], f"{auroc(right, -needs) or 0.5:.3f}", format_decisions(labels, needs > 0.5),
+                         f"{100 * is_certain.mean():.0f} %", format_decisions(labels, ~is_certain),
+                         f"{100 * compute_savings(labels, needs):.0f} %", format_gold_savings(labels)))  # fmt: skip
     columns = ("data set", "judge", "AUROC of known", "own verdict by mastery ≥ .5", "says certain",
                "own verdict by certainty", "saved at -1.7", "gold mastery saves")  # fmt: skip
     return table(columns, rows)
 
 
 def second_judgement_table() -> str:
-    """Right answers if passages are dropped where the judge finds them insufficient, or worse than none (Figure 8)."""
+    """Render right answers if passages are dropped that the judge finds insufficient, or worse than none (Figure 8)."""
     rows = []
-    for name, trial in list_trials().items():
-        if trial.open_right is None:
+    for name, labels in list_judged_runs().items():
+        if labels.open_right is None:
             continue
         for judge in list_recorded_judges():
             without, with_passages = (
-                read_judgements(name, trial, judge, side)[:, HALF] for side in ("without", "with")
+                read_judgements(name, labels, judge, side)[:, HALF] for side in ("without", "with")
             )
             has_passages = ~np.isnan(with_passages)
             sufficient = ~has_passages | (with_passages >= 0.5)
             better = ~has_passages | (with_passages >= without)
-            closed, opened = (np.asarray(each, dtype=float) for each in (trial.closed_right, trial.always_right))
+            closed, opened = (np.asarray(right, dtype=float) for right in (labels.closed_right, labels.always_right))
             rows.append((name, TITLES[judge], f"{100 * opened.mean():.1f}", *_describe_rule(sufficient, closed, opened),
                          *_describe_rule(better, closed, opened),
                          f"{100 * np.maximum(closed, opened).mean():.1f}"))  # fmt: skip
@@ -105,7 +107,7 @@ def _describe_rule(keeps: Any, closed: Any, opened: Any) -> tuple[str, str]:
 
 
 def passage_judge_tables() -> Iterator[str]:
-    """The section of KBM's page; nothing without a record."""
+    """Render the section, or nothing without a record."""
     if not read_record(KBM):
         return
     yield "\n### The judge taught with and without passages\n"

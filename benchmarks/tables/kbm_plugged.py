@@ -1,4 +1,4 @@
-"""KBM's Table 4: a judge that learnt from one LLM decides for another, beside that LLM's own."""
+"""KBM's Table 4: a judge trained on one LLM decides for another, compared with that LLM's own judge."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tables.common import RUNS, Rows, at_threshold, table, trial_of
-from benchmarks.tables.names import ANOTHER, OWN
+from benchmarks.tables.common import RUNS, Rows, format_at_threshold, load_test_run, table
+from benchmarks.tables.names import OTHER_LLM, OWN_VERDICT
 
-PAPER: Rows = [  # of the judge of Qwen2-7B
+PAPER: Rows = [  # figures of the paper for the judge of Qwen2-7B
     ("GPT-4 (paper)", "WebQA", "Qwen2-7B", "64.3", "90.0",
      "85.7 (57 %) / 78.5", "89.5 (90 %) / 87.8", "69.5 (14 %) / 68.0"),
     ("Qwen2-72B (paper)", "WebQA", "Qwen2-7B", "83.7", "91.9",
@@ -28,7 +28,8 @@ COLUMNS = ("LLM", "data set", "judge of", "LLM only", "all RAG", *HEADS, "prompt
 
 
 def plugged_section() -> Iterator[str]:
-    rows = [line for run in sorted(RUNS.glob("*/*-test")) for line in _lines(run.parent.name, run)]
+    """Render the section on judges plugged into another LLM."""
+    rows = [line for run in sorted(RUNS.glob("*/*-test")) for line in _rows(run.parent.name, run)]
     if not rows:
         return
     yield "\n### Plugged into another LLM (Table 4)\n"
@@ -39,53 +40,53 @@ def plugged_section() -> Iterator[str]:
     yield table(COLUMNS, [*((*line, "–") for line in PAPER), *rows])
 
 
-def _lines(llm: str, run: Path) -> Rows:
-    """A line for each LLM whose judges were asked about the run; none where no foreign one was."""
+def _rows(llm: str, run: Path) -> Rows:
+    """Return a row for each LLM whose judges decided on the run; no rows without a judge of another LLM."""
     name = run.name.removesuffix("-test")
-    trial = trial_of(llm, name)
-    asked = [gate for gate in trial.recorded_needs if gate.startswith("kbm") and gate.endswith(OWN)]
-    teachers = list(dict.fromkeys(_teacher(gate) or llm for gate in asked))
+    labels = load_test_run(llm, name)
+    gates = [gate for gate in labels.recorded_needs if gate.startswith("kbm") and gate.endswith(OWN_VERDICT)]
+    teachers = list(dict.fromkeys(_parse_teacher(gate) or llm for gate in gates))
     if not set(teachers) - {llm}:
         return []
-    ends = (f"{100 * trial.closed_right.mean():.1f}", f"{100 * trial.always_right.mean():.1f}")
+    ends = (f"{100 * labels.closed_right.mean():.1f}", f"{100 * labels.always_right.mean():.1f}")
     return [
         (
             llm,
             name,
             "itself" if teacher == llm else teacher,
             *ends,
-            *(_cell(trial, _judge(trial, head, llm, teacher)) for head in HEADS),
-            _cell(trial, "prompt"),
-            _ranked(trial, _judge(trial, "mastery", llm, teacher)),
+            *(_cell(labels, _find_judge(labels, head, llm, teacher)) for head in HEADS),
+            _cell(labels, "prompt"),
+            _auroc_cell(labels, _find_judge(labels, "mastery", llm, teacher)),
         )
-        for teacher in sorted(teachers, key=lambda one: one != llm)
+        for teacher in sorted(teachers, key=lambda teacher: teacher != llm)
     ]
 
 
-def _teacher(gate: str) -> str:
-    """'kbm-certainty, of qwen, own verdict' -> 'qwen'; '' for a judge of the LLM itself."""
-    return gate.removesuffix(OWN).partition(ANOTHER)[2]
+def _parse_teacher(gate: str) -> str:
+    """Return 'qwen' for 'kbm-certainty, of qwen, own verdict', and '' for a judge of the LLM itself."""
+    return gate.removesuffix(OWN_VERDICT).partition(OTHER_LLM)[2]
 
 
-def _judge(trial: Any, head: str, llm: str, teacher: str) -> str | None:
-    """The gate on record that is this LLM's judge of this head."""
-    called = "kbm" if head == "mastery" else f"kbm-{head}"
-    name = f"{called}{'' if teacher == llm else ANOTHER + teacher}{OWN}"
-    return name if name in trial.recorded_needs else None
+def _find_judge(labels: Any, head: str, llm: str, teacher: str) -> str | None:
+    """Return the recorded judge with this head that was trained on the teacher, or None."""
+    gate = "kbm" if head == "mastery" else f"kbm-{head}"
+    name = f"{gate}{'' if teacher == llm else OTHER_LLM + teacher}{OWN_VERDICT}"
+    return name if name in labels.recorded_needs else None
 
 
-def _cell(trial: Any, gate: str | None) -> str:
+def _cell(labels: Any, gate: str | None) -> str:
     from knowgate.errors import KnowgateError
     from knowgate.gates.offline_scoring import score_gate
 
     try:
-        return at_threshold(trial, score_gate(trial, gate)) if gate else "–"
-    except KnowgateError:  # the rows do not hold what it needs
+        return format_at_threshold(labels, score_gate(labels, gate)) if gate else "–"
+    except KnowgateError:  # The rows lack its signals.
         return "–"
 
 
-def _ranked(trial: Any, gate: str | None) -> str:
+def _auroc_cell(labels: Any, gate: str | None) -> str:
     from knowgate.gates.offline_scoring import score_gate
     from knowgate.papers.sweeps import format_auroc
 
-    return format_auroc(trial, score_gate(trial, gate)) if gate else "–"
+    return format_auroc(labels, score_gate(labels, gate)) if gate else "–"

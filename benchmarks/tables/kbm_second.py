@@ -1,7 +1,7 @@
 """KBM, Figure 8: a second judgement, after retrieval, drops passages.
 
-The recorded judge asks the paper's question: is the LLM's answer with these passages right? It keeps passages only where
-the answer is yes. The question that matters is another one: is the answer with passages better than the one without?
+The recorded judge asks the question of the paper: is the LLM's answer with these passages right? Passages are keeps only
+if it says yes. A better question is: is the answer with passages better than the answer without them?
 
 Protocol of the second table, written before it was run on test rows. For each data set, two logistic regressions learn
 on its train rows whether an answer is right: one from the token log-probabilities of the closed-book answer, one from
@@ -18,26 +18,26 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.tables.common import QWEN, RUNS, decided, table, trial_of
+from benchmarks.tables.common import QWEN, RUNS, format_decisions, load_test_run, table
 
-BOUNDARY = "boundary"  # NQ with samples of all three kinds, and a judge that was trained with passages
-RESAMPLED = 2_000
+BOUNDARY = "boundary"  # NQ with samples without, with and with masked passages, and a judge trained with passages
+RESAMPLES = 2_000
 
 
-def second_judgement(trials: dict[str, Any]) -> Iterator[str]:
-    """Both rules, beside always retrieving and what gold answers allow."""
+def second_judgement(runs: dict[str, Any]) -> Iterator[str]:
+    """Render both rules, compared with keeping all passages and with what gold answers allow."""
     yield "\n### Second judgement (Figure 8): passages that do not help are dropped\n"
-    yield from _recorded(trial_of(QWEN, BOUNDARY))
-    yield from _expected_gains(trials)
+    yield from _recorded_table(load_test_run(QWEN, BOUNDARY))
+    yield from _expected_gains(runs)
 
 
-# --- the judge on record ----------------------------------------------------------------------------
+# --- the recorded judge -----------------------------------------------------------------------------
 
 
-def _recorded(trial: Any) -> Iterator[str]:
+def _recorded_table(labels: Any) -> Iterator[str]:
     from knowgate.data.runs.records import read_usefulness
 
-    records = [] if trial is None else read_usefulness(Path(trial.runs[0]))
+    records = [] if labels is None else read_usefulness(Path(labels.runs[0]))
     if not records:
         return
     yield (
@@ -47,31 +47,31 @@ def _recorded(trial: Any) -> Iterator[str]:
         "of right samples with and without passages; it knows the gold answers, so no such judge does better: "
         "even a perfect one gains little here.\n"
     )
-    rows = [line for record in records for line in _recorded_lines(trial, record)]
+    rows = [line for record in records for line in _recorded_lines(labels, record)]
     yield table(("rule", "right answers", "passages shown", "as many dropped at random"), rows)
 
 
-def _recorded_lines(trial: Any, record: Any) -> Iterator[tuple[str, ...]]:
+def _recorded_lines(labels: Any, record: Any) -> Iterator[tuple[str, ...]]:
     with_passages, without = (
-        np.array([getattr(row, side).mastery for row in trial.rows], dtype=float) for side in ("open", "closed")
+        np.array([getattr(row, side).mastery for row in labels.rows], dtype=float) for side in ("open", "closed")
     )
     rules = {
-        "keep all": np.ones(len(trial.rows), dtype=bool),
-        f"{record.judge}: sufficient (paper)": np.array([record.useful[row.id] for row in trial.rows]),
+        "keep all": np.ones(len(labels.rows), dtype=bool),
+        f"{record.judge}: sufficient (paper)": np.array([record.useful[row.id] for row in labels.rows]),
         "gold mastery: sufficient (≥ .5)": with_passages >= 0.5,
         "gold mastery: better than without": with_passages >= without,
     }
-    for rule, kept in rules.items():
-        right = np.where(kept, trial.always_right, trial.closed_right).mean()
-        random = kept.mean() * trial.always_right.mean() + (1 - kept.mean()) * trial.closed_right.mean()
-        yield rule, f"{100 * right:.1f}", f"{100 * kept.mean():.0f} %", f"{100 * random:.1f}"
+    for rule, keeps in rules.items():
+        right = np.where(keeps, labels.always_right, labels.closed_right).mean()
+        random = keeps.mean() * labels.always_right.mean() + (1 - keeps.mean()) * labels.closed_right.mean()
+        yield rule, f"{100 * right:.1f}", f"{100 * keeps.mean():.0f} %", f"{100 * random:.1f}"
 
 
 # --- expected gain from log-probabilities -----------------------------------------------------------
 
 
-def _expected_gains(trials: dict[str, Any]) -> Iterator[str]:
-    rows = [line for name, trial in trials.items() if (line := _gain_line(name, trial)) is not None]
+def _expected_gains(runs: dict[str, Any]) -> Iterator[str]:
+    rows = [line for name, labels in runs.items() if (line := _gain_line(name, labels)) is not None]
     if not rows:
         return
     yield "\n**Expected-gain rule on every data set with train rows.** " + (
@@ -84,35 +84,37 @@ def _expected_gains(trials: dict[str, Any]) -> Iterator[str]:
     yield table(("data set", "keep all", "sufficient", "expected gain", "change", "oracle"), rows)
 
 
-def _gain_line(name: str, trial: Any) -> tuple[str, ...] | None:
-    if not (RUNS / QWEN / f"{name}-train").is_dir() or trial.open_right is None:
+def _gain_line(name: str, labels: Any) -> tuple[str, ...] | None:
+    if not (RUNS / QWEN / f"{name}-train").is_dir() or labels.open_right is None:
         return None
-    with_passages, keep = _judge_answers(name, trial)
-    cells = (decided(trial, kept, with_random=False) for kept in (np.ones_like(keep), with_passages >= 0.5, keep))
-    oracle = 100 * (trial.closed_right | trial.always_right).mean()
-    return (name, *cells, gain_of(name, trial)[1], f"{oracle:.1f}")
+    with_passages, keep = _judge_answers(name, labels)
+    cells = (
+        format_decisions(labels, keeps, with_random=False) for keeps in (np.ones_like(keep), with_passages >= 0.5, keep)
+    )
+    oracle = 100 * (labels.closed_right | labels.always_right).mean()
+    return (name, *cells, measure_gain(name, labels)[1], f"{oracle:.1f}")
 
 
-def gain_of(name: str, trial: Any) -> tuple[float, str]:
+def measure_gain(name: str, labels: Any) -> tuple[float, str]:
     """Return (share of questions answered with passages, '+3.4 [+1.0, +5.8]' against keeping all)."""
-    _, keep = _judge_answers(name, trial)
-    gains = np.where(keep, 0.0, trial.closed_right.astype(float) - trial.always_right.astype(float))
-    drawn = np.random.default_rng(0).integers(0, len(gains), (RESAMPLED, len(gains)))
+    _, keep = _judge_answers(name, labels)
+    gains = np.where(keep, 0.0, labels.closed_right.astype(float) - labels.always_right.astype(float))
+    drawn = np.random.default_rng(0).integers(0, len(gains), (RESAMPLES, len(gains)))
     low, high = 100 * np.quantile(gains[drawn].mean(axis=1), [0.025, 0.975])
     return float(keep.mean()), f"{100 * gains.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
-def _judge_answers(name: str, trial: Any) -> tuple[Any, Any]:
+def _judge_answers(name: str, labels: Any) -> tuple[Any, Any]:
     """Return P(right with passages), and whether that is at least P(right without)."""
     train = RUNS / QWEN / f"{name}-train"
-    with_passages = predict_right(train, trial, "open")
-    return with_passages, with_passages >= predict_right(train, trial, "closed")
+    with_passages = predict_right(train, labels, "open")
+    return with_passages, with_passages >= predict_right(train, labels, "closed")
 
 
-def predict_right(train: Path, trial: Any, side: str) -> Any:
+def predict_right(train: Path, labels: Any, side: str) -> Any:
     """Predict from log-probabilities whether each test answer of one side is right; fitted on the train run."""
     model = _fit_right(train, side)
-    return model.predict_proba([_features(getattr(row, side)) for row in trial.rows])[:, 1]
+    return model.predict_proba([_features(getattr(row, side)) for row in labels.rows])[:, 1]
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Answers of Llama-3.1-8B that others recorded: gates that see nothing but text."""
+"""The page on recorded answers of Llama-3.1-8B, for which gates see only text."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 from benchmarks.tables.common import RESAMPLES, RUNS, Rows, table
 from benchmarks.tables.gates import auroc_cell, rate_cell
 
-LLAMA = ("skr", "ik, text", "adaptive", "fusion", "fusion on benefit")
+GATES = ("skr", "ik, text", "adaptive", "fusion", "fusion on benefit")
 
 
 def llama_tables() -> Iterator[str]:
+    """Render the page, or nothing without a record."""
     from knowgate.data.runs.table import load_label_table
     from knowgate.evaluation.gate_comparison import compare_gates
     from knowgate.gates.offline_scoring import score_gates
@@ -29,17 +30,17 @@ def llama_tables() -> Iterator[str]:
         "at the same rate. Tuned: threshold chosen on 30 % of the rows, realised on the others, in points against the "
         "better of never and always there.\n"
     )
-    trial = load_label_table([run], layers=())
-    kinds = [str(row.meta.get("dataset", "-")) for row in trial.rows]
+    labels = load_label_table([run], layers=())
+    kinds = [str(row.meta.get("dataset", "-")) for row in labels.rows]
     rows: Rows = []
     for kind in ["all", *sorted(set(kinds))]:
-        places = [place for place, own in enumerate(kinds) if kind in ("all", own)]
-        part = trial.subset(places)
-        found = compare_gates(part, score_gates(part, LLAMA), resamples=RESAMPLES)
+        indices = [index for index, own in enumerate(kinds) if kind in ("all", own)]
+        part = labels.subset(indices)
+        comparison = compare_gates(part, score_gates(part, GATES), resamples=RESAMPLES)
         lines = " / ".join(
-            f"{found.gate(name).measures['accuracy'].value:.3f}" for name in ("never", "always", "oracle")
+            f"{comparison.gate(name).measures['accuracy'].value:.3f}" for name in ("never", "always", "oracle")
         )
-        rows += [(f"{kind} ({len(places)})", lines, name, *_llama_cells(found.gate(name))) for name in LLAMA]
+        rows += [(f"{kind} ({len(indices)})", lines, name, *_gate_cells(comparison.gate(name))) for name in GATES]
     columns = (
         "data set (n)",
         "never / always / oracle",
@@ -52,7 +53,7 @@ def llama_tables() -> Iterator[str]:
     yield table(columns, rows)
 
 
-def _llama_cells(gate: Any) -> tuple[str, ...]:
+def _gate_cells(gate: Any) -> tuple[str, ...]:
     never, tuned = gate.frontier.accuracies[0], gate.tuned
     better = max(tuned.always, never)
     return (auroc_cell(gate), rate_cell(0.75)(gate), rate_cell(0.5)(gate),

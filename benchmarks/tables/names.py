@@ -1,7 +1,7 @@
-"""What gates on record are called in the tables: the same name for one gate, however it was written when recorded.
+"""Names of recorded gates in the tables. A gate has one name, whatever spec it was recorded under.
 
-`dhicl:k=20,words=true/false,sign=paper` and `dhicl:runs/log.db` are both plain `dhicl`; a folder is called by its last
-part, and a gate that decided by its own verdict says so.
+`dhicl:k=20,words=true/false,sign=paper` and `dhicl:runs/log.db` are both named `dhicl`. A gate folder is named by its last
+part. A suffix marks gates that decide by their own verdict.
 """
 
 from __future__ import annotations
@@ -11,60 +11,74 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-USUAL = {
+DEFAULT_OPTIONS = {
     "dhicl": {"k=20", "words=true/false", "sign=paper", "cold=false", "time_sensitive=true"},
     "skr": {"mode=smooth"},
-}  # options that change nothing, of gates that read a log
-SHOWN = {
+}  # default options of gates that read a log
+DISPLAY_NAMES = {
     "dhicl:sign=code": "dhicl, code's sign",
     "dhicl:sign=none": "dhicl, not calibrated",
     "skr:mode=vote": "skr, vote",
 }
-OWN = ", own verdict"
-PLUGGED = "plug-in, fitted on "  # what a gate says of itself that decides for another LLM than its own
-ANOTHER = ", of "
-VERDICTS = ("kbm", "ik", "probe, balanced")  # gates whose raw verdict is the paper's; IK over text has none
+OWN_VERDICT = ", own verdict"
+PLUG_IN_NOTE = "plug-in, fitted on "  # note of a gate that decides for an LLM on which it was not fitted
+OTHER_LLM = ", of "
+VERDICT_GATES = ("kbm", "ik", "probe, balanced")  # gates whose raw score is the verdict of the paper
 
 
 def recorded_name(spec: str) -> str:
-    """'gates/kbm-mastery,verdict=own' -> 'kbm-mastery, own verdict'; 'dhicl:log.db,k=5' -> 'dhicl:k=5'."""
+    """Return the name of a gate in the tables.
+
+    Example:
+        >>> recorded_name("gates/kbm-mastery,verdict=own")
+        'kbm-mastery, own verdict'
+        >>> recorded_name("dhicl:log.db,k=5")
+        'dhicl:k=5'
+    """
     head, *rest = spec.split(",")
     kind, _, first = head.partition(":")
-    if kind in USUAL:
-        options = [one for one in (first, *rest) if "=" in one and one not in USUAL[kind]]
-        name = f"{kind}:{','.join(options)}" if options else ",".join([kind, *(one for one in rest if "=" not in one)])
-        return SHOWN.get(name, name) if kind == "skr" else name
-    called = ",".join([Path(head).name, *rest])
-    return called.replace(",verdict=own", OWN)
+    if kind in DEFAULT_OPTIONS:
+        options = [option for option in (first, *rest) if "=" in option and option not in DEFAULT_OPTIONS[kind]]
+        name = (
+            f"{kind}:{','.join(options)}"
+            if options
+            else ",".join([kind, *(option for option in rest if "=" not in option)])
+        )
+        return DISPLAY_NAMES.get(name, name) if kind == "skr" else name
+    folder_name = ",".join([Path(head).name, *rest])
+    return folder_name.replace(",verdict=own", OWN_VERDICT)
 
 
-def of_another(about: str) -> str:
-    """', of LLM' for a gate that was fitted on another LLM; it may have a sister fitted on this one."""
-    return f"{ANOTHER}{Path(about.removeprefix(PLUGGED)).name}" if about.startswith(PLUGGED) else ""
+def name_source_llm(about: str) -> str:
+    """Return the suffix ', of LLM' for a gate that was fitted on another LLM, else ''."""
+    return f"{OTHER_LLM}{Path(about.removeprefix(PLUG_IN_NOTE)).name}" if about.startswith(PLUG_IN_NOTE) else ""
 
 
-def shown(gate: str) -> str:
-    return SHOWN.get(gate, gate)
+def display_name(gate: str) -> str:
+    """Return the name of a gate as readers see it."""
+    return DISPLAY_NAMES.get(gate, gate)
 
 
-def is_main(gate: str) -> bool:
-    """Variants of DH-ICL have tables of their own."""
-    return not gate.startswith("dhicl") or gate == "dhicl" or gate in SHOWN
+def is_main_gate(gate: str) -> bool:
+    """Return whether a gate belongs in the main tables. Variants of DH-ICL have tables of their own."""
+    return not gate.startswith("dhicl") or gate == "dhicl" or gate in DISPLAY_NAMES
 
 
-def with_names(recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """What is on record under the names of the tables; beside a judge that has raw scores, its own verdict."""
-    found = {}
-    for spec, said in recorded.items():
+def rename_gates(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Return recorded needs by the names of the tables. Judges with raw scores also appear with their own verdict."""
+    renamed = {}
+    for spec, record in recorded.items():
         name = recorded_name(spec)
-        found[name] = replace(said, gate=name)
+        renamed[name] = replace(record, gate=name)
     own = {
-        f"{name}{OWN}": said for name, said in found.items() if said.raw is not None and len(said.raw) and _judges(name)
+        f"{name}{OWN_VERDICT}": record
+        for name, record in renamed.items()
+        if record.raw is not None and len(record.raw) and _is_judge(name)
     }
-    for name, said in own.items():
-        found.setdefault(name, replace(said, gate=name, needs=said.raw, raw=None, threshold=0.5))
-    return found
+    for name, record in own.items():
+        renamed.setdefault(name, replace(record, gate=name, needs=record.raw, raw=None, threshold=0.5))
+    return renamed
 
 
-def _judges(name: str) -> bool:
-    return name.startswith(VERDICTS) and not name.endswith(OWN) and name != "ik, text"
+def _is_judge(name: str) -> bool:
+    return name.startswith(VERDICT_GATES) and not name.endswith(OWN_VERDICT) and name != "ik, text"

@@ -1,7 +1,7 @@
-"""The papers' own main form: accuracy (retrieval rate) at each gate's own threshold, beside matched random.
+"""Tables in the form of the papers: accuracy (retrieval rate) at each gate's own threshold, next to random retrieval.
 
-Gold mastery is no gate: it is told from gold answers how many of the samples were right (mastery), and retrieves where
-fewer than half were. What it cannot save, no gate that reads the LLM's knowledge can.
+Gold mastery is not a gate: it knows the gold answers, and retrieves if fewer than half of the samples are right. No gate
+that estimates what the LLM knows can save more.
 """
 
 from __future__ import annotations
@@ -11,63 +11,72 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.tables.common import Rows, decided, gate_names, table
-from benchmarks.tables.names import shown
+from benchmarks.tables.common import Rows, format_decisions, list_gate_names, table
+from benchmarks.tables.names import display_name
 
 HALF = 0.5
 
 
-def operating_tables(found: dict[str, Any]) -> Iterator[str]:
-    """found: data set -> evaluation."""
+def operating_tables(evaluations: dict[str, Any]) -> Iterator[str]:
+    """Render both tables from the evaluations of the data sets."""
     yield (
         "\n**Accuracy (retrieval rate) at each gate's own threshold, and what retrieving at random as often gives.** "
         "In per cent; the last line has the gold mastery of the samples as the gate.\n"
     )
-    yield table(("gate", *found), [*_lines(found), *_gates(found), _gold(found)])
+    yield table(
+        ("gate", *evaluations), [*_constant_rows(evaluations), *_gate_rows(evaluations), _gold_row(evaluations)]
+    )
     yield "\n**Accuracy of the verdict known / unknown at that threshold**, and of always saying the same.\n"
-    yield table(("gate", *found), [*_verdicts(found), _majority(found)])
+    yield table(("gate", *evaluations), [*_verdict_rows(evaluations), _majority_row(evaluations)])
 
 
-def _lines(found: dict[str, Any]) -> Rows:
+def _constant_rows(evaluations: dict[str, Any]) -> Rows:
     return [
-        (line, *(_cell(one.gate(line), with_random=False) for one in found.values()))
+        (line, *(_cell(result.gate(line), with_random=False) for result in evaluations.values()))
         for line in ("never", "always", "oracle")
     ]
 
 
-def _gates(found: dict[str, Any]) -> Rows:
-    return [(shown(gate), *(_or_dash(one, gate, _cell) for one in found.values())) for gate in gate_names(found)]
+def _gate_rows(evaluations: dict[str, Any]) -> Rows:
+    return [
+        (display_name(gate), *(_cell_or_dash(result, gate, _cell) for result in evaluations.values()))
+        for gate in list_gate_names(evaluations)
+    ]
 
 
-def _or_dash(evaluation: Any, gate: str, cell: Any) -> str:
-    own = next((one for one in evaluation.gates if one.gate == gate), None)
+def _cell_or_dash(evaluation: Any, gate: str, cell: Any) -> str:
+    own = next((result for result in evaluation.gates if result.gate == gate), None)
     return "–" if own is None else str(cell(own))
 
 
 def _cell(gate: Any, *, with_random: bool = True) -> str:
     values = {name: 100 * (gate.measures[name].value or 0.0) for name in ("accuracy", "rate", "random")}
-    beside = f" / {values['random']:.1f}" if with_random else ""
-    return f"{values['accuracy']:.1f} ({values['rate']:.0f} %){beside}"
+    random_part = f" / {values['random']:.1f}" if with_random else ""
+    return f"{values['accuracy']:.1f} ({values['rate']:.0f} %){random_part}"
 
 
-def _gold(found: dict[str, Any]) -> tuple[str, ...]:
-    return ("gold mastery", *(gold_cell(one.table) for one in found.values()))
+def _gold_row(evaluations: dict[str, Any]) -> tuple[str, ...]:
+    return ("gold mastery", *(gold_cell(result.table) for result in evaluations.values()))
 
 
-def gold_cell(trial: Any) -> str:
-    mastered = [row.closed.mastery for row in trial.rows]
-    if any(one is None for one in mastered):
+def gold_cell(labels: Any) -> str:
+    """Format accuracy and retrieval rate of gold mastery; a dash if there are no samples."""
+    masteries = [row.closed.mastery for row in labels.rows]
+    if any(mastery is None for mastery in masteries):
         return "–"
-    return decided(trial, np.array(mastered, dtype=float) < HALF)
+    return format_decisions(labels, np.array(masteries, dtype=float) < HALF)
 
 
-def _verdicts(found: dict[str, Any]) -> Rows:
-    def judged(gate: Any) -> str:
+def _verdict_rows(evaluations: dict[str, Any]) -> Rows:
+    def verdict_cell(gate: Any) -> str:
         return f"{gate.measures['judged'].value:.3f}"
 
-    return [(shown(gate), *(_or_dash(one, gate, judged) for one in found.values())) for gate in gate_names(found)]
+    return [
+        (display_name(gate), *(_cell_or_dash(result, gate, verdict_cell) for result in evaluations.values()))
+        for gate in list_gate_names(evaluations)
+    ]
 
 
-def _majority(found: dict[str, Any]) -> tuple[str, ...]:
-    shares = [float(one.table.closed_right.mean()) for one in found.values()]
+def _majority_row(evaluations: dict[str, Any]) -> tuple[str, ...]:
+    shares = [float(result.table.closed_right.mean()) for result in evaluations.values()]
     return ("majority", *(f"{max(share, 1 - share):.3f}" for share in shares))

@@ -1,4 +1,4 @@
-"""Tables of the policy benchmark: the headline of README, and all policies that were looked at."""
+"""Tables of the policy benchmark: the headline of README, and all policies evaluated on test rows."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def count_comparisons(policies: Sequence[Result]) -> int:
 
 
 def name_policy(policy: Result) -> str:
-    """Name gate and arbiter."""
+    """Return the names of gate and arbiter."""
     return policy["gate"] if policy["arbiter"] == "none" else f"{policy['gate']} + {policy['arbiter']}"
 
 
@@ -146,14 +146,14 @@ def list_headlines() -> list[Result]:
 
 
 def list_policies() -> list[tuple[str, Result]]:
-    """List (title of the LLM, policy) of every policy that was looked at on test rows."""
+    """List (title of the LLM, policy) of every policy that was evaluated on test rows."""
     results = evaluate_all()
-    return [(TITLES[name], each) for name in TITLES for each in (results[name]["policy"], *results[name]["others"])]
+    return [(TITLES[name], policy) for name in TITLES for policy in (results[name]["policy"], *results[name]["others"])]
 
 
 @cache
 def headline_table(omit: Sequence[str] = ()) -> str:
-    """One line per recorded LLM: never, always, and the policy that was chosen on train rows.
+    """Render one line per recorded LLM: never, always, and the policy chosen on train rows.
 
     Args:
         omit: Columns to leave out.
@@ -166,19 +166,19 @@ def headline_table(omit: Sequence[str] = ()) -> str:
         policy = result["policy"]
         rows.append((title, *constants, name_policy(policy), *format_policy(policy, comparisons)))
     columns = ("LLM", "never", "always", "policy", *COLUMNS)
-    kept = [number for number, column in enumerate(columns) if column not in omit]
-    lines: Rows = [tuple(row[number] for number in kept) for row in rows]
-    return table(tuple(columns[number] for number in kept), lines).strip()
+    indices = [number for number, column in enumerate(columns) if column not in omit]
+    lines: Rows = [tuple(row[number] for number in indices) for row in rows]
+    return table(tuple(columns[number] for number in indices), lines).strip()
 
 
 def readme_table() -> str:
-    """The headline of README: without the columns and the variants of judges that only the page of the policies explains."""
+    """Render the headline of README, without columns and judge variants that only the page on policies explains."""
     text = headline_table(omit=("random", "models"))
     return re.sub(r"\bjudge, (?:mean )?gain\b", "judge", text)
 
 
 def all_policies_table() -> str:
-    """Every policy that was looked at on test rows."""
+    """Render every policy that was evaluated on test rows."""
     policies = list_policies()
     comparisons = count_comparisons([policy for _, policy in policies])
     rows: Rows = [
@@ -199,7 +199,7 @@ def random_sentence() -> str:
 
 
 def mixed_table() -> str:
-    """Mixed traffic by part."""
+    """Render mixed traffic by part."""
     rows: Rows = []
     for name, part in evaluate_all()[MIXED]["parts"].items():
         cells = [f"{part[key]:.0%}" for key in ("searches", "searches_alone")]
@@ -210,7 +210,7 @@ def mixed_table() -> str:
 
 
 def policy_tables() -> list[str]:
-    """The page of the policies."""
+    """Render the page on policies."""
     return [
         "## Policies for recorded LLMs",
         "",
@@ -233,7 +233,7 @@ def policy_tables() -> list[str]:
         "",
         "### Every policy that was looked at on test rows",
         "",
-        f"Stars are corrected for the {count_comparisons([each for _, each in list_policies()])} comparisons of this table.",
+        f"Stars are corrected for the {count_comparisons([policy for _, policy in list_policies()])} comparisons of this table.",
         GAP,
         "",
         all_policies_table(),

@@ -1,4 +1,4 @@
-"""How the runs behind the tables were made, from what they say of themselves, and the seconds of trainings on a GPU."""
+"""The page on the recorded runs: settings from their manifests, and seconds of trainings on a GPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ ALIGNMENT_TITLES = {
 
 
 def provenance_table() -> Iterator[str]:
-    rows = [line for model in MODELS for name in (*OPEN, *CHOICE, FRESH) for line in _line(model, name)]
+    """Render the page on the recorded runs."""
+    rows = [line for model in MODELS for name in (*OPEN, *CHOICE, FRESH) for line in _run_row(model, name)]
     if rows:
         yield "## The recorded runs\n"
         yield (
@@ -49,13 +50,13 @@ def provenance_table() -> Iterator[str]:
 def list_gpu_seconds() -> Rows:
     """List trainings and other steps on the GPU with the seconds that each of their parts took."""
     trainings = json.loads((RUNS / TRAININGS).read_text(encoding="utf-8"))
-    whole = {
+    uninterrupted = {
         name: facts["seconds"]
         for name, facts in trainings.items()
         if "seconds" in facts and "continued_after" not in facts
     }
     alignment = json.loads((RUNS / ALIGNMENT).read_text(encoding="utf-8"))
-    groups = [(title, whole, prefix, TRAININGS) for prefix, title in TRAINING_TITLES.items()]
+    groups = [(title, uninterrupted, prefix, TRAININGS) for prefix, title in TRAINING_TITLES.items()]
     groups += [(title, alignment, prefix, ALIGNMENT) for prefix, title in ALIGNMENT_TITLES.items()]
     rows: Rows = []
     for title, steps, prefix, record in groups:
@@ -65,31 +66,31 @@ def list_gpu_seconds() -> Rows:
     return rows
 
 
-def _line(model: str, name: str) -> Rows:
-    test = _manifest(RUNS / model / f"{name}-test")
+def _run_row(model: str, name: str) -> Rows:
+    test = _read_manifest(RUNS / model / f"{name}-test")
     if test is None:
         return []
-    train, settings = _manifest(RUNS / model / f"{name}-train"), test["settings"]
+    train, settings = _read_manifest(RUNS / model / f"{name}-train"), test["settings"]
     return [
         (
             model, name, "–" if train is None else str(train["settings"]["questions"]), str(settings["questions"]),
-            str(settings["samples"]), _passages(settings), str(settings.get("k") or "–"), str(settings["max_tokens"]),
+            str(settings["samples"]), _describe_passages(settings), str(settings.get("k") or "–"), str(settings["max_tokens"]),
             settings["grader"], str(test["started"])[:10],
         )
     ]  # fmt: skip
 
 
-def _manifest(run: Path) -> dict[str, Any] | None:
+def _read_manifest(run: Path) -> dict[str, Any] | None:
     from knowgate.data.runs.folder import RunFolder
 
     return RunFolder(run).manifest() if run.is_dir() else None
 
 
-def _passages(settings: dict[str, Any]) -> str:
+def _describe_passages(settings: dict[str, Any]) -> str:
     if not settings.get("open_book", True):
         return "–"
     fingerprint = settings.get("retriever_fingerprint")
     if fingerprint:
         return f"{settings['retriever']} ({fingerprint})"
-    before = str(settings["data"]).partition("+")[2]  # by which the passages were put beside the questions
-    return f"{before}, top 3 (its index was not recorded)" if before else "own"
+    retriever = str(settings["data"]).partition("+")[2]  # It added the passages to the questions.
+    return f"{retriever}, top 3 (its index was not recorded)" if retriever else "own"

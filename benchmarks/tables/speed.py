@@ -12,7 +12,7 @@ SETTINGS = ("closed book", "BM25", "BM25, 20 samples")
 
 
 def speed_table() -> str:
-    """The recorded ratios as a table."""
+    """Render the recorded ratios."""
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     lines = [
         f"Measured on {record['cores']} cores. {record['note']}",
@@ -28,7 +28,7 @@ def speed_table() -> str:
 
 
 def labeling_table() -> str:
-    """Questions labeled per second on a GPU, beside plain `generate` in the same run and beside an earlier run."""
+    """Render questions labeled per second on a GPU, next to plain `generate` and to an earlier run."""
     record, earlier = (json.loads(file.read_text(encoding="utf-8")) for file in (LABELING, EARLIER))
     lines = [
         "| label run | questions/s | one `generate` call at a time | ratio | GPU busy | questions/s, earlier run |",
