@@ -32,7 +32,7 @@ import aiohttp
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.server.app import create_app
 from knowgate.server.options import ServeOptions
-from tools.local_server import running
+from tools.local_server import run_server
 from tools.stub_upstream import running_stub
 
 BODY = {"model": "stub-llm", "messages": [{"role": "user", "content": "Who wrote Emma?"}]}
@@ -51,7 +51,7 @@ def serve_stub(connection: Connection) -> None:
 
 def serve_knowgate(connection: Connection, settings: PipelineOptions, options: ServeOptions) -> None:
     """Run the server and send its URL. Each message gets the CPU seconds and megabytes so far; "end" stops it."""
-    with running(create_app(settings, options)) as address:
+    with run_server(create_app(settings, options)) as address:
         connection.send(f"{address}/v1")
         while connection.recv() != "end":
             usage = resource.getrusage(resource.RUSAGE_SELF)

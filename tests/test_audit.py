@@ -15,7 +15,7 @@ UNSOUND = {"name": "c", "version": "2", "vulns": [{"id": "CVE-1"}, {"id": "CVE-2
     ("packages", "found"), [([SKIPPED], None), ([SKIPPED, SOUND], []), ([SOUND, UNSOUND], ["c 2: CVE-1, CVE-2"])]
 )
 def test_only_what_was_looked_up_has_a_verdict(packages, found):
-    assert audit.verdict({"dependencies": packages}) == found
+    assert audit.list_vulnerabilities({"dependencies": packages}) == found
 
 
 @pytest.mark.parametrize("answer", ["", "<html>no network</html>"])

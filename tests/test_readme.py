@@ -58,7 +58,7 @@ def examples(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("page", generated_sections.SECTIONS)
 def test_parts_made_from_the_code_are_up_to_date(page):
-    assert generated_sections.filled(page) == (ROOT / page).read_text(encoding="utf-8"), "run `make readme`"
+    assert generated_sections.update_sections(page) == (ROOT / page).read_text(encoding="utf-8"), "run `make readme`"
 
 
 # --- shell ----------------------------------------------------------------------------------------

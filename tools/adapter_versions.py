@@ -51,7 +51,7 @@ def pytest_runtest_logreport(report: Any) -> None:
 
 
 def pytest_sessionfinish(session: Any) -> None:
-    """Write the record, in the process that collects the results."""
+    """Write the record. Only the process that collects the results does so, not its workers."""
     if not hasattr(session.config, "workerinput"):
         write_record(_outcomes)
 
@@ -78,7 +78,7 @@ def write_record(outcomes: dict[str, Counter[str]], path: Path = RECORD) -> None
 
 
 def version_table() -> str:
-    """The record as a table for the page on integrations."""
+    """Render the record as a table for the page on integrations."""
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     lines = [
         f"Tested with Python {record['python']} and these versions. `make test-integrations` writes this table.",

@@ -17,24 +17,24 @@ TIMEOUT = 120  # seconds
 def main() -> int:
     """Run pip-audit and return the exit code."""
     try:
-        done = subprocess.run([*COMMAND, "--format", "json"], capture_output=True, text=True, timeout=TIMEOUT)
-        flaws = verdict(json.loads(done.stdout))
-    except (subprocess.TimeoutExpired, ValueError):  # it prints no JSON where the service does not answer
-        flaws = None
-    if flaws is None:
+        process = subprocess.run([*COMMAND, "--format", "json"], capture_output=True, text=True, timeout=TIMEOUT)
+        vulnerabilities = list_vulnerabilities(json.loads(process.stdout))
+    except (subprocess.TimeoutExpired, ValueError):  # It prints no JSON if the service does not answer.
+        vulnerabilities = None
+    if vulnerabilities is None:
         sys.stdout.write("pip-audit: the vulnerability service cannot be reached; nothing was checked.\n")
         return 0
-    sys.stdout.writelines(f"pip-audit: {line}\n" for line in flaws or ["no known vulnerabilities"])
-    return 1 if flaws else 0
+    sys.stdout.writelines(f"pip-audit: {line}\n" for line in vulnerabilities or ["no known vulnerabilities"])
+    return 1 if vulnerabilities else 0
 
 
-def verdict(report: dict[str, Any]) -> list[str] | None:
-    """One line per vulnerable package; None if no package could be checked."""
+def list_vulnerabilities(report: dict[str, Any]) -> list[str] | None:
+    """Return one line per vulnerable package, or None if no package could be checked."""
     audited = [package for package in report["dependencies"] if "skip_reason" not in package]
     if not audited:
         return None
     return [
-        f"{package['name']} {package['version']}: {', '.join(flaw['id'] for flaw in package['vulns'])}"
+        f"{package['name']} {package['version']}: {', '.join(vulnerability['id'] for vulnerability in package['vulns'])}"
         for package in audited
         if package["vulns"]
     ]

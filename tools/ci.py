@@ -35,7 +35,7 @@ FAST_TESTS = [
     "-m",
     "not slow and not model and not process and not records",
 ]
-# Torch for the CPU, as in the Makefile. Other builds bring gigabytes.
+# Torch for the CPU, as in the Makefile. Other builds are gigabytes larger.
 TORCH = "torch==2.13.0"
 
 
@@ -53,7 +53,7 @@ class Environment:
         self.python = next(
             path for path in (self.folder / "bin/python", self.folder / "Scripts/python.exe") if path.exists()
         )
-        self.install("pip>=25.1")  # older ones take long to choose versions that agree
+        self.install("pip>=25.1")  # Older versions take long to resolve dependencies.
 
     def install(self, *requirements: str, constraints: str = "constraints.txt") -> None:
         """Install requirements under constraints."""
@@ -64,13 +64,13 @@ class Environment:
         sys.stdout.write(f"+ python {' '.join(arguments)}\n")
         sys.stdout.flush()
         variables = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        done = subprocess.run([str(self.python), *arguments], cwd=cwd, env=variables, check=False)
-        if done.returncode:
-            sys.exit(done.returncode)
+        process = subprocess.run([str(self.python), *arguments], cwd=cwd, env=variables, check=False)
+        if process.returncode:
+            sys.exit(process.returncode)
 
 
 def minimal() -> None:
-    """Core and server without torch: it imports, the commands start, and the fast tests of these parts pass."""
+    """Test core and server without torch: import, commands, and the fast tests of these parts."""
     environment = Environment("minimal")
     environment.install(".[serve]", *TEST_PACKAGES)
     smoke_test(environment)
@@ -88,7 +88,7 @@ def minimal() -> None:
 
 
 def full() -> None:
-    """Everything: the checks and the tests that matter."""
+    """Install everything, then run the linters, mypy and the fast tests."""
     environment = Environment("full")
     environment.install(TORCH)
     environment.install("-e", ".[all,dev]")
@@ -98,30 +98,37 @@ def full() -> None:
 
 
 def wheel() -> None:
-    """Build the wheel, install it into an environment without the checkout, and try it there."""
+    """Build the wheel, install it in an environment without the checkout, and run a smoke test."""
     builder = Environment("builder")
     builder.install("build", "twine", "setuptools>=77")
     builder.run("-m", "tools.dist")
     user = Environment("user")
-    (built,) = (ROOT / "dist").glob("*.whl")
+    (wheel_file,) = (ROOT / "dist").glob("*.whl")
     user.run(
-        "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--force-reinstall", "--no-deps", str(built)
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--force-reinstall",
+        "--no-deps",
+        str(wheel_file),
     )
-    user.install(f"{built}[serve]")
+    user.install(f"{wheel_file}[serve]")
     smoke_test(user)
 
 
 def lowest() -> None:
-    """The embedded LLM and the fast tests, with the lowest versions that `pyproject.toml` allows for the extra `all`.
+    """Test with the lowest versions that `pyproject.toml` allows for the extra `all`.
 
-    Torch is the version of `constraints.txt`. Versions without a binary package for this platform do not count: few
-    users can build them.
+    Torch has the version of `constraints.txt`. Versions without a binary package for this platform are ignored, because
+    few users can build them.
     """
     environment = Environment("lowest")
     environment.install("uv")
     environment.install(TORCH)
     pins, overrides = ENVIRONMENTS / "lowest.txt", ENVIRONMENTS / "overrides.txt"
-    overrides.write_text("torch; python_version < '3'\n", encoding="utf-8")  # leaves torch and its packages out
+    overrides.write_text("torch; python_version < '3'\n", encoding="utf-8")  # excludes torch and its dependencies
     # fmt: off
     environment.run("-m", "uv", "pip", "compile", "--quiet", "--resolution", "lowest-direct", "--only-binary", ":all:",
                     "--extra", "all", "--override", str(overrides), "--python", str(environment.python),
@@ -135,7 +142,7 @@ def lowest() -> None:
 
 
 def integrations() -> None:
-    """Every adapter with its real framework."""
+    """Test every adapter with its framework."""
     environment = Environment("integrations")
     environment.install(TORCH)
     environment.install("-e", ".[local,train,serve,integrations]", *TEST_PACKAGES)
@@ -154,7 +161,7 @@ def extras() -> None:
 
 
 def smoke_test(environment: Environment) -> None:
-    """Try the installed package from a folder that is not the checkout."""
+    """Run the installed package from a folder outside the checkout."""
     folder = ENVIRONMENTS
     environment.run("-c", "import knowgate; print(knowgate.__version__, len(knowgate.__all__))", cwd=folder)
     environment.run("-m", "knowgate", "--help", cwd=folder)

@@ -1,7 +1,7 @@
 """Build the wheel and the source archive, and check them (`make dist`).
 
 The build is reproducible: it runs twice and must give the same bytes. Archive members get the time of the last commit, and
-the source archive is written again with sorted names and without user names, because setuptools does neither.
+the source archive is rewritten with sorted names and without user names, because setuptools does neither.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
 MAX_WHEEL_BYTES = 4 * 1024**2
 MAX_SDIST_BYTES = 8 * 1024**2
-# Neither archive may hold tests' data or benchmark records.
+# Neither archive may contain test data or benchmark records.
 FORBIDDEN_PARTS = {"benchmarks", "tests", ".github", "site"}
 
 
@@ -29,7 +29,7 @@ def main() -> int:
     """Build twice, compare, check the contents, and leave both files in `dist/`."""
     first, second = build(), build()
     if {path.name: digest(path) for path in first} != {path.name: digest(path) for path in second}:
-        sys.stderr.write("dist: two builds of the same commit differ. Look for times or names of files in them.\n")
+        sys.stderr.write("dist: two builds of the same commit differ. Look for time stamps or file names in them.\n")
         return 1
     problems = [problem for path in first for problem in check_archive(path)]
     sys.stderr.writelines(f"dist: {problem}\n" for problem in problems)
@@ -70,8 +70,8 @@ def normalize_sdist(path: Path, seconds: int) -> None:
         contents = [(member, archive.extractfile(member).read()) for member in members]  # type: ignore[union-attr]
     with (
         path.open("wb") as raw,
-        gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=seconds) as packed,
-        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+        gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=seconds) as compressed,
+        tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT) as archive,
     ):
         for member, _ in contents:
             member.mtime, member.uid, member.gid, member.uname, member.gname = seconds, 0, 0, "", ""
@@ -85,7 +85,7 @@ def normalize_sdist(path: Path, seconds: int) -> None:
 
 
 def check_archive(path: Path) -> list[str]:
-    """Return what is wrong with an archive: its size, or files that do not belong into it."""
+    """Return what is wrong with an archive: its size, or files that do not belong in it."""
     limit = MAX_WHEEL_BYTES if path.suffix == ".whl" else MAX_SDIST_BYTES
     problems = []
     if path.stat().st_size > limit:

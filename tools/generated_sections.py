@@ -14,8 +14,8 @@ from tools.pages import EXAMPLES
 from tools.structure import ROOT, layer_table
 
 
-def example() -> str:
-    """The example gate of the documentation as a code block."""
+def render_gate_example() -> str:
+    """Return the example gate of the documentation as a code block."""
     return f"```python\n{(EXAMPLES / 'long_answer_gate.py').read_text(encoding='utf-8').strip()}\n```"
 
 
@@ -25,26 +25,26 @@ SECTIONS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "docs/judges.md": {"judge sizes": size_table, "judge labels": label_table, "judge rows": amount_table},
     "docs/speed.md": {"speed": speed_table, "labeling": labeling_table},
     "docs/integrations.md": {"tested versions": version_table},
-    "CONTRIBUTING.md": {"layers": layer_table, "gate example": example},
+    "CONTRIBUTING.md": {"layers": layer_table, "gate example": render_gate_example},
 }
 
 
-def filled(page: str) -> str:
-    """The text of a page with its generated sections brought up to date; each stands between two markers."""
+def update_sections(page: str) -> str:
+    """Return the text of a page with updated generated sections. Each section is between two markers."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    for name, make in SECTIONS[page].items():
+    for name, render in SECTIONS[page].items():
         before, start, rest = text.partition(f"<!-- {name} -->")
         _, end, after = rest.partition(f"<!-- /{name} -->")
         if not (start and end):
-            raise ValueError(f"{page} has no markers <!-- {name} --> and <!-- /{name} -->.")
-        text = f"{before}{start}\n{make()}\n{end}{after}"
+            raise ValueError(f"{page} has no markers <!-- {name} --> and <!-- /{name} -->. Add both.")
+        text = f"{before}{start}\n{render()}\n{end}{after}"
     return text
 
 
 def main() -> None:
     """Write every page."""
     for page in SECTIONS:
-        (ROOT / page).write_text(filled(page), encoding="utf-8")
+        (ROOT / page).write_text(update_sections(page), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -27,24 +27,24 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """README, CONTRIBUTING and every page of the documentation."""
+    """Return README, CONTRIBUTING and every page of the documentation."""
     return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def blocks(language: str) -> list[Block]:
-    """All code blocks in one language."""
+    """Return all code blocks in one language."""
     return [block for page in pages() for block in _blocks(page) if block.language == language]
 
 
 def _blocks(page: Path) -> Iterator[Block]:
     text = page.read_text(encoding="utf-8")
     for match in FENCE.finditer(text):
-        inside = "".join(line.removeprefix(match[1]) for line in match[3].splitlines(keepends=True))
-        yield Block(page, text.count("\n", 0, match.start()) + 1, match[2], inside)
+        code = "".join(line.removeprefix(match[1]) for line in match[3].splitlines(keepends=True))
+        yield Block(page, text.count("\n", 0, match.start()) + 1, match[2], code)
 
 
 def inline_code() -> list[tuple[str, str]]:
-    """Page name and text of every piece of inline code."""
+    """Return page name and text of every piece of inline code."""
     pieces = []
     for page in pages():
         prose = FENCE.sub("", page.read_text(encoding="utf-8"))

@@ -25,7 +25,7 @@ HELP_CALLS = ("Doc", "Field", "Option", "Argument", "Typer", "command")
 
 
 def definitions(tree: ast.Module, text: str) -> Iterator[str]:
-    """Functions and classes with a docstring, cut to their first lines."""
+    """Yield functions and classes with a docstring, cut to their first lines."""
     lines = text.splitlines()
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and ast.get_docstring(node):
@@ -35,7 +35,7 @@ def definitions(tree: ast.Module, text: str) -> Iterator[str]:
 
 
 def messages(tree: ast.Module, text: str) -> Iterator[str]:
-    """Texts of raised errors and of options; values that are filled in are shown as {name}."""
+    """Yield texts of raised errors and of options. Inserted values are shown as {name}."""
     for node in ast.walk(tree):
         for part in [*_error_texts(node), *_help_texts(node)]:
             message = _render(part)
@@ -74,7 +74,7 @@ KINDS: dict[str, Callable[[ast.Module, str], Iterator[str]]] = {"definitions": d
 
 
 def read_items(folder: Path, kind: str) -> list[str]:
-    """All items of one kind in a code base, without its tests."""
+    """Return all items of one kind in a code base, without its tests."""
     items: list[str] = []
     for path in sorted(folder.rglob("*.py")):
         if {"test", "tests"} & set(path.relative_to(folder).parts):
@@ -90,22 +90,22 @@ def read_items(folder: Path, kind: str) -> list[str]:
 def main() -> None:
     """Print the shuffled sample and write its key."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("kind", choices=KINDS)
-    parser.add_argument("seed", type=int)
-    parser.add_argument("count", type=int)
-    parser.add_argument("sources", nargs="+", metavar="NAME=DIR")
-    parser.add_argument("--key", type=Path, default=Path("sample.key.json"))
+    parser.add_argument("kind", choices=KINDS, help="what to draw")
+    parser.add_argument("seed", type=int, help="random seed")
+    parser.add_argument("count", type=int, help="items per code base")
+    parser.add_argument("sources", nargs="+", metavar="NAME=DIR", help="code bases")
+    parser.add_argument("--key", type=Path, default=Path("sample.key.json"), help="file for the key")
     options = parser.parse_args()
     rng = random.Random(options.seed)
-    drawn: list[tuple[str, str]] = []
+    sample: list[tuple[str, str]] = []
     for source in options.sources:
         name, _, folder = source.partition("=")
         items = read_items(Path(folder), options.kind)
-        drawn += [(name, item) for item in rng.sample(items, min(options.count, len(items)))]
-    rng.shuffle(drawn)
-    for number, (_, item) in enumerate(drawn):
+        sample += [(name, item) for item in rng.sample(items, min(options.count, len(items)))]
+    rng.shuffle(sample)
+    for number, (_, item) in enumerate(sample):
         sys.stdout.write(f"### {number}\n```\n{item}\n```\n\n")
-    options.key.write_text(json.dumps([name for name, _ in drawn]), encoding="utf-8")
+    options.key.write_text(json.dumps([name for name, _ in sample]), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The release checklist as a script (`make release-check`).
 
-It runs every check, goes on after a failure, and prints a table at the end. The tools that only a release needs (spelling,
+It runs every check, continues after a failure, and prints a table at the end. The tools that only a release needs (spelling,
 prose, linters of container files) live in an environment of their own, `.venv-release/`.
 """
 
@@ -100,7 +100,7 @@ def install_tools() -> None:
 
 
 def run(check: Check) -> tuple[int, float]:
-    """Run one check. Returns its exit code and how many seconds it took."""
+    """Run one check, and return its exit code and its seconds."""
     sys.stdout.write(f"\n== {check.name}: {' '.join(check.command)}\n")
     sys.stdout.flush()
     start = time.monotonic()

@@ -17,11 +17,11 @@ SLOW_FILES = Path(__file__).resolve().parent.parent / "tests" / "slow_files.txt"
 
 
 def list_slow_files(report: Path, seconds: float) -> list[str]:
-    """Return the test files, relative to `tests`, whose tests took longer than this together."""
-    took: Counter[str] = Counter()
-    for case in ElementTree.parse(report).iter("testcase"):  # a report that pytest has written here
-        took[case.get("classname", "")] += float(case.get("time", "0"))
-    slow = [name for name, total in took.items() if total > seconds]
+    """Return the test files, relative to `tests`, whose tests took longer than `seconds` in total."""
+    durations: Counter[str] = Counter()
+    for case in ElementTree.parse(report).iter("testcase"):  # a report that pytest wrote, so it is trusted
+        durations[case.get("classname", "")] += float(case.get("time", "0"))
+    slow = [name for name, total in durations.items() if total > seconds]
     return sorted("/".join(name.split(".")[1:]) + ".py" for name in slow)
 
 

@@ -51,7 +51,7 @@ DOCUMENTED_NODES = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunction
 
 # Limits that the tests enforce.
 MOST_MODULES = 371
-MOST_CODE_LINES = 47_093
+MOST_CODE_LINES = 47_073  # the goal is 35,000: lower this limit whenever the package shrinks
 MOST_EXPORTS = 200
 LONGEST_FUNCTION = 60
 MOST_LONG_FUNCTIONS = 5  # functions of more than 40 lines
@@ -205,7 +205,7 @@ class Import:
 
     @property
     def home(self) -> str:
-        """The module that is imported from; the submodule itself where `name` is one."""
+        """The module that is imported from, or the submodule if `name` is a submodule."""
         inner = f"{self.target}.{self.name}"
         return inner if inner in modules() else self.target
 
@@ -220,42 +220,42 @@ class Import:
 
 @cache
 def files() -> tuple[Path, ...]:
-    """Every Python file of the package."""
+    """Return every Python file of the package."""
     return tuple(sorted(SOURCE.rglob("*.py")))
 
 
 def module_name(path: Path) -> str:
-    """`src/knowgate/gates/flare.py` -> `knowgate.gates.flare`."""
+    """Return `knowgate.gates.flare` for `src/knowgate/gates/flare.py`."""
     parts = path.relative_to(SOURCE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 @cache
 def modules() -> dict[str, Path]:
-    """Dotted module names and their files."""
+    """Return dotted module names and their files."""
     return {module_name(path): path for path in files()}
 
 
 @cache
 def tree(path: Path) -> ast.Module:
-    """The parsed source of a file."""
+    """Return the parsed source of a file."""
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
 @cache
 def nodes(path: Path) -> tuple[ast.AST, ...]:
-    """Every node of the parsed source of a file. To walk through a tree takes longer than to parse it."""
+    """Return every node of the parsed source of a file. Walking a tree takes longer than parsing it."""
     return tuple(ast.walk(tree(path)))
 
 
 def package_of(module: str) -> str:
-    """`knowgate.gates.flare` -> `gates`; the top-level package itself is `__init__`."""
+    """Return `gates` for `knowgate.gates.flare`, and `__init__` for the top-level package."""
     pieces = module.split(".")
     return pieces[1] if len(pieces) > 1 else TOP
 
 
 def top_level() -> list[str]:
-    """Packages and modules directly under `knowgate/`, without data folders."""
+    """Return packages and modules directly under `knowgate/`, without data folders."""
     entries = {package_of(name) for name in modules()}
     return sorted(entries - {TOP, "__main__"})
 
@@ -265,7 +265,7 @@ def top_level() -> list[str]:
 
 @cache
 def imports(path: Path) -> tuple[Import, ...]:
-    """Every import of our own modules in a file, including those inside functions and for type checkers."""
+    """Return every import of knowgate modules in a file, including those in functions and for type checkers."""
     return tuple(_imports(path))
 
 
@@ -283,12 +283,12 @@ def _imports(path: Path) -> Iterator[Import]:
 
 
 def all_imports() -> list[Import]:
-    """Every import of our own modules in the package."""
+    """Return every import of knowgate modules in the package."""
     return [each for path in files() for each in imports(path)]
 
 
 def upward_imports() -> list[Import]:
-    """Imports that point to the same or a higher layer of another package."""
+    """Return imports that point to the same or a higher layer of another package."""
     return [
         each
         for each in all_imports()
@@ -297,7 +297,7 @@ def upward_imports() -> list[Import]:
 
 
 def cycles() -> list[list[str]]:
-    """Groups of modules that import each other, including imports for type checkers."""
+    """Return groups of modules that import each other, including imports for type checkers."""
     graph: dict[str, set[str]] = {name: set() for name in modules()}
     for each in all_imports():
         if each.home in graph and not _is_reexport(each):
@@ -310,7 +310,7 @@ def _is_reexport(each: Import) -> bool:
 
 
 def strongly_connected(graph: dict[str, set[str]]) -> list[list[str]]:
-    """The strongly connected components of a graph (Tarjan's algorithm)."""
+    """Return the strongly connected components of a graph (Tarjan's algorithm)."""
     number: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -338,7 +338,7 @@ def strongly_connected(graph: dict[str, set[str]]) -> list[list[str]]:
 
 
 def exports(path: Path) -> list[str]:
-    """The names in `__all__` of a file."""
+    """Return the names in `__all__` of a file."""
     for node in tree(path).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return list(ast.literal_eval(node.value))
@@ -346,7 +346,7 @@ def exports(path: Path) -> list[str]:
 
 
 def package_exports() -> list[tuple[str, str]]:
-    """Names that packages below the top level list in `__all__`, each with its package."""
+    """Return the names that packages below the top level list in `__all__`, each with its package."""
     return [
         (name, export)
         for name, path in modules().items()
@@ -356,7 +356,7 @@ def package_exports() -> list[tuple[str, str]]:
 
 
 def export_users() -> Counter[int]:
-    """How many exported names are used by 0, 1, 2, ... other top-level packages."""
+    """Count the exported names that are used by 0, 1, 2, ... other top-level packages."""
     users = {pair: set[str]() for pair in package_exports()}
     for each in all_imports():
         if (each.target, each.name) in users and each.leaves_package:
@@ -369,7 +369,7 @@ def export_users() -> Counter[int]:
 
 @cache
 def code_lines(path: Path) -> int:
-    """Lines of code, without docstrings, comments and blank lines."""
+    """Count lines of code, without docstrings, comments and blank lines."""
     text = path.read_text(encoding="utf-8")
     lines = {
         line
@@ -386,12 +386,12 @@ def code_lines(path: Path) -> int:
 
 @cache
 def functions() -> tuple[tuple[str, Function], ...]:
-    """Every function and method, with the module it is in."""
+    """Return every function and method, each with its module."""
     return tuple((name, node) for name, path in modules().items() for node in nodes(path) if isinstance(node, Function))
 
 
 def function_length(function: Function) -> int:
-    """Lines of a function without its docstring."""
+    """Count the lines of a function without its docstring."""
     total = (function.end_lineno or function.lineno) - function.lineno + 1
     if ast.get_docstring(function) is None:
         return total
@@ -400,13 +400,13 @@ def function_length(function: Function) -> int:
 
 
 def long_functions(limit: int) -> list[str]:
-    """Functions longer than `limit` lines, longest first."""
+    """List functions longer than `limit` lines, longest first."""
     sized = [(function_length(node), f"{name}.{node.name}") for name, node in functions()]
     return [f"{size} {name}" for size, name in sorted(sized, reverse=True) if size > limit]
 
 
 def wide_functions() -> list[str]:
-    """Functions with more than MOST_PARAMETERS parameters."""
+    """List functions with more than MOST_PARAMETERS parameters."""
     counted = [(_parameters(node), f"{name}.{node.name}") for name, node in functions()]
     return [f"{count} {name}" for count, name in sorted(counted, reverse=True) if count > MOST_PARAMETERS]
 
@@ -420,7 +420,7 @@ def _parameters(function: Function) -> int:
 
 
 def odd_names() -> list[str]:
-    """Modules and classes whose names are not nouns."""
+    """List modules and classes whose names are not nouns."""
     stems = [(name, name.rpartition(".")[2]) for name in modules()]
     classes = [
         (f"{name}.{node.name}", re.sub(r"(?<!^)(?=[A-Z])", "_", node.name.lstrip("_")).lower())
@@ -439,7 +439,7 @@ def _is_noun(name: str) -> bool:
 
 
 def vague_variables() -> Counter[str]:
-    """How often variables are called by a name that does not describe their value."""
+    """Count variables whose names do not describe their value."""
     names: Counter[str] = Counter()
     for path in files():
         for node in nodes(path):
@@ -451,9 +451,9 @@ def vague_variables() -> Counter[str]:
 
 
 def messages_with_flags() -> list[str]:
-    """Texts outside `cli/` that name an option of the command line.
+    """List texts outside `cli/` that name an option of the command line.
 
-    Docstrings do not count, nor strings that are only a flag: names of options and arguments of other programs.
+    Docstrings are ignored, and so are strings that consist of a flag only, such as arguments of other programs.
     """
     return [
         f"{name}:{node.lineno}: {node.value.strip()[:90]}"
@@ -475,11 +475,11 @@ def _strings(path: Path) -> Iterator[ast.Constant]:
             yield node
 
 
-# --- the way of a label run through an evaluation -------------------------------------------------
+# --- modules that an evaluation uses --------------------------------------------------------------
 
 
 def modules_of_an_evaluation() -> set[str]:
-    """The modules whose functions run while two gates are compared on a small label run of the fake model."""
+    """Return the modules whose functions run while two gates are compared on a small label run."""
     import json
     import tempfile
 
@@ -505,7 +505,7 @@ def modules_of_an_evaluation() -> set[str]:
         run = kg.label(
             questions, model=f"fake:{folder}/table.json", index=f"{folder}/index", out=f"{folder}/run", samples=0
         )
-        kg.evaluate(["logprob:mean", "always"], run)  # the first time also imports
+        kg.evaluate(["logprob:mean", "always"], run)  # The first call also imports modules.
         sys.setprofile(record_module)
         try:
             kg.evaluate(["logprob:mean", "always"], run)
@@ -518,7 +518,7 @@ def modules_of_an_evaluation() -> set[str]:
 
 
 def measures() -> list[tuple[str, str, str]]:
-    """Each measure with its value now and its limit."""
+    """Return each measure with its current value and its limit."""
     lengths = sorted(function_length(node) for _, node in functions())
     lines = [len(path.read_text(encoding="utf-8").splitlines()) for path in files()]
     users = export_users()
@@ -546,13 +546,13 @@ def _spread(values: list[int]) -> str:
 
 
 def measure_table() -> str:
-    """Markdown: what is measured, now and at most."""
+    """Render the measures with their limits as Markdown."""
     rows = [f"| {name} | {value} | {limit} |" for name, value, limit in measures()]
     return "\n".join(["| measure | now | limit |", "|---|---|---|", *rows])
 
 
 def layer_table() -> str:
-    """Markdown: the packages from top to bottom, each with the first sentence of its docstring."""
+    """Render the packages from top to bottom, each with the summary of its docstring, as Markdown."""
     rows = [f"| `{part}` | {_summary(part)} |" for part in LAYERS if part not in (TOP, "__main__")]
     return "\n".join(["| package | what it holds |", "|---|---|", *rows])
 
@@ -567,7 +567,7 @@ def main() -> None:
     """Print the tables, and with --list every violation."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--list", action="store_true", help="also list every violation")
-    parser.add_argument("--trace", action="store_true", help="also count the modules that a label run passes in `eval`")
+    parser.add_argument("--trace", action="store_true", help="also count the modules that run in an evaluation")
     options = parser.parse_args()
     sys.stdout.write(f"{layer_table()}\n\n{measure_table()}\n")
     if options.trace:

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server on loopback, for tests and benchmarks: it knows some answers, and can be made to fail."""
+"""An OpenAI-compatible server on loopback, for tests and benchmarks. Its answers, delays and failures can be set."""
 
 from __future__ import annotations
 
@@ -17,11 +17,23 @@ WORDS = ("The ", "answer ", "is ", "42.")
 
 @dataclass
 class Stub:
-    """bodies: what it was asked. sure: how probable its tokens are without passages. status: what it answers with.
+    """The state and the settings of the stub server.
 
-    slow: seconds before each piece. dropped: requests whose client hung up. refuses: fields that it answers 400 to.
-    forgets: keeps no bodies. answered: replies it has given. waits_for: it answers nothing, or one word, before.
-    speaks: it answers completions and responses, and does not only say what it got. ports: of its clients' connections.
+    Attributes:
+        bodies: Bodies of the requests so far.
+        headers: Headers of the requests so far.
+        ports: Ports from which clients connected.
+        sure: Log-probability of every token.
+        status: HTTP status of the replies. Other values than 200 return an error.
+        slow: Delay in seconds before a reply, or before each chunk of a stream.
+        dropped: Number of requests whose client disconnected.
+        refuses: Fields that are rejected with status 400.
+        breaks_off: Whether streams are aborted after the first chunk.
+        forgets: Whether requests are not stored, as in long load tests.
+        speaks: Whether `completions` and `responses` return answers. By default they echo the request.
+        answered: Number of replies so far, without streams.
+        waits_for: Event to wait for before a reply, or after the first chunk of a stream.
+        url: Base URL, set when the server starts.
     """
 
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -47,14 +59,15 @@ class Stub:
         self.answered = 0
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
+        """Answer a chat completion, in one piece or as a stream."""
         body = await request.json()
         if not self.forgets:
             self.bodies.append(body)
             self.headers.append(dict(request.headers))
             self.ports.add(request.get_extra_info("peername")[1])
-        refused = [name for name in self.refuses if name in body]
-        if self.status != 200 or refused:
-            status = 400 if refused else self.status
+        rejected = [name for name in self.refuses if name in body]
+        if self.status != 200 or rejected:
+            status = 400 if rejected else self.status
             return web.json_response({"error": {"message": "the stub's own words", "code": "stub"}}, status=status)
         try:
             return await (self._stream(request, body) if body.get("stream") else self._plain(body))
@@ -74,7 +87,7 @@ class Stub:
         if body.get("logprobs"):
             choice["logprobs"] = {"content": [self._token(word) for word in WORDS]}
         usage = {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9}
-        return web.json_response({**self._head(body, "chat.completion"), "choices": [choice], "usage": usage})
+        return web.json_response({**self._common_fields(body, "chat.completion"), "choices": [choice], "usage": usage})
 
     async def _wait(self) -> None:
         while self.waits_for is not None and not self.waits_for.is_set():
@@ -101,28 +114,31 @@ class Stub:
         choice: dict[str, Any] = {"index": 0, "delta": delta, "finish_reason": finish}
         if body.get("logprobs") and delta:
             choice["logprobs"] = {"content": [self._token(delta["content"])]}
-        chunk = {**self._head(body, "chat.completion.chunk"), "choices": [choice]}
+        chunk = {**self._common_fields(body, "chat.completion.chunk"), "choices": [choice]}
         await reply.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
 
     def answer(self, body: dict[str, Any]) -> str:
+        """Return the text of the answer, which depends on whether the request has passages."""
         return "From the passages: 43." if "<passages>" in json.dumps(body) or body.get("documents") else "".join(WORDS)
 
     def _token(self, text: str) -> dict[str, Any]:
         return {"token": text, "logprob": self.sure, "top_logprobs": [{"token": text, "logprob": self.sure}]}
 
-    def _head(self, body: dict[str, Any], kind: str) -> dict[str, Any]:
+    def _common_fields(self, body: dict[str, Any], kind: str) -> dict[str, Any]:
         return {"id": "chatcmpl-stub", "object": kind, "created": 1, "model": body.get("model", "")}
 
     async def models(self, request: web.Request) -> web.Response:
+        """List one model."""
         return web.json_response({"object": "list", "data": [{"id": "stub-llm", "object": "model"}]})
 
     async def other(self, request: web.Request) -> web.Response:
+        """Answer embeddings, completions and responses."""
         body = await request.json()
         self.bodies.append(body)
         if not self.speaks or request.path.endswith("embeddings"):
             return web.json_response({"object": request.path, "got": body})
         is_completion, text = request.path.endswith("/completions"), self.answer(body)
-        chunks = completed(text) if is_completion else responded(text)
+        chunks = completion_chunks(text) if is_completion else response_chunks(text)
         if not body.get("stream"):
             return web.json_response(chunks[-1])
         lines = b"".join(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks[:-1])
@@ -134,6 +150,7 @@ class Stub:
 
     @property
     def application(self) -> web.Application:
+        """The routes of the server."""
         app = web.Application()
         app.router.add_post("/v1/chat/completions", self.chat)
         app.router.add_get("/v1/models", self.models)
@@ -143,15 +160,16 @@ class Stub:
         return app
 
 
-def completed(text: str) -> list[dict[str, Any]]:
-    """The chunks of a stream, then the reply in one piece."""
-    ends = {"index": 0, "text": "", "finish_reason": "stop"}
+def completion_chunks(text: str) -> list[dict[str, Any]]:
+    """Return the chunks of a streamed completion, then the completion in one piece."""
+    last = {"index": 0, "text": "", "finish_reason": "stop"}
     pieces = [{"index": 0, "text": word + " ", "finish_reason": None} for word in text.split(" ")]
     whole = {"index": 0, "text": text, "finish_reason": "stop"}
-    return [{"object": "text_completion", "choices": [choice]} for choice in (*pieces, ends, whole)]
+    return [{"object": "text_completion", "choices": [choice]} for choice in (*pieces, last, whole)]
 
 
-def responded(text: str) -> list[dict[str, Any]]:
+def response_chunks(text: str) -> list[dict[str, Any]]:
+    """Return the events of a streamed response, then the response in one piece."""
     content = [{"type": "output_text", "text": text, "annotations": []}]
     whole = {"object": "response", "status": "completed"}
     whole |= {"output": [{"type": "reasoning"}, {"type": "message", "role": "assistant", "content": content}]}

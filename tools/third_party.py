@@ -1,7 +1,7 @@
 """Write THIRD_PARTY.md: the licenses of all dependencies and of the embedded weights (`make licenses`).
 
-Dependencies are those of the extras that `all` installs, with everything they need, read from the installed packages. `--check`
-fails if the file is out of date or a package names no license.
+Dependencies are those of the extra `all` and their own dependencies, read from the installed packages. `--check` fails if
+the file is out of date or a package names no license.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def main() -> int:
 def list_packages() -> dict[str, tuple[str, str]]:
     """Map the name of every required package that is installed here to its version and license."""
     packages: dict[str, tuple[str, str]] = {}
-    waiting = [("knowgate", extra) for extra in EXTRAS]
-    done = set(waiting)
-    while waiting:
-        name, extra = waiting.pop()
+    queue = [("knowgate", extra) for extra in EXTRAS]
+    visited = set(queue)
+    while queue:
+        name, extra = queue.pop()
         for needed in requirements_of(name, extra):
-            if needed not in done:
-                done.add(needed)
-                waiting.append(needed)
+            if needed not in visited:
+                visited.add(needed)
+                queue.append(needed)
         if name != "knowgate" and name not in packages:
             packages[name] = describe(name)
     return dict(sorted(packages.items()))
@@ -69,7 +69,7 @@ def requirements_of(name: str, extra: str) -> Iterator[tuple[str, str]]:
         try:
             metadata.distribution(needed)
         except metadata.PackageNotFoundError:
-            continue  # for another platform
+            continue  # It is for another platform.
         yield needed, ""
         for needed_extra in requirement.extras:
             yield needed, needed_extra

@@ -8,7 +8,7 @@ import knowgate as kg
 from knowgate.server.app import create_app
 from knowgate.server.options import ServeOptions
 from tests.support.invented import write_invented
-from tools.local_server import running
+from tools.local_server import run_server
 from tools.stub_upstream import running_stub
 
 KNOWN, UNKNOWN = "What is the capital of Bababaland?", "What is the capital of Babakoland?"
@@ -45,6 +45,6 @@ def serve(invented, stub):
             stub.forget_requests()  # at start, a server may ask what its upstream returns
             if change is not None:
                 change(app.state.service)
-            return stack.enter_context(running(app)), app
+            return stack.enter_context(run_server(app)), app
 
         yield start

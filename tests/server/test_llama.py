@@ -7,7 +7,7 @@ import knowgate as kg
 from knowgate.server.app import create_app
 from knowgate.server.options import ServeOptions
 from tests.support.llama_server import NAME, running_llama
-from tools.local_server import running
+from tools.local_server import run_server
 
 pytestmark = pytest.mark.model
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
@@ -35,14 +35,14 @@ def docs(tmp_path_factory):
 def in_front(llama, docs):
     """Of llama.cpp; its own first token decides."""
     settings = kg.PipelineOptions(gate="logprob:first", docs=docs)
-    with running(create_app(settings, ServeOptions(upstream=llama, gate_seconds=120))) as address:
+    with run_server(create_app(settings, ServeOptions(upstream=llama, gate_seconds=120))) as address:
         yield openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=300)
 
 
 @pytest.fixture(scope="module")
 def embedded(docs):
     settings = kg.PipelineOptions(model="smollm", gate="logprob:first", docs=docs, max_tokens=12)
-    with running(create_app(settings, ServeOptions(gate_seconds=120))) as address:
+    with run_server(create_app(settings, ServeOptions(gate_seconds=120))) as address:
         yield openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=300)
 
 

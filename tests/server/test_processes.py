@@ -24,7 +24,7 @@ from tests.server.test_chat import ask, events
 from tests.support.postgres_server import postgres_server
 from tests.support.processes import until
 from tests.support.served import is_healthy, served
-from tools.local_server import running
+from tools.local_server import run_server
 
 pytestmark = pytest.mark.process
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -264,7 +264,7 @@ def test_invalid_new_settings_keep_the_old_ones(invented, stub):
     given = [kg.PipelineOptions(gate="nosuch", docs=invented.docs)]
     settings, options = kg.PipelineOptions(gate="never", docs=invented.docs), ServeOptions(upstream=stub.url)
     app = create_app(settings, options, read_settings=lambda: given[0])
-    with running(app) as address:
+    with run_server(app) as address:
         assert reload(app, address) is False
         assert ask(address).json()["knowgate"]["gate"] == "never"
         given[0] = kg.PipelineOptions(gate="always", docs=invented.docs, threshold=0.25)
@@ -276,7 +276,7 @@ def test_audits_of_the_old_gate_do_not_count_for_the_new_one(invented, stub, tmp
     options = ServeOptions(upstream=stub.url, decisions=str(tmp_path / "d.db"), audit=1.0)
     again = kg.PipelineOptions(gate="always", docs=invented.docs)
     app = create_app(kg.PipelineOptions(gate="never", docs=invented.docs), options, read_settings=lambda: again)
-    with running(app) as address:
+    with run_server(app) as address:
         ask(address)
         until(lambda: httpx.get(f"{address}/v1/learning").json()["arms"]["a"]["loss"]["drawn"] == 1)
         assert reload(app, address) is True
@@ -298,7 +298,7 @@ def test_reloading_keeps_the_loaded_model(invented):
     again = kg.PipelineOptions(model=invented.model, docs=invented.docs, gate="always")
     app = create_app(settings, ServeOptions(), read_settings=lambda: again)
     model = app.state.service.gate_service.rag.model
-    with running(app) as address:
+    with run_server(app) as address:
         assert reload(app, address) is True
         assert app.state.service.gate_service.rag.model is model
         assert ask(address, model="knowgate").json()["knowgate"]["retrieve"] is True

@@ -121,7 +121,7 @@ def _build_trade_off_section(evaluation: Evaluation, policy: HighlightedPolicy |
     )
     if policy is not None:
         kind = "the choice above" if policy.is_recommended else "best found, not recommended"
-        intro += f" The dot is {policy.name} ({kind}), with its 95 % interval."
+        intro += f" The dot is {policy.name} ({kind}) on all questions, with its 95 % interval."
     figure = html.render_figure(charts.draw_trade_off_chart(evaluation, policy), "Accuracy against searches")
     return html.render_section("picture", "What skipping searches does to the answers", intro, [figure])
 
