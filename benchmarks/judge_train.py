@@ -1,6 +1,6 @@
 """Train judges and arbiters on the recorded answers of an 8B LLM, and score the test rows with them.
 
-    python benchmarks/judge_train.py --big gguf:FILE --work FOLDER [--only NAME ...] [--print] [--parallel 5]
+    python -m benchmarks.judge_train --big gguf:FILE --work FOLDER [--only NAME ...] [--print] [--parallel 5]
 
 Each recipe (`judge_recipes.py`) is trained several times, each time without one fifth of the train rows. These rows are
 the dev rows of that training: thresholds are chosen on their scores. Test rows get the mean score of all trainings.

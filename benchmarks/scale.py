@@ -32,6 +32,9 @@ from typing import Any
 
 import numpy as np
 
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
 WIDTH, K, QUERIES = 384, 20, 300
 GATES = "logprob:first,logprob:mean,logprob:min,logprob:margin,logprob:entropy,flare,prompt,always,never,random"
 

@@ -10,15 +10,14 @@ from __future__ import annotations
 import functools
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from knowgate.core.files import sha256_text
 from knowgate.core.frameworks import wrap_errors
 from knowgate.errors import ModelError, UnsupportedSignal
-from knowgate.models.backend import Backend, check_resume_handle, check_resume_options, check_sampling
+from knowgate.models.backend import Backend, RemoteDraft, check_resume_handle, check_resume_options, check_sampling
 from knowgate.types import (
     Completion,
     LabelPrompt,
@@ -32,8 +31,6 @@ from knowgate.types import (
     Vector,
 )
 
-ItemT = TypeVar("ItemT")
-ResultT = TypeVar("ResultT")
 MAX_CONCURRENT_REQUESTS = 8
 
 
@@ -46,26 +43,6 @@ class ChatRequest:
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int | None = None
-
-
-@dataclass(frozen=True)
-class ChatDraft:
-    """A prompt and the draft of its answer, kept so that generation can resume later.
-
-    Args:
-        prompt: The prompt.
-        completion: The draft, or None if no draft was requested.
-    """
-
-    prompt: Prompt
-    completion: Completion | None
-
-    def get_answer(self, max_tokens: int) -> Completion | None:
-        """Return the draft if it is complete or already has `max_tokens` tokens; otherwise None."""
-        draft = self.completion
-        if draft is None:
-            return None
-        return draft if draft.finished or draft.n_tokens >= max_tokens else None
 
 
 class ChatModel(Backend):
@@ -126,7 +103,7 @@ class ChatModel(Backend):
         drafts = self._map(lambda prompt: self._complete_greedily(prompt, tokens) if tokens else None, prompts)
         samples = self._sample(prompts, request.sample_tokens, request.sampling, request.samples, request.seed)
         return [
-            Reading(draft=draft, samples=tuple(completions), resume=ChatDraft(prompt, draft))
+            Reading(draft=draft, samples=tuple(completions), resume=RemoteDraft(prompt, draft))
             for prompt, draft, completions in zip(prompts, drafts, samples, strict=True)
         ]
 
@@ -152,7 +129,7 @@ class ChatModel(Backend):
         """
         if resume is not None:
             check_resume_options(temperature, n)
-            drafts = [check_resume_handle(handle, ChatDraft) for _, handle in zip(prompts, resume, strict=True)]
+            drafts = [check_resume_handle(handle, RemoteDraft) for _, handle in zip(prompts, resume, strict=True)]
             return self._map(lambda draft: [self._continue_draft(draft, max_tokens)], drafts)
         if temperature == 0:  # one request per prompt, whose completion is returned n times
             return self._map(
@@ -162,7 +139,7 @@ class ChatModel(Backend):
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
         """Yield the answer as the framework streams it; a complete draft from `resume` is yielded as one piece."""
-        draft = ChatDraft(prompt, None) if resume is None else check_resume_handle(resume, ChatDraft)
+        draft = RemoteDraft(prompt, None) if resume is None else check_resume_handle(resume, RemoteDraft)
         answer = draft.get_answer(max_tokens)
         if answer is None:
             with wrap_errors(self.name):
@@ -184,7 +161,7 @@ class ChatModel(Backend):
         with wrap_errors(self.name):
             return self._check_logprobs(self._complete(ChatRequest(_get_user_message(prompt), max_tokens, seed=seed)))
 
-    def _continue_draft(self, draft: ChatDraft, max_tokens: int) -> Completion:
+    def _continue_draft(self, draft: RemoteDraft, max_tokens: int) -> Completion:
         """Return a complete draft as it is; otherwise generate the answer from the start."""
         return draft.get_answer(max_tokens) or self._complete_greedily(draft.prompt, max_tokens)
 
@@ -228,13 +205,6 @@ class ChatModel(Backend):
         if self._logprobs:
             options |= {"logprobs": True, "top_logprobs": 2}  # two tokens, to compute the margin between them
         return options
-
-    def _map(self, work: Callable[[ItemT], ResultT], items: Sequence[ItemT]) -> list[ResultT]:
-        """Call `work` with each item, concurrently in threads, and return the results in order."""
-        if len(items) < 2:
-            return [work(item) for item in items]
-        with ThreadPoolExecutor(max_workers=min(MAX_CONCURRENT_REQUESTS, len(items))) as pool:
-            return list(pool.map(work, items))
 
 
 def make_completion(text: str, tokens: tuple[Token, ...] | None, n_tokens: int | None, finished: bool) -> Completion:

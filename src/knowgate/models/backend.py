@@ -6,8 +6,9 @@ import hashlib
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -17,6 +18,8 @@ from knowgate.errors import BadSetting
 from knowgate.types import Completion, Prompt, Sampling, SignalRequest, TextStream
 
 Handle = TypeVar("Handle")
+Item = TypeVar("Item")
+Value = TypeVar("Value")
 UNNAMED_FINGERPRINT = "openai-unnamed"  # of an upstream whose model is not named, so it could be any LLM
 # A word with the space before it. Chinese, Japanese and Korean characters count as words.
 WORD_PATTERN = re.compile(r"\s*(?:[぀-ヿ㐀-鿿가-힣]|[^\s぀-ヿ㐀-鿿가-힣]+)|\s+")
@@ -81,6 +84,31 @@ class Backend(ABC):
             # setdefault is atomic, so two threads that come here at once get the same pool.
             executor = self.__dict__.setdefault("_workers", ThreadPoolExecutor(self.concurrency, "knowgate-model"))
         return executor
+
+    def _map(self, work: Callable[[Item], Value], items: Sequence[Item]) -> list[Value]:
+        """Call `work` with each item, in up to `concurrency` threads, and return the results in order."""
+        if len(items) < 2:
+            return [work(item) for item in items]
+        with ThreadPoolExecutor(min(self.concurrency, len(items))) as pool:
+            return list(pool.map(work, items))
+
+
+@dataclass(frozen=True)
+class RemoteDraft:
+    """A prompt and the draft of its answer by a server, kept so that generation can resume later.
+
+    Args:
+        prompt: The prompt.
+        completion: The draft, or None if no draft was requested.
+    """
+
+    prompt: Prompt
+    completion: Completion | None
+
+    def get_answer(self, max_tokens: int) -> Completion | None:
+        """Return the draft if it needs no continuation: the model ended it, or it has `max_tokens` tokens; else None."""
+        draft = self.completion
+        return draft if draft is not None and (draft.finished or draft.n_tokens >= max_tokens) else None
 
 
 class WordStreamBackend(Backend):

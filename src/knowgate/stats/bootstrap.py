@@ -167,7 +167,7 @@ def estimate_mean(values: FloatArray, resamples: int = DEFAULT_RESAMPLES) -> Est
     return _estimate(lambda weights: {"mean": weighted_mean(weights, values)}, bootstrap)["mean"]
 
 
-def _estimate_mean_of_counts(values: FloatArray, distinct: FloatArray, resamples: int, seed: int = 0) -> Estimate:
+def _estimate_mean_of_counts(values: FloatArray, distinct: FloatArray, resamples: int) -> Estimate:
     """Estimate the mean of a large sample that has only a few distinct values.
 
     How often each distinct value occurs in a resample follows a multinomial distribution. Drawing these counts directly
@@ -177,11 +177,10 @@ def _estimate_mean_of_counts(values: FloatArray, distinct: FloatArray, resamples
         values: The sample.
         distinct: Its distinct values, sorted.
         resamples: Number of resamples.
-        seed: Seed of the random generator.
     """
     n = len(values)
     shares = np.bincount(np.searchsorted(distinct, values)) / n  # share of each distinct value in the sample
-    counts = np.random.default_rng([seed, n]).multinomial(n, shares, resamples)  # resamples x distinct values
+    counts = np.random.default_rng([0, n]).multinomial(n, shares, resamples)  # resamples x distinct values
     original = weighted_mean(unit_weights(n), values)
     return summarize_resamples(np.concatenate([original, counts @ distinct / n]))
 

@@ -31,6 +31,7 @@ from knowgate.training.reranker_trainer import (
 from knowgate.types import Passage, Question, Retriever
 
 RELEVANCE_TRAINING = RerankerTrainingOptions(batch=16, rate=5e-5, epochs=2)
+RELEVANCE_CANDIDATES = 20  # passages to search for, per question
 MAX_NEGATIVES = 7
 MAX_POSITIVES = 2  # per question; further ones add little
 DEV_SHARE = 0.15  # of the training questions, if no question is in the dev split
@@ -106,7 +107,6 @@ def fit_reranker(
     base: str = MINILM,
     training: RerankerTrainingOptions | None = None,
     relevance: Sequence[RankingGroup] | None = None,
-    first: RerankerTrainingOptions = RELEVANCE_TRAINING,
     reads_question: bool = True,
     watch: StageProgressCallback = lambda stage, progress: None,
 ) -> AlignedReranker:
@@ -122,7 +122,6 @@ def fit_reranker(
         relevance: Examples of relevance to train on first. With `training.relevance_mix` they are mixed into the
             alignment instead. Default: none. The packaged base cannot rank yet, so its default is the candidates of
             the rows, which are relevant if they contain a gold answer.
-        first: Hyperparameters of the relevance training.
         reads_question: False trains a control that learns which passages are preferred whatever the question is.
         watch: Called with the stage and its progress.
 
@@ -143,7 +142,7 @@ def fit_reranker(
     if relevance is None and (base == MINILM or training.relevance_mix):
         relevance = make_relevance_groups(extract_preference_questions(train_rows))
     trains_first = relevance is not None and (base == MINILM or not training.relevance_mix)
-    relevance_log = _train_relevance(model, relevance or [], first, watch) if trains_first else None
+    relevance_log = _train_relevance(model, relevance or [], RELEVANCE_TRAINING, watch) if trains_first else None
     before = measure_ranking(model, tested, reads_question)
     unaligned = copy.deepcopy(model) if relevance_log else None
     groups += draw_groups(relevance or [], round(training.relevance_mix * len(groups)), training.seed)
@@ -275,9 +274,7 @@ def measure_ranking(model: Any, rows: Sequence[Preference], reads_question: bool
 # --- relevance ------------------------------------------------------------------------------------
 
 
-def make_relevance_groups(
-    questions: Sequence[Question], retriever: Retriever | None = None, *, candidates: int = 20, seed: int = 0
-) -> list[RankingGroup]:
+def make_relevance_groups(questions: Sequence[Question], retriever: Retriever | None = None) -> list[RankingGroup]:
     """Make training examples for relevance: passages with a gold answer are positive, others negative.
 
     Questions with too few negatives get passages of other questions as well. No LLM is needed.
@@ -285,13 +282,13 @@ def make_relevance_groups(
     Args:
         questions: Questions with gold answers; their contexts are candidates.
         retriever: Finds further candidates.
-        candidates: Number of passages to search for.
-        seed: Seed by which passages of other questions are drawn.
     """
-    results = retriever.search([q.text for q in questions], candidates) if retriever else [[] for _ in questions]
+    results = (
+        retriever.search([q.text for q in questions], RELEVANCE_CANDIDATES) if retriever else [[] for _ in questions]
+    )
     pools = [deduplicate_passages([*q.contexts, *hits]) for q, hits in zip(questions, results, strict=True)]
     every_passage = [passage for pool in pools for passage in pool]
-    matcher, rng = AnswerMatcher(), np.random.default_rng(seed)
+    matcher, rng = AnswerMatcher(), np.random.default_rng(0)
     groups: list[RankingGroup] = []
     for question, pool in zip(questions, pools, strict=True):
         answers = [text for gold in list_gold_answers(question) if (text := join_tokens(gold)).strip()]

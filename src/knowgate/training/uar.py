@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from knowgate.data.runs.records import check_same_llm
 from knowgate.data.signals.vectors import stack_hidden_states
 from knowgate.errors import BadInput, BadSetting
 from knowgate.gates.artifacts.networks import apply_calibration
-from knowgate.gates.hidden_state import CRITERIA, SELF_HEAD, apply_hard_tree, apply_head, apply_heads, apply_soft_tree
+from knowgate.gates.hidden_state import CRITERIA, SELF_HEAD, apply_head, apply_heads, apply_soft_tree
 from knowgate.models import load_model
 from knowgate.models.prompts.answers import AnswerPrompts
 from knowgate.stats.metrics import BoolArray, FloatArray, accuracy, auroc
@@ -35,7 +35,6 @@ READ_BATCH_SIZE = 64
 DEFAULT_CRITERIA = (
     "intent=bench:uar_gate_intent/train,knowledge=bench:uar_gate_knowledge/train,time=bench:uar_gate_time/train"
 )
-TreeKind = Literal["soft", "hard"]
 
 
 def fit_uar(
@@ -80,8 +79,6 @@ def fit_uar_heads(
     model: Model,
     criteria: Mapping[str, Sequence[Question]],
     *,
-    prompts: AnswerPrompts | None = None,
-    tree: TreeKind = "soft",
     watch: fit_function.FitProgressCallback = fit_function.ignore_progress,
 ) -> fit_function.FitResult:
     """Train the four linear classifiers (heads) of the UAR paper on hidden states of the LLM.
@@ -93,13 +90,11 @@ def fit_uar_heads(
         examples: Label runs of the same model, with the last layer's states. The head 'self' is trained on them.
         model: The LLM, which reads the questions of `criteria` now.
         criteria: Labeled questions for each of the three criteria 'intent', 'knowledge' and 'time'.
-        prompts: Wording of the answer prompts.
-        tree: Combine the heads by their probabilities ('soft') or by their yes/no decisions ('hard').
         watch: Called with the progress.
     """
-    wording = prompts or AnswerPrompts()
-    _check_inputs(examples, model, wording, criteria)
-    reader = StateReader(model, wording, watch)
+    prompts = AnswerPrompts()
+    _check_inputs(examples, model, prompts, criteria)
+    reader = StateReader(model, prompts, watch)
     states = stack_hidden_states(examples.readings, reader.layer, "pre")
     train = np.concatenate([examples.split.train, examples.split.dev])
     self_head = train_uar_head(states[train], examples.needed[train])
@@ -114,8 +109,8 @@ def fit_uar_heads(
     def raw(indices: Sequence[int]) -> FloatArray:
         return apply_head(tensors, SELF_HEAD, states[list(indices)])
 
-    notes.append(_measure_tree(examples, states, tensors, calibrations, tree))
-    options = {"layer": reader.layer, "tree": tree, "calibrations": calibrations}
+    notes.append(_measure_tree(examples, states, tensors, calibrations))
+    options = {"layer": reader.layer, "tree": "soft", "calibrations": calibrations}
     request = SignalRequest(layers=(reader.layer,))
     return fit_function.FitResult("uar", options, frozenset({Signal.HIDDEN}), request, tensors, raw, notes)
 
@@ -226,9 +221,7 @@ def _describe_head(name: str, truth: BoolArray, needs: FloatArray, n_left_out: i
     return f"head {name}: {quality} on {len(truth)} held-out labeled questions{left_out}"
 
 
-def _measure_tree(
-    examples: Examples, states: Vector, tensors: Tensors, calibrations: list[dict[str, Any]], tree: TreeKind
-) -> str:
+def _measure_tree(examples: Examples, states: Vector, tensors: Tensors, calibrations: list[dict[str, Any]]) -> str:
     """Measure on the test split the decision tree that combines all four heads, and describe the result for the card.
 
     The other metrics of the card are those of the head 'self' alone, which predicts whether the LLM knows the answer.
@@ -238,15 +231,13 @@ def _measure_tree(
         states: Hidden state of each row.
         tensors: Weights of all heads.
         calibrations: Calibrations of the other three heads.
-        tree: Combine the heads by their probabilities ('soft') or by their yes/no decisions ('hard').
     """
     split, needed = examples.split, examples.needed
     scores = apply_head(tensors, SELF_HEAD, states[split.calibration])
     calibration = fit_platt_scaling(scores, needed[split.calibration])
     unknown = apply_calibration(apply_head(tensors, SELF_HEAD, states[split.test]), calibration)
     heads = apply_heads(tensors, calibrations, states[split.test], unknown)
-    tree_needs = apply_hard_tree(heads) if tree == "hard" else apply_soft_tree(heads)
-    score = _format_auroc(auroc(needed[split.test], tree_needs))
+    score = _format_auroc(auroc(needed[split.test], apply_soft_tree(heads)))
     return f"the metrics are those of the head self; the whole tree has AUROC {score} on the same test split"
 
 

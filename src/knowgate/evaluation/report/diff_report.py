@@ -15,7 +15,6 @@ from knowgate.evaluation.report.charts import DotRow, draw_dot_chart
 from knowgate.evaluation.report.evaluation_tables import format_estimate
 from knowgate.stats.bootstrap import Estimate
 from knowgate.stats.proportions import format_percent_estimate, format_points_estimate
-from knowgate.types.markup import escape_html
 
 MEASURE_NAMES = {"accuracy": "accuracy", "rate": "searches", "auroc": "AUROC"}
 MAX_TERMINAL_GATES = 12
@@ -170,9 +169,7 @@ def build_diff_sections(diff: EvaluationDiff) -> Iterator[str]:
     """Build the sections of the HTML page that compares two evaluations: the verdict, a chart and the tables."""
     verdict = build_diff_verdict(diff)
     sentences = " ".join([verdict.details, describe_pairing(diff), describe_uncompared_gates(diff)])
-    label = f'<p class="light">{DIFF_LABELS[verdict.level]}</p>'
-    text = f"<h2>{escape_html(verdict.headline)}</h2><p>{escape_html(sentences)}</p>"
-    yield f'<section class="verdict {verdict.level}" id="verdict">{label}{text}</section>'
+    yield html.render_verdict(verdict.level, DIFF_LABELS[verdict.level], verdict.headline, sentences)
     yield _build_chart_section(diff)
     sides = html.render_table(build_sides_table(diff), css_class="text")
     yield html.render_section("sides", "What is compared", "", [sides])

@@ -58,6 +58,12 @@ def render_text(text: str) -> str:
 # --- sections -------------------------------------------------------------------------------------
 
 
+def render_verdict(level: str, label: str, headline: str, text: str) -> str:
+    """Render the section with the verdict of a report: its label, its headline and the reasons."""
+    content = f"<h2>{render_text(headline)}</h2><p>{escape_html(text)}</p>"
+    return f'<section class="verdict {level}" id="verdict"><p class="light">{label}</p>{content}</section>'
+
+
 def render_section(name: str, title: str, intro: str, parts: Sequence[str]) -> str:
     """Render a section of a report as HTML.
 

@@ -19,7 +19,6 @@ from knowgate.evaluation.report.evaluation_verdict import LEVEL_LABELS, format_i
 from knowgate.evaluation.reranker_comparison import RerankerComparison, build_reranker_tables, is_reranker
 from knowgate.stats.bootstrap import Estimate
 from knowgate.stats.proportions import format_points_estimate
-from knowgate.types.markup import escape_html
 
 MAIN_MEASURE = "P@1"
 RERANKER_DEFINITIONS = html.load_texts("reranker")
@@ -139,9 +138,7 @@ def write_reranker_page(comparison: RerankerComparison, out: Path) -> None:
 def build_reranker_sections(comparison: RerankerComparison) -> Iterator[str]:
     """Build the sections of the HTML page that compares rerankers: the verdict, charts, tables and definitions."""
     verdict = build_reranker_verdict(comparison)
-    text = f"<h2>{html.render_text(verdict.headline)}</h2><p>{escape_html(' '.join(verdict.sentences))}</p>"
-    label = f'<p class="light">{verdict.label}</p>'
-    yield f'<section class="verdict {verdict.level}" id="verdict">{label}{text}</section>'
+    yield html.render_verdict(verdict.level, verdict.label, verdict.headline, " ".join(verdict.sentences))
     yield _build_chart_section(comparison)
     tables = [html.render_table(table) for table in build_reranker_tables(comparison)]
     intro = "Shares with 95 % intervals, then paired differences."

@@ -12,27 +12,20 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
+from knowgate.models.backend import RemoteDraft
 from knowgate.models.openai.client import StatusError
 from knowgate.models.openai.responses import assemble_stream, parse_completions
 from knowgate.models.openai.server import CONTINUATION_FIELDS, REFUSAL_STATUSES, ModelEndpoint
 from knowgate.models.tokenization import REPLACEMENT_CHARACTER
-from knowgate.types import Completion, Prompt, TextStream
+from knowgate.types import Completion, TextStream
 
 DRAFT_REPEATING_SERVER = "llamacpp"  # the server whose responses begin with the draft that was sent
 StreamChunks = Generator[Any, None, None]
 
 
 @dataclass(frozen=True)
-class ServerDraft:
+class ServerDraft(RemoteDraft):
     """A prompt and the beginning of its answer, the draft. `completion` is None if no draft was generated."""
-
-    prompt: Prompt
-    completion: Completion | None
-
-    def is_complete(self, max_tokens: int) -> bool:
-        """Return whether the draft needs no continuation: the model ended it, or it has `max_tokens` tokens."""
-        draft = self.completion
-        return draft is not None and (draft.finished or draft.n_tokens >= max_tokens)
 
     @property
     def is_reproducible(self) -> bool:

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
@@ -25,7 +24,7 @@ import numpy as np
 from knowgate.core.files import sha256_text
 from knowgate.core.http_client import RetryPolicy
 from knowgate.errors import ModelError, UnsupportedSignal
-from knowgate.models.backend import Backend, check_resume_handle, check_resume_options, check_sampling
+from knowgate.models.backend import Backend, Item, Value, check_resume_handle, check_resume_options, check_sampling
 from knowgate.models.openai import responses
 from knowgate.models.openai.client import ApiClient, StatusError
 from knowgate.models.openai.continuation import ServerDraft, continue_draft, stream_continuation
@@ -35,8 +34,6 @@ from knowgate.models.openai.server import REFUSAL_STATUSES, WIDE_TOP_TOKENS, Mod
 from knowgate.models.openai.spec import DEFAULT_CONCURRENCY, HiddenStateConfig, check_server_url, parse_openai_spec
 from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Sampling, Signal, SignalRequest, TextStream, Vector
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 TopTokens = tuple[tuple[str, float], ...]
 MARGIN_TOP_TOKENS = 2  # number of tokens to list for the margin, the difference between the two most probable ones
 MAX_CHOICES = 128  # maximum `n` of a request, as OpenAI limits it
@@ -212,10 +209,10 @@ class OpenAIModel(Backend):
         new answer.
         """
         draft = ServerDraft(prompt, None) if resume is None else check_resume_handle(resume, ServerDraft)
-        if draft.completion is not None and draft.is_complete(max_tokens):
-            if draft.completion.text:
-                yield draft.completion.text
-            return draft.completion
+        if (answer := draft.get_answer(max_tokens)) is not None:
+            if answer.text:
+                yield answer.text
+            return answer
         fields = self._make_remaining_fields(draft, max_tokens)
         continuation = stream_continuation(
             self._endpoint, draft, lambda text: self._open_stream(draft.prompt, fields, text)
@@ -258,8 +255,8 @@ class OpenAIModel(Backend):
 
         If the server cannot continue the draft, a new answer is generated.
         """
-        if draft.completion is not None and draft.is_complete(max_tokens):
-            return draft.completion
+        if (answer := draft.get_answer(max_tokens)) is not None:
+            return answer
         if max_tokens == 0:
             return Completion("")
         completion = continue_draft(self._endpoint, draft, self._make_remaining_fields(draft, max_tokens))
@@ -429,10 +426,8 @@ class OpenAIModel(Backend):
         """Return 1 for prompts to which the LLM replies with a tool call, otherwise 0."""
         return self._map(lambda prompt: float(self._endpoint.calls_tool(prompt, tool)), prompts)
 
-    def _map(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    def _map(self, work: Callable[[Item], Value], items: Sequence[Item]) -> list[Value]:
         """Apply `work` to all items in parallel threads and return the results in order; raises the first error."""
-        if not items:
-            return []
-        _ = self._endpoint.capabilities  # probed before the threads start
-        with ThreadPoolExecutor(max_workers=min(self._concurrency, len(items))) as pool:
-            return list(pool.map(work, items))
+        if items:
+            _ = self._endpoint.capabilities  # probed before the threads start
+        return super()._map(work, items)
