@@ -88,6 +88,7 @@ def test_an_unusable_proxy_is_reported_without_its_password(monkeypatch, proxy):
     [
         ("7", 7.0),
         (" 1.5", 1.5),
+        ("0\x1f", 0.0),
         ("²", None),
         ("٣", None),
         ("-1", None),

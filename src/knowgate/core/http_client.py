@@ -375,7 +375,7 @@ def parse_json_response(content: bytes, where: str) -> Any:
 
 def parse_retry_after(value: str) -> float | None:
     """Parse a Retry-After header (seconds or a date) into seconds; None if it is invalid."""
-    if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,12})?", value.strip(), re.ASCII):
+    if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,12})?", value := value.strip(), re.ASCII):
         return float(value)
     try:
         seconds = (email.utils.parsedate_to_datetime(value[:100]) - datetime.now(UTC)).total_seconds()

@@ -210,6 +210,7 @@ def test_weights_for_states_of_another_width_are_rejected(folder):
         ({"model": "bound"}, "model is 'bound', not an object"),
         ({"options": {"layer": "../4", "position": "pre"}}, "layer is '../4', not a whole number"),
         ({"options": {"position": "pre"}}, "has no field 'layer'"),
+        ({"calibration": {"kind": "platt", "b": 0.5}}, "lacks its slope `a` or its offset `b`"),
         ({"calibration": {"kind": "isotonic", "x": [0.0, 1.0], "y": [1.0]}}, "as many x values as y values"),
         ({"metrics": {"auroc": {"value": []}}}, "metrics.auroc.value is [], not a number"),
         ({"files": {"../../outside.txt": "0"}}, "'../../outside.txt' is not the name of a file inside the folder"),

@@ -88,6 +88,14 @@ def test_an_invalid_response_names_the_url_and_the_expected_format(reply: object
         retriever(answering(reply)).search(["q"], 2)
 
 
+@pytest.mark.parametrize("padding", [0, 60])
+def test_an_error_does_not_show_a_login_that_the_server_repeats(padding: int):
+    echo = answering({"error": padding * "x" + "hunter22hunter22"})
+    with pytest.raises(ServerError, match="no list of passages") as error:
+        retriever(echo, "https://me:hunter22hunter22@search.example/find").search(["q"], 2)
+    assert "hunter" not in str(error.value)
+
+
 def test_a_response_that_is_not_json_is_an_error():
     with pytest.raises(ServerError, match=r"not valid JSON.*'<html>"):
         retriever(lambda request: httpx.Response(200, text="<html>hello")).search(["q"], 2)

@@ -117,8 +117,8 @@ class CalibrationRecord:
     kind: Literal["isotonic", "platt", "none"]
     x: tuple[float, ...] = ()
     y: tuple[UnitInterval, ...] = ()
-    a: Annotated[float, NumberRange(0, 1e9)] = 1.0
-    b: Annotated[float, NumberRange(-1e9, 1e9)] = 0.0
+    a: Annotated[float, NumberRange(0, 1e9)] | None = None
+    b: Annotated[float, NumberRange(-1e9, 1e9)] | None = None
     floor: Annotated[float, NumberRange(1e-15, 0.5)] = PROBABILITY_FLOOR
 
 
@@ -339,7 +339,9 @@ def read_gate_manifest(value: Mapping[str, Any], where: str) -> GateManifest:
 
 
 def check_calibration(calibration: CalibrationRecord, where: str) -> None:
-    """Raise BadInput if an isotonic calibration does not have as many x as y values, all in increasing order."""
+    """Raise BadInput if a calibration lacks its parameters, or if those of an isotonic one do not increase."""
+    if calibration.kind == "platt" and (calibration.a is None or calibration.b is None):
+        raise BadInput(f"{where}: `calibration` lacks its slope `a` or its offset `b`.")
     x, y = calibration.x, calibration.y
     is_increasing = sorted(x) == list(x) and sorted(y) == list(y)
     if calibration.kind == "isotonic" and not (x and len(x) == len(y) and is_increasing):

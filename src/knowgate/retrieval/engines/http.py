@@ -11,7 +11,7 @@ The list can also be named `results`, `documents` or `hits`, and the text `conte
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -27,6 +27,8 @@ from knowgate.types import Passage
 
 LIST_FIELDS = ("passages", "results", "documents", "hits")
 TEXT_FIELDS = ("text", "content")
+EXCERPT_CHARS = 80  # of a response, in error messages
+MAX_EXCERPT_BYTES = 2_000  # what is searched for keys before it is cut, so that no part of a key is left
 MAX_SCORE = 1e30  # JSON integers can be too large for a float; no real score is this large
 _EXPECTED_FORMAT = (
     f"The response must be a JSON list of passages, or an object with such a list under {', '.join(LIST_FIELDS[:-1])} "
@@ -79,7 +81,11 @@ class HttpRetriever:
         """Return up to k passages for each query, in the order of the server."""
         check_k(k)
         server = self._server
-        return server.map(lambda query: parse_search_response(self._request(query, k), server.name)[:k], queries)
+
+        def search(query: str) -> list[Passage]:
+            return parse_search_response(self._request(query, k), server.name, server.redact)[:k]
+
+        return server.map(search, queries)
 
     def _request(self, query: str, k: int) -> bytes:
         """Send one query, by GET if the URL contains {query}, else by POST; return the body of the response."""
@@ -90,17 +96,18 @@ class HttpRetriever:
         return self._server.request_bytes("GET", url)
 
 
-def parse_search_response(body: bytes, server: str) -> list[Passage]:
+def parse_search_response(body: bytes, server: str, redact: Callable[[str], str] = redact_message) -> list[Passage]:
     """Return the passages in the response of a search server, in its order.
 
     Args:
         body: The body of the response.
         server: A description of the server, for error messages.
+        redact: Removes the keys that were sent, which the server may have repeated.
 
     Raises:
         ServerError: The response has another format.
     """
-    excerpt = redact_message(body[:80].decode(errors="replace"))
+    excerpt = redact(body[:MAX_EXCERPT_BYTES].decode(errors="replace"))[:EXCERPT_CHARS]
     try:
         value = parse_json_response(body, "it")
     except ServerError as error:
@@ -125,8 +132,7 @@ def _parse_passage(item: Any, number: int, server: str) -> Passage:
         raise _invalid_response_error(server, f"passage {number} has an id or title that is not a string")
     if score is not None:
         if isinstance(score, bool) or not isinstance(score, int | float) or abs(score) > MAX_SCORE:
-            problem = f"passage {number} has a score that is not a number: {redact_message(repr(score))}"
-            raise _invalid_response_error(server, problem)
+            raise _invalid_response_error(server, f"passage {number} has a score that is not a number")
         score = float(score)
     return Passage(sha256_text(text)[:16] if passage_id in (None, "") else str(passage_id), text, title, score)
 
