@@ -70,6 +70,7 @@ def test_the_api_key_is_sent_and_never_appears_in_errors(monkeypatch):
         {"data": [{"index": 0, "embedding": ["x"]}]},
         {"data": [{"index": 0, "embedding": []}]},
         {"data": [{"index": 0, "embedding": [0.0, 0.0]}]},
+        {"data": [{"index": 0, "embedding": [1e308, 1e308]}]},
         {"data": [{"index": None, "embedding": [1.0]}]},
     ],
 )

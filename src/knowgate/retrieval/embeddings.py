@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from knowgate.core.files import sha256_file, sha256_text
@@ -157,20 +158,21 @@ class RemoteEmbedder:
             return np.zeros((0, 0), dtype=np.float32)
         batches = [texts[start : start + REQUEST_BATCH_SIZE] for start in range(0, len(texts), REQUEST_BATCH_SIZE)]
         vectors = np.concatenate(self._server.map(self._embed_batch, batches))
-        norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-        if not np.isfinite(vectors).all() or (norms == 0).any():
+        with np.errstate(over="ignore"):  # the length of a vector with huge values is infinite
+            norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+        if not np.isfinite(norms).all() or (norms == 0).any():
             raise ServerError(
-                f"{self._server.name} returned an unusable vector: all values are zero, or one is NaN or infinite. Check "
-                "the model on the server."
+                f"{self._server.name} returned an unusable vector: all values are zero, or one is NaN, infinite or huge. "
+                "Check the model on the server."
             )
         return np.asarray(vectors / norms, dtype=np.float32)
 
-    def _embed_batch(self, texts: Sequence[str]) -> Vector:
+    def _embed_batch(self, texts: Sequence[str]) -> NDArray[np.float64]:
         inputs = [replace_surrogates(text) or " " for text in texts]  # Servers reject empty texts, but not a space.
         body = {"model": self._model, "input": inputs, "encoding_format": "float"}
         return self._parse_vectors(self._server.request_json("POST", "/embeddings", body=body), len(texts))
 
-    def _parse_vectors(self, response: Any, n: int) -> Vector:
+    def _parse_vectors(self, response: Any, n: int) -> NDArray[np.float64]:
         """Return the n vectors of a response in the order of the texts; raise ServerError if any is missing."""
         rows = response.get("data") if isinstance(response, dict) else None
         if not isinstance(rows, list) or len(rows) != n:
@@ -189,7 +191,7 @@ class RemoteEmbedder:
             raise ServerError(
                 f"{self._server.name} returned vectors that are empty or differ in length. Check the model."
             )
-        return vectors.astype(np.float32)
+        return vectors
 
 
 def _auth_headers() -> dict[str, str]:
