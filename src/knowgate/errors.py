@@ -7,6 +7,7 @@ KnowgateError
 ├── BadInput           a question, document or data file is invalid
 ├── ModelError         the LLM or its server failed, or returned something unusable
 │   ├── ServerError    an HTTP server (model or search) failed
+│   │   └── RejectionError  it rejected this request; others may succeed
 │   ├── DeviceError    the GPU failed; only a new process can continue
 │   ├── OutOfMemory    the GPU has too little memory even for one question
 │   └── UnsupportedSignal  the LLM backend cannot provide a signal that a gate needs
@@ -91,6 +92,10 @@ class ModelError(KnowgateError):
 
 class ServerError(ModelError):
     """An HTTP server failed, rejected a request, or returned something unusable."""
+
+
+class RejectionError(ServerError):
+    """A search, embedding or rerank server rejected a request because of its content, such as a question that is too long."""
 
 
 class DeviceError(ModelError):

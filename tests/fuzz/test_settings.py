@@ -56,7 +56,7 @@ def test_a_config_file_is_taken_as_it_stands_or_refused(text):
 
 
 def _read(value, key):
-    if key == "log_drafts":  # 0 and 1 mean false and true
+    if PipelineOptions.model_fields[key].annotation is bool:  # 0 and 1 mean false and true
         return str(bool(value))
     is_real = key in ("threshold", "beta", "rerank_margin")
     return str(float(value)) if is_real else str(int(value)) if key in ("k", "max_tokens") else str(value)

@@ -7,8 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from knowgate.retrieval.engines.elastic import OpenSearchRetriever
 from knowgate.retrieval.engines.web import WebRetriever
 from knowgate.retrieval.engines.web_engines import WebOptions
+from knowgate.retrieval.rerankers.remote import RemoteReranker
 from knowgate.server.auth.api_keys import add_key
 from knowgate.server.chat.gate_service import FingerprintCachingRetriever, GateService
 from knowgate.server.load_limits import BreakersByKey, CircuitBreaker
@@ -172,6 +174,49 @@ def test_a_reached_cap_of_web_searches_opens_no_breaker_and_cached_questions_are
     breaker.trip()
     assert search("Who runs the canteen?") == ([], 1)
     assert search("Who wrote Emma?") == (["retriever"], 0)
+
+
+def reject_nonsense(status):
+    """Return an HTTP transport of a search and rerank server that rejects questions with the word nonsense."""
+
+    def answer(request):
+        if b"nonsense" in request.content:
+            return httpx.Response(status, headers={"Location": "http://elsewhere.example/"})
+        scores = [{"index": 0, "relevance_score": 0.5}]
+        hit = {"_id": "1", "_score": 1.0, "_source": {"text": "Mira runs it."}}
+        return httpx.Response(200, json={"hits": {"hits": [hit]}, "results": scores})
+
+    return httpx.MockTransport(answer)
+
+
+def make_search_server(status):
+    return {"retriever": OpenSearchRetriever("http://search.example", "handbook", transport=reject_nonsense(status))}
+
+
+def make_rerank_server(status):
+    retriever = FlakyRetriever()
+    retriever.fails = False
+    reranker = RemoteReranker("big@http://rerank.example", transport=reject_nonsense(status))
+    return {"retriever": retriever, "reranker": reranker}
+
+
+@pytest.mark.parametrize("make_server", [make_search_server, make_rerank_server])
+@pytest.mark.parametrize(("status", "opens"), [(302, False), (400, False), (413, False), (401, True), (403, True)])
+def test_questions_that_a_server_rejects_degrade_only_themselves(serve, make_server, status, opens):
+    address, app = serve(gate="always", change=use_parts(**make_server(status)))
+    breaker = app.state.service.gate_service.retriever_breaker
+
+    def search(question):
+        report = ask(address, question).json()["knowgate"]
+        return report["degraded"], len(report["passages"])
+
+    assert [search(f"nonsense {number}?") for number in range(6)] == [(["retriever"], 0)] * 6
+    assert breaker.state == ("open" if opens else "closed")
+    breaker.trip()
+    skip_recovery_time(breaker)
+    assert search("nonsense again?") == (["retriever"], 0)
+    assert breaker.state == ("open" if opens else "half-open")
+    assert search("Who runs the canteen?") == ((["retriever"], 0) if opens else ([], 1))
 
 
 class BlockedRetriever(FlakyRetriever):

@@ -29,7 +29,7 @@ import httpx
 
 from knowgate.core.redaction import find_url_secrets, redact_message, redact_urls
 from knowgate.core.validation import parse_json
-from knowgate.errors import BadInput, BadSetting, ServerError
+from knowgate.errors import BadInput, BadSetting, RejectionError, ServerError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -41,6 +41,7 @@ ALLOWED_ENCODINGS = ("", "identity", "gzip")
 REQUEST_DEADLINE: ContextVar[float] = ContextVar("deadline of this thread's request", default=math.inf)
 MAX_CONCURRENT_REQUESTS = 8
 MAX_RETRIES = 2
+SETUP_STATUSES = (401, 403, 404, 408, 429)  # they do not depend on the content of a request
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ class JsonClient:
             accept: Status codes besides 2xx that are not errors: their body is returned, too.
 
         Raises:
-            ServerError: The server rejected the request, failed, or did not answer in time.
+            ServerError: The server failed, or did not answer in time. RejectionError: It rejected this request.
         """
         url = path if path.startswith(("http://", "https://")) else self.url + path
         request = self._client.build_request(method, url, json=body, params=params)
@@ -171,7 +172,8 @@ class JsonClient:
         if not response.is_success and response.status not in accept:
             message = self._get_message(response).rstrip(".") or "no reason given"
             brief = f"{self.name} answered with status {response.status}"
-            raise ServerError(f"{brief}: {message}. {self._advice}", brief=brief)
+            error_type = ServerError if response.status in SETUP_STATUSES else RejectionError
+            raise error_type(f"{brief}: {message}. {self._advice}", brief=brief)
         return response.content
 
     def map(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:

@@ -10,6 +10,8 @@ from knowgate.errors import BadInput, BadSetting
 from knowgate.types import Passage, Retriever
 
 MAX_ROUNDS = 3  # searches for one question, including the first
+MAX_QUERY_CHARS = 2_000  # search and rerank servers reject queries that are too long
+MAX_QUERY_WORDS = 256  # OpenSearch allows 1,024 clauses by default, one for each word and field
 CACHED_TEXTS = 16_384  # passage texts whose normalized form is kept in memory
 
 
@@ -17,6 +19,12 @@ def check_k(k: int) -> None:
     """Raise BadSetting unless `k`, the number of passages to return, is at least 1."""
     if k < 1:
         raise BadSetting(f"k={k} is not allowed: it must be at least 1.")
+
+
+def cut_query(query: str, max_chars: int = MAX_QUERY_CHARS, max_words: int = MAX_QUERY_WORDS) -> str:
+    """Return the beginning of a query, as much as search and rerank servers accept. A short query stays as it is."""
+    words = query[:max_chars].split()
+    return " ".join(words[:max_words]) if len(words) > max_words else query[:max_chars]
 
 
 def check_passage_lists(questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> None:

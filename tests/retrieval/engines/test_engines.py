@@ -1,6 +1,7 @@
 """What every search engine must do behind the same role: ours, those that run in-process, and two stubs."""
 
 import dataclasses
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -260,6 +261,16 @@ def test_the_api_key_is_sent_and_never_appears_in_errors(monkeypatch):
 def test_a_response_in_another_format_is_an_error(reply):
     with pytest.raises(ServerError):
         elastic(lambda request: httpx.Response(200, content=reply)).search([QUERY], 1)
+
+
+def test_a_question_of_many_words_is_cut_to_what_the_server_accepts():
+    def limit_clauses(request):
+        match = json.loads(request.content)["query"]["bool"]["must"][0]["multi_match"]
+        clauses = len(match["query"].split()) * len(match["fields"])
+        return httpx.Response(400 if clauses > 1024 else 200, json={"hits": {"hits": []}})
+
+    question = " ".join(f"w{number}" for number in range(2_500))
+    assert elastic(limit_clauses).search([question], 1) == [[]]
 
 
 def test_partial_results_are_an_error():

@@ -45,6 +45,16 @@ def test_a_url_template_is_requested_by_get():
     assert found == [Passage("GET", "q=a%26b+c&n=2")]
 
 
+@pytest.mark.parametrize("url", [URL, "https://search.example/?q={query}"])
+def test_a_long_query_is_cut(url: str):
+    def handler(request: httpx.Request) -> httpx.Response:
+        query = request.url.params.get("q") or json.loads(request.content)["query"]
+        return httpx.Response(200, json=[{"id": str(len(query)), "text": query}])
+
+    results = retriever(handler, url).search(["\U0001f642" * 9_000, "a  b\n" * 200], 1)
+    assert [found[0].id for found in results] == ["2000", str(2 * 256 - 1)]
+
+
 @pytest.mark.parametrize("name", ["passages", "results", "documents", "hits"])
 @pytest.mark.parametrize("text", ["text", "content"])
 def test_usual_response_formats_are_parsed(name: str, text: str):

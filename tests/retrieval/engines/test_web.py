@@ -140,6 +140,18 @@ def test_long_queries_are_shortened_and_unusual_ones_are_sent(web):
     assert sorted(len(request.url.params["q"]) for request in engine.requests) == [2, 249]
 
 
+def test_searxng_gets_no_words_that_choose_an_engine_a_language_or_a_timeout(web):
+    engine = Engine(SEARXNG)
+    retriever = web("searxng", engine)
+    for query in ("!!g zeppelin", "what !images :de is <3 it", "! !!:x a!b c:d", "!! :"):
+        retriever.search([query], 3)
+    assert [request.url.params["q"] for request in engine.requests] == [
+        "g zeppelin",
+        "what images de is 3 it",
+        "x a!b c:d",
+    ]
+
+
 def test_the_same_query_is_sent_once(web):
     engine = Engine(SEARXNG)
     retriever = web("searxng", engine)

@@ -5,7 +5,7 @@ import json
 import httpx
 import pytest
 
-from knowgate.errors import BadSetting, ServerError
+from knowgate.errors import BadSetting, RejectionError, ServerError
 from knowgate.retrieval.rerankers import load_reranker
 from knowgate.retrieval.rerankers.remote import RemoteReranker, TeiReranker
 from knowgate.types import Passage
@@ -42,6 +42,21 @@ def test_model_title_and_key_are_sent(monkeypatch):
 
     served(handle).score(["what?"], [PASSAGES[1:2]])
     assert seen == [({"model": "big", "query": "what?", "documents": ["red\nan apple"]}, "Bearer secret")]
+
+
+def test_a_long_question_is_cut_and_a_rejected_one_is_told_from_a_failure():
+    lengths = []
+
+    def reject(request: httpx.Request) -> httpx.Response:
+        lengths.append(len(json.loads(request.content)["query"]))
+        return httpx.Response(413)
+
+    with pytest.raises(RejectionError, match="status 413"):
+        served(reject).score(["lorem ipsum " * 300], [PASSAGES])
+    assert lengths == [len("lorem ipsum " * 128) - 1]
+    with pytest.raises(ServerError, match="status 403") as failure:
+        served(lambda request: httpx.Response(403)).score(["q"], [PASSAGES])
+    assert not isinstance(failure.value, RejectionError)
 
 
 def test_a_busy_server_is_retried():

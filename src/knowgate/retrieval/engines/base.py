@@ -33,7 +33,7 @@ from knowgate.core.frameworks import wrap_errors
 from knowgate.core.redaction import redact_message, redact_urls
 from knowgate.errors import AdapterError, BadSetting
 from knowgate.retrieval.embeddings import DEFAULT_EMBEDDER, check_vectors, load_embedder
-from knowgate.retrieval.passages import check_k
+from knowgate.retrieval.passages import check_k, cut_query
 from knowgate.types import Embedder, Passage, Vector
 
 Scalar = str | int | float | bool
@@ -233,7 +233,7 @@ class EngineRetriever(ABC):
         if not queries or not all(self.where.values()):
             return [[] for _ in queries]
         with wrap_errors(self._description):
-            results = self._find_hits(queries, k)
+            results = self._find_hits([cut_query(query) for query in queries], k)
         return [[self._make_passage(hit) for hit in hits[:k]] for hits in results]
 
     def _embed(self, queries: Sequence[str]) -> Vector:

@@ -21,8 +21,8 @@ from knowgate.core.files import sha256_text
 from knowgate.core.http_client import JsonClient, parse_json_response
 from knowgate.core.redaction import redact_message, redact_urls
 from knowgate.core.text import replace_surrogates
-from knowgate.errors import BadInput, ServerError
-from knowgate.retrieval.passages import check_k
+from knowgate.errors import ServerError
+from knowgate.retrieval.passages import check_k, cut_query
 from knowgate.types import Passage
 
 LIST_FIELDS = ("passages", "results", "documents", "hits")
@@ -89,18 +89,11 @@ class HttpRetriever:
 
     def _request(self, query: str, k: int) -> bytes:
         """Send one query, by GET if the URL contains {query}, else by POST; return the body of the response."""
-        query = replace_surrogates(query)
+        query = replace_surrogates(cut_query(query))
         if "{query}" not in self._url:
             return self._server.request_bytes("POST", self._url, body={"query": query, "k": k})
-        try:
-            return self._server.request_bytes(
-                "GET", self._url.replace("{k}", str(k)).replace("{query}", quote(query, safe=""))
-            )
-        except httpx.InvalidURL:
-            raise BadInput(
-                f"a question of {len(query):,} characters is too long for a URL. Leave {{query}} out of the URL of "
-                f"{self._server.name}, so that questions are sent by POST."
-            ) from None
+        url = self._url.replace("{k}", str(k)).replace("{query}", quote(query, safe=""))
+        return self._server.request_bytes("GET", url)
 
 
 def parse_search_response(body: bytes, server: str, redact: Callable[[str], str] = redact_message) -> list[Passage]:

@@ -16,9 +16,9 @@ from knowgate.core.http_client import JsonClient
 from knowgate.core.options import Options, option
 from knowgate.errors import BadSetting, ServerError
 from knowgate.retrieval.file_formats import read_html
+from knowgate.retrieval.passages import cut_query
 
-MAX_QUERY_CHARS = 400  # Brave's limit; the other engines gain nothing from longer queries
-MAX_QUERY_WORDS = 50  # Brave's limit, too
+MAX_WEB_QUERY = (400, 50)  # Brave's limits of characters and words; the other engines gain nothing from longer queries
 MAX_TEXT_CHARS = 4000  # maximum text of one result
 MAX_SCORE = 1e30  # JSON integers can be too large for a float; no real score is this large
 QUOTA_STATUSES = (402, 432, 433)  # HTTP statuses that Tavily returns when the quota of a plan is used up
@@ -92,7 +92,7 @@ class WebEngine(ABC):
 
         A query that is too long for the engines is cut off. Results without a URL are skipped.
         """
-        response = self._request(" ".join(query.split()[:MAX_QUERY_WORDS])[:MAX_QUERY_CHARS], n)
+        response = self._request(cut_query(query, *MAX_WEB_QUERY), n)
         items = self._get_items(response) if isinstance(response, dict) else None
         if not isinstance(items, list):
             raise ServerError(f"{self.client.name} returned no list of results. Check the address of the engine.")
@@ -132,10 +132,12 @@ class SearxngEngine(WebEngine):
     default_url = ""
 
     def _request(self, query: str, n: int) -> Any:
+        # A word that begins with one of these characters would choose engine, language or timeout, or redirect.
+        query = re.sub(r"(?<!\S)[!:<]+\s*", "", query)
         language = self.options.lang or "auto"
         params = {"q": query, "format": "json", "safesearch": self.options.safe, "language": language}
         try:
-            return self.client.request_json("GET", "/search", params=params)
+            return self.client.request_json("GET", "/search", params=params) if query else {"results": []}
         except ServerError as error:
             if "status 403" not in str(error):
                 raise

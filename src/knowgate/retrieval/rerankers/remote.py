@@ -20,7 +20,7 @@ from knowgate.core.redaction import redact_urls
 from knowgate.core.schema import NonNegativeInt, read_record
 from knowgate.core.text import replace_surrogates
 from knowgate.errors import BadInput, BadSetting, ServerError
-from knowgate.retrieval.passages import check_passage_lists, format_passage
+from knowgate.retrieval.passages import check_passage_lists, cut_query, format_passage
 from knowgate.types import Passage
 
 RERANK_KEY_VARIABLE = "KNOWGATE_RERANK_KEY"
@@ -113,7 +113,7 @@ class RemoteReranker:
         """Return the scores of the passages of one question, in order."""
         if not passages:
             return []
-        query, *texts = [replace_surrogates(text) for text in (question, *map(format_passage, passages))]
+        query, *texts = [replace_surrogates(text) for text in (cut_query(question), *map(format_passage, passages))]
         response = self._server.request_json("POST", self._url, body=self._make_body(query, texts))
         return self._parse_scores(response, len(passages))
 

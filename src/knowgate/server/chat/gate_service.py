@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from knowgate.errors import ArtifactError, KnowgateError
+from knowgate.errors import ArtifactError, BadInput, KnowgateError, RejectionError
 from knowgate.gates import PACKAGED_GATES, load_gate
 from knowgate.gates.baselines import AlwaysGate, NeverGate
 from knowgate.gates.fitted_gate import FittedGate
@@ -36,6 +36,10 @@ MAX_ABANDONED_SEARCHES = 4  # searches that may still run after their timeout, b
 
 class SearchQueueTimeout(TimeoutError):
     """A search timed out because it had waited for other searches for more than half of its time."""
+
+
+# The retriever has not failed: a server rejected this question, or the question waited, or there were too many.
+HARMLESS_ERRORS = (SearchQueueTimeout, SearchBudgetError, RejectionError, BadInput)
 
 
 class GateService:
@@ -255,10 +259,7 @@ class GateService:
         except Exception as error:  # noqa: BLE001 - whatever the retriever raises, the question is answered
             if isinstance(error, TimeoutError):  # the abandoned search holds the lock of its pipeline, so copy it
                 self._search_rag = replace(self._search_rag)
-            has_slow_filter = is_filtered and isinstance(error, TimeoutError)
-            if (
-                isinstance(error, SearchQueueTimeout | SearchBudgetError) or has_slow_filter
-            ):  # this is not the fault of the retriever
+            if isinstance(error, HARMLESS_ERRORS) or (is_filtered and isinstance(error, TimeoutError)):
                 self.retriever_breaker.record_cancellation()
             else:
                 self.retriever_breaker.record_failure()
