@@ -12,13 +12,14 @@ import httpx
 import pytest
 
 import knowgate as kg
+from knowgate.data.history import open_history
 from knowgate.data.history.entries import KnowledgeLabel, LabelSource
 from knowgate.gates.calibration.changed_answers import answers_differ
 from knowgate.pipeline.traffic_log import TrafficLog
 from knowgate.server.app import build_gate_service, create_app
 from knowgate.server.chat.request_options import RequestOptions
 from knowgate.server.learning.answers import StreamText, label_by_feedback
-from knowgate.server.learning.audit import MAX_PENDING_AUDITS, Auditor, AuditStore
+from knowgate.server.learning.audit import MAX_PENDING_AUDITS, POLL_SECONDS, Auditor, AuditStore
 from knowgate.server.learning.loss_monitor import LossMonitor
 from knowgate.server.load_limits import CallBudget
 from knowgate.server.options import ServeOptions
@@ -26,6 +27,7 @@ from knowgate.server.telemetry.trace import RequestTrace
 from tests.server.conftest import KNOWN, UNKNOWN
 from tests.server.test_arbitration import FixedArbiter, use_arbiter
 from tests.server.test_chat import ask
+from tests.support.hash_embedder import HashEmbedder
 from tests.support.processes import PATIENCE
 
 SAME = "The answer is 42."
@@ -308,6 +310,42 @@ def serve_with_alarm(serve, tmp_path):
     return serve(gate="never", options=options)[0]
 
 
+def test_an_idle_server_shows_and_obeys_the_alarm_of_another_server(serve, stub, tmp_path, monkeypatch):
+    monkeypatch.setattr("knowgate.server.learning.audit.MAX_POLL_WAIT_SECONDS", 10.0)
+    address, app = serve(gate="never", options=audit_options(tmp_path, max_changed=0.1))
+
+    def read_metrics():
+        return httpx.get(f"{address}/metrics").text
+
+    assert 'knowgate_alarm{arm="a"} 0.0' in read_metrics()
+    store_losses(app, tmp_path)
+    wait_until(lambda: 'knowgate_alarm{arm="a"} 1.0' in read_metrics())
+    assert httpx.post(f"{address}/v1/learning/clear", json={"arm": "a"}).status_code == 200
+    time.sleep(POLL_SECONDS)
+    store_losses(app, tmp_path)
+    reply = ask(address)  # the first request after the alarm
+    assert (reply.headers["x-knowgate-retrieve"], reply.headers["x-knowgate-degraded"]) == ("true", "alarm")
+    time.sleep(POLL_SECONDS)
+    store_losses(app, tmp_path, 3)
+    dashboard = httpx.get(f"{address}/v1/dashboard").json()
+    assert dashboard["learning"]["arms"]["a"]["loss"]["drawn"] >= 43
+
+
+def test_a_hanging_decision_log_does_not_block_requests(serve, stub, tmp_path):
+    address, app = serve(gate="never", options=audit_options(tmp_path, max_changed=0.1))
+    ends = threading.Event()
+    blocked = app.state.service.decision_log._thread.submit(ends.wait, 20)
+    times = []
+    for _ in range(3):
+        start = time.monotonic()
+        assert ask(address).status_code == 200
+        times.append(time.monotonic() - start)
+    is_blocked = not blocked.done()
+    ends.set()
+    assert is_blocked
+    assert max(times) < 10
+
+
 def test_changed_documents_trigger_the_alarm_and_then_every_request_retrieves(serve, stub, tmp_path):
     address, _ = serve(gate="never", options=audit_options(tmp_path, max_changed=0.1))
     answer, stub.answer = stub.answer, lambda body: SAME
@@ -374,8 +412,7 @@ def test_audits_of_one_threshold_do_not_count_for_another(serve, stub, tmp_path)
 def test_shadow_mode_decides_and_always_retrieves(serve, tmp_path, upstream):
     gate = "logprob:first" if upstream else "prompt"
     address, _ = serve(upstream=upstream, gate=gate, options={"shadow": True})
-    reply = ask(address, KNOWN, model="knowgate").json()
-    record = reply.json()["knowgate"]
+    record = ask(address, KNOWN, model="knowgate").json()["knowgate"]
     assert (record["retrieve"], record["mode"], record["notes"]) == (True, "shadow", ["would skip"])
     assert record["need"] <= record["threshold"]
     assert len(record["passages"]) == 1
@@ -607,6 +644,54 @@ def test_deleting_a_question_deletes_its_audit_texts_and_corrections(serve, stub
     stored = b"".join(file.read_bytes() for file in tmp_path.glob("d.db*"))
     assert b"Babakostad, surely" not in stored
     assert b"From the passages" not in stored
+
+
+@pytest.fixture
+def history(monkeypatch, tmp_path):
+    """The path of a history, with which a server stores texts without the option `keep_questions`."""
+    monkeypatch.setattr("knowgate.pipeline.traffic_log.open_history", lambda spec: open_history(spec, HashEmbedder()))
+    return str(tmp_path / "h.db")
+
+
+def test_a_question_is_forgotten_by_its_hash_if_its_text_is_not_stored(serve, stub, tmp_path, history):
+    address, _ = serve(gate="never", log=history, options=audit_options(tmp_path))
+    id = ask(address).headers["x-knowgate-id"]
+    wait_for_audits(address, 1)
+    httpx.post(f"{address}/v1/feedback", json={"id": id, "correction": "Babakostad, surely"})
+    stored = b"".join(file.read_bytes() for file in tmp_path.glob("d.db*"))
+    assert b"Babakostad, surely" in stored
+    assert b"From the passages" in stored
+    assert UNKNOWN.encode() not in stored
+    reply = httpx.post(f"{address}/v1/forget", json={"question": UNKNOWN.upper()}).json()
+    assert (reply["forgotten"], reply["decisions"]) == (True, 1)
+    assert httpx.get(f"{address}/v1/dashboard").json()["recent"] == []
+    stored = b"".join(file.read_bytes() for file in tmp_path.glob("d.db*"))
+    assert b"Babakostad, surely" not in stored
+    assert b"From the passages" not in stored
+
+
+def test_a_question_in_memory_is_forgotten_without_a_decision_log(serve, stub, history):
+    address, app = serve(gate="never", log=history)
+    ask(address)
+    assert httpx.post(f"{address}/v1/forget", json={"question": KNOWN}).json()["decisions"] == 0
+    assert httpx.post(f"{address}/v1/forget", json={"question": UNKNOWN}).json()["decisions"] == 1
+    assert app.state.service.recent.list_newest(9) == []
+
+
+def test_forgetting_says_that_texts_of_unknown_questions_may_remain(serve, stub, tmp_path):
+    address, _ = serve(gate="never", options={"decisions": str(tmp_path / "d.db")})
+    id = ask(address).headers["x-knowgate-id"]
+
+    def forget():
+        return httpx.post(f"{address}/v1/forget", json={"question": UNKNOWN}).json()
+
+    assert forget() == {"forgotten": True, "decisions": 0, "history": 0}  # a decision without any text
+    httpx.post(f"{address}/v1/feedback", json={"id": id, "rating": "down", "comment": "wrong"})
+    reply = forget()
+    assert (reply["forgotten"], reply["decisions"]) == (False, 0)
+    assert "DELETE /v1/decisions/ID" in reply["note"]
+    assert httpx.delete(f"{address}/v1/decisions/{id}").status_code == 200
+    assert forget()["forgotten"] is True
 
 
 def test_an_audit_of_a_question_that_is_deleted_meanwhile_stores_no_texts(serve, stub, tmp_path):

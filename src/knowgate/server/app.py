@@ -159,6 +159,8 @@ class EndpointApp:
         """Run the handler until the deadline of a request, and turn every exception into an error response."""
         try:
             async with asyncio.timeout(self.service.options.deadline):
+                if self.service.learner is not None:
+                    await self.service.learner.auditor.poll()  # so that an alarm of another server is known
                 return await self.endpoint.handler(self.service, request, trace)
         except ApiError as error:
             return error.to_response()
@@ -169,9 +171,8 @@ class EndpointApp:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         except Exception:
             log.exception("Request %s failed", trace.id)
-            return ApiError(
-                500, f"internal error. The server's log has details of request {trace.id}.", "internal", trace.headers
-            ).to_response()
+            message = f"internal error. The server's log has details of request {trace.id}."
+            return ApiError(500, message, "internal", trace.headers).to_response()
 
 
 async def _handle_http_exception(request: Request, error: Exception) -> Response:

@@ -308,11 +308,12 @@ class FeedbackResponse(ApiResponse):
 
 
 class DeletionResponse(ApiResponse):
-    """Confirms a deletion, with the numbers of deleted decisions and history entries."""
+    """Confirms a deletion, with the numbers of deleted decisions and history entries, and a note if texts may remain."""
 
     forgotten: bool
     decisions: int
     history: int
+    note: str = ""
 
 
 class ConfidenceBounds(ApiResponse):

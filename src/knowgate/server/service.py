@@ -38,6 +38,10 @@ from knowgate.server.upstream.forwarding import ForwardedRequest, UpstreamForwar
 PROMETHEUS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 BODY_TIMEOUT_SECONDS = 30.0
 MIN_COMMIT_SECONDS = 1.0  # a response that is ready at the last moment waits as long for its decision to be stored
+UNKEYED_NOTE = (
+    "The decision log has comments, corrections or answers of decisions whose question was not stored. They may be about "
+    "this question. Delete such decisions by their id (DELETE /v1/decisions/ID); retain_days deletes them by their age."
+)
 MAX_FORWARDED_VALUES = 1_000_000  # maximum number of JSON values in a request that is forwarded without a decision
 
 
@@ -81,16 +85,18 @@ class Service:
         if options.keys is not None:
             self.rate_limiter = RateLimiter(options.keys, database=options.database)
             self.rate_limiter.check_store(self.access_policy.list_keys() or ())
+        stores_texts = options.keep_questions or self.gate_service.rag.log is not None
         if options.decisions is not None:
             self.decision_log = DecisionLog(
                 options.decisions,
                 stores_questions=options.keep_questions,
+                stores_keys=stores_texts,
                 retain_days=options.retain_days,
                 on_loss=self.metrics.add_lost_decisions,
                 is_shared=options.workers > 1,
             )
         self.snapshot_exchange = SnapshotExchange(lambda: self.get_snapshot().model_dump_json(), self.decision_log)
-        self.recent = RecentDecisions(stores_texts=options.keep_questions or self.gate_service.rag.log is not None)
+        self.recent = RecentDecisions(stores_texts=stores_texts)
 
     @property
     def breakers(self) -> list[CircuitBreaker | BreakersByKey]:
@@ -171,7 +177,7 @@ class Service:
         if trace.decision is None:
             return response
         report = trace.to_json()
-        self.recent.append(report, trace.question)
+        self.recent.append(report, trace.question, trace.owner)
         if self.learner is not None and trace.client_request is not None:
             self.learner.observe(response, trace)
         if self.decision_log is None:
@@ -350,12 +356,18 @@ class Service:
 
         The history does not record who added an entry, and all keys use it. So only an admin key deletes from it.
         """
-        ids: list[str] = []
+        owner, may_remain = _get_owner_filter(trace), False
+        ids = set(await self.recent.find_ids(question, owner) if question else ())
         if self.decision_log is not None:
-            ids = await self.decision_log.delete(id=id, question=question or "", owner=_get_owner_filter(trace))
+            ids.update(await self.decision_log.delete(id=id, question=question or "", owner=owner))
+            may_remain = question is not None and await self.decision_log.has_unkeyed_texts(owner)
         self.recent.delete(ids)
         entry_count, is_gone = await asyncio.to_thread(self._delete_from_history, question, trace.is_admin)
-        return schemas.DeletionResponse(forgotten=is_gone, decisions=len(ids), history=entry_count)
+        is_gone = is_gone and not may_remain
+        response = schemas.DeletionResponse(forgotten=is_gone, decisions=len(ids), history=entry_count)
+        if may_remain:
+            response.note = UNKEYED_NOTE
+        return response
 
     def _delete_from_history(self, question: str | None, is_admin: bool) -> tuple[int, bool]:
         """Delete a question from the history, if there is one and the request is that of an admin.

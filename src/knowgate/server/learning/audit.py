@@ -25,7 +25,8 @@ from knowgate.server.telemetry.trace import ClientRequest
 log = logging.getLogger(__name__)
 
 
-POLL_SECONDS = 2.0  # interval at which the audits of other server processes are read
+POLL_SECONDS = 1.0  # interval at which the audits of other server processes are read
+MAX_POLL_WAIT_SECONDS = 0.25  # a request does not wait longer for them, so that a hanging database does not block it
 MAX_PENDING_AUDITS = 64  # if as many audits of an API key are waiting, none of its requests is sampled
 LOSS, LABEL, FAILED, CLEARED = "loss", "label", "failed", "cleared"  # kinds of rows, see `AuditRecord`
 AUDIT_COLUMNS = "decision, arm, scope, kind, lost, closed, opened, owner"
@@ -341,12 +342,18 @@ class Auditor:
 
     # --- results of all server processes ------------------------------------------------------------
 
-    def poll(self) -> None:
-        """Read the audits of other server processes in the background, at most once in POLL_SECONDS."""
-        now = time.monotonic()
-        if self.store is not None and now >= self._last_poll + POLL_SECONDS:
+    async def poll(self) -> None:
+        """Read the audits of other server processes, at most once in POLL_SECONDS, and wait for this for a short time.
+
+        A read that takes longer goes on in the background. No other read starts, and no request waits, until it ends.
+        """
+        now, is_idle = time.monotonic(), self._poll_task is None or self._poll_task.done()
+        if self.store is not None and is_idle and now >= self._last_poll + POLL_SECONDS:
             self._last_poll = now
             self._poll_task = asyncio.get_running_loop().create_task(self._read_new(self.store))
+        wait_seconds = self._last_poll + MAX_POLL_WAIT_SECONDS - now
+        if self._poll_task is not None and not self._poll_task.done() and wait_seconds > 0:
+            await asyncio.wait([self._poll_task], timeout=wait_seconds)
 
     async def _read_new(self, store: AuditStore) -> None:
         """Read new audits of other server processes, and add them to the monitors."""

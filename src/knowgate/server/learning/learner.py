@@ -79,7 +79,6 @@ class TrafficLearner:
             return
         if trace.client_request is not None and trace.client_request.body.get("echo"):
             return  # with `echo`, the answer contains the prompt, so it cannot be compared
-        self.auditor.poll()
         arm = self.auditor.experiment.arms.get(trace.arm)
         if arm is not None and not trace.decision.rule:
             arm.monitor.add_distance(trace.decision.distance, trace.owner)
@@ -122,20 +121,10 @@ class TrafficLearner:
             self.labeler.add(trace.question, label_by_agreement(closed_answer, open_answer), LabelSource.AGREEMENT)
         if sampled_arm is not None:
             would_skip = not trace.decision.retrieve or DecisionNote.WOULD_SKIP in trace.decision.notes
-            self.auditor.submit(
-                AuditJob(
-                    trace.id,
-                    trace.client_request,
-                    trace.question,
-                    sampled_arm,
-                    would_skip,
-                    closed_answer,
-                    open_answer,
-                    sent_draft=trace.choice is not None and trace.choice.is_closed_book,
-                    owner=trace.owner,
-                    shares_label=trace.shares_labels,
-                )
-            )
+            sent_draft = trace.choice is not None and trace.choice.is_closed_book
+            answers, client = (closed_answer, open_answer, sent_draft), (trace.owner, trace.shares_labels)
+            job = AuditJob(trace.id, trace.client_request, trace.question, sampled_arm, would_skip, *answers, *client)
+            self.auditor.submit(job)
 
     async def learn_from_feedback(self, feedback: FeedbackRequest, rating: str, decision: Mapping[str, Any]) -> bool:
         """Label the question of a decision by feedback on it, and return whether a label was stored."""

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -28,6 +28,12 @@ UPSERT_DECISION = (
 )
 INSERT_FEEDBACK = "INSERT INTO feedback (decision, at, rating, comment, owner) VALUES (?, ?, ?, ?, ?)"
 INSERT_DELETION = "INSERT INTO deletions (at, decision, question_key, owner) VALUES (?, ?, ?, ?)"
+# Owners of decisions that have texts (comments, corrections, answers of audits), but cannot be found by their question.
+SELECT_UNKEYED_TEXTS = (
+    "SELECT DISTINCT COALESCE(owner, '') FROM decisions WHERE question_key IS NULL AND id IN (SELECT decision FROM "
+    "corrections UNION SELECT decision FROM feedback WHERE comment IS NOT NULL UNION SELECT decision FROM audits "
+    "WHERE closed IS NOT NULL OR opened IS NOT NULL)"
+)
 LOCK_TIMEOUT_SECONDS = 10.0
 WRITE_LOCK = "decisions"  # in a database, decisions are written and deleted by one process at a time
 SHARED_ATTEMPTS, RETRY_SECONDS = 6, 0.1  # to find a decision that another process may be about to write
@@ -47,6 +53,7 @@ class DecisionLog:
     Args:
         location: Path of an SQLite file, or address of a PostgreSQL database (postgresql://...).
         stores_questions: Whether to store the text of questions.
+        stores_keys: Whether to store a hash of questions, by which decisions are found, even if the text is not stored.
         retain_days: Age in days after which decisions are deleted, with everything that refers to them. None keeps
             them.
         on_loss: Called with a reason and a number of decisions if decisions could not be stored.
@@ -62,11 +69,12 @@ class DecisionLog:
         location: str,
         *,
         stores_questions: bool,
+        stores_keys: bool = False,
         retain_days: float | None = None,
         on_loss: Callable[[str, int], None] = lambda reason, count: None,
         is_shared: bool = False,
     ):
-        self.stores_questions = stores_questions
+        self.stores_questions, self.stores_keys = stores_questions, stores_questions or stores_keys
         self.lost_count = 0
         self._retain_days = retain_days
         self._on_loss = on_loss
@@ -104,7 +112,7 @@ class DecisionLog:
             decisions share it, so do not cancel it.
         """
         text = question if self.stores_questions else None
-        key = None if text is None else question_key(text)
+        key = question_key(question) if self.stores_keys and question is not None else None
         row = (record["id"], time.time() - seconds, text, json.dumps(record), owner, key)
         with self._lock:
             is_full = len(self._pending) >= MAX_PENDING_ROWS
@@ -193,7 +201,7 @@ class DecisionLog:
         """Delete the decision with this id, and all decisions on this question, with everything that refers to them.
 
         Questions that differ only in case, punctuation or articles count as the same. Only decisions with a stored
-        question can be found by it. An empty id or question matches nothing.
+        question, or its hash, can be found by it. An empty id or question matches nothing.
 
         Args:
             id: Id of a decision.
@@ -205,6 +213,11 @@ class DecisionLog:
         """
         await self._retry(lambda store: _find_owners(store, id, question))  # wait for a decision that is being written
         return await self.run(lambda store: _delete_decisions(store, id, question, owner))
+
+    async def has_unkeyed_texts(self, owner: str | None) -> bool:
+        """Return whether decisions of an owner, or (None) of any, have texts but cannot be found by their question."""
+        owners = {row[0] for row in await self.run(lambda store: store.fetch_rows(SELECT_UNKEYED_TEXTS))}
+        return bool(owners) if owner is None else owner in owners
 
     async def add_feedback(self, id: str, rating: str, comment: str | None, owner: str = "") -> bool:
         """Store feedback on a decision, and return True. Returns False if there is no such decision.
@@ -227,9 +240,8 @@ class DecisionLog:
             return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(self._store))
         except STORE_ERRORS as error:
             log.warning("The decision log is unavailable: %s", error)
-            raise ApiError(
-                503, "the decision log of the server is unavailable. Try again later.", "log_down"
-            ) from error
+            message = "the decision log of the server is unavailable. Try again later."
+            raise ApiError(503, message, "log_down") from error
 
     async def execute(self, *statements: tuple[str, Sequence[Any]]) -> None:
         """Run SQL statements, each with its parameters, in one transaction.
@@ -258,16 +270,14 @@ class DecisionLog:
 
 def make_unknown_decision_error(id: str) -> ApiError:
     """Return the error for the id of a decision that does not exist, or belongs to another API key."""
-    message = (
-        f"the decision log has no decision '{id[:80]}' of this API key. Send the header x-knowgate-id of one of its"
-    )
-    return ApiError(404, f"{message} responses. Decisions are deleted after a while.", "no_decision")
+    message = f"the decision log has no decision '{id[:80]}' of this API key. Send the header x-knowgate-id of one"
+    return ApiError(404, f"{message} of its responses. Decisions are deleted after a while.", "no_decision")
 
 
 def _open_log(location: str) -> Store:
     """Open the tables of the decision log, and create or upgrade them if necessary.
 
-    The column `question_key` has a normalized question, by which decisions are found. It is filled in for decisions
+    The column `question_key` has a hash of the question, by which decisions are found. It is filled in for decisions
     that an earlier version of knowgate stored without it.
     """
     store = open_store(location, DECISION_MIGRATIONS, lock_timeout=LOCK_TIMEOUT_SECONDS, is_durable=True)
@@ -290,12 +300,8 @@ def _find_decision(store: Store, id: str, owner: str | None = None) -> dict[str,
     rows = store.fetch_rows("SELECT at, question, record, owner FROM decisions WHERE id = ?", (id,))
     if not rows or (owner is not None and (rows[0][3] or "") != owner):
         return None
-    feedback = [
-        {"at": at, "rating": rating, "comment": comment}
-        for at, rating, comment in store.fetch_rows(
-            "SELECT at, rating, comment FROM feedback WHERE decision = ?", (id,)
-        )
-    ]
+    feedback_rows = store.fetch_rows("SELECT at, rating, comment FROM feedback WHERE decision = ?", (id,))
+    feedback = [{"at": at, "rating": rating, "comment": comment} for at, rating, comment in feedback_rows]
     return {**_to_decision(*rows[0][:3]), "feedback": feedback}
 
 
@@ -388,9 +394,9 @@ class RecentDecisions:
         self._max_size = max_size
         self._rows: OrderedDict[str, dict[str, Any]] = OrderedDict()
 
-    def append(self, record: Mapping[str, Any], question: str | None) -> None:
-        """Add a decision, and drop the oldest ones if there are too many."""
-        text = {"question": question} if self.stores_texts else {}
+    def append(self, record: Mapping[str, Any], question: str | None, owner: str = "") -> None:
+        """Add a decision on a request of this owner (API key), and drop the oldest ones if there are too many."""
+        text = {"question": question, "owner": owner} if self.stores_texts else {}
         self._rows[record["id"]] = {**record, "at": time.time(), **text}
         while len(self._rows) > self._max_size:
             self._rows.popitem(last=False)
@@ -413,7 +419,14 @@ class RecentDecisions:
     def find(self, id: str) -> dict[str, Any] | None:
         return self._rows.get(id)
 
-    def delete(self, ids: Sequence[str]) -> None:
+    async def find_ids(self, question: str, owner: str | None) -> list[str]:
+        """Return the ids of all decisions on a question, of one owner or (None) of all."""
+        key, rows = question_key(question), [row for row in self._rows.values() if row.get("question")]
+        rows = [row for row in rows if owner in (None, row["owner"])]
+        # In a thread, because hashing many long questions takes a while.
+        return await asyncio.to_thread(lambda: [row["id"] for row in rows if question_key(row["question"]) == key])
+
+    def delete(self, ids: Iterable[str]) -> None:
         for id in ids:
             self._rows.pop(id, None)
 
