@@ -173,7 +173,7 @@ class UpstreamForwarder:
             if not adds_logprobs or draft.status not in LOGPROBS_REFUSAL_STATUSES:
                 return await forward_response(self.upstream, draft, trace)
             draft.close()  # the upstream may have refused only the log-probabilities, so continue without the gate
-            reason = f"the upstream returns no log-probabilities (status {draft.status})"
+            reason = f"the upstream refused the draft with log-probabilities (status {draft.status})"
             self.gate_service.bypass_failed_gate(rag, trace, reason)
             return None
         if draft.calls_tool:
