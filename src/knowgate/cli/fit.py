@@ -90,7 +90,10 @@ class FitGateCommand(CommandEntry):
             return str(error)
 
     def load(self, name: str) -> Any:
-        """Make the command of the gate `name`."""
+        """Make the command of the gate `name`.
+
+        It accepts the old names of options. For an option that it lacks, its error names the gates that have it.
+        """
         renamed = {**RENAMED_OPTIONS, **RENAMED_GATE_OPTIONS.get(name, {})}
         command = create_command(name, make_gate_command(name), renamed)
         command.suggest_elsewhere = suggest_owning_gates

@@ -209,7 +209,7 @@ class DhiclSweepOptions(Options):
 @app.command()
 @expand_options
 def dhicl(labels: LabelsOption, options: DhiclSweepOptions, markdown: AsMarkdown = False) -> None:
-    """Build the tables of the DH-ICL paper on label runs: accuracy and retrieval rate of each variant.
+    """Build the tables of the DH-ICL paper (in-context examples from a log) on label runs: accuracy and retrieval rate.
 
     The tables compare DH-ICL with other gates, without calibration, without history, with an empty log (cold start),
     and with other numbers of examples and label words.

@@ -160,7 +160,7 @@ class CostComparison:
 
     @property
     def break_even_call(self) -> float | None:
-        """The price of an LLM call below which the gate is cheaper; None if it makes no extra calls, or if unknown."""
+        """The price of an LLM call below which the gate is cheaper; None if the number of extra calls is 0 or unknown."""
         saved = (self.always.searches - self.gated.searches) * self.prices.search
         return saved / self.extra_calls if self.extra_calls else None
 

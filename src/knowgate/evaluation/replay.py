@@ -249,7 +249,11 @@ def replay_traffic(traffic: Traffic, thresholds: Sequence[float], prices: Prices
 
 
 def _replay_threshold(traffic: Traffic, threshold: float, prices: Prices) -> ReplayResult:
-    """Compute what a gate would have saved and risked if it had retrieved for needs above the threshold."""
+    """Compute what a gate would have saved and risked if it had retrieved for needs above the threshold.
+
+    The risk is the share of checked questions (those with both answers) that are skipped and lose the right answer. It
+    is unknown if too few questions were checked.
+    """
     retrieve = traffic.needs > threshold
     n, n_retrieved = len(retrieve), int(retrieve.sum())
     saved = {measure: _measure_saving(traffic, measure, retrieve) for measure in COST_MEASURES}

@@ -301,8 +301,8 @@ def _table_to_dict(table: EstimateTable) -> dict[str, dict[str, Any]]:
 def iter_prediction_lines(comparison: RerankerComparison) -> Iterator[str]:
     """Yield JSON lines with the results per question, by question id and without any texts.
 
-    For each ranker: whether each passage helps, in the ranker's order. For each LLM and ranker: whether the answer is
-    correct.
+    For each ranker: whether each passage helps, in the ranker's order. For each LLM, ranker and number of passages that
+    the LLM was shown: whether the answer is correct.
     """
     for source, result in comparison.rankings.items():
         for name, hits in result.hits.items():

@@ -70,7 +70,7 @@ class ConsistencyGate(Gate):
             [canonical_answer(text, question) for text in self._list_answers(reading)]
             for question, reading in zip(questions, readings, strict=True)
         ]
-        # Answers that are all equal agree fully, so they need no embedding.
+        # If all answers to a question are equal, they agree fully. Only the answers to other questions are embedded.
         vectors = self._embed({text for texts in answers if len(set(texts)) > 1 for text in texts})
         return [1 - fmean(_agree(a, b, vectors) for a, b in combinations(texts, 2)) for texts in answers]
 

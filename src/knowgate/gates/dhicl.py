@@ -109,7 +109,7 @@ class DhiclGate(Gate):
         return [_exclude_question(question, examples)[: self.k] for question in questions]
 
     def build_label_prompts(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
-        """Build one prompt with examples per question."""
+        """Build one prompt per question, with its nearest questions of the log as examples."""
         return [
             self._build_prompt(question, reading.neighbors[self.name])
             for question, reading in zip(questions, readings, strict=True)

@@ -268,7 +268,10 @@ def can_score(table: LabelTable, gate: str | Gate, *, plug_in: bool = False) -> 
 
 
 def _bind_gate(table: LabelTable, gate: str | Gate, plug_in: bool) -> _BoundGate:
-    """Load a gate, check that it was not fitted on questions of the table, and bind it to the LLM of the table."""
+    """Load a gate, check that it was not fitted on questions of the table, and bind it to the LLM of the table.
+
+    It reads the LLM's signals from the table. With `plug_in`, it may have been fitted for another LLM.
+    """
     name, folder = get_gate_name(gate), get_gate_folder(gate)
     loaded = _load_gate(table, gate, plug_in)
     if folder is not None:

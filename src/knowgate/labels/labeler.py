@@ -309,7 +309,9 @@ class Labeler:
         evidence: Sequence[Evidence],
         opened: Sequence[Reading],
     ) -> list[LabelRow]:
-        """Add the passages to all rows, and graded open-book answers to the rows that have passages.
+        """Add the passages to all rows, with how many were cut and how often the corpus contains the gold answer.
+
+        Rows that have passages also get graded open-book answers.
 
         Args:
             rows: Rows with closed-book answers.

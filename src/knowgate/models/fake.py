@@ -67,7 +67,10 @@ class FakeEntry:
     samples: tuple[str, ...] = ()
 
     def is_open(self, text: str) -> bool:
-        """Return whether a prompt with this text gets the open-book answer."""
+        """Return whether a prompt with this text gets the open-book answer.
+
+        It does if it contains the text `when`; without `when`, if it contains the answer itself.
+        """
         if self.open is None:
             return False
         trigger = self.open if self.when is None else self.when

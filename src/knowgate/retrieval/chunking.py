@@ -62,7 +62,10 @@ def count_words(text: str) -> float:
 
 
 def _count_units(text: str) -> int:
-    """Return the length of a text in units: 25 for a word, 12 for a Chinese or Japanese character."""
+    """Return the length of a text in units: 25 for a word, 12 for a Chinese or Japanese character.
+
+    With these units, lengths are integers, although a character counts as 0.48 words.
+    """
     words = sum(1 for _ in _WORD.finditer(text))
     characters = sum(1 for _ in CJK_CHARACTER.finditer(text))
     return words * _UNITS_PER_WORD + characters * _UNITS_PER_CJK_CHARACTER

@@ -99,8 +99,8 @@ def count_passages_containing(retriever: Retriever, phrases: Sequence[str], k: i
 def _count_containing(phrase: str, texts: Sequence[str]) -> int:
     """Count the texts that contain a phrase as consecutive words.
 
-    Most texts lack one of the phrase's words. A fast check of words that tokenization does not change rules them out
-    before the slower tokenization.
+    Tokenization is slow, and most texts lack one of the phrase's words. So texts are first searched for those words of
+    the phrase that tokenization leaves unchanged, and only texts that contain all of them are tokenized.
     """
     phrase_tokens = join_tokens(phrase)
     if not phrase_tokens.strip():

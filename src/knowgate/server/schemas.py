@@ -340,13 +340,13 @@ class LossReport(ConfidenceBounds):
     """The share of answers that change if retrieval is skipped, measured by audits.
 
     An audit compares the answer that was sent with the answer with passages, for a random sample of requests. `drawn` is
-    the number of audits with a result, `lost` how many of them found a changed answer, and `failed` the number of audits
-    without a result. `high` counts failed audits as changed, `low` as unchanged. `confidence` is that of these bounds.
+    the number of audits with a result, and `failed` the number of audits without one. `lost` is the number of audits that
+    found a changed answer. `low` and `high` are the bounds of the share, with the given `confidence`: `low` takes the failed
+    audits as unchanged, `high` as changed.
 
     `promised` is the maximum share of answers that skipping may change; null means that nothing is tested and that there
     is no alarm. `evidence` tells how strongly the audits speak against this maximum, from 0 (not at all) to 1 (it counts
-    as exceeded); null without a maximum. `alarm` is the reason for the alarm, or "". `keys` has the audits of each API
-    key.
+    as exceeded); null without a maximum. `alarm` is the reason for the alarm, or "". `keys`: the audits of each API key.
     """
 
     drawn: int

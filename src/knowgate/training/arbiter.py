@@ -68,7 +68,10 @@ FitPairs = Callable[[AnswerPairs, int], ArbiterResult]  # fits an arbiter on pai
 
 
 def fit_rules_arbiter(pairs: AnswerPairs) -> ArbiterResult:
-    """Return an arbiter that chooses by fixed rules, in the form of a fitted one. Nothing is learned."""
+    """Return the arbiter that chooses by fixed rules as the result of a fit, so that it can be compared and stored.
+
+    Nothing is learned, so there are no options, signals or weights.
+    """
 
     def raw(indices: Sequence[int]) -> FloatArray:
         return fitted_arbiter.estimate_by_rules([pairs.answers[index] for index in indices])

@@ -78,7 +78,7 @@ class FirstRunOptions(Options):
 
 
 class ProgressReporter(Protocol):
-    """Receives messages and progress of a first run."""
+    """Receives the messages and the progress of `knowgate start`, which takes a user through a first run."""
 
     def say(self, line: str) -> None:
         """Report a message."""

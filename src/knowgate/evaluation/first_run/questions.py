@@ -209,7 +209,8 @@ class QuestionWriter:
     def write(self, passages: Iterable[IndexedPassage], count: int, max_passages: int) -> None:
         """Write one question per passage, until `count` are usable or `max_passages` were tried.
 
-        Passages that an earlier call has tried count, and are not tried again.
+        Passages that an earlier call has tried count, and are not tried again. `_write_batch` adds usable questions to
+        `usable`.
         """
         rows = self.folder.written()
         usable = {fingerprint_text_loosely(row["question"]) for row in rows if not row["refused"]}

@@ -332,7 +332,7 @@ def read_gate_manifest(value: Mapping[str, Any], where: str) -> GateManifest:
     """
     manifest = read_record(GateManifest, dict(value), where, ignore_unknown=True)
     check_calibration(manifest.calibration, where)
-    distance = manifest.distance
+    distance = manifest.distance  # a distance of hidden states needs a layer that the gate reads
     if distance is not None and distance.of == "state" and distance.layer not in manifest.want.layers:
         raise BadInput(f"{where}: `distance` uses layer {distance.layer}, but `want` does not list this layer.")
     return manifest

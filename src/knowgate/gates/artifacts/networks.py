@@ -135,7 +135,8 @@ def apply_network(tensors: Tensors, features: Vector, prefix: str = "") -> Float
 def compute_contributions(tensors: Tensors, features: Vector, prefix: str = "") -> FloatArray | None:
     """Compute how much each feature of each row adds to the logit of a linear classifier.
 
-    Returns None if the classifier has hidden layers.
+    If the classifier is an ensemble, the contributions are averaged over its members. Returns None if it has hidden
+    layers.
     """
     members = _list_members(tensors, prefix)
     if any(f"{prefix}{member}.1.weight" in tensors for member in members):

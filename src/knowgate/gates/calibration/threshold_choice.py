@@ -316,8 +316,12 @@ def count_harmed(outcomes: GateOutcomes, thresholds: FloatArray) -> Any:
 
 
 def count_gained(outcomes: GateOutcomes, thresholds: FloatArray) -> Any:
-    """Count for each threshold the questions that it answers right while always retrieving answers them wrong."""
-    wrong = ~outcomes.open_right
+    """Count for each threshold the questions that it answers right while always retrieving answers them wrong.
+
+    A question is gained if it is skipped and the closed-book answer is right, or if it is retrieved for and the arbiter
+    gives a right answer instead of the wrong open-book answer.
+    """
+    wrong = ~outcomes.open_right  # what always retrieving answers wrong
     if_skipped, if_retrieved = outcomes.closed_right & wrong, outcomes.retrieved_right & wrong
     return _count_by_threshold(outcomes.needs, if_skipped, if_retrieved, thresholds)
 

@@ -217,7 +217,10 @@ def run_in_batches(
 def split_into_batches(lengths: Sequence[int], limits: BatchLimits, rows: int) -> Iterator[list[int]]:
     """Yield batches of prompt indices, with the shortest prompts first.
 
-    A single prompt that exceeds the limits is put into a batch of its own.
+    Args:
+        lengths: Number of tokens of each prompt.
+        limits: Limits of a batch. A single prompt that exceeds them is put into a batch of its own.
+        rows: Number of answers per prompt, each of which takes a row of the batch.
     """
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda index: lengths[index]):

@@ -379,8 +379,8 @@ class SharedDecodingBatch:
     Args:
         model: The transformers model.
         cache: Keys and values of the prompts and answers.
-        rows: Original indices of the answers that are still in the batch (prompts x answers).
-        positions: Position of the next token of each answer (rows x 1), counted from the beginning of its prompt.
+        rows: Original indices of the answers that are still in the batch (prompts x answers per prompt).
+        positions: Position of the next token of each answer in its prompt and answer (prompts times answers, x 1).
         n_left: Number of tokens that each answer still has room for.
     """
 

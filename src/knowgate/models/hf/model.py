@@ -57,7 +57,7 @@ class HFResumeHandle:
 
     def copy(self) -> HFResumeHandle:
         """Return a handle for a copy of the draft, in a batch that contains no other prompts."""
-        if self.index is None:
+        if self.index is None:  # a finished draft is not continued, so its batch need not be copied
             return HFResumeHandle(self.batch, None, self.copy_row())
         return HFResumeHandle(self.batch.copy([self.index]), 0, self.copy_row())
 
@@ -107,7 +107,7 @@ class HFModel(LocalModel, LocalBackend):
             readings = thread.submit(finish)
             return [(readings, number) for number in range(len(indices))]
 
-        # If several forward passes may fill one batch, only the size of the cache limits the batch.
+        # A batch may be filled by several forward passes over prompts; then only the size of the cache limits it.
         tokens = limits.cached_tokens if self._joins_prefills(request) else limits.prompt_tokens
         limits_of_batch = replace(limits, prompt_tokens=tokens)
         with ThreadPoolExecutor(1, "knowgate-read") as thread:  # decodes texts while the GPU runs the next batch

@@ -331,7 +331,10 @@ class ModelEndpoint:
         return self._tokenize({"model": self.model, "prompt": text, "add_special_tokens": special})
 
     def tokenize_prompt(self, prompt: Prompt) -> tuple[int, ...]:
-        """Tokenize a prompt on vLLM or SGLang, inside the chat template and up to where the answer begins."""
+        """Tokenize a prompt on vLLM or SGLang, up to where the answer begins.
+
+        The prompt is put into the chat template, unless it is raw.
+        """
         if prompt.raw:
             return self.tokenize_text(prompt.text, True)
         messages = [{"role": "user", "content": prompt.text}]

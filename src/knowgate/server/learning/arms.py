@@ -46,8 +46,9 @@ class ExperimentArm:
         """Return the pipeline of this arm.
 
         Args:
-            shadow: Why to retrieve regardless of the gate, or "" to follow it. The same reason returns the same pipeline
-                object, because only requests with the same pipeline can share a batch.
+            shadow: "" to follow the gate. Otherwise the pipeline always retrieves, and this text is its reason, such as
+                that the gate is only tried out. The same text returns the same pipeline object, because only requests
+                with the same pipeline can share a batch.
         """
         if not shadow:
             return self.rag

@@ -320,7 +320,10 @@ class UpstreamForwarder:
         return _make_stream_response(self.upstream, response, request, streaming.StreamAnnotator(request.trace))
 
     async def pass_through(self, request: ForwardedRequest, path: str) -> Response:
-        """Forward a request without a decision. The response body stays unchanged; the trace is in its headers."""
+        """Forward a request for which nothing is decided, such as one for embeddings.
+
+        The response body stays unchanged; the id of the request is in its headers.
+        """
         await self.set_model(request)
         response = await self.upstream.send("POST", path, request.content, request.headers)
         if response.status == 200 and response.content_type == EVENT_STREAM:

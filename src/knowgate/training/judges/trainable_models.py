@@ -251,7 +251,7 @@ class TrainingSetup(Generic[JudgeType]):
     """A base model that is ready for training.
 
     Attributes:
-        judge: Tokenizes the prompts.
+        judge: The judge before training. It is used to tokenize the prompts.
         model: The model to train.
         notes: Notes for the model card.
     """

@@ -199,8 +199,9 @@ def apply_policy(
         closed_right: Whether each closed-book answer is right.
         open_right: Whether each open-book answer is right.
         takes_closed: For which questions the arbiter prefers the closed-book answer, if the policy has an arbiter.
-        like: Gate whose costs are used. Default: a gate that reads a closed-book draft.
-        reference_takes_closed: The same as `takes_closed` for the arbiter of the policy that losses are counted against.
+        like: Gate that has the same costs per question. Default: a gate that reads a closed-book draft.
+        reference_takes_closed: Losses are counted against always retrieving, perhaps with an arbiter. For which questions
+            that arbiter prefers the closed-book answer; None without one.
         options: Prices.
     """
     # A constant gate decides by its threshold alone, so any need between 0 and 1 does.
