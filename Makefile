@@ -62,9 +62,11 @@ test-integrations: $(INTEGRATIONS)/.installed
 	-p tools.adapter_versions tests/integrations tests/retrieval/engines tests/data/questions
 	$(INTEGRATIONS)/bin/python -m tools.generated_sections
 
-# Many invalid inputs for every reader, different ones each time; writes the table of them in the documentation. Minutes.
+# Many invalid inputs for every reader; writes the table of them in the documentation. Minutes. Different ones each time, unless
+# FUZZ=repeat, as in the release checklist.
+FUZZ ?= random
 fuzz: install
-	KNOWGATE_FUZZ=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
+	KNOWGATE_FUZZ=$(FUZZ) OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
 	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile -q tests/fuzz
 
 check: install

@@ -149,6 +149,15 @@ def integrations() -> None:
     environment.run("-m", "pytest", "-q", "tests/integrations")
 
 
+def fuzz() -> None:
+    """Try many invalid inputs, other ones each time; the release checklist repeats the same ones."""
+    environment = Environment("full")
+    environment.install(TORCH)
+    environment.install("-e", ".[all,dev]")
+    os.environ["KNOWGATE_FUZZ"] = "random"
+    environment.run("-m", "pytest", "-q", "-n", "logical", "--dist", "loadfile", "tests/fuzz")
+
+
 def extras() -> None:
     """Resolve every extra under the constraints, without installing it."""
     import tomllib
@@ -170,7 +179,7 @@ def smoke_test(environment: Environment) -> None:
 
 
 STEPS: dict[str, Callable[[], None]] = {
-    step.__name__: step for step in (minimal, full, wheel, lowest, integrations, extras)
+    step.__name__: step for step in (minimal, full, wheel, lowest, integrations, fuzz, extras)
 }
 
 

@@ -48,7 +48,7 @@ CHECKS = [
     Check("lint, types, security", ["make", "check"]),
     Check("all tests", ["make", "test-all"]),
     Check("adapters with their frameworks", ["make", "test-integrations"]),
-    Check("invalid inputs", ["make", "fuzz"]),
+    Check("invalid inputs", ["make", "fuzz", "FUZZ=repeat"]),
     Check("documentation and its links", ["make", "docs"]),
     Check("results regenerate", ["make", "results"]),
     Check("results unchanged", ["git", "diff", "--exit-code", "--stat", "benchmarks/RESULTS.md", "benchmarks/results"]),

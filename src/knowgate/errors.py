@@ -28,11 +28,12 @@ class KnowgateError(Exception):
     """Base class of all errors whose message is meant for the user.
 
     Args:
-        message: What is wrong and what to do.
+        message: What is wrong and what to do. Line breaks, which it may quote from a file or reply, become spaces.
         brief: Shorter text that only says what is wrong, for a table cell. Default: the whole message.
     """
 
     def __init__(self, message: str, *, brief: str = ""):
+        message = " ".join(message.splitlines())
         super().__init__(message)
         self.brief = brief or message
 

@@ -19,7 +19,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from tests.support.fuzz import MANY
+from tests.support.fuzz import IS_REPEATABLE
 
 Sign = Callable[[Path], None]
 ODD: list[Any] = [
@@ -40,8 +40,8 @@ class Mutation:
 
 
 def seeded(seed: int) -> int:
-    """The same one each time in `make test`, another one in `make fuzz`."""
-    return random.randrange(10**9) if MANY else seed
+    """Return the seed itself in repeatable runs, else a random one."""
+    return seed if IS_REPEATABLE else random.randrange(10**9)
 
 
 def damaged_copies(folder: Path, place: Path, count: int, seed: int, sign: Sign | None) -> Iterator[Mutation]:

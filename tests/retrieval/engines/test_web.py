@@ -300,3 +300,7 @@ def test_duplicate_pages_and_texts_are_dropped():
         WebResult("https://b/", "t", " one "),
     ]
     assert [item.id for item in convert_results(same)] == ["https://a/x"]
+
+
+def test_a_result_with_an_invalid_url_is_kept():
+    assert [item.id for item in convert_results([WebResult("https://[a/x", "title", "text", None)])] == ["https://[a/x"]

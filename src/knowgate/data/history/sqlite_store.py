@@ -188,7 +188,8 @@ class SqliteHistory(SqlHistory):
         """
         width = len(self._embedder.embed(["width"])[0])  # vectors of all texts have the same length
         newest = self._database.read("SELECT max(id) FROM entries", [])[0][0] or 0
-        stamp = str(self._database.read("SELECT value FROM meta WHERE key = 'stamp'", [])[0][0])
+        # With max, there is a row even if the file is damaged and has no stamp; then no stored index belongs to it.
+        stamp = str(self._database.read("SELECT max(value) FROM meta WHERE key = 'stamp'", [])[0][0])
         name = sha256_text(scope.tenant, scope.model, scope.prompts)[:16]
         index = VectorIndex(width, location=IndexLocation(self._index_folder, name, stamp))
         if index.last_indexed_id > newest:  # the log was restored from a backup

@@ -218,9 +218,13 @@ def convert_results(results: Sequence[WebResult]) -> list[Passage]:
 def _normalize_url(url: str) -> str:
     """Return a key that is the same for all usual spellings of a page's URL.
 
-    The scheme, `www.`, the fragment, tracking parameters, the order of parameters and a final slash are ignored.
+    The scheme, `www.`, the fragment, tracking parameters, the order of parameters and a final slash are ignored. An
+    invalid URL is returned unchanged.
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return url
     parameters = [pair for pair in parse_qsl(parts.query) if not pair[0].startswith(TRACKING_PARAMETERS)]
     return f"{parts.netloc.lower().removeprefix('www.')}{parts.path.rstrip('/')}?{sorted(parameters)}"
 
