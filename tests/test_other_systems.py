@@ -91,6 +91,8 @@ def _mode(call: ast.Call) -> str:
     if isinstance(call.func, ast.Name):
         return _word(call.args[1:], "r") if call.func.id == "open" else ""
     name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    if name == "write_text" and ast.unparse(call.func) == "files.write_text":
+        return ""  # knowgate.core.files, which writes UTF-8 with one line end
     if name in ("read_text", "write_text"):
         return name[0]
     if name == "fdopen":

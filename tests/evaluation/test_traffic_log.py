@@ -58,8 +58,8 @@ def test_a_skipped_record_holds_the_costs_of_reading_and_answering():
 
 
 def test_a_rule_decides_the_same_at_every_threshold():
-    assert parse_event({**SKIPPED, "need": 0.9, "rule": "thanks"}).need == 0.0
-    assert parse_event({**RETRIEVED, "need": 0.1, "rule": "fresh events"}).need == 1.0
+    assert parse_event({**SKIPPED, "need": 0.9, "rule": "thanks"}).need == -math.inf
+    assert parse_event({**RETRIEVED, "need": 0.1, "rule": "fresh events"}).need == math.inf
 
 
 def test_empty_questions_are_not_traffic(tmp_path):
