@@ -19,13 +19,14 @@ from knowgate.labels.grading import StringGrader
 from knowgate.labels.mask import mask_passages
 from knowgate.models.prompts.templates import detect_language
 from knowgate.papers.self_assessment import ENTITY_PATTERN
-from knowgate.retrieval.chunking import count_words, split_text
+from knowgate.retrieval.chunking import split_text
 from knowgate.retrieval.documents import find_documents
 from knowgate.retrieval.file_formats import read_html
 from knowgate.retrieval.index import build_index
 from knowgate.retrieval.tokenizer import Tokenizer
 from knowgate.types import Passage, Question
 from tests.support.fuzz import attempt, tries, trying
+from tests.support.word_counts import count_words
 
 DOOR = "documents"
 HARD = [

@@ -5,8 +5,9 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from knowgate.retrieval.chunking import count_words, split_document, split_text
+from knowgate.retrieval.chunking import split_document, split_text
 from knowgate.retrieval.documents import Document
+from tests.support.word_counts import count_words
 
 
 def words(n: int, name: str = "w") -> str:

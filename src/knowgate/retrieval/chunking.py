@@ -56,11 +56,6 @@ def split_text(text: str, max_words: int = MAX_PASSAGE_WORDS) -> list[str]:
     return [piece for piece in pieces if piece]
 
 
-def count_words(text: str) -> float:
-    """Return the length of a text in words, where a Chinese or Japanese character counts as 0.48 words."""
-    return _count_units(text) / _UNITS_PER_WORD
-
-
 def _count_units(text: str) -> int:
     """Return the length of a text in units: 25 for a word, 12 for a Chinese or Japanese character.
 

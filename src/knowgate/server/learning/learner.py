@@ -122,8 +122,10 @@ class TrafficLearner:
         if sampled_arm is not None:
             would_skip = not trace.decision.retrieve or DecisionNote.WOULD_SKIP in trace.decision.notes
             sent_draft = trace.choice is not None and trace.choice.is_closed_book
-            answers, client = (closed_answer, open_answer, sent_draft), (trace.owner, trace.shares_labels)
-            job = AuditJob(trace.id, trace.client_request, trace.question, sampled_arm, would_skip, *answers, *client)
+            job = AuditJob(
+                trace.id, trace.client_request, trace.question, sampled_arm, would_skip, closed_answer, open_answer,
+                sent_draft=sent_draft, owner=trace.owner, shares_label=trace.shares_labels,
+            )  # fmt: skip
             self.auditor.submit(job)
 
     async def learn_from_feedback(self, feedback: FeedbackRequest, rating: str, decision: Mapping[str, Any]) -> bool:
