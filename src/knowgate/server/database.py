@@ -223,10 +223,11 @@ def _open_sqlite(
 
 
 def _upgrade_sqlite(connection: sqlite3.Connection, path: Path, steps: Sequence[Sequence[str]]) -> None:
-    """Bring the tables of an SQLite file to the latest version, which is the number of steps.
+    """Upgrade the tables of an SQLite file to the latest version.
 
-    The version is SQLite's `user_version`. Files of knowgate 0.1 have none. A file with tables is copied to
-    `NAME.backup-vN` before it is changed, where N is its old version.
+    Version N is what the first N of the `steps` make, each a list of SQL statements. The file stores its version as SQLite's
+    `user_version`; files of knowgate 0.1 have none. Before a file with tables is changed, it is copied to `NAME.backup-vN`,
+    where N is its old version.
     """
     if _get_sqlite_version(connection, path, steps) == len(steps):
         return

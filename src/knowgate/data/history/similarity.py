@@ -61,7 +61,7 @@ class LogEmbedder:
         self._is_checked = False
 
     def embed(self, texts: Sequence[str]) -> Vector:
-        """Embed texts; raises BadSetting if the log was filled with another embedding."""
+        """Embed texts; raise BadSetting if the vectors of the log were made by another embedding model."""
         if not self._is_checked:
             self._check(self._read_meta(FINGERPRINT_KEY))
         return self._embedder.embed(list(texts))

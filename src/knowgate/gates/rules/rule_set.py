@@ -86,7 +86,10 @@ class Rule:
 
     @cached_property
     def compiled_patterns(self) -> tuple[Any, ...]:
-        """The compiled regular expressions: of the module `re`, or of `regex` for rules of the user."""
+        """The compiled regular expressions.
+
+        Packaged rules use the module `re`. Rules of the user use `regex`, whose searches can be stopped after a time limit.
+        """
         return tuple(self._compile(pattern) for pattern in self.patterns)
 
     def _compile(self, pattern: str) -> Any:

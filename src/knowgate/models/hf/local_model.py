@@ -64,7 +64,7 @@ class LocalModel:
 
     @functools.cached_property
     def loaded(self) -> LoadedModel:
-        """The weights and the tokenizer."""
+        """The model with its weights, and its tokenizer; loaded at the first use."""
         return load_transformers(self.source, self.bits)
 
     @property
