@@ -7,6 +7,8 @@ import pytest
 
 from benchmarks import ik_transfer
 from benchmarks.ik_transfer import GradedQuestion, drop_tested, encode, list_records, plan_jobs
+from benchmarks.paper_record import write_record
+from benchmarks.tables import ik_transfer as tables
 from knowgate.data.splits import fingerprint_text_loosely
 from knowgate.types import Question
 
@@ -73,3 +75,50 @@ def test_the_untrained_judge_scores_as_the_llm_does(tmp_path):
     assert predictions["untrained"].tolist() == pytest.approx(expected, abs=1e-4)
     assert predictions["nq"].tolist() != pytest.approx(expected, abs=1e-4)
     assert set(json.loads(str(predictions["facts"]))) == {"pooled", "untrained", "nq"}
+
+
+@pytest.fixture
+def record(tmp_path):
+    """Two data sets of open questions and one of multiple choice; the judge of NQ fails on the latter."""
+    rows = [{"judges": ["nq_ctx", "mmlu", "pooled"], "train": {"nq_ctx": {}, "mmlu": {}}}]
+    for number in range(80):
+        right = number % 2
+        for name, logits in (
+            ("nq_ctx", [right, 0.5, right]),
+            ("mmlu", [-right, 2 * right - 1, right]),
+            ("freshqa", [right if number >= 20 else 0.5, 0.5, 1]),
+        ):
+            rows.append({"set": name, "id": str(number), "right": right, "logits": [*map(float, logits)]})
+    write_record(tmp_path / "record.jsonl.gz", rows)
+    return tmp_path / "record.jsonl.gz"
+
+
+def cells_of(text, first):
+    return next(line for line in text.splitlines() if line.startswith(f"| {first} |"))[2:-2].split(" | ")
+
+
+def test_the_matrix_marks_the_judge_of_the_own_train_rows(record):
+    text = tables.render_matrix(*tables.read_test_sets(record))
+    assert cells_of(text, "nq_ctx")[1:] == ["50 %", "**1.000**", "0.500", "1.000"]
+    assert cells_of(text, "mmlu")[1:] == ["50 %", "0.000", "**1.000**", "1.000"]
+    # A quarter of the known and of the unknown have the same score: 1 - 0.25 * 0.25 / 2.
+    assert cells_of(text, "freshqa")[1:] == ["50 %", "0.969", "0.500", "0.500"]
+
+
+def test_means_tell_judges_of_the_same_kind_from_those_of_the_other(record):
+    judges, tests = tables.read_test_sets(record)
+    assert tables.mean_by_kind(judges, tests, "open") == {"own": 1.0, "other kind": 0.5, "pooled": 1.0}
+    assert tables.mean_by_kind(judges, tests, "choice") == {"own": 1.0, "other kind": 0.0, "pooled": 1.0}
+
+
+def test_intervals_and_verdicts_stand_beside_the_commoner_verdict(record):
+    text = tables.render_intervals(tables.read_test_sets(record)[1])
+    assert cells_of(text, "mmlu")[1:] == [
+        "1.000 [1.000, 1.000]", "0.000 [0.000, 0.000]", "1.000 [1.000, 1.000]", "+0.000 [+0.000, +0.000]",
+        "100.0 / 50.0 / 100.0", "50.0",
+    ]  # fmt: skip
+    assert cells_of(text, "freshqa")[1] == "–"  # no judge of its own
+
+
+def test_there_is_no_section_without_a_record(tmp_path):
+    assert list(tables.ik_transfer_tables(tmp_path / "missing.jsonl.gz")) == []
