@@ -227,7 +227,7 @@ def write_predictions(options: argparse.Namespace) -> None:
     predictions = np.load(options.out / PREDICTIONS)
     write_record(RECORD, list_records(read_index(options.rows), predictions))
     facts = json.loads(str(predictions["facts"]))
-    add_trainings({f"ik_transfer_{name}": values for name, values in facts.items()})
+    add_trainings({f"transfer_{name}": values for name, values in facts.items()})
 
 
 def main() -> None:
