@@ -1,6 +1,6 @@
 """DH-ICL with a growing log: balanced examples, a cut learned from the log, and the gain of more log entries.
 
-    python -m benchmarks.dhicl_log prepare --rows FOLDER --trained FOLDER --inputs FOLDER
+    python -m benchmarks.dhicl_log prepare --rows FOLDER --trained FOLDER --tokenizer FOLDER --inputs FOLDER
     python -m benchmarks.dhicl_log run --inputs FOLDER --model hf:FOLDER --out FOLDER
     python -m benchmarks.dhicl_log record --inputs FOLDER --out FOLDER
 
@@ -18,8 +18,9 @@ Protocol, written before the run:
   questions are left out, because no test set here has any.
 - *Test.* The 750 recorded TriviaQA test questions, and KB-SAT: as many known as unknown questions, drawn (seed 0) from
   the first 1,500 test questions. Test questions take part in no choice.
-- *Leave-one-out.* Logged questions are decided with the log without themselves: the first 1,000, and 1,000 more for the
-  logs of 5,000 that are compared by rule. Everything is learned from their needs and labels.
+- *Leave-one-out.* Logged questions are decided with the log without themselves: the first 1,000 of a log of 5,000 to choose
+  a variant, and 1,000 more for the rules that are compared; the first 500 of logs of other sizes. Everything is learned
+  from their needs and labels.
 - *Rules at 5,000 entries.* Paper: k = 20, nearest examples, the paper's sign, cut .5. Balanced examples: the same, with as
   many known as unknown examples. Each also at the learned cut, which has the best balanced accuracy (known or not) on
   logged questions. Tuned: the k (10, 20, 30), examples (nearest, balanced) and sign (paper, code, none) with the highest
@@ -28,6 +29,9 @@ Protocol, written before the run:
   questions among the nearest; out-of-fold predictions (five folds) choose its cut.
 - *Operating point on TriviaQA.* Each score also gets the cut that skips most logged questions at a loss of at most .5
   points against always retrieving, by the recorded answers of the train run. .5 leaves a margin for chance.
+- *With the draft.* An extension, because the paper's gate reads questions alone: "My answer: ..." with the greedy
+  closed-book answer follows each question, also in the examples. k = 20, nearest or balanced examples and sign by AUROC on
+  logged questions; alone at the learned cut, and added to the calibrated score.
 - *Curve.* 0 entries: the LLM is asked outright. 100, 300, 1,000, 2,000, 5,000 and 12,000 entries: the paper's rule, and the
   tuned variant at the cut learned from that log.
 - *Targets.* KB-SAT at least 65 %. TriviaQA within 1 point of always retrieving at 85 % retrieval or less.
@@ -60,7 +64,8 @@ RECORD = HOME / "dhicl_log.jsonl.gz"
 SIGNS = ("none", "paper", "code")  # columns of the log-odds
 COUNTS, PAPER_COUNT = (10, 20, 30), 20
 MAIN_SIZE, CURVE_SIZES = 5_000, (1_000, 100, 300, 2_000, 12_000)  # the most important sizes first
-LEFT_OUT = 1_000  # logged questions that are decided by leave-one-out, and as many more at the main size
+LEFT_OUT, CURVE_LEFT_OUT = 1_000, 500  # logged questions decided by leave-one-out; as many more at the main size
+DRAFT = "\nMy answer: "  # between a question and the draft
 SIMILARITY_SCALE = 8.0  # of the weights exp(scale * similarity) with which the nearest questions vote
 DATA_SET, RUNS = "triviaqa_ctx", HOME.parent / "qwen2.5-coder-1.5b"
 TEST_QUESTIONS = 1_500  # from which KB-SAT is drawn
@@ -73,7 +78,7 @@ class Inputs:
     """Questions with labels and vectors: the log in its random order, then the test questions.
 
     Attributes:
-        rows: Records with id, question, known, and whether it is a test question and belongs to KB-SAT.
+        rows: Records with id, question, draft, known, and whether it is a test question and belongs to KB-SAT.
         vectors: Unit vector of each question (minilm).
     """
 
@@ -87,6 +92,12 @@ class Inputs:
         if not file.exists():
             np.save(file, embed_questions([row["question"] for row in rows]))
         return cls(rows, np.load(file))
+
+    @cached_property
+    def with_drafts(self) -> Inputs:
+        """The same inputs with the LLM's closed-book answer after each question."""
+        rows = [{**row, "question": row["question"] + DRAFT + row["draft"]} for row in self.rows]
+        return Inputs(rows, self.vectors)
 
     @cached_property
     def log_size(self) -> int:
@@ -171,22 +182,25 @@ class Job:
 
     Attributes:
         part: 'log' or 'more' (logged questions, by leave-one-out), or 'test'.
+        with_drafts: Whether the closed-book answer follows each question.
     """
 
     size: int
     k: int
     balanced: bool
     part: str
+    with_drafts: bool = False
 
     @property
     def name(self) -> str:
         """Name of the results."""
-        return f"{self.size}-k{self.k}{'-balanced' if self.balanced else ''}-{self.part}"
+        options = ("-balanced" if self.balanced else "") + ("-draft" if self.with_drafts else "")
+        return f"{self.size}-k{self.k}{options}-{self.part}"
 
     def select(self, inputs: Inputs) -> range:
         """Return the numbers of the questions to decide."""
         parts = {
-            "log": range(min(LEFT_OUT, self.size, inputs.log_size)),
+            "log": range(min(LEFT_OUT if self.size == MAIN_SIZE else CURVE_LEFT_OUT, self.size, inputs.log_size)),
             "more": range(min(LEFT_OUT, inputs.log_size), min(2 * LEFT_OUT, inputs.log_size)),
             "test": range(inputs.log_size, len(inputs.rows)),
         }
@@ -194,6 +208,7 @@ class Job:
 
     def decide(self, inputs: Inputs, model: Any) -> dict[str, np.ndarray[Any, Any]]:
         """Let the LLM read the questions; return log-odds of "unknown" by sign, and what the examples were."""
+        inputs = inputs.with_drafts if self.with_drafts else inputs
         questions = [Question(inputs.rows[number]["question"], lang="en") for number in self.select(inputs)]
         log: Any = ArrayLog(inputs, min(self.size, inputs.log_size))
         gate = bind_gate(
@@ -235,9 +250,17 @@ def plan_jobs(inputs: Inputs, out: Path) -> Iterator[Job]:
     yield from (Job(MAIN_SIZE, *variant, "test") for variant in compared)
     yield Job(0, 0, False, "test")
     yield from (Job(MAIN_SIZE, *variant, "more") for variant in compared)
-    for size in CURVE_SIZES:
-        for variant in dict.fromkeys([(PAPER_COUNT, False), tuned]):
-            yield from (Job(size, *variant, part) for part in ("log", "test"))
+    curve = [
+        Job(size, *variant, part)
+        for size in CURVE_SIZES
+        for variant in dict.fromkeys([(PAPER_COUNT, False), tuned])
+        for part in ("log", "test")
+    ]
+    largest = max(CURVE_SIZES)
+    yield from (job for job in curve if job.size < largest)
+    for part in ("log", "test", "more"):
+        yield from (Job(MAIN_SIZE, PAPER_COUNT, balanced, part, with_drafts=True) for balanced in (False, True))
+    yield from (job for job in curve if job.size == largest)
 
 
 def choose_variant(inputs: Inputs, out: Path) -> tuple[int, bool, int]:
@@ -277,11 +300,11 @@ def run_jobs(inputs: Inputs, model: Any, out: Path, seconds: float) -> None:
 # --- inputs and record ----------------------------------------------------------------------------
 
 
-def prepare(rows_folder: Path, trained: Path, folder: Path) -> None:
+def prepare(rows_folder: Path, trained: Path, tokenizer: str, folder: Path) -> None:
     """Write the questions of the log and of the tests with their labels."""
     from knowgate.data.runs.folder import RunFolder
 
-    by_text = _read_labeled(rows_folder, trained)
+    by_text = _read_labeled(rows_folder, trained, tokenizer)
     texts = {split: _read_texts(split) for split in ("train", "test")}  # by id
     recorded = {
         split: [by_id[row.id] for row in RunFolder(RUNS / f"{DATA_SET}-{split}").rows()]
@@ -303,22 +326,28 @@ def prepare(rows_folder: Path, trained: Path, folder: Path) -> None:
     print(f"{len(tests)} test questions, {len(in_run)} of the run, {len(kbsat)} of KB-SAT")
 
 
-def _read_labeled(rows_folder: Path, trained: Path) -> dict[str, dict[str, Any]]:
-    """Read the closed-book rows of TriviaQA with their labels, by normalized text."""
+def _read_labeled(rows_folder: Path, trained: Path, tokenizer: str) -> dict[str, dict[str, Any]]:
+    """Read the closed-book rows of TriviaQA with their answers and labels, by normalized question."""
+    from transformers import AutoTokenizer
+
     from knowgate.data.splits import fingerprint_text_loosely
 
     with gzip.open(rows_folder / "closed_book.jsonl.gz", "rt", encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
     answered = np.load(trained / "white_box.npz")
-    columns = (answered["targets"][:, 0], answered["folds"], answered["group"])
+    sequences = np.split(answered["flat"], np.cumsum(answered["lengths"])[:-1])
+    answers = [ids[start + 1 :] for ids, start in zip(sequences, answered["positions"][:, 0], strict=True)]
+    drafts = AutoTokenizer.from_pretrained(tokenizer).batch_decode(answers, skip_special_tokens=True)
+    columns = (answered["targets"][:, 0], answered["folds"], answered["group"], drafts)
     return {
         fingerprint_text_loosely(row["question"]): {
             "id": row["id"],
             "question": row["question"],
+            "draft": " ".join(draft.split()),
             "known": int(right),
             "test": bool(fold < 0),
         }
-        for row, right, fold, group in zip(rows, *columns, strict=True)
+        for row, right, fold, group, draft in zip(rows, *columns, strict=True)
         if group == 0  # TriviaQA
     }
 
@@ -361,7 +390,7 @@ def record(inputs: Inputs, out: Path) -> None:
     """Write the results of all passes by question id, after a line with facts about the run."""
     results = {file.stem: np.load(file) for file in sorted(out.glob("*.npz")) if ".partial" not in file.name}
     jobs = {
-        name: Job(int(size), int(k[1:]), "balanced" in rest, rest[-1])
+        name: Job(int(size), int(k[1:]), "balanced" in rest, rest[-1], "draft" in rest)
         for name in results
         for size, k, *rest in (name.split("-"),)
     }
@@ -385,12 +414,13 @@ def main() -> None:
     parser.add_argument("--inputs", type=Path, required=True, help="folder that `prepare` writes")
     parser.add_argument("--rows", type=Path, help="output of policy_rows")
     parser.add_argument("--trained", type=Path, help="output of paper_training")
+    parser.add_argument("--tokenizer", help="folder of the LLM's tokenizer")
     parser.add_argument("--model", help="the LLM, such as hf:FOLDER")
     parser.add_argument("--out", type=Path, help="folder of the results")
     parser.add_argument("--seconds", type=float, default=200, help="start no new pass after this time")
     options = parser.parse_args()
     if options.step == "prepare":
-        prepare(options.rows, options.trained, options.inputs)
+        prepare(options.rows, options.trained, options.tokenizer, options.inputs)
     elif options.step == "run":
         from knowgate.models import load_model
 

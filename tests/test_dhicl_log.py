@@ -20,12 +20,26 @@ def inputs(monkeypatch) -> Inputs:
     monkeypatch.setattr(dhicl_log, "MAIN_SIZE", LOG)
     monkeypatch.setattr(dhicl_log, "CURVE_SIZES", (30,))
     monkeypatch.setattr(dhicl_log, "LEFT_OUT", 20)
+    monkeypatch.setattr(dhicl_log, "CURVE_LEFT_OUT", 10)
     rows = [
-        {"id": f"q{i}", "question": f"Question number {i}?", "known": int(i % 3 == 0), "test": False}
+        {
+            "id": f"q{i}",
+            "question": f"Question number {i}?",
+            "draft": f"answer {i}",
+            "known": int(i % 3 == 0),
+            "test": False,
+        }
         for i in range(LOG)
     ]
     rows += [
-        {"id": f"t{i}", "question": f"Test number {i}?", "known": int(i % 2 == 0), "test": True, "kbsat": i < 8}
+        {
+            "id": f"t{i}",
+            "question": f"Test number {i}?",
+            "draft": "no",
+            "known": int(i % 2 == 0),
+            "test": True,
+            "kbsat": i < 8,
+        }
         for i in range(TESTS)
     ]
     angles = np.linspace(0, 1.5, LOG).tolist() + np.linspace(0.01, 1.49, TESTS).tolist()
@@ -57,8 +71,18 @@ def test_a_pass_scores_every_question_of_its_part(inputs, model):
     assert set(nearest["known"]) == {2}  # every third question is known
     assert set(balanced["known"]) == {3}
     assert ((nearest["odds"][:, 0] < 0) == inputs.known[LOG:]).all()  # the fake LLM knows what it knows
-    assert list(Job(30, 6, False, "log").select(inputs)) == list(range(20))
+    assert list(Job(30, 6, False, "log").select(inputs)) == list(range(10))
     assert list(Job(LOG, 6, False, "more").select(inputs)) == list(range(20, 40))
+
+
+def test_drafts_follow_the_questions_and_the_examples(inputs, model, monkeypatch):
+    prompts = []
+    monkeypatch.setattr(
+        model, "label_logits", lambda batch, labels: prompts.extend(batch) or [np.zeros((7, 2))] * len(batch)
+    )
+    Job(LOG, 6, False, "test", with_drafts=True).decide(inputs, model)
+    assert all("\nMy answer: answer " in part for part in prompts[0].parts[:-1])
+    assert prompts[0].parts[-1].endswith("Question: Test number 0?\nMy answer: no\nAnswer:")
 
 
 def test_the_direct_question_needs_no_log(inputs, model):
@@ -89,7 +113,8 @@ def test_a_second_call_continues_and_the_record_holds_no_texts(inputs, model, tm
     assert len(by_id["t0"]["60-k20"]) == 5  # three log-odds, the number of known examples, their vote
     assert len(by_id["t0"]["0-k0"]) == 3
     assert "30-k20" in by_id["q5"]
-    assert "30-k20" not in by_id["q25"]  # only the first 20 are left out
+    assert "30-k20" not in by_id["q15"]  # only the first 10 of a smaller log are left out
+    assert {"60-k20-draft", "60-k20-balanced-draft"} <= set(by_id["t0"])
     assert "60-k20" in by_id["q25"]  # 20 more at the main size
 
 
