@@ -426,7 +426,8 @@ def main() -> None:
 
         run_jobs(Inputs.load(options.inputs), load_model(options.model), options.out, options.seconds)
     else:
-        record(Inputs.load(options.inputs), options.out)
+        rows = read_record(options.inputs / "questions.jsonl.gz")
+        record(Inputs(rows, np.zeros((0, 0))), options.out)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,10 @@ import pytest
 from benchmarks import dhicl_log
 from benchmarks.dhicl_log import ArrayLog, Inputs, Job
 from benchmarks.paper_record import read_record
+from benchmarks.tables import dhicl_log as tables
 from knowgate.data.history.entries import KnowledgeLabel
 from knowgate.models.fake import FakeModel
+from knowgate.stats.metrics import auroc
 
 LOG, TESTS = 60, 12
 
@@ -128,3 +130,71 @@ def test_the_variant_with_the_best_order_of_logged_questions_is_chosen(inputs, t
                 odds[:, 1] = np.where(inputs.known[:20], -1.0, 1.0)
             np.savez(tmp_path / f"{job.name}.npz", odds=odds)
     assert dhicl_log.choose_variant(inputs, tmp_path) == (30, True, 1)
+
+
+# --- tables -----------------------------------------------------------------------------------------
+
+
+def make_record(sign="paper", **passes):
+    """A record of 40 logged questions and two test questions, half of them known, with the given values of passes."""
+    rows = [
+        {
+            "id": f"q{i}",
+            "known": i % 2,
+            "test": i >= 40,
+            "kbsat": i >= 40,
+            "passes": {name: values(i) for name, values in passes.items()},
+        }
+        for i in range(42)
+    ]
+    return tables.LogRecord({"tuned": {"k": 20, "balanced": True, "sign": sign}, "seconds": {}}, rows)
+
+
+def test_a_cut_is_learned_from_logged_questions_only():
+    record = make_record(**{"5000-k20": lambda i: [0.0, 1.0 + i / 100 if i % 2 else 3.0 + i / 100, 0.0, 2, 0.5]})
+    score = record.read(5000, "k20", 1)
+    cut = record.learn_cut(score)
+    assert ((score.logged > cut) == ~record.known).all()
+
+
+def test_the_cut_of_an_operating_point_keeps_the_loss(monkeypatch):
+    record = make_record(**{"5000-k20": lambda i: [float(i), float(i), float(i), 2, 0.5]})
+    changes = np.zeros(40)
+    changes[10], changes[20], changes[5] = -1, -1, np.nan  # of 39 questions, one lost answer is 2.6 points
+    monkeypatch.setattr(type(record), "log_changes", changes)
+    monkeypatch.setattr(tables, "LOSS", 0.03)
+    assert record.learn_loss_cut(record.read(5000, "k20", 0)) == 19.0
+    monkeypatch.setattr(tables, "LOSS", 0.005)
+    assert record.learn_loss_cut(record.read(5000, "k20", 0)) == 9.0
+
+
+def test_calibrated_scores_of_logged_questions_are_out_of_fold():
+    noise = np.random.default_rng(0).normal(size=42)
+    record = make_record(
+        **{
+            "5000-k20": lambda i: [0.0, 1.0 - 2 * (i % 2) + 0.1 * noise[i], 0.0, 2, 0.5],
+            "5000-k20-balanced": lambda i: [0.0, float(noise[i]), 0.0, 2, 0.5],
+        }
+    )
+    parts = [record.read(5000, name, 1) for name in ("k20", "k20-balanced")]
+    score = record.calibrate(parts)
+    assert ((score.logged > 0) == ~record.known).all()
+    assert (score.test > 0).tolist() == [True, False]
+    alone = record.calibrate(parts[1:])  # noise: out-of-fold predictions cannot learn it by heart
+    assert (auroc(~record.known, alone.logged) or 0.5) < 0.75
+
+
+def test_the_better_pass_with_drafts_is_chosen_on_logged_questions():
+    good = lambda i: [0.0, 1.0 - 2 * (i % 2), 0.0, 2, 0.5]  # noqa: E731
+    flat = lambda i: [0.0, 0.0, 0.0, 2, 0.5]  # noqa: E731
+    record = make_record(**{"5000-k20-draft": flat, "5000-k20-balanced-draft": good})
+    assert record.choose_draft() == ("k20-balanced-draft", 1)
+
+
+def test_a_missing_record_renders_nothing(monkeypatch, tmp_path):
+    monkeypatch.setattr(tables, "RECORD", tmp_path / "none.jsonl.gz")
+    tables.load_log_record.cache_clear()
+    try:
+        assert not list(tables.log_tables())
+    finally:
+        tables.load_log_record.cache_clear()
