@@ -5,9 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.tables.common import GROUPS, Rows, bold_best, evaluate_data_sets, list_gate_names, table
+from benchmarks.tables.common import GROUPS, QWEN, RUNS, Rows, bold_best, evaluate_data_sets, list_gate_names, table
 from benchmarks.tables.names import display_name
 from benchmarks.tables.operating import operating_tables
+
+CMRC = "cmrc2018_ctx"
+CMRC_NOTE = (
+    "\n**Hardly anything about gates can be learned from `{name}`**, because the LLM knows {known} of its {questions} test "
+    "questions. It knows {train_known} of the {train_questions:,} labeled training questions. Fitting on `known` needs eight, so "
+    "the gates that do so are missing. These training questions are the trial part of CMRC 2018. Its answers are longer (median: "
+    "19 characters; test: 7), so with passages {train_open:.0f} % are right there, but {open:.0f} % of the test questions. The "
+    "other 1,584 training questions are like the test questions, but were not labeled. SKR and `fusion on benefit` can be fitted "
+    "all the same. SKR retrieves for nearly every question. `fusion on benefit` tells where passages help (AUROC {benefit}), not "
+    "what the LLM knows ({auroc}). At its own threshold it loses {loss:.1f} points against always retrieving. `prompt` is "
+    "missing, because the label run leaves out the self-assessment where yes and no have equal logits (8 test questions). The "
+    "judges `ik`, `kbm` and `uar` did not read these questions; for other judges of IK see [transfer](transfer.md).\n"
+)
 
 
 def render_data_sets(evaluations: dict[str, Any]) -> str:
@@ -78,6 +91,8 @@ def main_tables(model: str, title: str) -> Iterator[str]:
 
 def _group_tables(evaluations: dict[str, Any]) -> Iterator[str]:
     yield render_data_sets(evaluations)
+    if CMRC in evaluations and (RUNS / QWEN / f"{CMRC}-train").is_dir():
+        yield describe_cmrc(evaluations[CMRC])
     yield from operating_tables(evaluations)
     yield '\n**AUROC of "does not know"** (95 % bootstrap interval; best of a column in bold).\n'
     yield render_by_data_set(evaluations, auroc_cell)
@@ -94,6 +109,26 @@ def _group_tables(evaluations: dict[str, Any]) -> Iterator[str]:
     yield "\n**ECE of need as the probability of not knowing** (lower is better; nothing in bold).\n"
     yield render_by_data_set(evaluations, ece_cell).replace("**", "")
     yield from fusion_against_parts(evaluations)
+
+
+def describe_cmrc(result: Any) -> str:
+    """Say what the gates of CMRC 2018 were fitted on, and how little its test questions can show."""
+    from knowgate.data.runs.folder import RunFolder
+
+    train, labels = list(RunFolder(RUNS / QWEN / f"{CMRC}-train").rows()), result.table
+    fusion, always = (result.gate(name).measures for name in ("fusion on benefit", "always"))
+    return CMRC_NOTE.format(
+        name=CMRC,
+        known=int(labels.closed_right.sum()),
+        questions=len(labels.rows),
+        train_known=sum(bool(row.closed.correct) for row in train),
+        train_questions=len(train),
+        train_open=100 * sum(bool(row.open.correct) for row in train) / len(train),
+        open=100 * labels.open_right.mean(),
+        benefit=_with_interval(fusion["auroc_benefit"]),
+        auroc=_with_interval(fusion["auroc"]),
+        loss=100 * (always["accuracy"].value - fusion["accuracy"].value),
+    )
 
 
 def fusion_against_parts(evaluations: dict[str, Any]) -> Iterator[str]:

@@ -74,7 +74,8 @@ def ik_section() -> Iterator[str]:
         "sets, with 20,000 training questions, answers of up to 128 tokens and an LLM as grader. An accuracy says "
         "nothing without the share of the commoner verdict: the column majority. Judges decide by their calibrated "
         "need, cut at .5; own verdict: Yes more probable than No. `ik, text` is a linear head on text embeddings of question and "
-        "draft, not a fine-tuned LLM.\n"
+        "draft, not a fine-tuned LLM. cmrc2018_ctx has no line: the LLM knows 5 of its 1,000 training questions, too few to "
+        "fit a judge ([more](gates-qwen.md)); judges of other data sets are in [transfer](transfer.md).\n"
     )
     columns = ("data set", "judge", "verdict right", "majority", "lift", "accuracy (retrieval rate) / random", "always",
                "retrievals saved")  # fmt: skip

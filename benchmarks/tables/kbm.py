@@ -47,7 +47,7 @@ PAPER_FRESH = {  # Table 2, retrieval rate
 SUMMARY = (
     "**What was reproduced.** Mastery and certainty correlate as in the paper (r about .64) on WebQA, TriviaQA, OpenBookQA "
     "and MMLU; less where the LLM knows little or guesses between options. Passages harm where mastery is high: above .8 "
-    "they turn one right answer in eight wrong (343 questions, nearly all of them right without passages). The judge "
+    "they turn one right answer in eight wrong (346 questions, nearly all of them right without passages). The judge "
     "retrieves more often for facts that change fast. A second judgement that asks whether passages *help* drops half of "
     "them or more on multiple choice: it gains 2 to 3 points on OpenBookQA, MMLU and C-Eval, and none on CMMLU and "
     "StrategyQA (measured with the log-probabilities of both answers, not with KBM's judge).\n\n"
@@ -80,7 +80,8 @@ def kbm_section() -> Iterator[str]:
         "graded by Qwen2-72B; ours are Qwen2.5-Coder-1.5B, three passages of a small corpus, and string match. "
         "Accuracy (retrieval rate) / retrieving at random as often, in per cent. The judge decides by its own verdict, "
         "as in the paper; (calibrated): by its calibrated need, where no raw score is on record. Ceiling: mastery from "
-        "gold answers as the gate. No judge has read the questions of cmrc2018_ctx yet.\n"
+        "gold answers as the gate. KBM's judges did not read the questions of cmrc2018_ctx; the LLM knows too few of them "
+        "to show much ([why](gates-qwen.md)).\n"
     )
     yield table(COLUMNS, [line for name, labels in runs.items() for line in _paper_and_own_rows(name, labels)])
     yield "\n" + _explain_difference(runs)
