@@ -16,7 +16,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -44,7 +44,7 @@ class Sequences:
     targets: list[list[float]]
     folds: list[int]  # -1 for test rows
 
-    def save(self, file: Path) -> None:
+    def save(self, file: Path | BinaryIO) -> None:
         lengths = np.array([len(ids) for ids in self.ids], np.int32)
         flat = np.concatenate([np.array(ids, np.int32) for ids in self.ids])
         np.savez_compressed(

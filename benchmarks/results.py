@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from benchmarks.graders import graders_table
-from benchmarks.tables.cbdr import cbdr_details, cbdr_section, matrices
+from benchmarks.tables.cbdr import cbdr_details, cbdr_section
 from benchmarks.tables.claims import claims_table, format_oracle_savings
 from benchmarks.tables.common import HERE, MODELS, QWEN, SMOLLM
 from benchmarks.tables.dhicl import dhicl_details, dhicl_section
 from benchmarks.tables.gates import main_tables
 from benchmarks.tables.guarantee import guarantee_table
 from benchmarks.tables.ik import draw_histogram, ik_section
+from benchmarks.tables.ik_transfer import transfer_section
 from benchmarks.tables.judge import draw_judge, judge_tables
 from benchmarks.tables.kbm import kbm_details, kbm_section
 from benchmarks.tables.llama import llama_tables
@@ -41,7 +42,7 @@ PAGES: Mapping[str, Callable[[], Iterable[str]]] = {
     "graders.md": graders_table,
     "gates-qwen.md": lambda: main_tables(QWEN, MODELS[QWEN]),
     "gates-smollm.md": lambda: main_tables(SMOLLM, MODELS[SMOLLM]),
-    "transfer.md": matrices,
+    "transfer.md": transfer_section,
     "guarantee.md": guarantee_table,
     "runs.md": provenance_table,
 }

@@ -23,6 +23,7 @@ from benchmarks.tables.common import (
     table,
 )
 from benchmarks.tables.dhicl_cut import cut_tables, log_table
+from benchmarks.tables.dhicl_log import log_tables
 from benchmarks.tables.names import display_name
 
 PAPER = {  # Table 1, Llama-2-7B
@@ -88,6 +89,7 @@ def dhicl_section() -> Iterator[str]:
         f"can go. Here passages more than double the right answers: even the order of gold mastery saves only "
         f"{format_gold_savings(main, 0.002)} of the searches at the paper's loss of .2 points.\n"
     )
+    yield from log_tables()
     yield from cut_tables(runs)
     yield from log_table()
     yield from _kbsat(("true/false", "1/2", ""), sets=("balanced",))

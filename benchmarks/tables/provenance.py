@@ -15,6 +15,7 @@ TRAININGS, ALIGNMENT = "papers/trainings.json", "cbdr/alignment/seconds.json"
 TRAINING_TITLES = {
     "closed_book": "IK: answers to all questions, with hidden states",
     "ik_": "IK: one LoRA judge, 19,777 rows",
+    "transfer_": "IK: one LoRA judge of a data set or of all, two epochs",
     "probes": "IK: six probes of hidden states",
     "kbm_1": "KBM: LoRA judge, one epoch of 14,471 rows",
 }
@@ -53,7 +54,7 @@ def list_gpu_seconds() -> Rows:
     uninterrupted = {
         name: facts["seconds"]
         for name, facts in trainings.items()
-        if "seconds" in facts and "continued_after" not in facts
+        if "seconds" in facts and "continued_after" not in facts and name != "transfer_untrained"
     }
     alignment = json.loads((RUNS / ALIGNMENT).read_text(encoding="utf-8"))
     groups = [(title, uninterrupted, prefix, TRAININGS) for prefix, title in TRAINING_TITLES.items()]
