@@ -135,7 +135,7 @@ def test_the_variant_with_the_best_order_of_logged_questions_is_chosen(inputs, t
 # --- tables -----------------------------------------------------------------------------------------
 
 
-def make_record(sign="paper", **passes):
+def make_record(**passes):
     """A record of 40 logged questions and two test questions, half of them known, with the given values of passes."""
     rows = [
         {
@@ -147,7 +147,7 @@ def make_record(sign="paper", **passes):
         }
         for i in range(42)
     ]
-    return tables.LogRecord({"tuned": {"k": 20, "balanced": True, "sign": sign}, "seconds": {}}, rows)
+    return tables.LogRecord({}, rows)
 
 
 def test_a_cut_is_learned_from_logged_questions_only():
@@ -193,8 +193,10 @@ def test_the_better_pass_with_drafts_is_chosen_on_logged_questions():
 
 def test_a_missing_record_renders_nothing(monkeypatch, tmp_path):
     monkeypatch.setattr(tables, "RECORD", tmp_path / "none.jsonl.gz")
-    tables.load_log_record.cache_clear()
-    try:
-        assert not list(tables.log_tables())
-    finally:
-        tables.load_log_record.cache_clear()
+    assert not list(tables.log_tables())
+    assert set(tables.summarize_log().values()) == {"–"}
+
+
+@pytest.mark.records
+def test_the_tuned_variant_of_the_record_is_that_of_the_paper():
+    assert tables.load_log_record().facts["tuned"] == {"k": 20, "balanced": False, "sign": "paper"}  # the tables say so

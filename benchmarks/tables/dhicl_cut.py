@@ -1,8 +1,8 @@
 """DH-ICL with a learned cut: why retrieval rises with k and depends on label words, and how many logged questions are known.
 
-The needs of logged questions were not recorded, so no cut can be learned from the log itself. Instead, each half of the
-test questions is decided by the cut with the best balanced accuracy on the other half. Only whether a question is known
-is used, as in a log. No question takes part in choosing its own cut.
+The needs of this log's questions were not recorded, so no cut can be learned from it; `dhicl_log.py` learns cuts from
+another log. Here, each half of the test questions is decided by the cut with the best balanced accuracy on the other half.
+Only whether a question is known is used, as in a log. No question takes part in choosing its own cut.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def cut_tables(runs: dict[str, Any]) -> Iterator[str]:
     yield f"\n### The paper's cut of .5 and a learned cut ({DATA_SET})\n"
     yield (
         "Learned: the cut with the best balanced accuracy (known or not) on the other half of the test questions, so no "
-        "question chooses its own cut, but the cut fits this data set. `knowgate sweep dhicl --learn-cut N` learns it from "
-        "the log instead; that is not on record. Median: of the need. Cells: accuracy (retrieval rate), then balanced "
+        "question chooses its own cut, but the cut fits this data set. The tables above learn it from a log, as `knowgate "
+        "sweep dhicl --learn-cut N` does. Median: of the need. Cells: accuracy (retrieval rate), then balanced "
         "accuracy of the verdict.\n"
     )
     columns = ("variant", "AUROC", "median", "at .5", "balanced", "learned cut", "balanced")
