@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.policy_fits import COMMAND_CHOICES, FittedRows, list_fitted, load_fitted
 from benchmarks.policy_fits import TITLES as FITTED_TITLES
-from benchmarks.policy_fits import FittedRows, list_fitted, load_fitted
 from benchmarks.policy_predictions import (
     ANSWER,
     CLOSED,
@@ -182,15 +182,23 @@ def describe_outcome(
 @cache
 def count_headline_comparisons() -> int:
     """Count the comparisons of the headline table: with always and with never, without always against itself."""
-    names = [
-        choose(name).chosen.name for name in (*list_trained_sets(), NEWS, MIXED)
-    ]  # Llama-4 has the policy for news
-    names += [f"{facts['gate']}{facts['arbiter']}" for facts in (load_fitted(name).facts for name in list_fitted())]
+    names = [  # Llama-4 has the policy for news
+        choose(name).chosen.name for name in (*list_trained_sets(), NEWS, MIXED) if name not in COMMAND_CHOICES
+    ]
+    records = [*list_fitted(), *filter(None, COMMAND_CHOICES.values())]
+    names += [ALWAYS for record in COMMAND_CHOICES.values() if not record]
+    names += [f"{facts['gate']}{facts['arbiter']}" for facts in (load_fitted(record).facts for record in records)]
     return sum(1 if name == ALWAYS else 2 for name in names)
 
 
 def evaluate_fitted(name: str) -> Json:
     """Evaluate a policy that `knowgate fit` wrote: the chosen one first, then always with the rules arbiter."""
+    policy, always_rules = describe_fitted(name)
+    return {**describe_rows(load_fitted(name), FITTED_TITLES[name]), "policy": policy, "others": [always_rules]}
+
+
+def describe_fitted(name: str) -> tuple[Json, Json]:
+    """Evaluate the policy of a record on its test rows, and always with the rules arbiter."""
     rows = load_fitted(name)
     facts, is_always = rows.facts, np.ones(len(rows.closed), dtype=bool)
     chosen, rules = (np.where(taken, rows.closed, rows.open) for taken in (rows.chosen, rows.rules))
@@ -200,11 +208,18 @@ def evaluate_fitted(name: str) -> Json:
     names = {"policy": "chosen", "gate": facts["gate"], "arbiter": facts["arbiter"] or "none"}
     second = describe_outcome(rows, is_always, rules, reads_draft=True)
     always_rules = {"policy": "always, rules arbiter", "gate": ALWAYS, "arbiter": RULES, "threshold": -1.0}
-    return {
-        **describe_rows(rows, FITTED_TITLES[name]),
-        "policy": {**names, "threshold": facts["threshold"], **first, "models": facts["models"]},
-        "others": [{**always_rules, **second, "models": 0}],
-    }
+    policy = {**names, "threshold": facts["threshold"], **first, "models": facts["models"]}
+    return policy, {**always_rules, **second, "models": 0}
+
+
+def put_command_first(name: str, result: Json) -> Json:
+    """Make what `knowgate fit` chose the policy of a recorded LLM; the benchmark's own choice becomes one of the others."""
+    record, own = COMMAND_CHOICES[name], {**result["policy"], "policy": "chosen on all train rows"}
+    if record:
+        return {**result, "policy": describe_fitted(record)[0], "others": [own, *result["others"]]}
+    setting = Setting("chosen", name, make_setting(ALWAYS, "", choose(name).always.threshold))
+    others = result["others"] if own["gate"] == ALWAYS else [own, *result["others"]]
+    return {**result, "policy": describe(load_predictions(name).test, setting), "others": others}
 
 
 def list_settings(name: str) -> list[Setting]:
@@ -256,6 +271,7 @@ def evaluate_all() -> Json:
         name: evaluate(load_predictions(name).test, list_settings(name), RECORDED_SETS[name].llm)
         for name in list_trained_sets()
     }
+    results |= {name: put_command_first(name, results[name]) for name in COMMAND_CHOICES}
     unfitted = Setting("chosen for text-davinci-003, without news", "davinci3_nq", choose("davinci3_nq").chosen)
     results[NEWS]["others"].append(describe(load_predictions(NEWS, "davinci3_nq").test, unfitted))
     results[LLAMA4] = evaluate_llama4()

@@ -1,10 +1,10 @@
-"""Policies that `knowgate fit` chose for the local LLMs, on test rows of their label runs.
+"""Policies that `knowgate fit` chose, on test rows of label runs.
 
     python -m benchmarks.policy_fits --record NAME --policy FOLDER --labels RUN [--labels RUN ...]
 
-Records what a fitted policy does to the rows of label runs: ids, grades, needs and the choices of the arbiters, no texts. The
-section "Local LLMs and private documents" of `policy_protocol.md` says on which rows. `python -m benchmarks.policy` prints the
-results.
+Records what a fitted policy does to the rows of label runs: ids, grades, needs and the choices of the arbiters, no texts.
+`policy_protocol.md` says on which rows ("Local LLMs and private documents", "The command itself"). `python -m
+benchmarks.policy` prints the results.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ TITLES = {
     "fit_smollm": "SmolLM2-135M, four data sets",
     "fit_handbook": "Qwen2.5-Coder-1.5B, handbook, free-form answers",
 }
+# What `knowgate fit` chose on the train rows of recorded LLMs: the name of the record, or "" for *always*, which needs none.
+COMMAND_CHOICES = {"llama3_8b": "fit_llama3_8b", "gpt4_nq": "", "chatgpt_nq": "", "davinci3_nq": ""}
 ALWAYS_FACTS = {
     "gate": ALWAYS,
     "arbiter": "",
@@ -126,7 +128,7 @@ def record(name: str, policy: str, runs: list[Path]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--record", choices=TITLES, required=True)
+    parser.add_argument("--record", choices=[*TITLES, *filter(None, COMMAND_CHOICES.values())], required=True)
     parser.add_argument("--policy", required=True, help="folder of a policy, or 'always'")
     parser.add_argument("--labels", type=Path, action="append", required=True)
     options = parser.parse_args()

@@ -43,10 +43,22 @@ def test_prints_one_object_per_recorded_llm_and_one_for_mixed_traffic(printed):
             assert chosen[key]["low"] <= chosen[key]["value"] <= chosen[key]["high"]
 
 
-def test_gpt4_needs_few_searches(printed):
-    chosen = printed["gpt4_nq"]["policy"]
-    assert chosen["searches"] < 0.2
-    assert chosen["against_always"]["value"] > 0.01
+def test_the_headline_is_what_the_command_chose(printed):
+    llama, gpt4 = printed["llama3_8b"], printed["gpt4_nq"]
+    assert (llama["policy"]["gate"], llama["policy"]["arbiter"]) == ("judge", "rules")
+    assert llama["policy"]["searches"] < 0.65
+    assert llama["policy"]["against_random"]["low"] > 0
+    assert gpt4["policy"]["gate"] == "always"
+
+
+def test_the_choices_on_all_train_rows_are_listed_among_the_others(printed):
+    own = printed["gpt4_nq"]["others"][0]
+    assert own["policy"] == "chosen on all train rows"
+    assert own["searches"] < 0.2
+    assert own["against_always"]["value"] > 0.01
+    assert [each["policy"] for each in printed["chatgpt_nq"]["others"]].count(
+        "chosen on all train rows"
+    ) == 0  # also always
 
 
 def test_the_choice_does_not_depend_on_test_rows(monkeypatch):

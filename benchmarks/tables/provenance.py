@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.paper_record import read_record
 from benchmarks.tables.common import CHOICE, FRESH, MODELS, OPEN, RUNS, Rows, table
 
 COLUMNS = ("LLM", "data set", "train", "test", "samples", "passages by", "k", "longest answer", "graded by", "made")
 
 TRAININGS, ALIGNMENT = "papers/trainings.json", "cbdr/alignment/seconds.json"
+DHICL_PASSES = "papers/dhicl_log.jsonl.gz"
 TRAINING_TITLES = {
     "closed_book": "IK: answers to all questions, with hidden states",
     "ik_": "IK: one LoRA judge, 19,777 rows",
@@ -59,6 +61,8 @@ def list_gpu_seconds() -> Rows:
     alignment = json.loads((RUNS / ALIGNMENT).read_text(encoding="utf-8"))
     groups = [(title, uninterrupted, prefix, TRAININGS) for prefix, title in TRAINING_TITLES.items()]
     groups += [(title, alignment, prefix, ALIGNMENT) for prefix, title in ALIGNMENT_TITLES.items()]
+    passes = read_record(RUNS / DHICL_PASSES)[0]["seconds"]
+    groups.append(("DH-ICL: one pass over up to 1,092 questions with a growing log", passes, "", DHICL_PASSES))
     rows: Rows = []
     for title, steps, prefix, record in groups:
         seconds = sorted(value for step, value in steps.items() if step.startswith(prefix))

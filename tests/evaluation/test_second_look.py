@@ -58,7 +58,7 @@ def test_skipped_questions_are_not_judged_again(run):
 
 def test_without_open_book_answers_there_is_nothing_to_drop(tmp_path):
     trial = load_label_table([write_rows(tmp_path / "run", [graded_row("a", 0.8, False, None)])])
-    with pytest.raises(BadSetting, match="Label with passages"):
+    with pytest.raises(BadSetting, match="Label again with `index`"):
         evaluate_second_look(trial, [], np.array([True]), Bootstrap(1, 50))
 
 

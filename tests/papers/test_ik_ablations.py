@@ -66,7 +66,7 @@ def test_labels_can_be_made_by_another_grader(run):
 
 @pytest.mark.parametrize(
     ("grade", "message"),
-    [("judge", r"Set `judge` to an LLM"), ("taste", "Use exact, contains")],
+    [("judge", r"To grade them by an LLM, set `judge`"), ("taste", "Use exact, contains")],
 )
 def test_an_unavailable_grader_is_rejected_with_advice(run, grade, message):
     with pytest.raises(BadSetting, match=message):

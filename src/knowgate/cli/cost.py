@@ -90,7 +90,7 @@ def _choose_threshold(log: LoggedTraffic, gate: str | None, threshold: float | N
     named = name_thresholds(log, gate)
     if not named:
         used = ", ".join(f"{value:g}" for value in sorted(log.thresholds)) or "none"
-        raise BadSetting(f"cannot tell which threshold to use: the log ran with {used}. Set one with --threshold.")
+        raise BadSetting(f"the log has decisions at these thresholds: {used}. Set --threshold to the one to use.")
     return next(iter(named))
 
 

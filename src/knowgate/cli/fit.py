@@ -203,8 +203,8 @@ app = typer.Typer(
     no_args_is_help=True,
     invoke_without_command=True,
     callback=expand_options(fit_policy_command),
-    help="Fit a gate or a policy to your LLM. Without a gate name, gates and arbiters are compared on label runs. The "
-    "best combination, a policy, is written with a safe threshold and its proof."
+    help="Fit a gate or a policy to your LLM. Without a gate name, all gates and arbiters are compared on label runs, and the "
+    "best policy is saved: a gate, a safe threshold and an arbiter."
     "\n\nExample: knowgate fit --labels RUN --out my-policy"
     "\n\nWith a gate name, that gate is fitted. Every gate has its own options; to see them: knowgate fit probe --help",
 )

@@ -36,8 +36,8 @@ def import_answers(
         str,
         typer.Option(
             help="How answers without a recorded grade are graded: `exact` (equals a gold answer), `contains` "
-            "(contains one) or `choice` (right letter). Answers with a recorded grade get this one as a second "
-            "grade; choose it with `knowgate eval --grader`."
+            "(contains one) or `choice` (right letter). If an answer has a recorded grade, this one is stored "
+            "beside it; `knowgate eval --grader` chooses between them."
         ),
     ] = "contains",
     limit: LimitOption = None,

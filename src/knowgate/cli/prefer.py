@@ -27,7 +27,7 @@ def prefer(
     options: PreferenceOptions,
     model: Annotated[
         str | None,
-        typer.Option(help="LLM whose answers are compared, such as smollm. Default: the LLM of the label run."),
+        typer.Option(help="LLM that answers with each passage, such as smollm. Default: that of the label run."),
     ] = None,
     lang: LangOption = None,
     prompts: PromptsOption = None,

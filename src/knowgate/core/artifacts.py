@@ -72,7 +72,7 @@ def resolve_inside(folder: Path, name: str, make_error: ErrorFactory) -> Path:
     """Return the path of a file in a folder; raise an error if the name would lead out of the folder."""
     parts = PurePosixPath(name).parts
     if not parts or name.startswith(("/", "~")) or ".." in parts or "\\" in name or "\0" in name or ":" in name:
-        raise make_error(f"'{name[:80]}' is not the name of a file inside the folder")
+        raise make_error(f"'{name[:80]}' is not a file name inside '{folder.name}'")
     return folder.joinpath(*parts)
 
 

@@ -283,7 +283,7 @@ def evaluate_second_look(
     """Measure every gate with and without dropping the passages of the questions where `useful` is false."""
     if table.open_right is None:
         raise BadSetting(
-            "`second_look` needs questions that were answered with passages. Label with passages: set `index`."
+            "`second_look` needs answers with passages, but the label run has none. Label again with `index`."
         )
     return [_measure_second_look(table, gate, useful, bootstrap) for gate in gates]
 

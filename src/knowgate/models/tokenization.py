@@ -94,8 +94,8 @@ def encode_label_prompts(
     is_chat = [not prompt.raw and tokenizer.has_template for prompt in prompts]
     if any(chat and (len(prompt.parts) > 1 or prompt.prefix) for chat, prompt in zip(is_chat, prompts, strict=True)):
         raise BadSetting(
-            "in a chat template, a label prompt (one that ends before the label) can have only one part and no "
-            "prefix. Use raw=True for several parts."
+            "a prompt in a chat template can have only one part before the label that the LLM scores, and no prefix. Use "
+            "raw=True for several parts."
         )
     prefixes = list({prompt.prefix for chat, prompt in zip(is_chat, prompts, strict=True) if not chat})
     prefix_ids = dict(zip(prefixes, tokenizer.tokenize_all(prefixes, special=True), strict=True))

@@ -167,8 +167,8 @@ def compute_needed(examples: Examples, grader: str, judge: Model | None) -> Bool
         return examples.needed
     if grader == JUDGE_GRADER and judge is None:
         raise BadSetting(
-            f"no LLM is given to grade the answers again: their recorded grades are by '{own_grader}', not by a "
-            "judge. Set `judge` to an LLM, or leave the grader 'judge' out."
+            f"the answers were graded by '{own_grader}'. To grade them by an LLM, set `judge` to one; otherwise leave the "
+            "grader 'judge' out."
         )
     if grader not in (*STRING_GRADERS, JUDGE_GRADER):
         allowed = ", ".join((*STRING_GRADERS, JUDGE_GRADER))

@@ -129,9 +129,9 @@ def sweep_variants(table: LabelTable, prefix: str) -> TextTable:
     names = [name for name in table.recorded_needs if name.startswith(prefix)]
     if not names:
         raise BadInput(
-            f"the label runs contain no decisions of a gate whose name starts with '{prefix}'. Gates with stored "
-            f"decisions: {', '.join(table.recorded_needs) or 'none'}. To store more, run `knowgate eval` with `data` "
-            "and such a gate, for example dhicl:LOG,k=5."
+            f"the label runs have no decisions of '{prefix}' gates. They have decisions of: "
+            f"{', '.join(table.recorded_needs) or 'no gate'}. To add some, run `knowgate eval` with `data` and a gate such "
+            "as dhicl:LOG,k=5."
         )
     rows = []
     for name in names:

@@ -216,7 +216,7 @@ def _find_probe_folder(gate: str) -> str:
         raise BadSetting(f"preset='cbdr' needs a fitted probe, but gate='{gate}' is not one. {FIT_PROBE_ADVICE}")
     if manifest.get("target", "known") != "known":
         raise BadSetting(
-            f"preset='cbdr' needs a probe fitted with target='known', but gate='{gate}' was fitted with "
+            f"preset='cbdr' needs a probe of what the LLM knows, but gate='{gate}' was fitted with "
             f"target='{manifest['target']}'. {FIT_PROBE_ADVICE}"
         )
     return spec.folder

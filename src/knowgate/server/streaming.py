@@ -196,7 +196,7 @@ def check_chunk(line: bytes) -> None:
     except ValueError:
         return  # an event that is not JSON, such as [DONE]
     if isinstance(value, dict) and not isinstance(value.get("choices") or [], list):
-        raise InvalidResponse("the field `choices` of an event is not a list")
+        raise InvalidResponse("the stream has an event whose field `choices` is not a list")
 
 
 class StreamAnnotator:

@@ -161,9 +161,8 @@ def _load_examples(paths: Sequence[Path], function: FitFunction, options: FitOpt
     )
     if options.max_loss is not None and examples.table.open_right is None:
         raise BadSetting(
-            f"max_loss={options.max_loss} limits the loss from skipping searches, but the label runs (recorded "
-            "answers) have no answers with passages to measure it on. Label the questions with passages, or leave "
-            "`max_loss` out."
+            f"max_loss={options.max_loss} needs answers with passages, but the label runs have none, so the loss from skipping "
+            "searches is unknown. Label the questions with passages, or leave `max_loss` out."
         )
     return examples
 

@@ -337,10 +337,10 @@ def _check_useful(progress: PreferenceProgress, labeler: passage_effects.Prefere
     """Raise BadInput if a finished run has nothing that a reranker can learn from."""
     if progress.done == progress.total and not progress.kept:
         raise BadInput(
-            "no question has both helpful and harmful passages, so a reranker cannot learn from them. Of "
-            f"{progress.total} questions, measured by source='{labeler.source.name}', {progress.one_sided} have one "
-            f"kind only, {progress.bare} have no passages, and {progress.failed} failed. Use more questions or "
-            "candidates, or another `source`."
+            "a reranker learns from questions with both helpful and harmful passages, but there are none. Of "
+            f"{progress.total} questions, {progress.one_sided} have only helpful or only harmful passages, {progress.bare} "
+            f"have no passages, and {progress.failed} failed. Use more questions, more candidates, or another `source` than "
+            f"'{labeler.source.name}'."
         )
 
 

@@ -213,8 +213,8 @@ def test_weights_for_states_of_another_width_are_rejected(folder):
         ({"calibration": {"kind": "platt", "b": 0.5}}, "lacks its slope `a` or its offset `b`"),
         ({"calibration": {"kind": "isotonic", "x": [0.0, 1.0], "y": [1.0]}}, "as many x values as y values"),
         ({"metrics": {"auroc": {"value": []}}}, "metrics.auroc.value is [], not a number"),
-        ({"files": {"../../outside.txt": "0"}}, "'../../outside.txt' is not the name of a file inside the folder"),
-        ({"files": {"/etc/passwd": "0"}}, "'/etc/passwd' is not the name of a file inside the folder"),
+        ({"files": {"../../outside.txt": "0"}}, "'../../outside.txt' is not a file name inside '"),
+        ({"files": {"/etc/passwd": "0"}}, "'/etc/passwd' is not a file name inside '"),
     ],
 )
 def test_an_invalid_field_is_rejected_by_name(folder, values, words):

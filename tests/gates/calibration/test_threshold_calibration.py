@@ -139,7 +139,7 @@ def test_too_few_rows_are_rejected_with_the_required_number(gate, tmp_path):
     run = write_rows(tmp_path / "few", varied_rows(100))
     said = refused(gate, [run], CalibrationTarget("guarantee", 0.02, 0.05))
     assert "needs at least 149 questions" in said
-    assert "of the 100 usable ones" in said
+    assert "The others are held out for the test." in said
 
 
 def test_too_few_rows_suggest_holding_out_none(gate, tmp_path):
@@ -149,7 +149,7 @@ def test_too_few_rows_suggest_holding_out_none(gate, tmp_path):
 
 def test_too_few_unseen_rows_say_how_many_were_fitted_on(tmp_path, run):
     gate = write_gate(tmp_path / "fitted", seen=[row.question for row in varied_rows(300)[:290]])
-    assert "left out: 290 fitted on" in refused(str(gate), [run])
+    assert "unusable (290 fitted on" in refused(str(gate), [run])
 
 
 def test_rows_without_open_book_answers_are_rejected_with_advice(gate, tmp_path):
@@ -178,7 +178,7 @@ def test_a_run_named_twice_is_rejected(gate, run):
 @pytest.mark.parametrize("key", ["model_fingerprint", "prompts_fingerprint"])
 def test_rows_of_another_model_or_wording_are_rejected(gate, tmp_path, key):
     run = write_rows(tmp_path / "other", varied_rows(300), **{key: "other"})
-    assert "Calibrate on label runs of the gate's own LLM" in refused(gate, [run])
+    assert "Calibrate on label runs with the gate's LLM and prompts" in refused(gate, [run])
 
 
 @pytest.mark.parametrize("what", ["model", "prompts", "retriever"])

@@ -166,7 +166,7 @@ def _check_tables(connection: Connection, address: DatabaseAddress, schema: Tabl
     for table, columns in schema.tables.items():
         if missing := columns - existing.get(table, set()):
             problem = f"table '{table}' has no column '{min(missing)}'" if table in existing else f"no table '{table}'"
-            raise make_schema_error(address, f"the tables '{schema.name}' need version {schema.version}, but {problem}")
+            raise make_schema_error(address, f"version {schema.version} of '{schema.name}' is incomplete: {problem}")
 
 
 def _get_columns(connection: Connection, address: DatabaseAddress) -> dict[str, set[str]]:

@@ -94,8 +94,8 @@ def find_benchmark_folder() -> Path:
     value = os.environ.get(BENCHMARK_VARIABLE)
     if not value:
         raise BadSetting(
-            f"bench: reads benchmark data, but the environment variable {BENCHMARK_VARIABLE} is not set. Set it to "
-            "the benchmark folder, or use your own data: jsonl:FILE"
+            f"to read benchmark data (bench:NAME), set the environment variable {BENCHMARK_VARIABLE} to its folder. To read "
+            "your own data, use jsonl:FILE"
         )
     path = expand_path(value)
     if not path.is_dir():

@@ -155,8 +155,8 @@ def _complete_beliefs(
         return beliefs
     if named.arbiter is None:
         raise BadInput(
-            f"the label run '{run}' contains probabilities of the arbiter '{named.name}' for only some questions. "
-            "Pass the folder of the arbiter to compute the rest."
+            f"the label run '{run}' has results of the arbiter '{named.name}' for only some questions. To compute the "
+            "others, pass the arbiter's folder."
         )
     _check_rows(run, missing, named.arbiter)
     log.info("%s judges the answers to %d questions", named.name, len(missing))

@@ -294,8 +294,8 @@ def check_binding(artifact: Artifact, model: ModelIdentity, prompts: str, *, plu
     if is_recorded_model(name):
         raise ArtifactError(
             f"the {artifact.format.kind} '{artifact.path.name}' was fitted on recorded answers of "
-            f"'{strip_model_prefix(name)}', but your LLM is '{strip_model_prefix(model.name)}'. Use the first LLM, or "
-            "fit on answers of the second. If both names mean the same LLM, set plug_in=True."
+            f"'{strip_model_prefix(name)}', but your LLM is '{strip_model_prefix(model.name)}'. Fit on answers of "
+            "your LLM. If both names mean the same LLM, set plug_in=True."
         )
     raise ArtifactError(
         f"the {artifact.format.kind} '{artifact.path.name}' was fitted on {name} (model {trained_on['fingerprint']}, "

@@ -360,8 +360,8 @@ def _check_enough_questions(n: int, n_usable: int, target: CalibrationTarget, le
     goal = f"loss {target.value:g} at confidence {1 - target.delta:g}" if target.kind == "guarantee" else "a threshold"
     advice = ", or use all of them: held_out=0." if n_usable >= target.min_questions else "."
     raise BadInput(
-        f"{goal} needs at least {target.min_questions} questions to choose on, but only {n} of the {n_usable} usable "
-        f"ones are not held out{f' (left out: {reasons})' if reasons else ''}. Label more questions{advice}"
+        f"{goal} needs at least {target.min_questions} questions, but there are only {n}. The others are held out for "
+        f"the test{f' or unusable ({reasons})' if reasons else ''}. Label more questions{advice}"
     )
 
 
@@ -380,9 +380,9 @@ def _check_gate_matches_runs(artifact: Artifact, table: LabelTable) -> None:
     model, prompts = manifest["model"], manifest["prompts"]
     if (model["fingerprint"], prompts) != (settings["model_fingerprint"], settings["prompts_fingerprint"]):
         raise BadSetting(
-            f"the gate '{artifact.path.name}' was fitted on {model['name']} ({model['fingerprint']}, prompts "
-            f"{prompts}), but the label runs were made with {settings['model']} ({settings['model_fingerprint']}, "
-            f"prompts {settings['prompts_fingerprint']}). Calibrate on label runs of the gate's own LLM."
+            f"the gate '{artifact.path.name}' and the label runs differ in LLM or prompts. Calibrate on label runs with the "
+            f"gate's LLM and prompts. Gate: {model['name']} ({model['fingerprint']}), prompts {prompts}. Label runs: "
+            f"{settings['model']} ({settings['model_fingerprint']}), prompts {settings['prompts_fingerprint']}."
         )
     _check_reading_lengths(manifest, settings)
     if not (artifact.path / SEEN_FILE).is_file():

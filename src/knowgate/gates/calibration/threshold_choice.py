@@ -136,8 +136,8 @@ class GateOutcomes:
     def __post_init__(self) -> None:
         if not len(self.needs) == len(self.closed_right) == len(self.open_right) == len(self.retrieved_right):
             raise BadInput(
-                f"got {len(self.needs)} need scores, {len(self.closed_right)} closed-book grades and "
-                f"{len(self.open_right)} open-book grades. Pass one of each per question."
+                f"each question needs a score and two grades, but there are {len(self.needs)} scores, "
+                f"{len(self.closed_right)} closed-book grades and {len(self.open_right)} open-book grades."
             )
 
     def __len__(self) -> int:

@@ -107,7 +107,7 @@ class LlamaEngine:
         readers = (lib.llama_n_ctx, lib.llama_n_ctx_seq, lib.llama_n_batch, lib.llama_n_seq_max)
         sizes = [int(read(context)) for read in readers]
         if not (sizes[0] == sizes[1] >= self.cells and sizes[2:] == [BATCH_TOKENS, MAX_SEQUENCES]):
-            raise ModelError(f"llama.cpp ignored the requested parameters (sizes {sizes}). Use gguf:FILE instead.")
+            raise ModelError(f"llama.cpp used other sizes than requested ({sizes}). Use gguf:FILE instead.")
         threads = count_usable_cores()
         lib.llama_set_n_threads(context, threads, threads)
         return context

@@ -256,9 +256,8 @@ def _wait_until_written(file: Path, lock: Path, deadline: float) -> None:
     while not (lock.exists() or file.exists()):
         if time.monotonic() > deadline:
             raise ModelError(
-                f"the server reported hidden states in the file '{file.name}', but the folder '{file.parent}' has no such "
-                "file. Set storage= in the spec to the path of the server's shared_storage_path on this machine: "
-                "#layers=...&storage=DIR"
+                f"the server wrote hidden states to a file '{file.name}', but it is not in '{file.parent}'. End the model "
+                "name with #layers=...&storage=DIR, where DIR is the server's shared_storage_path as seen from this machine."
             )
         time.sleep(POLL_INTERVAL)
     if not lock.exists():

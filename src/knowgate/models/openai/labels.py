@@ -60,8 +60,8 @@ class ServerLabelReader:
         """
         if not prompt.raw:
             raise BadSetting(
-                "in a chat template, a label prompt (one that ends before the label) can have only one part. Use "
-                "raw=True for several parts."
+                "a prompt in a chat template can have only one part before the label that the LLM scores. Use raw=True for "
+                "several parts."
             )
         if self._endpoint.server not in LABEL_SERVERS:
             raise UnsupportedSignal(

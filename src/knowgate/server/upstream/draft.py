@@ -299,7 +299,7 @@ class UpstreamDraftModel(Backend):
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
         raise UnsupportedSignal(
-            "this gate reads logits, which an upstream does not return. Use another gate, or a local model."
+            "this gate reads logits, and the LLM server returns none. Use another gate, or a local model."
         )
 
 

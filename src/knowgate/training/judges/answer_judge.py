@@ -336,5 +336,5 @@ def _check_teacher(folder: str, gate: FittedGate) -> None:
         )
     if missing := gate.needs - {Signal.DRAFT}:
         raise BadSetting(
-            f"teacher='{folder}' needs {', '.join(sorted(missing))}, but only texts are available. Use a judge or ik gate."
+            f"teacher='{folder}' reads {', '.join(sorted(missing))}, but a teacher gets only texts. Use a judge or ik gate."
         )

@@ -126,8 +126,8 @@ def _check_draft_length(examples: Examples, tokens: int) -> None:
     recorded = int(examples.settings.get("max_tokens", tokens))
     if recorded < tokens:
         raise BadSetting(
-            f"ik: tokens={tokens} is longer than the drafts of the label runs ({recorded} tokens). Label again with "
-            f"prompts='free' and max_tokens={tokens}, or use tokens={recorded}."
+            f"tokens={tokens} is too many: the drafts of the label runs have at most {recorded} tokens. Use tokens={recorded}, "
+            f"or label again with prompts='free' and max_tokens={tokens}."
         )
 
 
