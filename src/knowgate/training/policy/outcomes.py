@@ -140,6 +140,25 @@ def format_change(loss: float) -> str:
     return f"{abs(100 * loss):.1f} points {'fewer' if loss > 0 else 'more'} right answers"
 
 
+def describe_extra_cost(result: PolicyResult, prices: ChoiceOptions) -> str:
+    """Say what a right answer must be worth for a policy that costs more than plain always; '' if it costs no more."""
+    gained = -result.loss.mean
+    extra = prices.price_llm_call * (result.llm_calls - 1) - prices.price_search * (1 - result.searches)
+    if extra <= 1e-12:
+        return ""
+    pays = "that does not pay, because it gains no right answers on these questions."
+    if gained > 0:
+        pays = (
+            f"it gains right answers, not money. It pays only if a right answer is worth more than {extra / gained:.2g}"
+        )
+        pays += ", in the currency of your prices. To save costs instead, set `price_wrong` below that."
+    return (
+        f"It saves {1 - result.searches:.1%} of the searches but makes {result.llm_calls:.2f} LLM calls per question instead "
+        f"of 1.00: {pays} Prices now: a wrong answer {prices.price_wrong:g}, a search {prices.price_search:g}, an LLM call "
+        f"{prices.price_llm_call:g}."
+    )
+
+
 def combine_results(results: Sequence[PolicyResult]) -> PolicyResult:
     """Combine the results of policies, each on its own questions, into one result on all questions."""
     weights = np.array([result.loss.n for result in results]) / sum(result.loss.n for result in results)
