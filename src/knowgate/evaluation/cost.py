@@ -31,7 +31,7 @@ DEFAULT_SEARCH_SECONDS = 0.3  # assumed duration of a search
 
 
 def read_prices(path: Path) -> Prices:
-    """Read a TOML file with the keys search, input_token, output_token and gpu_hour, all optional."""
+    """Read a TOML file with the keys search, llm_call, input_token, output_token and gpu_hour, all optional."""
     return read_options(Prices, parse_toml(read_text(path), str(path)), str(path))
 
 

@@ -15,7 +15,7 @@ from knowgate.models.fake import FakeModel
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.training.policy import candidates
 from knowgate.training.policy.folder import find_proven_loss, format_proof
-from knowgate.training.policy.outcomes import ChoiceOptions, PolicyResult, describe_extra_cost, format_change
+from knowgate.training.policy.outcomes import ChoiceOptions, PolicyResult, format_change
 from knowgate.training.policy.search import fit_policy
 from tests.support.hand_gate import write_rows
 from tests.support.pairs_by_hand import pair_rows
@@ -89,7 +89,7 @@ def test_a_policy_that_costs_more_than_always_says_at_which_worth_of_an_answer_i
 ):
     loss = NetLoss(lost=max(-gained, 0), gained=max(gained, 0), n=100)
     result = PolicyResult("gate", "", 0.5, searches, 0.8, llm_calls, 0, loss, loss, 0.7)
-    text = describe_extra_cost(result, ChoiceOptions())
+    text = result.describe_extra_cost(ChoiceOptions())
     assert warning in text
     assert bool(text) == bool(warning)
 

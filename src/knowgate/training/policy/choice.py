@@ -191,7 +191,7 @@ def _choose(questions: GradedQuestions, folds: NDArray[np.int64]) -> PolicyChoic
     if rejected is None:
         reason, required = _explain_constant(questions, constant, _select(questions, choice.tried)[1])
         return replace(choice, reason=reason, required_rows=required)
-    reason = f"{rejected.name} looked best, but not on questions that had no part in the choice: {rejected.failure}"
+    reason = f"{rejected.name} looked best, but failed on questions that it was not chosen on: {rejected.failure}"
     required = rejected.result.reference_loss.count_required_rows(limits)
     return replace(choice, reason=reason, required_rows=required, rejected=rejected)
 

@@ -30,15 +30,7 @@ from knowgate.training.policy import candidates
 from knowgate.training.policy.choice import PolicyChoice, RejectedPolicy, apply_policy, choose_policy
 from knowgate.training.policy.evidence import Evidence, PolicyOptions, load_evidence
 from knowgate.training.policy.folder import PolicyParts, format_proof, make_constant_result, name_arbiter, write_policy
-from knowgate.training.policy.outcomes import (
-    ALWAYS,
-    NEVER,
-    GateCandidate,
-    PolicyResult,
-    combine_results,
-    describe_extra_cost,
-    format_change,
-)
+from knowgate.training.policy.outcomes import ALWAYS, NEVER, GateCandidate, PolicyResult, combine_results, format_change
 from knowgate.training.stack import stack_judges
 from knowgate.training.topics import TopicResult, describe_extremes, measure_topics
 
@@ -190,7 +182,7 @@ class PolicySearch:
         topics = self._measure_topics(self._list_retrieved(choice.chosen, outcomes.needs > threshold))
         summary = self._summarize(choice, held_out, total)
         summary += (describe_extremes(topics),) if topics else ()
-        if warning := describe_extra_cost(total, self.options):
+        if warning := total.describe_extra_cost(self.options):
             summary = (summary[0], warning, *summary[1:])
         evidence, confidence = self.evidence, self.options.confidence
         parts = PolicyParts(evidence, choice, threshold, outcomes, arbiter, arbiter_folder, confidence, summary, topics)
@@ -209,7 +201,7 @@ class PolicySearch:
         required = total.reference_loss.count_required_rows(self.options)
         if required is not None:  # `required` counts all questions, `required_rows` only those to choose on
             required = math.ceil(required * len(self.evidence.fit_rows) / total.loss.n)
-        reason = f"{chosen.name} was best on the questions to choose on, but not with the test questions: {failure}"
+        reason = f"{chosen.name} was best on the questions to choose on, but failed when the test questions were added: {failure}"
         rejected = choice.rejected or RejectedPolicy(chosen.name, total, failure)
         choice = replace(choice, required_rows=required, rejected=rejected)
         return replace(choice, chosen=constant, estimate=constant, reason=reason)
