@@ -287,7 +287,8 @@ def get_gate_name(gate: str | Gate) -> str:
 def has_judge(gate: str | Gate) -> bool:
     """Return whether a gate, or an arbiter given by name, runs a fine-tuned judge. False if the name does not tell."""
     folder = get_gate_folder(gate)
-    manifest = read_json(expand_path(folder) / gate_folder.GATE_MANIFEST) if folder else {"gate": get_gate_name(gate)}
+    file = expand_path(folder) / gate_folder.GATE_MANIFEST if folder else None
+    manifest: Any = read_json(file) if file else {"gate": get_gate_name(gate)}
     kind = re.split("[^a-z]", str(manifest["gate"]))[0]  # 'kbm-certainty' is a variant of 'kbm'
     return kind in JUDGE_KINDS and manifest.get("options", {}).get("mode") != "text"  # an `ik` without a judge
 
