@@ -212,6 +212,20 @@ def describe_fitted(name: str) -> tuple[Json, Json]:
     return policy, {**always_rules, **second, "models": 0}
 
 
+def describe_data_sets(record: str) -> list[Json]:
+    """Evaluate the policy of a record on the test rows of each data set."""
+    rows = load_fitted(record)
+    retrieved = rows.needs > rows.facts["threshold"]
+    after_search = np.where(rows.chosen, rows.closed, rows.open) if rows.facts["arbiter"] else rows.open
+    results = []
+    for name in dict.fromkeys(rows.sets):
+        member = rows.sets == name
+        part = replace(rows, closed=rows.closed[member], open=rows.open[member])
+        outcome = describe_outcome(part, retrieved[member], after_search[member], reads_draft=rows.facts["reads_draft"])
+        results.append({**describe_rows(part, str(name)), **outcome})
+    return results
+
+
 def put_command_first(name: str, result: Json) -> Json:
     """Make what `knowgate fit` chose the policy of a recorded LLM; the benchmark's own choice becomes one of the others."""
     record, own = COMMAND_CHOICES[name], {**result["policy"], "policy": "chosen on all train rows"}

@@ -2,7 +2,9 @@
 
     python -m benchmarks.policy_fits --record NAME --policy FOLDER --labels RUN [--labels RUN ...]
 
-Records what a fitted policy does to the rows of label runs: ids, grades, needs and the choices of the arbiters, no texts.
+Records what a fitted policy does to the rows of label runs, without texts. In a record, `closed` and `open` say whether the
+answer without and with passages is right; `rules` and `chosen` say whether the rules and the policy's arbiter give the closed
+answer.
 `policy_protocol.md` says on which rows ("Local LLMs and private documents", "The command itself"). `python -m
 benchmarks.policy` prints the results.
 """
@@ -52,6 +54,7 @@ class FittedRows:
         rules: Whether the free rules give the closed-book answer.
         chosen: Whether the policy's arbiter gives the closed-book answer.
         needs: Need of each row.
+        sets: Data set of each row: its id up to the first underscore.
     """
 
     facts: dict[str, Any]
@@ -60,6 +63,7 @@ class FittedRows:
     rules: Bools
     chosen: Bools
     needs: np.ndarray[Any, np.dtype[np.float64]]
+    sets: np.ndarray[Any, np.dtype[np.str_]]
 
 
 @cache
@@ -68,7 +72,8 @@ def load_fitted(name: str) -> FittedRows:
     with gzip.open(HOME / f"{name}.jsonl.gz", "rt", encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
     columns = [np.array([bool(row[key]) for row in rows]) for key in ("closed", "open", "rules", "chosen")]
-    return FittedRows(read_facts()[name], *columns, np.array([row["need"] for row in rows]))
+    sets = np.array([row["id"].partition("_")[0] for row in rows])
+    return FittedRows(read_facts()[name], *columns, np.array([row["need"] for row in rows]), sets)
 
 
 def read_facts() -> dict[str, Any]:

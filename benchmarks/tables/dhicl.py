@@ -44,8 +44,8 @@ KBSAT = ("direct", "true/false", 0.5003), ("with history, calibrated", "true/fal
 SUMMARY = (
     "**What was reproduced.** Asked outright, Qwen claims to know every question of KB-SAT, as the paper's LLM does (50.0: any "
     "constant answer scores that on a balanced set). Examples from the log make it able to tell: AUROC .71. At a cut learned "
-    "from the log, KB-SAT reaches {kbsat} (target: 65); the paper reports 66.9 at .5. The log makes the gate better with use: "
-    "its AUROC on TriviaQA is {curve}.\n\n"
+    "from the log, KB-SAT reaches {kbsat} (target: 65); the paper reports 66.9 at .5. The gate ranks better with a "
+    "longer log: its AUROC on TriviaQA is {curve}.\n\n"
     "**What was not.** SmolLM claims to know 220 of 324, not all. At the paper's cut of .5, half of the searches of TriviaQA are "
     "not saved; 10 % are, at a loss of 2.3 points, which is {gain} points against as many random skips. A log in which the "
     "greedy answer decides what is known saves {paper}. The target, a loss of at most 1 point at 85 % retrieval or less, was "

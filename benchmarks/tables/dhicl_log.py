@@ -292,7 +292,7 @@ def _rule_table(record: LogRecord) -> Iterator[str]:
     yield (
         f"A log of {MAIN_SIZE:,} TriviaQA train questions, known if the greedy answer is right "
         f"({100 * np.mean([row['known'] for row in logged]):.0f} % are). `benchmarks/dhicl_log.py` holds the protocol, which was "
-        "written before the run.\n\n"
+        "written before the run. `python -m benchmarks.tables.dhicl_log` prints this section.\n\n"
         "- *Learned* cut: best balanced accuracy on 2,000 logged questions, each decided without itself.\n"
         "- k, examples and sign were tuned on 1,000 logged questions, too. The paper's own choice was best: "
         f"{_format_choice(record)}.\n"
@@ -300,7 +300,8 @@ def _rule_table(record: LogRecord) -> Iterator[str]:
         "questions.\n"
         "- *With the draft*: an extension; the gate also reads the LLM's closed-book answer.\n"
         f"- TriviaQA: {len(labels.rows)} test questions, always {100 * labels.always_right.mean():.1f}. *Against always*: "
-        "points, with 95 % bootstrap intervals.\n"
+        "points, with 95 % bootstrap intervals. Known is what the label run says; `known` in the record is from another pass, "
+        "and differs for 10 questions.\n"
         f"- KB-SAT: {sum(row['kbsat'] for row in record.tests)} questions, half of them known. The set was drawn anew, so the "
         "paper's rule is measured again.\n"
     )
@@ -373,7 +374,9 @@ def _curve_table(record: LogRecord) -> Iterator[str]:
     yield (
         "The paper's score with the first n entries of one random order. 0 entries: the LLM is asked outright. The cut is "
         "learned from each log itself: from up to 500 of its questions, each decided without itself; from 2,000 at 5,000 "
-        f"entries. Gain in AUROC with the number of entries: {', '.join(gains)} (paired 95 % bootstrap intervals).\n"
+        f"entries. Gain in AUROC with the number of entries: {', '.join(gains)} (paired 95 % bootstrap intervals). "
+        "Only the last one excludes zero, and accuracy at .5 does not rise: the need falls with more entries, so fewer questions "
+        "are searched for.\n"
     )
     columns = ("entries", "AUROC", f"at .5: {ACCURACY}", "balanced accuracy", "KB-SAT", "learned cut", ACCURACY,
                "balanced accuracy", "KB-SAT")  # fmt: skip
@@ -407,3 +410,7 @@ def _format_result(result: Result) -> tuple[str, ...]:
 def _format_need(log_odds: float) -> str:
     """Format a cut as a need from 0 to 1."""
     return f"{1 / (1 + np.exp(-log_odds)):.2f}"
+
+
+if __name__ == "__main__":
+    print("\n".join(log_tables()))

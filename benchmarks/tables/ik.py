@@ -27,8 +27,8 @@ SWEEP_SET = "triviaqa_ctx"
 FIGURE = "ik.svg"
 ABLATIONS = RUNS / "ik.md"  # output of `knowgate sweep ik --markdown`
 SUMMARY = (
-    "**What was reproduced.** The verdict is right about as often as in the paper (80 %). On TriviaQA, WebQA and "
-    "OpenBookQA it is right 5 to 8 points more often than always giving the commoner verdict ({lift} on TriviaQA by the "
+    "**What was reproduced.** On TriviaQA the verdict is right about as often as in the paper (80 %). There, on WebQA "
+    "and on OpenBookQA it is right 5 to 8 points more often than always giving the commoner verdict ({lift} on TriviaQA by the "
     "own verdict). The first tokens of a short answer help, given as many training rows as in the paper: with 20,000 rows, "
     "AUROC rises from {trivia[0]:.3f} (no tokens) over {trivia[1]:.3f} (1), {trivia[4]:.3f} (4) and {trivia[16]:.3f} "
     "(16) to {trivia[32]:.3f} (32) on TriviaQA, and from {nq[0]:.3f} over {nq[1]:.3f}, {nq[4]:.3f} and {nq[16]:.3f} to "

@@ -25,7 +25,8 @@ KINDS = ("open", "choice")
 KIND_NAMES = {"open": "open questions", "choice": "multiple choice"}
 
 SETUP = (
-    "`benchmarks/ik_transfer.py`; its docstring is the protocol, written before the run. Each judge is a LoRA adapter of "
+    "`python -m benchmarks.tables.ik_transfer` prints this section. The docstring of `benchmarks/ik_transfer.py` is the "
+    "protocol, written before the run. Each judge is a LoRA adapter of "
     "Qwen2.5-Coder-1.5B itself. It reads a question and the LLM's own answer (at most 32 tokens) and says whether the LLM "
     "knows the answer. One judge is trained per data set (255 to 2,000 train rows, two epochs, one seed); *pooled* is trained "
     "on all of these rows; *untrained* is the LLM without an adapter. Each judge scored all {rows:,} test questions once. No "
@@ -45,7 +46,7 @@ FINDINGS = (
     "**Why.** A judge also learns which questions of its own data set are easy. HotpotQA is an example, looked at after the "
     "results were known: this LLM knows {comparisons:.0f} % of its comparison questions, which name two candidates, and "
     "{others:.0f} % of the others. HotpotQA's judge tells the two kinds apart (AUROC {recognized:.3f}). On the other four "
-    "data sets of open questions with train rows, it is the weakest judge of open questions.\n\n"
+    "data sets of open questions with train rows, no judge of open questions has a lower AUROC.\n\n"
     "**What to do.** Train on rows of all kinds of questions that you expect. The pooled judge is better than the data set's "
     "own on {n_better} of {n_sets} data sets (with an interval above 0 on {n_clear}, below 0 on {n_worse}). On the three data "
     "sets that are new to it, it has {temporal[pooled]:.3f} (TemporalQA), {cmrc[pooled]:.3f} (CMRC 2018, only {n_cmrc} known "
@@ -236,3 +237,7 @@ def transfer_section() -> Iterator[str]:
     """Render how gates transfer to other data sets and LLMs."""
     yield from matrices()
     yield from ik_transfer_tables()
+
+
+if __name__ == "__main__":
+    print("\n".join(ik_transfer_tables()))

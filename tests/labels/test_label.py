@@ -1,16 +1,20 @@
 import json
 import logging
 
+import numpy as np
 import pytest
 
 from knowgate.data.runs.folder import RunFolder
+from knowgate.data.signals.confidence import SELF_ASSESSMENT
 from knowgate.errors import BadSetting
 from knowgate.labels.labeling import label
 from knowgate.models import load_model
+from knowgate.models.hf.model import HFModel
 from knowgate.retrieval import load_retriever
 from knowgate.retrieval.index import build_index
 from knowgate.types import Passage, Question
 from tests.support.invented import write_invented
+from tests.support.tiny_models import save_word_llama
 
 
 @pytest.fixture
@@ -51,6 +55,20 @@ def test_a_second_grader_stores_its_verdicts_beside_the_first(made, tmp_path):
     assert row.grader == "contains"
     assert (row.closed.other_grades, row.open.other_grades) == ({"exact": False}, {"exact": False})
     assert run.settings()["second_grader"] == "exact"
+
+
+def test_a_tie_of_yes_and_no_is_a_self_assessment_of_a_local_model_but_not_of_a_server(made, tmp_path, monkeypatch):
+    def tied(model, prompts, labels):
+        return [np.zeros((1, 2), dtype=np.float32) for _ in prompts]
+
+    local, server = HFModel(str(save_word_llama(tmp_path))), load_model(made.model)
+    for model in (local, server):
+        monkeypatch.setattr(type(model), "label_logits", tied)
+    runs = [
+        label(made.questions[:2], model=model, out=tmp_path / name, samples=0, closed_book=True)
+        for name, model in (("local", local), ("server", server))
+    ]
+    assert [[row.signals.get(SELF_ASSESSMENT) for row in run.rows()] for run in runs] == [[0.0, 0.0], [None, None]]
 
 
 def test_the_same_call_continues_an_interrupted_run(made, tmp_path):

@@ -24,6 +24,7 @@ from knowgate.labels.passages import (
     PassageSearchResults,
     count_truncated,
 )
+from knowgate.models.local_backend import LocalBackend
 from knowgate.models.prompts.answers import AnswerPrompts, fit_passages_batch
 from knowgate.models.prompts.questions import build_self_assessment_prompt
 from knowgate.types import (
@@ -267,7 +268,8 @@ class Labeler:
         """Ask the LLM whether it can answer each question.
 
         Returns:
-            For each question, the logit of yes minus that of no, by the signal's name; {} if the LLM gives no logits.
+            For each question, the logit of yes minus that of no, by the signal's name; {} if the LLM gives no logits, or
+            if a server lists neither label. A local model has logits of all tokens, so equal ones are a true tie.
         """
         if Signal.LABELS not in self.model.offers:
             return [{} for _ in questions]
@@ -278,7 +280,7 @@ class Labeler:
             return [{} for _ in questions]
         return [
             {confidence.SELF_ASSESSMENT: confidence.self_assessment_logit(question_logits)}
-            if confidence.has_distinct_logits(question_logits)
+            if isinstance(self.model, LocalBackend) or confidence.has_distinct_logits(question_logits)
             else {}
             for question_logits in logits
         ]

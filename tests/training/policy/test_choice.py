@@ -116,6 +116,14 @@ def test_an_arbiter_whose_llm_calls_cost_more_than_it_gains_is_no_reference():
     assert choice.chosen.gate == "gate"
 
 
+def test_a_policy_is_not_rejected_for_losing_what_plain_always_does_not_have_either():
+    gates, closed, opened, arbiters = make_arbiter_case()
+    slightly_costly = ChoiceOptions(price_search=0.2, price_llm_call=0.031)  # the rules arbiter gains 0.03
+    choice = choose_policy(gates, closed, opened, arbiters, options=slightly_costly)
+    assert choice.constant.name == choice.reference.name == "always"
+    assert (choice.chosen.gate, choice.chosen.searches) == ("gate", 0.5)
+
+
 def test_a_policy_that_fails_on_questions_it_was_not_chosen_on_is_kept_with_its_figures():
     random = np.random.default_rng(5)
     known, opened = random.random(N) < 0.68, random.random(N) < 0.7

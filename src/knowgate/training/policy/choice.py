@@ -139,7 +139,11 @@ def choose_policy(
     arbiters_by_name = {arbiter.name: arbiter for arbiter in arbiters}
     questions = GradedQuestions(closed_right, open_right, gates_by_name, arbiters_by_name, options or ChoiceOptions())
     questions = replace(questions, reference_arbiter=_choose_reference_arbiter(questions))
-    choice = _choose(questions, np.arange(n) % DEFAULT_FOLDS if folds is None else folds)
+    folds = np.arange(n) % DEFAULT_FOLDS if folds is None else folds
+    choice = _choose(questions, folds)
+    if choice.chosen.name == ALWAYS and questions.reference_arbiter:  # always is worth more than the reference
+        questions = replace(questions, reference_arbiter=NO_ARBITER)
+        choice = _choose(questions, folds)
     return replace(choice, frontier=_trace_frontier(questions, choice))
 
 

@@ -159,7 +159,10 @@ class PolicySearch:
         return self._fit_choice(self._choose(), out)
 
     def _fit_choice(self, choice: PolicyChoice, out: Path) -> FittedPolicy:
-        """Fit, test and write a chosen policy. If it fails the test, do the same with a constant policy."""
+        """Fit, test and write a chosen policy. If it fails the test, do the same with a constant policy.
+
+        If that is plain always retrieving, because no arbiter is worth its LLM calls, only losses against it count.
+        """
         result, examples = self._fit_gate(choice.chosen.gate)
         needs = candidates.score_calibrated(result, examples, self.evidence.held_out)
         reference_takes_closed, _ = self._fit_arbiter(choice.reference.arbiter)
@@ -170,6 +173,11 @@ class PolicySearch:
         # All questions count in the test: the others were tested by cross-validation when the policy was chosen.
         total = combine_results([choice.estimate, held_out])
         if choice.chosen.name != ALWAYS and not total.is_safe(self.options):
+            if (
+                choice.reference.arbiter and choice.constant.name == ALWAYS
+            ):  # losses are counted against the other choice
+                estimate = replace(choice.estimate, reference_loss=choice.estimate.loss)
+                return self._fit_choice(replace(choice, reference=choice.always, estimate=estimate), out)
             return self._fit_choice(self._reject(choice, total), out)
         arbiter = name_arbiter(choice.chosen, arbiter_folder, reads_draft=bool(result.request.draft_tokens))
         topics = self._measure_topics(self._list_retrieved(choice.chosen, outcomes.needs > threshold))
