@@ -45,6 +45,8 @@ export function formatAmount(value) {
   return value.toPrecision(2);
 }
 
+export const formatMoney = (amount) => amount.toFixed(amount < 1 ? 4 : 2);
+
 export function formatMilliseconds(value) {
   if (value >= 1000) return `${(value / 1000).toFixed(value >= 10000 ? 0 : 1)} s`;
   return `${value >= 10 ? Math.round(value) : value.toFixed(1)} ms`;
