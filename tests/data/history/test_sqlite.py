@@ -36,6 +36,15 @@ def test_forgotten_questions_leave_the_table_the_index_and_the_file(log):
     assert b"Bertha" not in b"".join(path.read_bytes() for path in log.path.parent.iterdir())
 
 
+def test_forgotten_questions_leave_the_files_while_the_log_stays_open(log):
+    log.add([entry("the secret of Bertha"), entry("the height of Everest")])
+    log.forget(contains="secret")
+    files = b"".join(path.read_bytes() for path in log.path.parent.iterdir())  # with the write-ahead log
+    assert b"Everest" in files
+    assert b"Bertha" not in files
+    log.close()
+
+
 def test_a_broken_file_is_rejected_and_not_changed(tmp_path):
     path = tmp_path / "log.db"
     path.write_bytes(b"this is no database, but somebody may want it back" * 50)
