@@ -20,11 +20,10 @@ from knowgate.evaluation.cost import (
     DEFAULT_SEARCH_PRICE,
     DEFAULT_TOKEN_PRICE,
     CostComparison,
-    PolicyCost,
     compare_traffic_costs,
     read_prices,
 )
-from knowgate.evaluation.replay import Prices, Traffic
+from knowgate.evaluation.replay import PolicyCost, Prices, Traffic
 from knowgate.evaluation.report.evaluation_verdict import NOT_COUNTED
 from knowgate.evaluation.traffic_log import LoggedTraffic
 
@@ -51,7 +50,7 @@ def cost_command(
         Path | None,
         path_option(
             "FILE",
-            "TOML file with prices: search, input_token, output_token, gpu_hour. Prices given as flags take precedence.",
+            "TOML file with prices: search, llm_call, input_token, output_token, gpu_hour. Flags take precedence.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
