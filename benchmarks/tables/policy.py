@@ -187,7 +187,7 @@ def headline_table(omit: Sequence[str] = ()) -> str:
 
 def readme_table() -> str:
     """Render the headline of README, without columns and judge variants that only the page on policies explains."""
-    text = headline_table(omit=("random", "models"))
+    text = headline_table(omit=("random", "against never", "models"))
     return re.sub(r"\bjudge, (?:mean )?gain\b", "judge", text)
 
 

@@ -39,9 +39,15 @@ def test_costs_of_a_log_use_its_threshold(call, log):
 
 
 def test_prices_of_a_file_can_be_overridden(call, log, tmp_path):
-    (tmp_path / "prices.toml").write_text("search = 0.01\noutput_token = 1e-6\n")
+    (tmp_path / "prices.toml").write_text("search = 0.01\nllm_call = 0.002\noutput_token = 1e-6\n")
     found = json.loads(call("cost", log, "--prices", "prices.toml", "--price-search", "0.02", "--json").out)
-    assert (found["prices"]["retrieval"], found["prices"]["output_token"]) == (0.02, 1e-6)
+    assert found["prices"] == {
+        "retrieval": 0.02,
+        "llm_call": 0.002,
+        "input_token": 0.0,
+        "output_token": 1e-6,
+        "gpu_hour": 0.0,
+    }
 
 
 def test_a_small_server_log_shows_what_it_records_and_nothing_else(call, tmp_path):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 
 import pytest
 
@@ -47,6 +49,43 @@ def test_a_threshold_without_enough_answers_is_unknown_and_not_recommended(call,
 def test_json_has_every_threshold(call, log):
     found = json.loads(call("replay", log, "--json", "--thresholds", "0.1..0.9").out)
     assert [line["threshold"] for line in found["thresholds"]] == [step / 10 for step in range(1, 10)]
+
+
+@pytest.fixture
+def server_log(tmp_path):
+    """Two requests that skipped the search and two that retrieved, each with a draft that takes a second."""
+    decision = {"gate": "logprob", "threshold": 0.5, "way": "draft", "milliseconds": {"draft": 1000, "total": 1100}}
+    with closing(sqlite3.connect(tmp_path / "log.db")) as database:
+        database.execute("CREATE TABLE decisions (id TEXT, at REAL, record TEXT)")
+        for at, need in enumerate((0.1, 0.2, 0.8, 0.9)):
+            record = json.dumps({**decision, "need": need, "retrieve": need > 0.5})
+            database.execute("INSERT INTO decisions VALUES (?, ?, ?)", (str(at), at, record))
+        database.commit()
+    return "log.db"
+
+
+def test_money_includes_the_llm_calls_that_the_gate_adds(call, server_log):
+    prices = ("--price-search", "0.005", "--price-llm-call", "0.002")
+    outcome = call("replay", server_log, "--thresholds", "0.5", *prices)
+    # Two searches saved, less two more calls; always retrieving takes four of both.
+    assert outcome.out.splitlines()[1].endswith("0.006 (21%)")
+    assert "not priced" not in outcome.err
+    money = json.loads(call("cost", server_log, *prices, "--json").out)["money"]
+    assert 4 * (money["always"] - money["gated"]) / 1000 == pytest.approx(0.006)
+
+
+def test_llm_calls_without_a_price_are_announced_if_there_is_money(call, server_log):
+    note = "extra LLM calls are not priced (--price-llm-call)"
+    assert note in call("replay", server_log, "--price-search", "0.005").err
+    assert note not in call("replay", server_log).err
+
+
+def test_what_takes_longer_than_always_retrieving_is_said_in_words(call, server_log):
+    # Always retrieving takes 4 x 0.1 s; the gate adds four drafts of a second.
+    row = call("replay", server_log, "--thresholds", "0.5").out.splitlines()[1]
+    assert row.endswith("4 s more (1000%)")
+    dear = call("replay", server_log, "--thresholds", "0.1", "--price-search", "0.005", "--price-llm-call", "0.01").out
+    assert "0.025 more (42%)" in dear  # one search saved, three more calls
 
 
 def test_bad_lines_are_shown(call, log):

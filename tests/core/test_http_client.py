@@ -128,5 +128,10 @@ def test_logins_and_parameters_are_secrets_in_both_their_forms():
     assert redact_urls(f"knowgate ask --index {url} x") == "knowgate ask --index https://***@x.test/find?*** x"
 
 
+def test_a_secret_that_contains_another_one_is_removed_completely():
+    secrets = find_url_secrets("https://app:app-k123@x.test/find?token=app-k123-4567")
+    assert redact_message("app-k123-4567 and app-k123 of app are wrong", secrets) == "*** and *** of *** are wrong"
+
+
 def test_a_plain_address_is_shown_as_it_is():
     assert redact_urls("see http://x.test/find, then") == "see http://x.test/find, then"

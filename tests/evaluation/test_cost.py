@@ -14,7 +14,6 @@ from knowgate.evaluation.cost import (
     CostAssumptions,
     QuestionCost,
     compare_traffic_costs,
-    compute_break_even_price,
     describe_prices,
     read_prices,
 )
@@ -67,13 +66,6 @@ def test_gated_and_always_cost_the_same_at_the_break_even_price():
     comparison = compare_traffic_costs(Traffic(costly), 0.5, at_it)
     assert price > 0
     assert comparison.always.money(at_it) == pytest.approx(comparison.gated.money(at_it))
-
-
-@pytest.mark.parametrize(
-    ("always", "gated", "skipped", "price"), [(1.0, 2.0, 0.5, 2.0), (2.0, 1.0, 0.5, 0.0), (1.0, 2.0, 0.0, None)]
-)
-def test_the_break_even_price_can_be_positive_zero_or_undefined(always, gated, skipped, price):
-    assert compute_break_even_price(always, gated, skipped) == price
 
 
 def test_right_answers_that_a_skip_loses_are_counted_on_graded_rows():

@@ -1,11 +1,21 @@
 """What thresholds save and risk on logged traffic, worked out by hand on a handful of questions."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from knowgate.errors import BadInput, BadSetting
-from knowgate.evaluation.replay import EventCost, Prices, SavedAmount, Traffic, TrafficEvent, replay_traffic
+from knowgate.evaluation.cost import compare_traffic_costs
+from knowgate.evaluation.replay import (
+    EventCost,
+    Prices,
+    SavedAmount,
+    Traffic,
+    TrafficEvent,
+    compute_break_even_price,
+    replay_traffic,
+)
 
 READ, CLOSED, OPENED = EventCost(1.0, 10.0, 2.0), EventCost(0.5, 0.0, 4.0), EventCost(3.0, 100.0, 5.0)
 
@@ -47,13 +57,47 @@ def test_money_is_searches_and_tokens_at_their_prices():
     assert result.savings["money"].always == pytest.approx(2 + 2 + 1)
 
 
+def test_a_second_llm_call_for_each_draft_that_is_retrieved_is_subtracted_from_the_money():
+    events = [replace(event(need), has_draft=True) for need in (0.1, 0.2, 0.3, 0.8)]
+    result = line(events, 0.5, Prices(search=0.005, llm_call=0.002))
+    assert result.savings["llm_calls"] == SavedAmount(-1, 4)
+    assert result.savings["money"].saved == pytest.approx(3 * 0.005 - 1 * 0.002)
+    assert result.savings["money"].always == pytest.approx(4 * 0.007)
+
+
+@pytest.mark.parametrize("prices", [{"llm_call": 0.3}, {"token": 0.01}, {"gpu_hour": 5.0}])
+def test_replay_and_cost_give_the_same_money(prices):
+    prices = Prices(search=0.2, **prices)
+    costs = {
+        "reading": EventCost(1.0, 10.0, 2.0, 7.0),
+        "closed": EventCost(0.5, 0.0, 4.0, 8.0),
+        "opened": EventCost(3.0, 100.0, 5.0, 9.0),
+    }
+    traffic = Traffic([event(need, **costs) for need in (0.1, 0.6, 0.9)])
+    cost = compare_traffic_costs(traffic, 0.5, prices)
+    saved = replay_traffic(traffic, [0.5], prices)[0].savings["money"].saved
+    assert saved == pytest.approx(3 * (cost.always.money(prices) - cost.gated.money(prices)))
+
+
+def test_money_is_unknown_if_calls_have_a_price_and_nobody_knows_whether_there_were_drafts():
+    assert line([TrafficEvent(0.2, False)], 0.5, Prices(search=2.0, llm_call=1.0)).savings["money"] is None
+
+
+@pytest.mark.parametrize(
+    ("always", "gated", "skipped", "price"), [(1.0, 2.0, 0.5, 2.0), (2.0, 1.0, 0.5, 0.0), (1.0, 2.0, 0.0, None)]
+)
+def test_the_break_even_price_can_be_positive_zero_or_undefined(always, gated, skipped, price):
+    assert compute_break_even_price(always, gated, skipped) == price
+
+
 def test_unknown_costs_are_replaced_by_the_mean():
     events = [
         event(0.2, False, opened=EventCost()),
         event(0.8, True, opened=EventCost(2.0)),
         event(0.9, True, opened=EventCost(4.0)),
     ]
-    assert line(events, 0.5).savings["seconds"] == SavedAmount(9 - (3 + 0.5 + 2 + 4), 9)
+    seconds = line(events, 0.5).savings["seconds"]
+    assert (seconds.saved, seconds.always) == (pytest.approx(9 - (3 + 0.5 + 2 + 4)), 9)
     assert Traffic(events).count_known("opened") == 2
 
 

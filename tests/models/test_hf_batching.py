@@ -127,6 +127,17 @@ def test_answers_with_a_shared_prompt_cache_need_no_memory_for_copies(gpu):
     assert len(list(split_into_batches([900] * 4, replace(CUDA_LIMITS, row_tokens=1_000_000), rows=2_000))) == 4
 
 
+@pytest.mark.parametrize(
+    "limit",
+    [{"prompts": 2}, {"prompt_tokens": 29}, {"rows": 7}, {"row_tokens": 89}],
+    ids=lambda limit: next(iter(limit)),
+)
+def test_a_batch_keeps_each_limit(limit):
+    # With three prompts of 10 tokens and 3 answers each, a batch would have 30 tokens, 9 rows and 90 tokens of all rows.
+    assert list(split_into_batches([10] * 3, CUDA_LIMITS, rows=3)) == [[0, 1, 2]]
+    assert list(split_into_batches([10] * 3, replace(CUDA_LIMITS, **limit), rows=3)) == [[0, 1], [2]]
+
+
 def test_cpu_limits_are_fixed():
     with limit_gpu_memory(torch.device("cpu")):
         assert compute_batch_limits(None, torch.device("cpu")).prompts == 64

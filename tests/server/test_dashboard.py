@@ -1,10 +1,16 @@
 """The dashboard: its data, and its page in a real browser."""
 
+import re
+
 import httpx
 import pytest
 
+from knowgate.evaluation.cost import compare_traffic_costs
+from knowgate.evaluation.replay import Prices, Traffic
+from knowgate.evaluation.server_log import read_server_log
 from knowgate.server.auth.api_keys import add_key
 from tests.server.conftest import KNOWN, UNKNOWN
+from tests.server.test_arbitration import FixedArbiter, use_arbiter
 from tests.server.test_chat import ask
 from tests.server.test_learning import audit_options, get_arms, serve_with_alarm, wait_for_audits
 from tests.support.browser import driven
@@ -70,6 +76,46 @@ def test_savings_are_net_of_discarded_drafts(serve, stub, tmp_path):
     assert result["stages"]["gate"]["n"] == 3
 
 
+@pytest.mark.parametrize(
+    ("prices", "money", "is_unpriced"),
+    [
+        ({"price_search": 0.005}, 2 * 0.005, True),
+        ({"price_search": 0.005, "price_llm_call": 0.002}, 2 * 0.005 - 0.002, False),
+        ({"price_search": 0.005, "price_llm_call": 0.0}, 2 * 0.005, False),
+        ({"price_search": 0.005, "price_token": 0.0}, 2 * 0.005, False),
+        ({"price_llm_call": 0.002}, -0.002, False),
+        ({}, None, False),
+    ],
+)
+def test_the_second_call_after_a_draft_is_subtracted_from_the_money(serve, stub, prices, money, is_unpriced):
+    address, _ = serve(gate="logprob:first", options=prices)
+    for stub.sure in (-9.0, -0.01, -0.01):
+        ask(address)
+    arm = httpx.get(f"{address}/v1/dashboard").json()["figures"]["arms"]["all"]
+    assert arm["extra_llm_calls"] == 1
+    assert arm["saved"]["money"] == (None if money is None else pytest.approx(money))
+    assert arm["has_unpriced_calls"] is is_unpriced
+
+
+def test_the_dashboard_and_cost_give_the_same_money(serve, stub, tmp_path):
+    address, _ = serve(gate="logprob:first", options=log_options(tmp_path, price_search=0.005, price_llm_call=0.002))
+    for stub.sure in (-9.0, -0.01, -9.0, -0.01):
+        ask(address)
+    saved = httpx.get(f"{address}/v1/dashboard").json()["figures"]["arms"]["all"]["saved"]["money"]
+    prices = Prices(search=0.005, llm_call=0.002)
+    cost = compare_traffic_costs(Traffic(read_server_log(tmp_path / "d.db").events), 0.5, prices)
+    assert saved == pytest.approx(4 * (cost.always.money(prices) - cost.gated.money(prices)))
+
+
+def test_a_draft_for_the_arbiter_alone_is_an_extra_call(serve, stub):
+    options = {"price_search": 0.005, "price_llm_call": 0.002}
+    address, _ = serve(gate="always", options=options, change=use_arbiter(FixedArbiter(0.1)))
+    ask(address)
+    arm = httpx.get(f"{address}/v1/dashboard").json()["figures"]["arms"]["all"]
+    assert (arm["extra_llm_calls"], arm["saved"]["money"]) == (1, pytest.approx(-0.002))
+    assert arm["saved"]["tokens"] < 0
+
+
 def test_llm_and_gates_are_named_as_the_user_names_them(serve, stub, tmp_path):
     options = {"upstream_model": "my-llm", "gate_b": "logprob:mean", "decisions": str(tmp_path / "d.db"), "audit": 0.5}
     address, _ = serve(gate="logprob:first", options=options)
@@ -117,6 +163,21 @@ def test_the_page_shows_decisions_as_text_without_console_errors(serve, stub, pa
     assert HOSTILE in text
     assert page.run("document.querySelectorAll('#recent img, #recent b').length") == 0
     assert "answers differ" in text
+    assert page.console == []
+
+
+@pytest.mark.process
+@needs_browser
+def test_the_page_says_in_words_if_the_gate_takes_more_and_if_calls_are_not_priced(serve, stub, page):
+    address, _ = serve(gate="logprob:first", options={"price_search": 0.005})
+    stub.sure, stub.slow = -9.0, 0.3
+    ask(address)
+    open_dashboard(page, address)
+    page.wait("document.querySelectorAll('#tiles dd').length === 6")
+    tiles = page.run("document.getElementById('tiles').textContent")
+    assert re.search(r"[1-9]\d* ms moretime than always retrieving, because of drafts", tiles)
+    assert "money saved; extra LLM calls are not priced (--price-llm-call)" in tiles
+    assert "Figures since" in page.text
     assert page.console == []
 
 

@@ -118,6 +118,15 @@ def test_an_equal_completion_or_response_loses_nothing(serve, stub, tmp_path, mo
     assert wait_for_audits(address, 1)["loss"]["lost"] == 0.0
 
 
+def test_requests_are_sampled_with_the_probability_of_the_option(serve, tmp_path):
+    address, app = serve(gate="never", options=audit_options(tmp_path, audit=0.1))
+    numbers = iter([0.05, 0.1, 0.15, 0.099])
+    app.state.service.learner.random = SimpleNamespace(random=lambda: next(numbers))
+    assert [ask(address).status_code for _ in range(4)] == [200] * 4
+    wait_for_audits(address, 2)
+    assert count_finished_audits(address) == 2
+
+
 def test_a_completion_that_echoes_its_prompt_is_not_audited(serve, stub, tmp_path):
     stub.speaks = True
     address, _ = serve(gate="never", options=audit_options(tmp_path))

@@ -137,6 +137,18 @@ def test_any_minute_has_at_most_as_many_requests_as_the_rate(tmp_path):
     assert all(late - early > 60 for early, late in zip(times, times[10:], strict=False))
 
 
+def test_a_request_counts_until_it_is_more_than_a_minute_old(tmp_path):
+    add_key(tmp_path / "keys.json", "app", rate=1)
+    (key,), now = read_keys(tmp_path / "keys.json"), [1000.9]
+    limiter = RateLimiter(tmp_path / "keys.json", clock=lambda: now[0])
+    assert admitted(limiter, key)
+    now[0] = 1060.1  # 59.2 seconds later, and the first request that may be rejected
+    assert not admitted(limiter, key)
+    now[0] = 1061.0
+    assert admitted(limiter, key)
+    limiter.close()
+
+
 def test_workers_that_lose_the_file_of_the_counters_share_a_new_one(tmp_path):
     add_key(tmp_path / "keys.json", "app", rate=3)
     (key,) = read_keys(tmp_path / "keys.json")

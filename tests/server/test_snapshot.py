@@ -1,10 +1,12 @@
 """Statistics of the server, combined over its processes."""
 
 import asyncio
+import time
 
 import pytest
 
 from knowgate.server.options import ServeOptions
+from knowgate.server.telemetry.decision_log import DecisionLog
 from knowgate.server.telemetry.snapshot import MetricsSnapshot, SnapshotExchange
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.types import Decision
@@ -54,6 +56,23 @@ def test_workers_without_a_decision_log_share_statistics_in_a_file(tmp_path, mon
         return texts
 
     assert asyncio.run(run()) == ["of the first"]
+
+
+@pytest.mark.parametrize(("seconds_ago", "texts"), [(170, ["of the ended server"]), (190, [])])
+def test_a_server_that_has_ended_counts_for_three_minutes(tmp_path, monkeypatch, seconds_ago, texts):
+    async def run():
+        log = DecisionLog(str(tmp_path / "d.db"), stores_questions=False)
+        now = time.time()
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time", lambda: now - seconds_ago)
+            ended = SnapshotExchange(lambda: "of the ended server", log)
+            ended.schedule_write()
+            await ended.close()
+        others = await SnapshotExchange(lambda: "", log).read_others()
+        log.close()
+        return others
+
+    assert asyncio.run(run()) == texts
 
 
 def test_without_decision_log_and_file_there_are_no_other_workers(monkeypatch):

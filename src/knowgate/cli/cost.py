@@ -20,11 +20,10 @@ from knowgate.evaluation.cost import (
     DEFAULT_SEARCH_PRICE,
     DEFAULT_TOKEN_PRICE,
     CostComparison,
-    PolicyCost,
     compare_traffic_costs,
     read_prices,
 )
-from knowgate.evaluation.replay import Prices, Traffic
+from knowgate.evaluation.replay import PolicyCost, Prices, Traffic
 from knowgate.evaluation.report.evaluation_verdict import NOT_COUNTED
 from knowgate.evaluation.traffic_log import LoggedTraffic
 from knowgate.gates.fitted_gate import has_judge

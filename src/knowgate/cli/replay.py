@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import Field
 
 from knowgate.cli.console import inform, print_json, print_tables
 from knowgate.cli.options import parse_log_location
@@ -44,16 +43,9 @@ RISK_COLUMNS = {
 }
 
 
-class ReplayPrices(replay.Prices):
-    """Prices as flags of `knowgate replay`, without those of a GPU hour and of an LLM call, which have no flag here."""
-
-    gpu_hour: replay.Price = Field(default=0.0, json_schema_extra={"flag": None})
-    llm_call: replay.Price = Field(default=0.0, json_schema_extra={"flag": None})
-
-
 def replay_command(
     log: LogArgument,
-    prices: ReplayPrices,
+    prices: replay.Prices,
     gate: Annotated[
         str | None,
         typer.Option(
@@ -91,6 +83,8 @@ def replay_command(
     else:
         print_tables([_build_table(results, names, with_money=prices.are_given)])
     print_log_summary(logged, traffic)
+    if prices.are_given and not prices.include_llm and any(_makes_extra_calls(result) for result in results):
+        inform("Of the money saved, extra LLM calls are not priced (--price-llm-call).")
     if any(not result.has_evidence for result in results):
         inform(
             f"The risk of a threshold is unknown if fewer than {replay.MIN_KNOWN_QUESTIONS} skipped questions have both answers. "
@@ -186,7 +180,7 @@ def _build_table(results: Sequence[replay.ReplayResult], names: dict[float, str]
             label += f" ({names[result.threshold]})"
         cells = [label, f"{result.rate:.1%}", _format_saving(result.savings["retrievals"]), _format_known(result)]
         cells += [_format_share(result.risks[name]) for name in risk_titles]
-        cells += [_format_saving(result.savings[amount]) for amount in amounts]
+        cells += [_format_saving(result.savings[amount], " s" * (amount == "seconds")) for amount in amounts]
         rows.append(tuple(cells))
     return TextTable("", tuple(columns), tuple(rows))
 
@@ -198,12 +192,20 @@ def _format_known(result: replay.ReplayResult) -> str:
     return f"{result.known:,} of {n_skipped:,} ({result.known / n_skipped:.0%})" if n_skipped else "-"
 
 
-def _format_saving(saving: replay.SavedAmount | None) -> str:
-    """Format an amount saved and its share of what always retrieving takes; '-' if unknown."""
+def _makes_extra_calls(result: replay.ReplayResult) -> bool:
+    """Return whether the gate is known to make more LLM calls than always retrieving."""
+    calls = result.savings["llm_calls"]
+    return calls is not None and calls.saved < 0
+
+
+def _format_saving(saving: replay.SavedAmount | None, unit: str = "") -> str:
+    """Format an amount saved, or taken more, and its share of what always retrieving takes; '-' if unknown."""
     if saving is None:
         return "-"
-    amount = f"{saving.saved:,.0f}" if abs(saving.saved) >= 100 else f"{saving.saved:.3g}"
-    return f"{amount} ({saving.saved / saving.always:.0%})" if saving.always else amount
+    saved = round(saving.saved, 9)
+    amount = f"{abs(saved):,.0f}" if abs(saved) >= 100 else f"{abs(saved):.3g}"
+    amount += f"{unit} more" if saved < 0 else unit
+    return f"{amount} ({abs(saved) / saving.always:.0%})" if saving.always else amount
 
 
 def _format_share(share: Proportion) -> str:

@@ -7,7 +7,6 @@ search are assumptions.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,8 @@ from knowgate.core.options import Options, option, read_options
 from knowgate.core.validation import parse_toml, read_text
 from knowgate.data.runs.table import LabelTable
 from knowgate.evaluation.gate_results import GateResult
-from knowgate.evaluation.replay import CLOSED_ONLY, SECONDS_PER_HOUR, Price, Prices, Traffic, make_proportion
+from knowgate.evaluation.replay import CLOSED_ONLY, PolicyCost, Price, Prices, Traffic, measure_cost
 from knowgate.stats.metrics import BoolArray, FloatArray
-from knowgate.stats.proportions import Proportion
 
 COST_QUESTIONS = 1_000  # questions that `knowgate cost` shows costs for
 SAVINGS_QUESTIONS = 100_000  # questions that reports show savings for
@@ -35,92 +33,7 @@ def read_prices(path: Path) -> Prices:
     return read_options(Prices, parse_toml(read_text(path), str(path)), str(path))
 
 
-def compute_break_even_price(always: float, gated: float, skipped: float) -> float | None:
-    """Return the search price above which a gate is cheaper than always retrieving.
-
-    Solves p + always = (1 - skipped) p + gated for p.
-
-    Args:
-        always: Cost per question of always retrieving, without searches.
-        gated: Cost per question with the gate, without searches.
-        skipped: Searches saved per question.
-
-    Returns:
-        0 if the gate is cheaper at any price, None if it skips nothing.
-    """
-    return max(0.0, (gated - always) / skipped) if skipped > 0 else None
-
-
 # --- logged traffic -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class PolicyCost:
-    """Mean cost per question of always, never or gated retrieval. Amounts that are not recorded are None.
-
-    Attributes:
-        searches: Number of searches.
-        prompt: Number of tokens that the LLM reads; on label runs, only those of passages.
-        completion: Number of tokens that the LLM generates.
-        gpu: Seconds of the LLM's GPU.
-        lost: Share of questions that are answered wrong because the search is skipped. None if answers are not graded.
-        calls: Number of LLM calls.
-        gained: Share of questions that are answered right because the search is skipped. None if answers are not
-            graded.
-    """
-
-    searches: float
-    prompt: float | None
-    completion: float | None
-    gpu: float | None = None
-    lost: Proportion | None = None
-    calls: float | None = None
-    gained: Proportion | None = None
-
-    @property
-    def change(self) -> float | None:
-        """Gained minus lost answers, as a share of the questions; None if answers are not graded."""
-        return (self.gained.hits - self.lost.hits) / self.lost.n if self.gained and self.lost else None
-
-    def money(self, prices: Prices) -> float | None:
-        """Return the total cost. None if an amount that has a price is unknown."""
-        model_cost = self.money_without_searches(prices)
-        return None if model_cost is None else self.searches * prices.search + model_cost
-
-    def money_without_searches(self, prices: Prices) -> float | None:
-        """Return the cost of everything but searches. None if an amount that has a price is unknown."""
-        if self.missing_amounts(prices):
-            return None
-        return math.fsum((amount or 0.0) * price for amount, price in self._priced_amounts(prices).values())
-
-    def count_extra_calls(self, always: PolicyCost) -> float | None:
-        """Return the LLM calls per question that this policy makes more than `always`; None if unknown."""
-        return None if self.calls is None or always.calls is None else self.calls - always.calls
-
-    def break_even(self, always: PolicyCost, prices: Prices) -> float | None:
-        """Return the search price above which this policy is cheaper than `always`, the policy that always retrieves.
-
-        None if costs are unknown or this policy skips nothing.
-        """
-        before, after = always.money_without_searches(prices), self.money_without_searches(prices)
-        extra_calls = self.count_extra_calls(always)
-        has_unpriced_calls = not prices.include_llm and (extra_calls is None or extra_calls > 0)
-        if before is None or after is None or has_unpriced_calls:
-            return None
-        return compute_break_even_price(before, after, always.searches - self.searches)
-
-    def missing_amounts(self, prices: Prices) -> list[str]:
-        """List the names of prices above 0 whose amounts are unknown."""
-        return [name for name, (amount, price) in self._priced_amounts(prices).items() if price and amount is None]
-
-    def _priced_amounts(self, prices: Prices) -> dict[str, tuple[float | None, float]]:
-        """Return (amount, price of one unit) by the name of the price."""
-        return {
-            "input_token": (self.prompt, prices.input_token),
-            "output_token": (self.completion, prices.output_token),
-            "gpu_hour": (self.gpu, prices.gpu_hour / SECONDS_PER_HOUR),
-            "llm_call": (self.calls, prices.llm_call),
-        }
 
 
 @dataclass(frozen=True)
@@ -177,69 +90,11 @@ def compare_traffic_costs(traffic: Traffic, threshold: float, prices: Prices) ->
     return CostComparison(
         len(retrieve),
         threshold,
-        always=_measure_cost(traffic, np.ones_like(retrieve), "opened"),
-        never=_measure_cost(traffic, np.zeros_like(retrieve), CLOSED_ONLY),
-        gated=_measure_cost(traffic, retrieve, None),
+        always=measure_cost(traffic, np.ones_like(retrieve), "opened"),
+        never=measure_cost(traffic, np.zeros_like(retrieve), CLOSED_ONLY),
+        gated=measure_cost(traffic, retrieve, None),
         prices=prices,
     )
-
-
-def _measure_cost(traffic: Traffic, retrieve: BoolArray, stage: str | None) -> PolicyCost:
-    """Measure the mean cost per question.
-
-    Args:
-        traffic: Logged questions.
-        retrieve: Whether each question is retrieved for.
-        stage: The cost that every question has without a gate: 'opened' (answer with passages) or CLOSED_ONLY (without).
-            None for gated retrieval: the gate's reading, then the answer with passages or the rest of that without.
-    """
-    prompt, completion, gpu = (
-        _compute_mean_amount(traffic, measure, retrieve, stage) for measure in ("prompt", "completion", "gpu")
-    )
-    calls = 1.0 if stage is not None else _count_gated_calls(traffic, retrieve)
-    lost, gained = _compare_answers(traffic, retrieve, has_arbiter=stage is None)
-    return PolicyCost(float(retrieve.mean()), prompt, completion, gpu, lost, calls, gained)
-
-
-def _count_gated_calls(traffic: Traffic, retrieve: BoolArray) -> float | None:
-    """Count the LLM calls per question with a gate; None if it is unknown whether the gate drafts an answer.
-
-    A draft of a skipped question is continued in the same call. A retrieved question with a draft needs a second call.
-    """
-    drafts = [event.reading.completion if event.has_draft is None else event.has_draft for event in traffic.events]
-    if np.isnan(drafts).all():
-        return None
-    gate_calls = np.array([event.extra_calls for event in traffic.events])
-    is_answered_again = retrieve & (np.array(drafts) > 0)
-    return float((1 + gate_calls + is_answered_again).mean())
-
-
-def _compute_mean_amount(traffic: Traffic, measure: str, retrieve: BoolArray, stage: str | None) -> float | None:
-    """Return the mean of one cost measure ('prompt', 'completion' or 'gpu') per question; None if unknown.
-
-    `stage` names the recorded cost that every question has. None means gated retrieval: the cost of the gate's reading
-    plus that of the answer that `retrieve` selects.
-    """
-    if stage is not None:
-        amounts = traffic.costs[stage][measure]
-    else:
-        reading, closed, opened = (traffic.costs[name][measure] for name in ("reading", "closed", "opened"))
-        amounts = reading + np.where(retrieve, opened, closed)
-    mean = float(amounts.mean())
-    return None if math.isnan(mean) else mean
-
-
-def _compare_answers(traffic: Traffic, retrieve: BoolArray, *, has_arbiter: bool) -> tuple[Proportion | None, ...]:
-    """Return the shares of questions that are lost and gained against always retrieving without an arbiter.
-
-    None for a log, where it is only known whether the answers differ, not whether one is wrong.
-    """
-    grades = [event.right for event in traffic.events]
-    if None in grades:
-        return None, None
-    closed, opened, arbitrated = np.array(grades, dtype=bool).T
-    right = np.where(retrieve, arbitrated if has_arbiter else opened, closed)
-    return make_proportion(opened & ~right), make_proportion(right & ~opened)
 
 
 # --- label runs -----------------------------------------------------------------------------------

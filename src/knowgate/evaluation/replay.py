@@ -1,4 +1,4 @@
-"""Replay of logged traffic at other thresholds: what each would have saved and risked.
+"""Replay of logged traffic at other thresholds: what each would have saved and risked, at given prices.
 
 If you always retrieve, every question costs a search and an answer with passages (open-book). With a gate, every
 question first costs the gate's reading of it. After that, it costs either the open-book answer or the rest of the
@@ -47,7 +47,7 @@ class Prices(Options):
     )
     llm_call: Price = option(
         0.0,
-        "Price of one call of the LLM. Use it instead of token prices if a log holds no tokens.",
+        "Price of one call of the LLM. Use it instead of token prices if you pay per call or a log holds no tokens.",
         flag_name="price-llm-call",
     )
     gpu_hour: Price = option(
@@ -84,6 +84,94 @@ class Prices(Options):
             "gpu_hour": self.gpu_hour,
         }
         return prices | ({"llm_call": self.llm_call} if "llm_call" in self.model_fields_set else {})
+
+
+def compute_break_even_price(always: float, gated: float, skipped: float) -> float | None:
+    """Return the search price above which a gate is cheaper than always retrieving.
+
+    Solves p + always = (1 - skipped) p + gated for p.
+
+    Args:
+        always: Cost per question of always retrieving, without searches.
+        gated: Cost per question with the gate, without searches.
+        skipped: Searches saved per question.
+
+    Returns:
+        0 if the gate is cheaper at any price, None if it skips nothing.
+    """
+    return max(0.0, (gated - always) / skipped) if skipped > 0 else None
+
+
+@dataclass(frozen=True)
+class PolicyCost:
+    """Mean cost per question of always, never or gated retrieval. Amounts that are not recorded are None.
+
+    Attributes:
+        searches: Number of searches.
+        prompt: Number of tokens that the LLM reads; on label runs, only those of passages.
+        completion: Number of tokens that the LLM generates.
+        gpu: Seconds of the LLM's GPU.
+        lost: Share of questions that are answered wrong because the search is skipped. None if answers are not graded.
+        calls: Number of LLM calls.
+        gained: Share of questions that are answered right because the search is skipped. None if answers are not
+            graded.
+    """
+
+    searches: float
+    prompt: float | None
+    completion: float | None
+    gpu: float | None = None
+    lost: Proportion | None = None
+    calls: float | None = None
+    gained: Proportion | None = None
+
+    @property
+    def change(self) -> float | None:
+        """Gained minus lost answers, as a share of the questions; None if answers are not graded."""
+        return (self.gained.hits - self.lost.hits) / self.lost.n if self.gained and self.lost else None
+
+    def money(self, prices: Prices) -> float | None:
+        """Return the total cost. None if an amount that has a price is unknown."""
+        model_cost = self.money_without_searches(prices)
+        return None if model_cost is None else self.searches * prices.search + model_cost
+
+    def money_without_searches(self, prices: Prices) -> float | None:
+        """Return the cost of everything but searches. None if an amount that has a price is unknown."""
+        if self.missing_amounts(prices):
+            return None
+        return math.fsum((amount or 0.0) * price for amount, price in self._priced_amounts(prices).values())
+
+    def count_extra_calls(self, always: PolicyCost) -> float | None:
+        """Return the LLM calls per question that this policy makes more than `always`; None if unknown."""
+        return None if self.calls is None or always.calls is None else self.calls - always.calls
+
+    def break_even(self, always: PolicyCost, prices: Prices) -> float | None:
+        """Return the search price above which this policy is cheaper than `always`, the policy that always retrieves.
+
+        None if costs are unknown or this policy skips nothing.
+        """
+        before, after = always.money_without_searches(prices), self.money_without_searches(prices)
+        extra_calls = self.count_extra_calls(always)
+        has_unpriced_calls = not prices.include_llm and (extra_calls is None or extra_calls > 0)
+        if before is None or after is None or has_unpriced_calls:
+            return None
+        return compute_break_even_price(before, after, always.searches - self.searches)
+
+    def missing_amounts(self, prices: Prices) -> list[str]:
+        """List the names of prices above 0 whose amounts are unknown."""
+        return [name for name, (amount, price) in self._priced_amounts(prices).items() if price and amount is None]
+
+    def _priced_amounts(self, prices: Prices) -> dict[str, tuple[float | None, float]]:
+        """Return (amount, price of one unit) by the name of the price."""
+        return {
+            "input_token": (self.prompt, prices.input_token),
+            "output_token": (self.completion, prices.output_token),
+            "gpu_hour": (self.gpu, prices.gpu_hour / SECONDS_PER_HOUR),
+            "llm_call": (self.calls, prices.llm_call),
+        }
+
+
+TOKEN_COUNT = Prices(token=1.0)  # at these prices, the cost is the number of tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +243,8 @@ class ReplayResult:
         threshold: The gate retrieves if need is above it.
         retrieved: Number of questions that the gate retrieves for.
         rate: Share of questions that the gate retrieves for.
-        savings: Savings by kind: 'retrievals', 'tokens', 'seconds', 'money'. None if the log records too little.
+        savings: Savings by kind: 'retrievals', 'llm_calls', 'tokens', 'seconds', 'money'. None if the log records too
+            little.
         risks: Share of answers that skipping would change or lose, by how both answers are known: 'retrieved' (the
             gate drafted an answer and then retrieved), 'audited' (skipped, and answered with passages as a check) or
             'graded' (label run). The shares are None if `has_evidence` is false.
@@ -256,18 +345,14 @@ def _replay_threshold(traffic: Traffic, threshold: float, prices: Prices) -> Rep
     """
     retrieve = traffic.needs > threshold
     n, n_retrieved = len(retrieve), int(retrieve.sum())
-    saved = {measure: _measure_saving(traffic, measure, retrieve) for measure in COST_MEASURES}
-    searches = SavedAmount(n - n_retrieved, n)
+    always, gated = measure_cost(traffic, np.ones_like(retrieve), "opened"), measure_cost(traffic, retrieve, None)
+    before, after = (_compute_mean_amount(traffic, "seconds", retrieve, stage) for stage in ("opened", None))
     savings = {
-        "retrievals": searches,
-        "tokens": _add_savings((saved["prompt"], 1.0), (saved["completion"], 1.0)),
-        "seconds": saved["seconds"],
-        "money": _add_savings(
-            (searches, prices.search),
-            (saved["prompt"], prices.input_token),
-            (saved["completion"], prices.output_token),
-            (saved["gpu"], prices.gpu_hour / SECONDS_PER_HOUR),
-        ),
+        "retrievals": SavedAmount(n - n_retrieved, n),
+        "llm_calls": _make_saving(always.calls, gated.calls, n),
+        "tokens": _make_saving(always.money(TOKEN_COUNT), gated.money(TOKEN_COUNT), n),
+        "seconds": _make_saving(before, after, n),
+        "money": _make_saving(always.money(prices), gated.money(prices), n) if prices.are_given else None,
     }
     has_evidence = _has_evidence(traffic, threshold)
     risks = {
@@ -300,29 +385,64 @@ def make_proportion(flags: BoolArray, *, is_known: bool = True) -> Proportion:
     return Proportion(hits, n, hits / n, *wilson_interval(hits, n))
 
 
-def _measure_saving(traffic: Traffic, measure: str, retrieve: BoolArray) -> SavedAmount | None:
-    """Return how much of one cost measure is saved by retrieving only where `retrieve` is true; None if unknown.
+def _make_saving(always: float | None, gated: float | None, n: int) -> SavedAmount | None:
+    """Return what a gate saves on n questions from the mean amounts per question; None if one is unknown."""
+    return None if always is None or gated is None else SavedAmount(n * (always - gated), n * always)
 
-    Always retrieving costs the answers with passages. With a gate, each question costs the gate's reading of it, and then
-    the answer with passages or the rest of the answer without them.
+
+def measure_cost(traffic: Traffic, retrieve: BoolArray, stage: str | None) -> PolicyCost:
+    """Measure the mean cost per question.
+
+    Args:
+        traffic: Logged questions.
+        retrieve: Whether each question is retrieved for.
+        stage: The cost that every question has without a gate: 'opened' (answer with passages) or CLOSED_ONLY (without).
+            None for gated retrieval: the gate's reading, then the answer with passages or the rest of that without.
     """
-    reading, closed, opened = (traffic.costs[stage][measure] for stage in COST_STAGES)
-    always = float(opened.sum())
-    gated = float((reading + np.where(retrieve, opened, closed)).sum())
-    return None if math.isnan(always) or math.isnan(gated) else SavedAmount(always - gated, always)
+    prompt, completion, gpu = (
+        _compute_mean_amount(traffic, measure, retrieve, stage) for measure in ("prompt", "completion", "gpu")
+    )
+    calls = 1.0 if stage is not None else _count_gated_calls(traffic, retrieve)
+    lost, gained = _compare_answers(traffic, retrieve, has_arbiter=stage is None)
+    return PolicyCost(float(retrieve.mean()), prompt, completion, gpu, lost, calls, gained)
 
 
-def _add_savings(*parts: tuple[SavedAmount | None, float]) -> SavedAmount | None:
-    """Add up (saving, price) pairs, each saving times its price.
+def _count_gated_calls(traffic: Traffic, retrieve: BoolArray) -> float | None:
+    """Count the LLM calls per question with a gate; None if it is unknown whether the gate drafts an answer.
 
-    Returns:
-        None if a saving whose price is not 0 is unknown, or if all prices are 0.
+    A draft of a skipped question is continued in the same call. A retrieved question with a draft needs a second call.
     """
-    saved = always = 0.0
-    priced = [(saving, price) for saving, price in parts if price]
-    for saving, price in priced:
-        if saving is None:
-            return None
-        saved += saving.saved * price
-        always += saving.always * price
-    return SavedAmount(saved, always) if priced else None
+    drafts = [event.reading.completion if event.has_draft is None else event.has_draft for event in traffic.events]
+    if np.isnan(drafts).all():
+        return None
+    gate_calls = np.array([event.extra_calls for event in traffic.events])
+    is_answered_again = retrieve & (np.array(drafts) > 0)
+    return float((1 + gate_calls + is_answered_again).mean())
+
+
+def _compute_mean_amount(traffic: Traffic, measure: str, retrieve: BoolArray, stage: str | None) -> float | None:
+    """Return the mean of one cost measure ('prompt', 'completion' or 'gpu') per question; None if unknown.
+
+    `stage` names the recorded cost that every question has. None means gated retrieval: the cost of the gate's reading
+    plus that of the answer that `retrieve` selects.
+    """
+    if stage is not None:
+        amounts = traffic.costs[stage][measure]
+    else:
+        reading, closed, opened = (traffic.costs[name][measure] for name in ("reading", "closed", "opened"))
+        amounts = reading + np.where(retrieve, opened, closed)
+    mean = float(amounts.mean())
+    return None if math.isnan(mean) else mean
+
+
+def _compare_answers(traffic: Traffic, retrieve: BoolArray, *, has_arbiter: bool) -> tuple[Proportion | None, ...]:
+    """Return the shares of questions that are lost and gained against always retrieving without an arbiter.
+
+    None for a log, where it is only known whether the answers differ, not whether one is wrong.
+    """
+    grades = [event.right for event in traffic.events]
+    if None in grades:
+        return None, None
+    closed, opened, arbitrated = np.array(grades, dtype=bool).T
+    right = np.where(retrieve, arbitrated if has_arbiter else opened, closed)
+    return make_proportion(opened & ~right), make_proportion(right & ~opened)

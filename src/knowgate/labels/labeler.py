@@ -268,8 +268,7 @@ class Labeler:
         """Ask the LLM whether it can answer each question.
 
         Returns:
-            For each question, the logit of yes minus that of no, by the signal's name; {} if the LLM gives no logits, or
-            if a server lists neither label. A local model has logits of all tokens, so equal ones are a true tie.
+            For each question, the logit of yes minus that of no, by the signal's name; {} if a server lists neither label.
         """
         if Signal.LABELS not in self.model.offers:
             return [{} for _ in questions]
@@ -278,12 +277,10 @@ class Labeler:
             logits = self.model.label_logits(prompts, confidence.ASSESSMENT_LABELS)
         except UnsupportedSignal:  # the answers are still useful without the self-assessment
             return [{} for _ in questions]
-        return [
-            {confidence.SELF_ASSESSMENT: confidence.self_assessment_logit(question_logits)}
-            if isinstance(self.model, LocalBackend) or confidence.has_distinct_logits(question_logits)
-            else {}
-            for question_logits in logits
-        ]
+        lists_all = isinstance(self.model, LocalBackend)  # then equal logits are a true tie
+        is_known = [lists_all or confidence.has_distinct_logits(each) for each in logits]
+        values = [{confidence.SELF_ASSESSMENT: confidence.self_assessment_logit(each)} for each in logits]
+        return [value if known else {} for value, known in zip(values, is_known, strict=True)]
 
     # --- open book --------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from knowgate.core.postgres.address import is_postgres_address
 from knowgate.core.redaction import redact_secrets
 from knowgate.core.validation import expand_path
 from knowgate.errors import BadSetting
+from knowgate.evaluation.replay import Price, Prices
 from knowgate.pipeline.settings import PipelineOptions
 
 LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
@@ -137,14 +138,15 @@ class ServeOptions(Options):
     share_b: Share = option(0.5, "With `gate_b`: share of requests that the second gate decides.")
 
     renamed: ClassVar[Mapping[str, str]] = {"price_retrieval": "price_search", "max_loss": "max_changed"}
-    price_search: float = option(0.0, "Price of one search, from which the dashboard computes savings.", ge=0)
-    price_token: float = option(
-        0.0, "Price of one token that the LLM reads or writes, from which the dashboard computes savings.", ge=0
+    price_search: Price = option(0.0, "Price of one search, from which the dashboard computes savings.")
+    price_llm_call: Price | None = option(
+        None, "Price of one LLM call, if you pay per call. The dashboard subtracts the extra calls that the gate makes."
     )
-    price_input_token: float | None = option(None, "Price of one prompt token, if it differs from `price_token`.", ge=0)
-    price_output_token: float | None = option(
-        None, "Price of one generated token, if it differs from `price_token`.", ge=0
+    price_token: Price | None = option(
+        None, "Price of one token that the LLM reads or writes, from which the dashboard computes savings."
     )
+    price_input_token: Price | None = option(None, "Price of one prompt token, if it differs from `price_token`.")
+    price_output_token: Price | None = option(None, "Price of one generated token, if it differs from `price_token`.")
 
     @field_validator("upstream")
     @classmethod
@@ -169,6 +171,13 @@ class ServeOptions(Options):
     def database(self) -> str | None:
         """Address of the shared PostgreSQL database, or None if decisions are stored in a file."""
         return self.decisions if self.decisions is not None and is_postgres_address(self.decisions) else None
+
+    @property
+    def prices(self) -> Prices:
+        """The prices from which the dashboard computes savings."""
+        names = ("search", "llm_call", "token", "input_token", "output_token")
+        prices = {name: getattr(self, f"price_{name}") for name in names}
+        return Prices(**{name: price for name, price in prices.items() if price is not None})
 
     @property
     def is_local(self) -> bool:

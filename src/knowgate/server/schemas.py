@@ -430,7 +430,7 @@ class DashboardResponse(ApiResponse):
     """Body of the response to GET /v1/dashboard: all data that the dashboard shows.
 
     `constant` says in words that the gate always decides the same, or is "". `guarantee` describes the guarantee of the
-    gate; `promise` repeats it for earlier clients. `figures` are statistics since the start of the server.
+    gate; `promise` repeats it for earlier clients. `figures` are statistics since `figures.since`.
     """
 
     version: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -34,6 +35,24 @@ def test_forgotten_questions_leave_the_table_the_index_and_the_file(log):
     assert [n.question for n in log.search(["the secret"], 5, SCOPE)[0]] == ["the height of Everest"]
     log.close()
     assert b"Bertha" not in b"".join(path.read_bytes() for path in log.path.parent.iterdir())
+
+
+def test_forgotten_questions_leave_the_files_while_the_log_stays_open(log):
+    log.add([entry("the secret of Bertha"), entry("the height of Everest")])
+    log.forget(contains="secret")
+    files = b"".join(path.read_bytes() for path in log.path.parent.iterdir())  # with the write-ahead log
+    assert b"Everest" in files
+    assert b"Bertha" not in files
+    log.close()
+
+
+def test_expired_questions_leave_the_files_when_they_are_pruned(log):
+    log.add([replace(entry("the secret of Bertha"), expires=1.0), entry("the height of Everest")])
+    assert log.prune() == 1
+    files = b"".join(path.read_bytes() for path in log.path.parent.iterdir())
+    assert b"Everest" in files
+    assert b"Bertha" not in files
+    log.close()
 
 
 def test_a_broken_file_is_rejected_and_not_changed(tmp_path):

@@ -202,6 +202,21 @@ def test_predictions_must_have_one_value_per_question():
         choose_policy([GateCandidate("short", np.zeros(1))], np.ones(2, dtype=bool), np.ones(2, dtype=bool))
 
 
+@pytest.mark.parametrize(
+    ("gained", "name"), [([0, 6, 2, 8], "always"), ([0, 6, 2, 8, 20, 26, 22, 28], "probe")], ids=["four", "eight"]
+)
+def test_a_gate_must_be_worth_more_than_always_retrieving_by_more_than_a_standard_error(gained, name):
+    known = np.arange(N) % 2 == 0
+    closed, opened = known.copy(), EVERY.copy()
+    closed[[10, 16]] = False  # skipping loses two answers, and gains four or eight
+    opened[gained] = False
+    # In answers, the gain is 4 - 2 and its standard error the root of 4 + 2, which is 2.4; or 8 - 2 and 3.2.
+    gate, options = GateCandidate("probe", np.where(known, 0.2, 0.8)), ChoiceOptions(price_search=0, price_llm_call=0)
+    choice = choose_policy([gate], closed, opened, options=options)
+    assert choice.chosen.name == name
+    assert choice.is_constant == ("clearly worth more" in choice.reason)
+
+
 def test_a_need_at_the_threshold_is_skipped():
     known = FIRST_HALF[SHUFFLED]
     chosen = choose_policy([make_gate(known)], known, EVERY).chosen

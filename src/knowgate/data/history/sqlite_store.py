@@ -97,9 +97,7 @@ class SqliteHistory(SqlHistory):
                 deleted += _delete(transaction, f"id IN ({make_placeholders(chunk)})", chunk)
             if contains:
                 deleted += _delete(transaction, "instr(lower(question), lower(?)) > 0", [contains])
-        self._database.read("PRAGMA wal_checkpoint(TRUNCATE)", [])  # old pages leave the write-ahead log, too
-        self._erase_vectors(deleted)
-        return len(deleted)
+        return self._erase(deleted)
 
     def prune(self, *, now: float | None = None, keep_scope: HistoryScope | None = None) -> int:
         """Delete expired entries; with `keep_scope`, also the entries of the same tenant for other models or prompts."""
@@ -108,13 +106,16 @@ class SqliteHistory(SqlHistory):
             if keep_scope is not None:
                 values = [keep_scope.tenant, keep_scope.model, keep_scope.prompts]
                 deleted += _delete(transaction, "tenant = ? AND NOT (model = ? AND prompts = ?)", values)
-        self._erase_vectors(deleted)
-        return len(deleted)
+        return self._erase(deleted)
 
-    def _erase_vectors(self, ids: Sequence[int]) -> None:
+    def _erase(self, ids: Sequence[int]) -> int:
+        """Erase deleted entries from the write-ahead log and their vectors from the index; return their number."""
+        if ids:
+            self._database.read("PRAGMA wal_checkpoint(TRUNCATE)", [])
         if ids and self._index_folder.is_dir():
             with file_lock(self._index_folder / LOCK_FILE):
                 erase_rows(self._index_folder, ids)
+        return len(ids)
 
     # --- reading ----------------------------------------------------------------------------------
 

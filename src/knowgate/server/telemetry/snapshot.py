@@ -1,4 +1,4 @@
-"""Statistics for the dashboard since the server started, combined over all server processes.
+"""Statistics for the dashboard, combined over all server processes.
 
 Savings are estimated. A request that skips retrieval saves the mean cost of passages of the requests that got some. The
 cost of drafts that were discarded is subtracted. Before the first request with passages, the savings are unknown.
@@ -19,6 +19,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from knowgate.core.text import estimate_tokens
+from knowgate.evaluation.replay import PolicyCost
 from knowgate.server.json_api import ApiError
 from knowgate.server.options import ServeOptions
 from knowgate.server.telemetry.decision_log import DecisionLog
@@ -30,6 +31,7 @@ NEED_BINS = 20  # bins of the histogram of the need for retrieval, from 0 to 1
 MINUTES_SHOWN = 60
 MINUTE_SECONDS = 60.0
 MAX_STAGE_TIMES = 200  # timings stored for each stage
+DRAFT_WAYS = ("draft", "race")  # ways to answer that begin with a draft of the upstream
 RETRIEVAL_STAGES = ("retrieve", "rerank", "second look", "fit")
 # Environment variables that the parent process sets for the workers.
 SERVER_ID_VARIABLE, COUNTS_FILE_VARIABLE = "KNOWGATE_SERVER", "KNOWGATE_COUNTS"
@@ -57,6 +59,7 @@ class DecisionTotals(BaseModel):
         passage_tokens: Estimated number of tokens of these passages.
         draft_seconds: Time that discarded drafts took.
         draft_tokens: Number of tokens of discarded drafts.
+        extra_calls: Number of LLM calls for drafts of requests that retrieved.
     """
 
     decided: int = 0
@@ -67,6 +70,7 @@ class DecisionTotals(BaseModel):
     passage_tokens: float = 0.0
     draft_seconds: float = 0.0
     draft_tokens: float = 0.0
+    extra_calls: int = 0
 
     def add_request(self, trace: RequestTrace, passage_tokens: float) -> None:
         """Add a request with a decision. `passage_tokens` is the number of tokens of its passages."""
@@ -78,7 +82,12 @@ class DecisionTotals(BaseModel):
             self.with_passages += 1
             self.passage_tokens += passage_tokens
             self.search_seconds += sum(trace.milliseconds.get(stage, 0.0) for stage in RETRIEVAL_STAGES) / 1000
-        if trace.decision.retrieve and trace.draft is not None:
+        if not trace.decision.retrieve:
+            return
+        self.extra_calls += trace.draft is not None or trace.way in DRAFT_WAYS
+        if trace.draft is None:
+            self.draft_tokens += trace.extra_usage.completion  # a draft that only the arbiter read
+        else:
             # The upstream generates a draft in the stage "draft", a model in this process in the stage "read".
             self.draft_tokens += trace.draft.n_tokens or estimate_tokens(trace.draft.text)
             self.draft_seconds += trace.milliseconds.get("draft", trace.milliseconds.get("read", 0.0)) / 1000
@@ -93,29 +102,29 @@ class DecisionTotals(BaseModel):
 
         A request that skipped retrieval saved what passages cost on average. Drafts that were generated in vain are
         subtracted. `saved` has the numbers of searches and tokens, the time in seconds, and the money. Values that are
-        not known yet are None. So is the money if the options contain no prices.
+        not known yet are None. So is the money if the options contain no prices. `has_unpriced_calls` is true if the
+        money leaves out extra LLM calls, because neither these nor tokens have a price.
         """
         skipped = self.decided - self.retrieved
         saved: dict[str, float | None] = {"retrievals": skipped, "tokens": None, "seconds": None, "money": None}
+        prices = options.prices
         if self.with_passages:
             skipped_tokens = skipped * self.passage_tokens / self.with_passages
             saved["tokens"] = skipped_tokens - self.draft_tokens
             saved["seconds"] = skipped * self.search_seconds / self.with_passages - self.draft_seconds
-            price_input, price_output = options.price_input_token, options.price_output_token
-            price_input = options.price_token if price_input is None else price_input
-            price_output = options.price_token if price_output is None else price_output
-            if options.price_search or price_input or price_output:
-                money = skipped * options.price_search + skipped_tokens * price_input
-                saved["money"] = money - self.draft_tokens * price_output
-        counts = {"decided": self.decided, "retrieved": self.retrieved, "degraded": self.degraded}
-        return {**counts, "skipped": skipped, "saved": saved}
+            savings = PolicyCost(skipped, skipped_tokens, -self.draft_tokens, calls=-self.extra_calls)
+            saved["money"] = savings.money(prices) if prices.are_given else None
+        counts = {"decided": self.decided, "retrieved": self.retrieved, "degraded": self.degraded, "skipped": skipped}
+        has_unpriced_calls = saved["money"] is not None and self.extra_calls > 0 and not prices.include_llm
+        calls = {"extra_llm_calls": self.extra_calls, "has_unpriced_calls": has_unpriced_calls}
+        return {**counts, **calls, "saved": saved}
 
 
 class MetricsSnapshot(BaseModel):
     """Statistics of one server process, or of several combined.
 
     Attributes:
-        since: When the server started, in seconds since 1970.
+        since: When the process started, or the first of several, in seconds since 1970.
         requests: Number of requests by class of HTTP status, such as "2xx".
         totals: Sums by arm of the A/B test. The key "" is for all requests.
         retrieved_needs: Histogram of the need for retrieval, for questions that retrieved. Requests with options of

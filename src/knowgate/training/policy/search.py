@@ -159,10 +159,7 @@ class PolicySearch:
         return self._fit_choice(self._choose(), out)
 
     def _fit_choice(self, choice: PolicyChoice, out: Path) -> FittedPolicy:
-        """Fit, test and write a chosen policy. If it fails the test, do the same with a constant policy.
-
-        If that is plain always retrieving, because no arbiter is worth its LLM calls, only losses against it count.
-        """
+        """Fit, test and write a chosen policy. If it fails the test, do the same with a constant policy."""
         result, examples = self._fit_gate(choice.chosen.gate)
         needs = candidates.score_calibrated(result, examples, self.evidence.held_out)
         reference_takes_closed, _ = self._fit_arbiter(choice.reference.arbiter)
@@ -418,9 +415,7 @@ class PolicySearch:
 
 
 def _transfer_threshold(chosen: PolicyResult, needs: FloatArray) -> float:
-    """Return the threshold at which the fitted gate retrieves as often as the chosen policy did in cross-validation.
-
-    The gate is fitted again on all rows, so the old threshold would retrieve for another share of the questions.
+    """Return the threshold at which the gate, fitted again on all rows, retrieves as often as in cross-validation.
 
     Args:
         chosen: The chosen policy.

@@ -45,6 +45,8 @@ export function formatAmount(value) {
   return value.toPrecision(2);
 }
 
+export const formatMoney = (amount) => amount.toFixed(amount < 1 ? 4 : 2);
+
 export function formatMilliseconds(value) {
   if (value >= 1000) return `${(value / 1000).toFixed(value >= 10000 ? 0 : 1)} s`;
   return `${value >= 10 ? Math.round(value) : value.toFixed(1)} ms`;
@@ -53,6 +55,7 @@ export function formatMilliseconds(value) {
 export function formatDuration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
   const size = Math.abs(seconds);
+  if (size > 0 && size < 1) return formatMilliseconds(1000 * seconds);
   if (size >= 7200) return `${(seconds / 3600).toFixed(1)} h`;
   if (size >= 120) return `${(seconds / 60).toFixed(1)} min`;
   return `${seconds.toFixed(size >= 10 ? 0 : 1)} s`;

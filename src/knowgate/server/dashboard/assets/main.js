@@ -1,26 +1,31 @@
 // The dashboard: fetches the data every few seconds and renders it.
 import { UnauthorizedError, deleteKey, get, hasKey, post, saveKey } from "./api.js";
 import { createLossChart, createMinutesChart, createNeedsChart, describeLoss } from "./charts.js";
-import { createElement, createTable, formatAmount, formatDuration, formatMilliseconds, formatPercent, formatThreshold, formatTime, getElement, isConstant, setContent } from "./elements.js";
+import { createElement, createTable, formatAmount, formatDuration, formatMilliseconds, formatMoney, formatPercent, formatThreshold, formatTime, getElement, isConstant, setContent } from "./elements.js";
 import { initPlayground } from "./playground.js";
 import { renderRecent } from "./recent.js";
 
+const UNPRICED_CALLS = "; extra LLM calls are not priced (--price-llm-call)";
 const REFRESH_MILLISECONDS = 4000;
 const settings = { acceptsFeedback: false };
 let data = null;
 
+// A gate can take more than always retrieving only by its drafts.
+const describeSaving = (amount, format, name, note = " (drafts deducted)") =>
+  amount < 0 ? [`${format(-amount)} more`, `${name} than always retrieving, because of drafts`] : [format(amount), `${name} saved${note}`];
+
 const createNote = (text) => createElement("p", { class: "note" }, text);
 
 function renderTiles(statistics) {
-  const { decided, retrieved, saved } = statistics.arms.all, failed = statistics.requests["5xx"] ?? 0;
+  const { decided, retrieved, saved, has_unpriced_calls } = statistics.arms.all, failed = statistics.requests["5xx"] ?? 0;
   const requests = Object.values(statistics.requests).reduce((a, b) => a + b, 0);
   const tiles = [
     [formatAmount(requests), failed ? `requests, ${failed} failed` : "requests"],
     [decided ? formatPercent(retrieved / decided, 0) : "–", "of questions retrieved"],
     [formatAmount(saved.retrievals), "searches saved"],
-    [formatAmount(saved.tokens), "tokens saved (drafts deducted)"],
-    [formatDuration(saved.seconds), "time saved (drafts deducted)"],
-    ...(saved.money === null ? [] : [[saved.money.toFixed(saved.money < 1 ? 4 : 2), "money saved"]]),
+    describeSaving(saved.tokens, formatAmount, "tokens"),
+    describeSaving(saved.seconds, formatDuration, "time"),
+    ...(saved.money === null ? [] : [describeSaving(saved.money, formatMoney, "money", has_unpriced_calls ? UNPRICED_CALLS : undefined)]),
   ];
   setContent("tiles", ...tiles.map(([value, label]) => createElement("div", {}, createElement("dd", {}, value), createElement("dt", {}, label))));
 }
@@ -110,7 +115,7 @@ function render() {
   const search = data.retriever ? `search ${data.retriever}` : "no documents";
   const since = new Date(1000 * statistics.since).toLocaleString();
   const rule = data.constant ? ` (${data.constant})` : `, threshold ${formatThreshold(data.threshold)}`;
-  setContent("about", `LLM: ${data.model}. Gate: ${data.gate}${rule}; ${search}. Running since ${since}.`);
+  setContent("about", `LLM: ${data.model}. Gate: ${data.gate}${rule}; ${search}. Figures since ${since}.`);
   setContent("foot", `knowgate ${data.version}, updated at ${formatTime(Date.now() / 1000)}. This page loads nothing from other servers.`);
   renderTiles(statistics);
   setContent("minutes", ...createMinutesChart(statistics.minutes));
