@@ -70,7 +70,11 @@ def test_a_small_server_log_shows_what_it_records_and_nothing_else(call, tmp_pat
     assert outcome.out.startswith("The gate skips 50% of the searches. That saves 2.5 in searches per 1,000 questions")
     assert "the gate makes 1.50 LLM calls per question where always retrieving makes 1" in outcome.out
     assert "It is cheaper if a call costs less than 0.005." in outcome.out
-    assert "Not counted: running the judge" in outcome.out
+    assert "Not counted" not in outcome.out  # logprob runs no judge
+    with closing(sqlite3.connect(tmp_path / "log.db")) as database:
+        database.execute("UPDATE decisions SET record = replace(record, '\"logprob\"', '\"judge\"')")
+        database.commit()
+    assert "Not counted: running the judge.\n" in call("cost", "log.db").out
     assert "unknown" not in outcome.out
     assert "Fewer than 100 prove little." in outcome.err
     priced = call("cost", "log.db", "--price-search", "0.005", "--price-llm-call", "0.004").out

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from knowgate.cli.fit import print_policy
 from knowgate.gates import FITTED_GATES
+from knowgate.training.policy.search import FittedPolicy
 from tests.cli.conftest import Call
 from tests.support.extras import needs_train
 from tests.support.planted_run import planted_rows, write_run
@@ -22,6 +24,13 @@ LINES = 60  # of a help page on a terminal of 100 columns
 def narrow(call: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
     monkeypatch.setenv("COLUMNS", "100")
     return call
+
+
+def test_the_summary_of_a_policy_names_flags_not_arguments(capfd, tmp_path: Path):
+    lines = ("Chosen: x.", "To save costs instead, set `price_wrong` below that.", "Or set `max_loss` to 0.02.")
+    print_policy(FittedPolicy(tmp_path, None, None, lines), "my-llm")
+    printed = " ".join(capfd.readouterr().err.split())
+    assert "set --price-wrong below that. Or set --max-loss to 0.02." in printed
 
 
 def test_the_group_lists_the_gates_with_their_summaries(call: Call):

@@ -217,16 +217,20 @@ def test_unknown_tokens_are_not_counted_as_zero(tmp_path, text, shown):
 
 
 def test_savings_are_those_of_the_searches_and_tokens(tmp_path):
-    verdict = build_verdict(
-        evaluated(planted(tmp_path / "run", known=4)), CostAssumptions(price_search=0.01, price_token=0.0), 0.02
+    evaluation, prices = (
+        evaluated(planted(tmp_path / "run", known=4)),
+        CostAssumptions(price_search=0.01, price_token=0),
     )
+    verdict = build_verdict(evaluation, prices, 0.02)
     assert (
         "saves 25,000 searches and $250, at $0.01 a search (your price) and $0.00 a million tokens (your price)"
         in verdict.text
     )
     assert [tile.value for tile in verdict.key_figures] == ["25.0 %", "0.0", "1.75", "$250"]
     assert verdict.key_figures[0].description == "of the searches skipped on held-out questions"
-    assert "Not counted: running the judge, if the gate has one." in verdict.text
+    assert "Not counted" not in verdict.text + verdict.not_counted  # nothing says that the gate has a judge
+    with_judge = build_verdict(replace(evaluation, with_judge=frozenset({"good"})), prices, 0.02)
+    assert with_judge.text.endswith("Not counted: running the judge.")
 
 
 def test_all_figures_of_the_verdict_are_about_the_held_out_questions(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 
 from knowgate.core.validation import read_json
 from knowgate.gates import load_gate
-from knowgate.gates.fitted_gate import describe_retrieval_rule
+from knowgate.gates.fitted_gate import describe_retrieval_rule, has_judge
 from tests.support.hand_gate import write_gate
 
 OLD = Path(__file__).parents[1] / "fixtures" / "old"
@@ -21,6 +21,27 @@ def test_a_fitted_gate_prints_its_facts_and_not_its_weights(tmp_path):
 def test_its_summary_says_how_the_threshold_was_chosen(tmp_path):
     gate = load_gate(str(write_gate(tmp_path / "mine", guarantee=GUARANTEE, threshold=-1.0)))
     assert repr(gate).endswith("retrieves always (chosen by guarantee)>")
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "expected"),
+    [
+        ("judge", {}, True),
+        ("stack", {}, True),
+        ("kbm-certainty", {}, True),
+        ("ik", {"mode": "lora"}, True),
+        ("ik", {"mode": "text"}, False),  # a linear classifier
+        ("fusion", {}, False),
+        ("constant", {}, False),
+    ],
+)
+def test_gates_with_a_judge_are_told_by_their_folder(tmp_path, kind, options, expected):
+    assert has_judge(str(write_gate(tmp_path / "mine", gate=kind, options=options))) is expected
+
+
+@pytest.mark.parametrize(("name", "expected"), [("judge", True), ("judge (2)", True), ("logprob:min", False)])
+def test_gates_with_a_judge_are_told_by_their_name(name, expected):
+    assert has_judge(name) is expected
 
 
 @pytest.mark.parametrize(("threshold", "rule"), [(-1.0, "always"), (0.0, "when need is above 0"), (1.0, "never")])

@@ -193,7 +193,7 @@ def test_missing_signals_are_named(tmp_path, spec, message, brief):
 @pytest.mark.parametrize(
     ("spec", "advice"),
     [
-        ("prompt", "Fit a gate that reads text with `knowgate fit judge`, or run the LLM on the questions: `knowgate"),
+        ("prompt", "Fit a policy on them with `knowgate fit`, or run the LLM on the questions: `knowgate"),
         ("seakr", "data=jsonl:q.jsonl, model=openai:NAME@URL, layers=mid,late,last, samples=20"),
         ("selfrag", "data=jsonl:q.jsonl, model=openai:NAME@URL, gates=selfrag"),
     ],

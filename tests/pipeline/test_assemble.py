@@ -26,8 +26,9 @@ def test_a_model_that_returns_only_text_is_named_with_what_to_do(tmp_path, caplo
     assert not rag.decide("Thanks!").retrieve
     (message,) = [record.message for record in caplog.records if "log-probabilities" in record.message]
     assert message.startswith("plain returns text without log-probabilities")
-    assert "gate='consistency'" in message
-    assert "knowgate fit judge" in message
+    assert "fit a policy with `knowgate fit`." in message
+    assert "the gate `consistency`" in message
+    assert "gate=" not in message  # not Python: the command line prints it, too
 
 
 def test_a_named_gate_is_not_commented_on(tmp_path, caplog):

@@ -26,6 +26,7 @@ from knowgate.evaluation.cost import (
 from knowgate.evaluation.replay import PolicyCost, Prices, Traffic
 from knowgate.evaluation.report.evaluation_verdict import NOT_COUNTED
 from knowgate.evaluation.traffic_log import LoggedTraffic
+from knowgate.gates.fitted_gate import has_judge
 
 ASSUMED_PRICES = Prices(search=DEFAULT_SEARCH_PRICE, input_token=DEFAULT_TOKEN_PRICE, output_token=DEFAULT_TOKEN_PRICE)
 ASSUMED_PRICES_MESSAGE = "These are default prices in US dollars. Set your own: --price-search, --price-llm-call."
@@ -75,7 +76,9 @@ def cost_command(
         print_json(_make_record(logged, comparison))
     else:
         currency = "US dollars" if are_assumed else "the currency of your prices"
-        print_text(f"{describe_saving(comparison, currency)} {describe_break_even(comparison)} {NOT_COUNTED}")
+        used = filter(None, [gate, *logged.gates, logged.arbiter])
+        not_counted = f" {NOT_COUNTED}" if any(map(has_judge, used)) else ""
+        print_text(f"{describe_saving(comparison, currency)} {describe_break_even(comparison)}{not_counted}")
         print_tables([build_cost_table(comparison, currency)])
     if are_assumed:
         inform(ASSUMED_PRICES_MESSAGE)

@@ -21,6 +21,7 @@ from rich.text import Text
 
 from knowgate.cli.commands import CommandEntry, LazyGroup, create_command
 from knowgate.cli.console import create_console, inform
+from knowgate.cli.error_messages import translate_arguments
 from knowgate.cli.option_flags import expand_options
 from knowgate.cli.options import SeedOption, format_command_line, path_option
 from knowgate.cli.progress import ProgressCallback, show_progress
@@ -47,6 +48,7 @@ ARBITER, RERANKER, GATES_PANEL = "arbiter", "reranker", "Gates, and when they re
 # Old names of flags and the new ones, so that an error about an old flag can name the new one.
 RENAMED_OPTIONS = {"--rate": "--learning-rate"}
 RENAMED_GATE_OPTIONS = {"uar": {"--base": "--model"}}
+POLICY_FLAGS = {name: f"--{name.replace('_', '-')}" for name in PolicyOptions.model_fields}
 RECOMMENDED_QUESTIONS, MIN_TEST_QUESTIONS = 600, 50
 ARBITER_HELP = """Fit an arbiter: after retrieval it chooses between the closed-book and the open-book answer.
 
@@ -191,7 +193,7 @@ def print_policy(policy: FittedPolicy, model: str) -> None:
         for line in list_legend(policy.choice):
             inform(line)
     for line in policy.summary:
-        inform(line.replace("`price_llm_call`", "--price-llm-call"))
+        inform(translate_arguments(line, POLICY_FLAGS))
     if policy.choice is None:
         inform(f"Calibrate it: knowgate calibrate {policy.path} --labels RUN --max-loss 0.03 --net")
     inform(f"The card shows everything that was tried: {policy.path / CARD_FILE}")

@@ -88,6 +88,7 @@ class Evaluation:
         resamples: Number of bootstrap resamples.
         second_looks: Results with a judge that drops useless passages, if one was given.
         guarantees: Stored guarantees by gate.
+        with_judge: Names of the gates and arbiters that run a fine-tuned judge.
         cascade: Results with an arbiter after retrieval, if one was given.
         topics: Results by topic of the questions, if topics were asked for.
         actions: Results of choosing between skipping, one retrieval and several rounds, if searches were priced.
@@ -100,6 +101,7 @@ class Evaluation:
     resamples: int
     second_looks: list[SecondLookResult] = field(default_factory=list)
     guarantees: dict[str, GateGuarantee] = field(default_factory=dict)
+    with_judge: frozenset[str | None] = frozenset()
     cascade: Cascade | None = None
     actions: list[ActionResult] = field(default_factory=list)
     topics: list[TopicResult] = field(default_factory=list)

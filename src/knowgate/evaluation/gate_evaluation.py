@@ -22,6 +22,7 @@ from knowgate.evaluation.recommendation import recommend
 from knowgate.evaluation.retrieval_actions import evaluate_actions
 from knowgate.gates.arbiters.offline_arbitration import arbitrate, get_arbiter_folder
 from knowgate.gates.arbiters.policy_arbiter import NO_ARBITER, get_policy_arbiter
+from knowgate.gates.fitted_gate import get_gate_name, has_judge
 from knowgate.gates.offline_scoring import TableScores, drop_seen_rows, save_scores, score_gates
 from knowgate.labels.run import LabelProgress
 from knowgate.stats.bootstrap import DEFAULT_RESAMPLES, Bootstrap
@@ -183,7 +184,9 @@ def _evaluate_runs(
         evaluation = replace(evaluation, cascade=replace(cascade, is_policy=options.arbiter is None))
     fingerprint = choices.fingerprint if choices else None
     guarantees = read_guarantees(table, named, plug_in=options.plug_in, arbiter=fingerprint)
-    evaluation = replace(evaluation, guarantees=guarantees)
+    used = [*named, *(result.gate for result in evaluation.gates), *([choices.name] if choices else [])]
+    with_judge = frozenset(get_gate_name(item) for item in used if has_judge(item))
+    evaluation = replace(evaluation, guarantees=guarantees, with_judge=with_judge)
     if options.price_search is not None:
         once_right = choices.right if choices else table.always_right
         price = compute_search_price(options.price_search, options.price_wrong)

@@ -209,6 +209,6 @@ def describe_text_only(model: str) -> str:
     """Say which gate decides for a model that returns only text, and what to do to save searches."""
     return (
         f"{model} returns text without log-probabilities, so every question is retrieved for, except small talk and the "
-        f"like (gate='{TEXT_ONLY_GATE}'). To save searches, use gate='consistency' (three more LLM calls per question), "
-        "or fit a gate for this LLM: `knowgate fit judge`."
+        f"like (the gate `{TEXT_ONLY_GATE}`). To save searches, label questions and fit a policy with `knowgate fit`. Without "
+        "labels, the gate `consistency` compares three more answers of the LLM to each question."
     )

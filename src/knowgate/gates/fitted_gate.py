@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ import numpy as np
 from knowgate.core.chart import embed_svg
 from knowgate.core.display import TextTable
 from knowgate.core.files import sha256_text
+from knowgate.core.validation import expand_path, read_json
 from knowgate.errors import ArtifactError, BadInput, ModelError
 from knowgate.gates.artifacts import gate_folder
 from knowgate.gates.artifacts.drift import compute_distances, read_distance_features, require_distance_tensors
@@ -27,6 +29,7 @@ from knowgate.types import Embedder, Gate, GateScores, ModelIdentity, Question, 
 SCORING_FIELDS = ("gate", "options", "want", "needs", "calibration", "distance", "weights_sha256", "model", "prompts")
 RAW_THRESHOLD = 0.5  # retrieve above this score if the gate decides by the uncalibrated score of its classifier
 CURVE_FILE = "curve.svg"
+JUDGE_KINDS = frozenset({"gain", "ik", "judge", "kbm", "stack", "lora"})  # gates, and the arbiter `lora`
 THRESHOLD_SOURCES = {"guarantee": "guarantee", "budget": "retrieval rate", "accuracy": "accuracy"}
 
 
@@ -279,6 +282,15 @@ def get_gate_name(gate: str | Gate) -> str:
     if spec is None:
         return gate if isinstance(gate, str) else gate.name
     return Path(spec.folder).name + (",verdict=own" if spec.verdict == "own" else "")
+
+
+def has_judge(gate: str | Gate) -> bool:
+    """Return whether a gate, or an arbiter given by name, runs a fine-tuned judge. False if the name does not tell."""
+    folder = get_gate_folder(gate)
+    file = expand_path(folder) / gate_folder.GATE_MANIFEST if folder else None
+    manifest: Any = read_json(file) if file else {"gate": get_gate_name(gate)}
+    kind = re.split("[^a-z]", str(manifest["gate"]))[0]  # 'kbm-certainty' is a variant of 'kbm'
+    return kind in JUDGE_KINDS and manifest.get("options", {}).get("mode") != "text"  # an `ik` without a judge
 
 
 def get_gate_folder(gate: str | Gate) -> str | None:

@@ -135,7 +135,7 @@ def _suggest_labeling(missing: Sequence[Signal], table: LabelTable) -> str:
     note = f" ({'; '.join(sources)})" if sources else ""
     advice = f"`knowgate label` with {', '.join(options)}{note}"
     if table.settings["model"].startswith(RECORDED_PREFIX):
-        text_only = "The answers were imported as text only. Fit a gate that reads text with `knowgate fit judge`"
+        text_only = "The answers were imported as text only. Fit a policy on them with `knowgate fit`"
         return f"{text_only}, or run the LLM on the questions: {advice}"
     return f"Label the questions again: {advice}"
 

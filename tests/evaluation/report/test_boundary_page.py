@@ -124,7 +124,8 @@ def test_the_description_starts_with_what_the_llm_knows(tmp_path):
     first, sure, passages = describe_boundary(run)
     assert first == "fake knows 30.0 % of these questions by itself."
     assert sure.startswith("Of 10 questions (95 % interval 10.8 to 60.3)")
-    assert "they turn 30.0 % of the answers right, spoil 0.0 %" in passages
+    change = "change nothing for 70.0 % (30.0 % right and 40.0 % wrong both ways)."
+    assert passages.endswith(f"they turn 30.0 % of the answers right, spoil 0.0 %, and {change}")
 
 
 def test_a_run_without_gold_answers_is_described_as_ungraded(tmp_path):

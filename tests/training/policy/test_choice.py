@@ -140,6 +140,21 @@ def test_a_policy_that_fails_on_questions_it_was_not_chosen_on_is_kept_with_its_
     )
 
 
+@pytest.mark.parametrize("n_gates", [0, 3, 12])
+def test_the_table_shows_the_choice_and_its_reference_in_at_most_ten_rows(n_gates):
+    known = FIRST_HALF[SHUFFLED]
+    opened = ~known | (np.arange(N) % 4 > 0)
+    gates = [make_gate(known, f"gate {i}") for i in range(n_gates)]  # each is worth more than the reference
+    for options in (ChoiceOptions(), ChoiceOptions(price_search=0.2, price_llm_call=0.2)):
+        choice = choose_policy(gates, known, opened, [ArbiterCandidate("rules", known & ~opened)], options=options)
+        rows = list_shown_results(choice)
+        names = [name for name, _ in rows]
+        assert {choice.chosen.name, choice.reference.name, "always", "never"} <= set(names)
+        assert len(names) == len(set(names)) <= 10
+        values = [result.value for name, result in rows[2:] if "cross-validated" not in name]
+        assert values == sorted(values, reverse=True)
+
+
 def test_the_simpler_of_two_equally_good_gates_is_chosen():
     known = FIRST_HALF[SHUFFLED]
     gate = make_gate(known, "large", models=4)

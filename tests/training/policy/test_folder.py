@@ -15,7 +15,7 @@ from knowgate.models.fake import FakeModel
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.training.policy import candidates
 from knowgate.training.policy.folder import find_proven_loss, format_proof
-from knowgate.training.policy.outcomes import format_change
+from knowgate.training.policy.outcomes import ChoiceOptions, PolicyResult, format_change
 from knowgate.training.policy.search import fit_policy
 from tests.support.hand_gate import write_rows
 from tests.support.pairs_by_hand import pair_rows
@@ -73,6 +73,25 @@ def test_changes_and_proofs_are_said_in_words():
     )
     assert "on 69 test questions that" in proof
     assert format_proof(NetLoss(lost=5, gained=0, n=5), 0.95).startswith("Guarantee: nothing is proven")
+
+
+@pytest.mark.parametrize(
+    ("searches", "llm_calls", "gained", "warning"),
+    [
+        (0.9, 1.9, 2, ""),  # 0.9 more LLM calls cost less than a tenth of the searches
+        (0.95, 1.95, 0, "that does not pay, because it gains no right answers"),
+        (0.95, 1.95, -2, "that does not pay, because it gains no right answers"),
+        (0.95, 1.95, 2, "worth more than 0.11, in the currency of your prices"),  # (0.95 * 0.005 - 0.05 * 0.05) / 0.02
+    ],
+)
+def test_a_policy_that_costs_more_than_always_says_at_which_worth_of_an_answer_it_pays(
+    searches, llm_calls, gained, warning
+):
+    loss = NetLoss(lost=max(-gained, 0), gained=max(gained, 0), n=100)
+    result = PolicyResult("gate", "", 0.5, searches, 0.8, llm_calls, 0, loss, loss, 0.7)
+    text = result.describe_extra_cost(ChoiceOptions())
+    assert warning in text
+    assert bool(text) == bool(warning)
 
 
 @pytest.mark.parametrize(("n", "lost"), [(5, 5), (1, 1)])

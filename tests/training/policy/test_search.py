@@ -124,6 +124,7 @@ def test_a_policy_that_fails_on_the_test_questions_is_rejected_and_shown_with_th
     assert "points less; at most 1 is allowed" in rejected.failure
     card = (policy.path / "README.md").read_text(encoding="utf-8")
     assert f"| rejected: {rejected.name}, cross-validated | {rejected.result.searches:.1%} |" in card
+    assert "No policy passed all checks. The row 'rejected' shows the one that looked best" in policy.summary[1]
     assert rejected.failure in card
 
 
@@ -140,6 +141,14 @@ def test_retrieving_always_with_the_rules_is_written_as_one_policy_that_makes_dr
     assert "the arbiter is worth its LLM calls" in policy.summary[0]
     assert "20.0 points more right answers than always retrieving (estimate)" in policy.summary[2]
     assert "saves 0.0% of the searches but makes 2.00 LLM calls per question instead of 1.00" in policy.summary[1]
+    worth = "It pays only if a right answer is worth more than 0.025, in the currency of your prices."  # 0.005 / 0.2
+    assert f"{worth} To save costs instead, set `price_wrong` below that." in policy.summary[1]
+    cheaper = fit_policy(tmp_path / "run", out=tmp_path / "cheaper", price_wrong=0.024)
+    assert cheaper.choice.chosen.name == "always"
+    assert (
+        cheaper.summary[1]
+        == "No policy that was tried is both safe and clearly worth more than always on these questions."
+    )
     assert get_policy_arbiter(str(policy.path)) == "rules:make_drafts=true"
     assert policy.gate.threshold == ALWAYS_RETRIEVE
 

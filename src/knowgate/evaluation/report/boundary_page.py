@@ -195,13 +195,16 @@ def _describe_passages(run: RunReport) -> str:
     if not accuracy.open.n:
         return "No question was answered with passages, so the effect of retrieval is unknown."
     n = benefit.helps + benefit.neutral + benefit.hurts
-    helps, hurts, neutral = (format_percent(count / n) for count in (benefit.helps, benefit.hurts, benefit.neutral))
+    wrong = n - accuracy.open.hits - benefit.hurts  # with and without passages
+    counts = (benefit.helps, benefit.hurts, benefit.neutral, benefit.neutral - wrong, wrong)
+    helps, hurts, neutral, both_right, both_wrong = (format_percent(count / n) for count in counts)
     is_subset = accuracy.open.n < accuracy.closed.n
     questions = f"{accuracy.open.n:,} questions that found passages" if is_subset else "same questions"
     return (
         f"With passages it is right on {format_percent(accuracy.open.value)}{_format_interval(accuracy.open)} of the "
         f"{questions}, without them on {format_percent(accuracy.matched.value)}: they turn {helps} of "
-        f"the answers right, spoil {hurts}, and change nothing about {neutral}, where a search is paid for in vain."
+        f"the answers right, spoil {hurts}, and change nothing for {neutral} ({both_right} right and {both_wrong} wrong "
+        "both ways)."
     )
 
 

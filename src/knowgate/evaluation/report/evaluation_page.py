@@ -19,7 +19,7 @@ from knowgate.evaluation.report import evaluation_charts as charts
 from knowgate.evaluation.report import evaluation_tables as tables
 from knowgate.evaluation.report import html
 from knowgate.evaluation.report.evaluation_charts import HighlightedPolicy
-from knowgate.evaluation.report.evaluation_verdict import NOT_COUNTED, EvaluationVerdict, build_verdict
+from knowgate.evaluation.report.evaluation_verdict import EvaluationVerdict, build_verdict
 from knowgate.evaluation.retrieval_actions import build_action_table
 from knowgate.stats.bootstrap import estimate_mean
 from knowgate.stats.metrics import BoolArray
@@ -133,8 +133,8 @@ def _build_cost_section(verdict: EvaluationVerdict, policy: HighlightedPolicy, a
     """Build the section on money and latency; rows with unknown amounts are collapsed."""
     intro = (
         f"Of {policy.name}, at {describe_prices(assumptions)} and {assumptions.search_seconds:g} s a search. Searches, LLM "
-        f"calls and generated tokens are counted in the rows. Prices and seconds are options. {NOT_COUNTED} "
-        f"{_describe_break_even(verdict, assumptions)}".rstrip()
+        f"calls and generated tokens are counted in the rows. Prices and seconds are options. "
+        f"{verdict.not_counted} {_describe_break_even(verdict, assumptions)}".rstrip()
     )
     table = _build_cost_table(verdict, assumptions)
     known = tuple(row for row in table.rows if UNKNOWN_AMOUNT not in row)

@@ -38,7 +38,7 @@ LEVEL_LABELS = {
 UNPAID_LEVELS = {"use": "saves", "try": "may-save"}
 # How many of 400 evaluations of shuffled needs came out at a level.
 CHANCE_COUNTS = {"use": 3, "try": 108}
-NOT_COUNTED = "Not counted: running the judge, if the gate has one."
+NOT_COUNTED = "Not counted: running the judge."
 LOW_KNOWN_SHARE = 0.15  # if the LLM knows fewer questions, there is little to skip
 LOW_AUROC = 0.65  # a gate with less hardly tells known from unknown questions
 MAX_SUGGESTED_QUESTIONS = 50_000
@@ -65,6 +65,7 @@ class EvaluationVerdict:
         savings: What the recommended gate saves against always retrieving.
         never: Mean cost per question of never retrieving.
         note: How the recommendation was chosen.
+        not_counted: Sentence about costs that are not counted; '' if there are none.
     """
 
     recommendation: Recommendation
@@ -74,6 +75,7 @@ class EvaluationVerdict:
     savings: Savings
     never: QuestionCost
     note: str = ""
+    not_counted: str = ""
 
     @property
     def level(self) -> str:
@@ -114,12 +116,13 @@ def build_verdict(evaluation: Evaluation, assumptions: CostAssumptions, max_loss
     gated_cost = _estimate_recommended_cost(evaluation, recommendation) if recommendation.gate else always_cost
     savings = Savings(always_cost, gated_cost, assumptions)
     arbiter_sentences = _describe_arbiter(evaluation, recommendation)
+    not_counted = NOT_COUNTED if {recommendation.gate, recommendation.arbiter} & evaluation.with_judge else ""
     if not recommendation.is_positive:
         sentences = [*_explain_no_gate(recommendation, evaluation), *arbiter_sentences]
         if evaluation.has_open_answers:
             sentences.append(_describe_always_cost(always_cost, assumptions))
         headline = _write_negative_headline(recommendation, evaluation)
-        return EvaluationVerdict(recommendation, headline, sentences, [], savings, never_cost)
+        return EvaluationVerdict(recommendation, headline, sentences, [], savings, never_cost, not_counted=not_counted)
     sentences = [
         _describe_chance(recommendation),
         recommendation.guarantee,
@@ -128,7 +131,7 @@ def build_verdict(evaluation: Evaluation, assumptions: CostAssumptions, max_loss
         _describe_losing_slices(recommendation),
         _describe_calls(savings),
         _warn_about_distance(recommendation, evaluation),
-        "" if recommendation.skips_nothing else f"{describe_savings(savings)} {NOT_COUNTED}",
+        "" if recommendation.skips_nothing else f"{describe_savings(savings)} {not_counted}".rstrip(),
     ]
     return EvaluationVerdict(
         recommendation,
@@ -138,6 +141,7 @@ def build_verdict(evaluation: Evaluation, assumptions: CostAssumptions, max_loss
         savings,
         never_cost,
         note="" if recommendation.guarantee else _describe_choice(recommendation, evaluation),
+        not_counted=not_counted,
     )
 
 
@@ -251,7 +255,8 @@ def _describe_chance(recommendation: Recommendation) -> str:
     """Say how often chance gets the verdict of a gate that was chosen here, and its gain if that might be chance."""
     is_choice = recommendation.agreeing_folds and not recommendation.is_without_retrieval
     count = CHANCE_COUNTS[recommendation.level] if is_choice else 0
-    verdicts = f"Of 400 evaluations with shuffled scores, {count} got this verdict by chance" if count else ""
+    doubt = "this one may be chance, too" if count > 0.05 * 400 else "this one is hardly chance"
+    verdicts = f"Of 400 evaluations with shuffled scores, {count} got this verdict, so {doubt}" if count else ""
     gain = "" if recommendation.beats_chance else f"{describe_gain(recommendation).capitalize()}{STRICTER_TEST}"
     return "".join(f"{sentence}. " for sentence in (verdicts, gain) if sentence).rstrip()
 

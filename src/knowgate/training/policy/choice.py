@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knowgate.errors import BadInput
-from knowgate.gates.calibration.threshold_choice import MIN_SAVING, list_rate_thresholds
+from knowgate.gates.calibration.threshold_choice import MIN_SAVING, SafetyLimits, list_rate_thresholds
 from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.training.policy.outcomes import (
     ALWAYS,
@@ -32,6 +32,7 @@ from knowgate.training.policy.outcomes import (
     GradedQuestions,
     PolicyResult,
     combine_results,
+    format_change,
 )
 
 DEFAULT_FOLDS = 5
@@ -95,6 +96,17 @@ class PolicyChoice:
     def is_constant(self) -> bool:
         """Whether the gate of the policy is constant: it always or never retrieves."""
         return self.chosen.is_constant
+
+    def describe_losses(self, total: PolicyResult, limits: SafetyLimits) -> str:
+        """Describe a policy's loss compared with always retrieving, and with the reference if that is another policy."""
+        losses = {f"{ALWAYS} retrieving": total.loss}
+        if self.reference.arbiter and self.chosen.name != self.reference.name:
+            losses[self.reference.name] = total.reference_loss
+        return " ".join(
+            f"{format_change(loss.mean)} than {name} (estimate). Worst case, with {limits.confidence:.0%} confidence: "
+            f"{format_change(loss.upper(limits.confidence))} (allowed: {100 * limits.loss_bound:g} points fewer)."
+            for name, loss in losses.items()
+        )
 
 
 def choose_policy(
@@ -179,7 +191,7 @@ def _choose(questions: GradedQuestions, folds: NDArray[np.int64]) -> PolicyChoic
     if rejected is None:
         reason, required = _explain_constant(questions, constant, _select(questions, choice.tried)[1])
         return replace(choice, reason=reason, required_rows=required)
-    reason = f"{rejected.name} looked best, but not on questions that had no part in the choice: {rejected.failure}"
+    reason = f"{rejected.name} looked best, but failed on questions that it was not chosen on: {rejected.failure}"
     required = rejected.result.reference_loss.count_required_rows(limits)
     return replace(choice, reason=reason, required_rows=required, rejected=rejected)
 

@@ -28,7 +28,7 @@ from knowgate.training.examples import Examples
 from knowgate.training.fit_function import FitResult
 from knowgate.training.policy.choice import PolicyChoice
 from knowgate.training.policy.evidence import Evidence
-from knowgate.training.policy.outcomes import PolicyResult
+from knowgate.training.policy.outcomes import CONSTANT_GATES, PolicyResult
 from knowgate.training.topics import TopicResult, build_topic_table
 from knowgate.types import SignalRequest
 
@@ -255,10 +255,13 @@ def render_frontier(frontier: Sequence[PolicyResult]) -> list[str]:
 def list_shown_results(choice: PolicyChoice) -> list[tuple[str, PolicyResult]]:
     """List at most ten named results: never, always, what was tried, and the cross-validated choice.
 
-    If a policy was rejected, its cross-validated result is shown in the place of the choice.
+    The chosen policy and the one that losses are counted against are always among them. If a policy was rejected, its
+    cross-validated result is shown in the place of the choice.
     """
-    tried = [result for result in choice.tried if result.name != "always"]
-    rows = [("never", choice.never), ("always", choice.always), *((result.name, result) for result in tried[:7])]
+    tried = {result.name: result for result in (choice.chosen, choice.reference, *choice.tried)}
+    shown = [result for name, result in tried.items() if name not in CONSTANT_GATES][:7]
+    shown.sort(key=lambda result: -result.value)
+    rows = [("never", choice.never), ("always", choice.always), *((result.name, result) for result in shown)]
     if choice.rejected is not None:
         return [*rows, (f"rejected: {choice.rejected.name}, cross-validated", choice.rejected.result)]
     return rows if choice.is_constant else [*rows, ("the choice, cross-validated", choice.estimate)]

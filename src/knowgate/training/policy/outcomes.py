@@ -125,10 +125,26 @@ class PolicyResult:
                 return f"{figures}: {100 * loss.mean:.1f} points less; at most {100 * limits.max_loss:g} is allowed"
             if not limits.accepts(loss):
                 worst = (
-                    f"worst case, with {limits.confidence:.0%} confidence: {100 * loss.upper(limits.confidence):.1f}"
+                    f"worst case, with {limits.confidence:.0%} confidence: {100 * loss.upper(limits.confidence):.2f}"
                 )
                 return f"{figures} ({worst} points less; at most {100 * limits.loss_bound:g} are allowed)"
         return ""
+
+    def describe_extra_cost(self, prices: ChoiceOptions) -> str:
+        """If the policy costs more than plain always, say what a right answer must be worth for it to pay; else ''."""
+        extra = prices.price_llm_call * (self.llm_calls - 1) - prices.price_search * (1 - self.searches)
+        if extra <= 1e-12:
+            return ""
+        pays = "that does not pay, because it gains no right answers on these questions."
+        if self.loss.mean < 0:
+            worth = f"{extra / -self.loss.mean:.2g}, in the currency of your prices"
+            pays = f"it gains right answers, not money. It pays only if a right answer is worth more than {worth}. To save "
+            pays += "costs instead, set `price_wrong` below that."
+        return (
+            f"It saves {1 - self.searches:.1%} of the searches but makes {self.llm_calls:.2f} LLM calls per question instead "
+            f"of 1.00: {pays} Prices now: a wrong answer {prices.price_wrong:g}, a search {prices.price_search:g}, an LLM "
+            f"call {prices.price_llm_call:g}."
+        )
 
     def is_safe(self, limits: SafetyLimits) -> bool:
         """Return whether both losses are within the limits."""

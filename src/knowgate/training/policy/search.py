@@ -170,9 +170,8 @@ class PolicySearch:
         # All questions count in the test: the others were tested by cross-validation when the policy was chosen.
         total = combine_results([choice.estimate, held_out])
         if choice.chosen.name != ALWAYS and not total.is_safe(self.options):
-            if (
-                choice.reference.arbiter and choice.constant.name == ALWAYS
-            ):  # losses are counted against the other choice
+            if choice.reference.arbiter and choice.constant.name == ALWAYS:
+                # Losses are counted against the other choice, plain always.
                 estimate = replace(choice.estimate, reference_loss=choice.estimate.loss)
                 return self._fit_choice(replace(choice, reference=choice.always, estimate=estimate), out)
             return self._fit_choice(self._reject(choice, total), out)
@@ -180,14 +179,7 @@ class PolicySearch:
         topics = self._measure_topics(self._list_retrieved(choice.chosen, outcomes.needs > threshold))
         summary = self._summarize(choice, held_out, total)
         summary += (describe_extremes(topics),) if topics else ()
-        if held_out.llm_calls - 1 > 2 * (1 - held_out.searches):  # more than two LLM calls for a saved search
-            prices = self.options
-            warning = (
-                f"It saves {1 - held_out.searches:.1%} of the searches but makes {held_out.llm_calls:.2f} LLM calls per "
-                f"question instead of 1.00: it gains right answers, not money. That follows from the prices: a wrong answer "
-                f"{prices.price_wrong:g}, a search {prices.price_search:g}, an LLM call {prices.price_llm_call:g}. To save "
-                "costs instead, set `price_wrong` lower."
-            )
+        if warning := total.describe_extra_cost(self.options):
             summary = (summary[0], warning, *summary[1:])
         evidence, confidence = self.evidence, self.options.confidence
         parts = PolicyParts(evidence, choice, threshold, outcomes, arbiter, arbiter_folder, confidence, summary, topics)
@@ -206,7 +198,7 @@ class PolicySearch:
         required = total.reference_loss.count_required_rows(self.options)
         if required is not None:  # `required` counts all questions, `required_rows` only those to choose on
             required = math.ceil(required * len(self.evidence.fit_rows) / total.loss.n)
-        reason = f"{chosen.name} was best on the questions to choose on, but not with the test questions: {failure}"
+        reason = f"{chosen.name} was best on the questions to choose on, but failed when the test questions were added: {failure}"
         rejected = choice.rejected or RejectedPolicy(chosen.name, total, failure)
         choice = replace(choice, required_rows=required, rejected=rejected)
         return replace(choice, chosen=constant, estimate=constant, reason=reason)
@@ -347,22 +339,10 @@ class PolicySearch:
         return (
             *lines,
             f"On all {total.loss.n} questions, each tested with a policy that did not learn from it: "
-            f"{self._describe_losses(choice, total)}",
+            f"{choice.describe_losses(total, self.options)}",
             f"On the {held_out.loss.n} test questions alone: {held_out.searches:.1%} searches, {held_out.right:.1%} right, "
             f"{format_change(held_out.loss.mean)} than {ALWAYS} retrieving, {held_out.llm_calls:.2f} LLM calls per question.",
             format_proof(held_out.loss, self.options.confidence),
-        )
-
-    def _describe_losses(self, choice: PolicyChoice, total: PolicyResult) -> str:
-        """Describe the loss compared with always retrieving, and with always retrieving and arbitrating if that is better."""
-        limits = self.options
-        losses = {f"{ALWAYS} retrieving": total.loss}
-        if choice.reference.arbiter and choice.chosen.name != choice.reference.name:
-            losses[choice.reference.name] = total.reference_loss
-        return " ".join(
-            f"{format_change(loss.mean)} than {name} (estimate). Worst case, with {limits.confidence:.0%} confidence: "
-            f"{format_change(loss.upper(limits.confidence))} (allowed: {100 * limits.loss_bound:g} points fewer)."
-            for name, loss in losses.items()
         )
 
     def _suggest_rows(self, choice: PolicyChoice) -> str:
@@ -371,7 +351,10 @@ class PolicySearch:
             return shortage
         is_small = (n := len(self.evidence.table)) < ENOUGH_QUESTIONS
         advice = f" Models that learn from {n} questions are weak; a few hundred more may help." if is_small else ""
-        return f"The policies that were tried are not better on these questions.{advice}"
+        if choice.rejected is None:
+            return f"No policy that was tried is both safe and clearly worth more than {ALWAYS} on these questions.{advice}"
+        row = "The row 'rejected' shows the one that looked best, on questions that it was not chosen on."
+        return f"No policy passed all checks. {row}{advice}"
 
     def _describe_shortage(self, required: int | None = None) -> str:
         """Say how many graded questions it takes to prove a policy that saves searches; '' if there are enough.
