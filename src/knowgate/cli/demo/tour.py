@@ -219,9 +219,8 @@ def summarize_record(record: DemoRecord) -> str:
     gains = [_format_gain(point) for point in dict.fromkeys((fewest, *better[:1]))]  # once if both are the same
     saved = round((1 - fewest.searched) * SAVINGS_QUESTIONS, -3)
     return (
-        f"Against always searching, in points of right answers: {'; '.join(gains)} (95 % intervals). The first saves "
-        f"about {saved:,.0f} of {SAVINGS_QUESTIONS:,} searches, and makes {SAVINGS_QUESTIONS - saved:,.0f} more LLM calls: each "
-        "question that is searched for takes two, a draft and an answer."
+        f"Against always, in points of right answers: {'; '.join(gains)} (95 % intervals). The first saves "
+        f"about {saved:,.0f} of {SAVINGS_QUESTIONS:,} searches for {SAVINGS_QUESTIONS - saved:,.0f} more LLM calls."
     )
 
 
@@ -326,9 +325,9 @@ def _print_record(page: DemoPage) -> None:
     page.print_title("3. An 8B LLM behind an API that returns only text (recorded)")
     page.print_paragraph(
         f"Llama-3.1-8B-Instruct on {record.questions:,} questions. Gated: a small judge reads the draft and decides "
-        "whether to search; after a search, an arbiter chooses the better answer. Arbiter: always search, then it chooses. "
-        "These models were kept because of this result, so it is too good. README has policies that were chosen on training "
-        "questions, but their test questions were not fresh either."
+        "whether to search; after a search, an arbiter chooses an answer. Arbiter: always search, then it chooses. "
+        "These models were kept because of this result, so it is too good. The policies in README were chosen on training "
+        "questions; their test questions were not fresh."
     )
     for line in render_chart(record, page.block):
         page.console.print(f"  {line}")
