@@ -12,7 +12,7 @@ from knowgate.gates import load_gate
 from knowgate.models.fake import FakeModel
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.retrieval import load_retriever
-from knowgate.retrieval.engines.base import FieldNames, check_filter, get_field, parse_collection_spec
+from knowgate.retrieval.engines.base import FieldNames, SearchHit, check_filter, get_field, parse_collection_spec
 from knowgate.retrieval.engines.elastic import ElasticRetriever
 from tests.support.elastic_stub import ElasticStub
 from tests.support.engines import DOCUMENTS, EMBEDDER, ENGINES, vector
@@ -137,6 +137,14 @@ def test_a_missing_text_field_is_an_error(outside):
         AdapterError, match=r"without a text in the field 'body'.*Name the field of the text in the spec: \?text=FIELD"
     ):
         other.search([QUERY], 1)
+
+
+def test_records_without_text_are_skipped_if_others_have_text(outside):
+    good, bad = SearchHit("1", {"text": "Mira runs it."}, 1.0), SearchHit("2", {"text": None}, 1.0)
+    other = outside.reopen()
+    other.fields = dataclasses.replace(other.fields, text="text")
+    other._find_hits = lambda queries, k: [[bad, good] for _ in queries]
+    assert [passage.text for passage in other.search([QUERY], 2)[0]] == ["Mira runs it."]
 
 
 def test_vectors_of_another_width_are_an_error(outside):
