@@ -2,16 +2,22 @@
 
 import socket
 import threading
+import time
 
 import httpx
 import pytest
 
+import knowgate as kg
 from knowgate.errors import ArtifactError, BrokenIndex
 from knowgate.gates.baselines import AlwaysGate
+from knowgate.retrieval.engines.base import FieldNames
+from knowgate.retrieval.engines.elastic import ElasticRetriever
+from knowgate.retrieval.engines.pgvector import PgvectorRetriever
 from knowgate.server.chat.gate_service import GateService
 from knowgate.types import Gate
 from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask, events
+from tests.support.hash_embedder import HashEmbedder
 from tests.support.processes import until
 
 
@@ -323,3 +329,40 @@ def test_a_failed_search_in_shadow_mode_is_answered_without_passages(serve):
     reply = ask(address, model="knowgate")
     assert reply.status_code == 200, reply.text
     assert reply.json()["knowgate"]["degraded"] == ["retriever"]
+
+
+class SlowStartEmbedder(HashEmbedder):
+    """Is loaded on first use, which takes longer than a search may take."""
+
+    is_loaded = False
+
+    def embed(self, texts):
+        time.sleep(0 if self.is_loaded else 2.5)
+        self.is_loaded = True
+        return super().embed(texts)
+
+
+@pytest.mark.parametrize("kind", ["dense", "hybrid", "engine"])
+def test_the_first_request_does_not_wait_for_the_embedding_model(serve, invented, tmp_path, monkeypatch, kind):
+    embedder, index = SlowStartEmbedder(), str(tmp_path / "index")
+    if kind == "engine":
+        hit = {"_id": "1", "_score": 1.0, "_source": {"text": "Mira runs it."}}
+        transport = httpx.MockTransport(lambda request: httpx.Response(200, json={"hits": {"hits": [hit]}}))
+        options = {"embedder": embedder, "fields": FieldNames(vector="vector"), "transport": transport}
+        retriever = ElasticRetriever("http://search.example", "docs", mode="knn", **options)
+        monkeypatch.setattr("knowgate.pipeline.builder.load_retriever", lambda *spec: retriever)
+    else:
+        kg.build_index(invented.docs, index, kind=kind, embedder=HashEmbedder())
+        monkeypatch.setattr("knowgate.retrieval.index_folder.load_embedder", lambda spec: embedder)
+    address, _ = serve(gate="always", docs=None, index=index, options={"gate_seconds": 2.0})
+    report = ask(address).json()["knowgate"]
+    assert (report["degraded"], len(report["passages"])) == ([], 1)
+
+
+def test_the_embedding_model_of_a_database_is_loaded_at_the_start(serve, monkeypatch):
+    pytest.importorskip("psycopg")
+    embedder = SlowStartEmbedder()
+    retriever = PgvectorRetriever("postgresql://127.0.0.1:1/x?table=passages", embedder)
+    monkeypatch.setattr("knowgate.pipeline.builder.load_retriever", lambda *spec: retriever)
+    serve(gate="always", docs=None, index="pgvector:x")
+    assert embedder.is_loaded

@@ -106,6 +106,8 @@ def test_a_server_loads_the_models_of_a_gate_before_the_first_request(serve, pol
     monkeypatch.setattr(kind, "score", lambda self, *args: scored.append(1) or score(self, *args))
     serve(gate=str(policy))
     assert scored == [1]
+    serve(gate="always", options={"gate_b": str(policy)})
+    assert scored == [1, 1]
 
 
 def test_a_policy_does_not_decide_for_another_llm_that_a_request_names(serve, stub, policy):

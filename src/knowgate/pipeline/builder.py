@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 
 from knowgate.core.files import cache_dir, file_lock, sha256_text
@@ -12,6 +13,7 @@ from knowgate.gates.arbiters import load_arbiter
 from knowgate.gates.arbiters.abstention import RULES_ARBITER
 from knowgate.gates.artifacts.gate_folder import parse_fitted_spec, read_artifact
 from knowgate.gates.calibration.deployment import describe_missing_calibration, describe_recorded_origin
+from knowgate.gates.fitted_gate import FittedGate
 from knowgate.gates.rules.rule_set import RuleSet, load_rules
 from knowgate.gates.scoring import bind_gate
 from knowgate.models import load_model
@@ -20,14 +22,29 @@ from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.settings import DecisionOptions, PipelineOptions
 from knowgate.pipeline.traffic_log import TrafficLog
 from knowgate.retrieval import load_retriever
+from knowgate.retrieval.dense import DenseRetriever, HybridRetriever
+from knowgate.retrieval.engines.base import EngineRetriever
+from knowgate.retrieval.engines.pgvector import PgvectorRetriever
 from knowgate.retrieval.index import build_index
 from knowgate.retrieval.rerankers import load_reranker
-from knowgate.retrieval.rerankers.cross_encoder import describe_llm_mismatch, is_aligned_reranker
-from knowgate.types import Arbiter, Model, PassageFilter, Reranker, Retriever
+from knowgate.retrieval.rerankers.cross_encoder import CrossEncoderReranker, describe_llm_mismatch, is_aligned_reranker
+from knowgate.types import (
+    Arbiter,
+    Completion,
+    Model,
+    Passage,
+    PassageFilter,
+    Question,
+    Reading,
+    Reranker,
+    Retriever,
+    Token,
+)
 
 log = logging.getLogger(__name__)
 
 PRESETS = ("cbdr",)
+EXAMPLE_QUESTION = "What is the capital of France?"  # loads models
 FIT_PROBE_ADVICE = "Fit a probe: fit('probe', runs, out=folder, target='known', balanced=True)."
 DEFAULT_BETA = 0.95  # CBDR 4.3: above it the LLM answers without retrieval; 83.3 % of the questions are retrieved
 
@@ -170,6 +187,40 @@ def build_cached_index(docs: Path, kind: str) -> Path:
     if report.problems:
         log.warning("In '%s', %s", docs, report.summarize_problems())
     return out
+
+
+# --- loading models before the first question -----------------------------------------------------
+
+
+def load_gate_models(rag: AdaptiveRAG) -> None:
+    """Load the models of a fitted gate, such as its judge or embedding model, by scoring one question.
+
+    Otherwise they are loaded in the first request, which can take longer than the timeout of the gate. If this fails,
+    it is not reported here, but by the requests that use the gate.
+    """
+    if not isinstance(rag.bound_gate, FittedGate):
+        return
+    draft = Completion("Paris", (Token("Paris", -0.1, entropy=0.1, margin=0.9),), n_tokens=1)
+    with suppress(Exception):
+        rag.bound_gate.score([Question(EXAMPLE_QUESTION)], [Reading(draft=draft)])
+
+
+def load_search_models(rag: AdaptiveRAG) -> None:
+    """Load the embedding model of the index and the reranker by embedding and scoring one question.
+
+    Search engines and rerank servers are not called. If this fails, it is not reported here, but by the searches.
+    """
+    retriever, reranker = rag.retriever, rag.reranker
+    with suppress(Exception):
+        if isinstance(retriever, DenseRetriever | HybridRetriever):
+            retriever.search([EXAMPLE_QUESTION], 1)
+        elif isinstance(retriever, PgvectorRetriever) or (
+            isinstance(retriever, EngineRetriever) and retriever.is_dense
+        ):
+            retriever.embedder.embed([EXAMPLE_QUESTION])
+    with suppress(Exception):
+        if isinstance(reranker, CrossEncoderReranker):
+            reranker.score([EXAMPLE_QUESTION], [[Passage("1", "Paris is the capital of France.")]])
 
 
 # --- presets --------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import logging
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,9 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 from knowgate.errors import BadSetting, KnowgateError
 from knowgate.gates import DEFAULT_GATE
-from knowgate.gates.fitted_gate import FittedGate
-from knowgate.pipeline.adaptive_rag import AdaptiveRAG
-from knowgate.pipeline.builder import build_pipeline
+from knowgate.pipeline.builder import build_pipeline, load_gate_models, load_search_models
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.retrieval.engines.web import WebRetriever
 from knowgate.server.chat.gate_service import FingerprintCachingRetriever, GateService
@@ -41,7 +39,7 @@ from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.client import UpstreamClient
 from knowgate.server.upstream.draft import UpstreamDraftModel, arbiter_makes_drafts
 from knowgate.server.upstream.forwarding import UpstreamForwarder
-from knowgate.types import Completion, Gate, Model, Question, Reading, Signal, Token
+from knowgate.types import Gate, Model, Signal
 
 log = logging.getLogger(__name__)
 
@@ -228,6 +226,7 @@ def build_gate_service(settings: PipelineOptions, options: ServeOptions, model: 
         check_upstream_logprobs(rag.gate, rag.model)
     if rag.log is not None:
         rag.log.load_embedder()  # takes seconds, in which the first label would wait
+    load_search_models(rag)
     if rag.retriever is not None:
         rag = rag.replace(retriever=FingerprintCachingRetriever(rag.retriever))
     gate_spec = "" if settings.gate == DEFAULT_GATE else str(settings.gate)
@@ -248,19 +247,6 @@ def build_gate_service(settings: PipelineOptions, options: ServeOptions, model: 
             "Remove `arbiter`, or use a gate that reads drafts."
         )
     return gate_service
-
-
-def load_gate_models(rag: AdaptiveRAG) -> None:
-    """Load the models of a fitted gate, such as its judge or embedding model, by scoring one question.
-
-    Otherwise they are loaded in the first request, which can take longer than the timeout of the gate. If this fails,
-    it is not reported here, but by the requests that use the gate.
-    """
-    if not isinstance(rag.bound_gate, FittedGate):
-        return
-    draft = Completion("Paris", (Token("Paris", -0.1, entropy=0.1, margin=0.9),), n_tokens=1)
-    with suppress(Exception):
-        rag.bound_gate.score([Question("What is the capital of France?")], [Reading(draft=draft)])
 
 
 def check_upstream_logprobs(gate: Gate, upstream: UpstreamDraftModel) -> None:

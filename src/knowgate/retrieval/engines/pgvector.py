@@ -133,13 +133,13 @@ class PgvectorRetriever:
     def __init__(self, spec: str, embedder: Embedder | None = None):
         self._address, self._spec = parse_table_spec(spec)
         self._database = open_postgres(self._address, None, SCAN_SETTINGS)
-        self._embedder = embedder or load_embedder(self._spec.embedder)
+        self.embedder = embedder or load_embedder(self._spec.embedder)
 
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the settings and of all rows that can be found; `version`, if given, replaces the rows."""
         content = self._spec.version or self._compute_content_hash()
-        return sha256_text(self.name, repr(self._spec), self._embedder.fingerprint, content)
+        return sha256_text(self.name, repr(self._spec), self.embedder.fingerprint, content)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Return up to k passages for each query, nearest first."""
@@ -147,7 +147,7 @@ class PgvectorRetriever:
         if not queries:
             return []
         self._check_vector_type()
-        vectors = check_vectors(self._embedder.embed([to_storable_text(query) for query in queries]), len(queries))
+        vectors = check_vectors(self.embedder.embed([to_storable_text(query) for query in queries]), len(queries))
         self._check_width(vectors.shape[1])
         return [self._find_nearest(format_vector(vector), k) for vector in vectors]
 

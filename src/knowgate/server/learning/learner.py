@@ -19,6 +19,7 @@ from knowgate.gates import load_gate
 from knowgate.gates.calibration.evidence import TARGET_KINDS
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
+from knowgate.pipeline.builder import load_gate_models
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.server.chat.gate_service import GateService, describe_staleness
 from knowgate.server.json_api import ApiError
@@ -320,6 +321,8 @@ def _build_second_pipeline(settings: PipelineOptions, options: ServeOptions, rag
             f"way='question' decides before the LLM answers, but gate_b='{gate.name}' reads a draft of the answer. "
             "Set `way` to draft or race, or use a gate that reads only the question."
         )
+    if options.upstream is not None:
+        load_gate_models(second_rag)
     return second_rag
 
 
