@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from knowgate.core.stop_flag import check_stop_flag
 from knowgate.models.hf.batching import make_nan_error
 from knowgate.models.hf.forward_pass import PartialPass, PrefixCache, compute_positions, pad_left, run_lower_layers
 from knowgate.models.local_backend import TokenStep
@@ -87,6 +88,7 @@ class DecodingBatch:
 
     def _feed(self, tokens: torch.Tensor, layers: Sequence[int]) -> None:
         """Feed one token per row to the model, and store the resulting logits and hidden states."""
+        check_stop_flag()
         self.mask = torch.cat([self.mask, self.mask.new_ones(len(self), 1)], dim=1)
         output = self.model(
             input_ids=tokens[:, None],
