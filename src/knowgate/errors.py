@@ -7,7 +7,7 @@ KnowgateError
 ├── BadInput           a question, document or data file is invalid
 ├── ModelError         the LLM or its server failed, or returned something unusable
 │   ├── ServerError    an HTTP server (model or search) failed
-│   │   └── RejectionError  it rejected this request; others may succeed
+│   │   └── RejectionError  it rejected this request, or its reply is unusable; others may succeed
 │   ├── DeviceError    the GPU failed; only a new process can continue
 │   ├── OutOfMemory    the GPU has too little memory even for one question
 │   └── UnsupportedSignal  the LLM backend cannot provide a signal that a gate needs
@@ -96,7 +96,10 @@ class ServerError(ModelError):
 
 
 class RejectionError(ServerError):
-    """A search, embedding or rerank server rejected a request because of its content, such as a question that is too long."""
+    """A search, embedding or rerank server rejected a request, or its reply is unusable.
+
+    That can depend on the content of the request, such as a question that is too long, so others may succeed.
+    """
 
 
 class DeviceError(ModelError):

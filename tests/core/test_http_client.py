@@ -16,7 +16,7 @@ from knowgate.core.http_client import (
     request_deadline,
 )
 from knowgate.core.redaction import MAX_MESSAGE_CHARS, find_url_secrets, redact_message, redact_urls
-from knowgate.errors import BadSetting, ServerError
+from knowgate.errors import BadSetting, RejectionError, ServerError
 from tests.support.hostile_server import HostileServer, bomb, dripping, endless, http
 
 NO_END = 60  # seconds that each single read may take; the request as a whole ends far sooner
@@ -109,12 +109,22 @@ def test_a_retry_date_becomes_seconds_from_now():
     assert parse_retry_after("Fri, 31 Dec 2027 23:59:59 -99999999999999") is None
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"{", b"\xff", b"NaN", b"[1e999]", b"9" * 5000, b"[" * 900 + b"]" * 900, b'"\\ud800"']
-)
-def test_invalid_json_of_a_server_is_a_server_error(content):
-    with pytest.raises(ServerError, match="the reply"):
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"NaN", b"[1e999]", b"9" * 5000, b"[" * 900 + b"]" * 900])
+def test_invalid_json_of_a_server_is_an_error_of_this_request(content):
+    with pytest.raises(RejectionError, match="the reply"):
         parse_json_response(content, "the reply")
+
+
+@pytest.mark.parametrize(
+    ("content", "value"),
+    [
+        (rb'{"a": ["cut \ud83d", 1.5], "\uDC00": "\ud83d\ude00"}', {"a": ["cut \ufffd", 1.5], "\ufffd": "😀"}),
+        (rb'"the text \\ud800"', r"the text \ud800"),
+        (b'"caf\xe9"', "caf\ufffd"),
+    ],
+)
+def test_text_of_a_server_that_is_not_unicode_gets_replacement_characters(content, value):
+    assert parse_json_response(content, "the reply") == value
 
 
 def test_a_server_message_becomes_one_short_line_without_secrets():

@@ -219,6 +219,38 @@ def test_questions_that_a_server_rejects_degrade_only_themselves(serve, make_ser
     assert search("Who runs the canteen?") == ((["retriever"], 0) if opens else ([], 1))
 
 
+def make_odd_server(reply):
+    """Return a SearXNG retriever whose engine sends this reply to questions with the word odd."""
+    good = b'{"results": [{"url": "http://a.example", "title": "A", "content": "Mira runs it."}]}'
+    return httpx.MockTransport(
+        lambda request: httpx.Response(200, content=reply if b"odd" in request.url.query else good)
+    )
+
+
+@pytest.mark.parametrize(
+    ("reply", "report"),
+    [
+        (rb'{"results": [{"url": "http://b.example", "title": "\ud800", "content": "cut \ud83d"}]}', ([], 1)),
+        (b'{"results": [{"url": "http://b.example", "content": "caf\xe9", "score": 1e400}]}', (["retriever"], 0)),
+        (b'{"results": ' + b"[" * 99 + b"]" * 99 + b"}", (["retriever"], 0)),
+        (b'{"error": "odd"}', (["retriever"], 0)),
+        (b"<html>", (["retriever"], 0)),
+    ],
+)
+def test_odd_replies_to_some_questions_do_not_stop_retrieval_for_others(serve, tmp_path, reply, report):
+    options = WebOptions(minute=1000)
+    web = WebRetriever("searxng", "http://s.example", options, cache=tmp_path, transport=make_odd_server(reply))
+    address, app = serve(gate="always", change=use_parts(retriever=FingerprintCachingRetriever(web)))
+
+    def search(question):
+        report = ask(address, question).json()["knowgate"]
+        return report["degraded"], len(report["passages"])
+
+    assert [search(f"odd {number}?") for number in range(6)] == [report] * 6
+    assert app.state.service.gate_service.retriever_breaker.state == "closed"
+    assert search("Who runs the canteen?") == ([], 1)
+
+
 class BlockedRetriever(FlakyRetriever):
     def __init__(self):
         super().__init__()

@@ -4,6 +4,7 @@ import asyncio
 import sqlite3
 import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from types import SimpleNamespace
@@ -414,6 +415,16 @@ def test_audits_of_one_threshold_do_not_count_for_another(serve, stub, tmp_path)
     assert get_arms(second)["a"]["loss"]["drawn"] == 0
 
 
+def test_audits_with_one_arbiter_do_not_count_with_another(serve, stub, tmp_path):
+    options = {"gate": "logprob:first", "options": audit_options(tmp_path)}
+    first, _ = serve(arbiter="rules", **options)
+    ask(first)
+    wait_for_audits(first, 1)
+    same, other = serve(arbiter="rules", **options)[0], serve(arbiter="none", **options)[0]
+    assert get_arms(same)["a"]["loss"]["drawn"] == 1
+    assert get_arms(other)["a"]["loss"]["drawn"] == 0
+
+
 # --- shadow, canary, two gates --------------------------------------------------------------------
 
 
@@ -466,6 +477,16 @@ def test_two_gates_have_separate_statistics(serve, stub, tmp_path):
     assert (a["gate"], a["loss"]["lost"]) == ("always", 0.0)
     assert (b["gate"], b["loss"]["lost"]) == ("never", float(arms.count("b")))
     assert {"a", "b"} == set(arms)
+
+
+def test_the_same_gate_twice_counts_each_request_once(serve, stub, tmp_path):
+    address, _ = serve(gate="never", options=audit_options(tmp_path, gate_b="never"))
+    arms = [ask(address, user=f"u{n}").headers["x-knowgate-arm"] for n in range(12)]
+    for name in ("a", "b"):
+        wait_for_audits(address, arms.count(name), name)
+    assert {name: arm["loss"]["drawn"] for name, arm in get_arms(address).items()} == Counter(arms)
+    alone, _ = serve(gate="never", options=audit_options(tmp_path))  # the gate keeps what it did as "b"
+    assert get_arms(alone)["a"]["loss"]["drawn"] == 12
 
 
 @pytest.mark.parametrize(

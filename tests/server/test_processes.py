@@ -18,6 +18,7 @@ import pytest
 import knowgate as kg
 from knowgate.data.history import open_history
 from knowgate.server.app import create_app
+from knowgate.server.connection_limits import HANG_SECONDS
 from knowgate.server.options import ServeOptions
 from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask, events
@@ -212,6 +213,21 @@ def test_a_killed_worker_is_replaced_with_a_line_in_the_log(arguments, tmp_path)
         worker = list_workers(server)[0]
         os.kill(worker, signal.SIGKILL)
         until(lambda: f"Worker process {worker} ended unexpectedly" in server.said.read_text())
+
+
+@linux
+def test_a_worker_that_is_paused_for_seconds_lives_and_one_that_ends_meanwhile_is_replaced_at_once(arguments, tmp_path):
+    with served(tmp_path, *arguments, "--workers", "2") as server:
+        until(lambda: len(list_workers(server)) == 2)
+        worker = list_workers(server)[0]
+        os.kill(worker, signal.SIGSTOP)  # as on a machine that is too busy to run it
+        time.sleep(7)
+        assert worker in list_workers(server)
+        assert "ended unexpectedly" not in server.said.read_text()
+        start = time.monotonic()
+        os.kill(worker, signal.SIGKILL)
+        until(lambda: f"Worker process {worker} ended unexpectedly" in server.said.read_text())
+    assert time.monotonic() - start < HANG_SECONDS - 10
 
 
 @linux

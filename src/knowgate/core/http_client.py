@@ -358,19 +358,19 @@ def read_response(response: httpx.Response, server: str) -> HttpResponse:
 def parse_json_response(content: bytes, where: str) -> Any:
     """Parse the JSON that a server sent, as strictly as `parse_json`.
 
+    Invalid bytes and lone surrogates, such as half of an emoji at the end of a cut text, become U+FFFD.
+
     Args:
         content: The body of the response.
         where: How an error names the response.
 
     Raises:
-        ServerError: The body is not valid JSON.
+        RejectionError: The body is not valid JSON.
     """
     try:
-        return parse_json(content.decode("utf-8-sig"), where)
-    except UnicodeDecodeError as error:
-        raise ServerError(f"{where} is not valid JSON: byte {error.start} is not UTF-8.") from None
+        return parse_json(content.decode("utf-8-sig", errors="replace"), where, replace_surrogates=True)
     except BadInput as error:
-        raise ServerError(str(error)) from None
+        raise RejectionError(str(error)) from None
 
 
 def parse_retry_after(value: str) -> float | None:

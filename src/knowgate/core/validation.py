@@ -24,6 +24,7 @@ MAX_TEXT_BYTES = 256 << 20  # maximum size of a file that is read into memory at
 MAX_COUNT = 1_000_000_000  # maximum of options that count something
 MAX_DEPTH = 64  # maximum nesting of lists and objects
 MAX_DIGITS = 300  # maximum length of an integer; a float holds up to 309 digits
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 SURROGATES = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")  # escaped in JSON, or as characters
 
 
@@ -60,7 +61,7 @@ def read_json(path: Path) -> Any:
     return parse_json(read_text(path), str(path))
 
 
-def parse_json(text: str, where: str, *, allow_surrogates: bool = False) -> Any:
+def parse_json(text: str, where: str, *, allow_surrogates: bool = False, replace_surrogates: bool = False) -> Any:
     """Parse JSON strictly.
 
     NaN, infinity, numbers that do not fit into a float, lone surrogates (halves of a character) and nesting of more
@@ -70,6 +71,7 @@ def parse_json(text: str, where: str, *, allow_surrogates: bool = False) -> Any:
         text: The JSON text.
         where: How an error names the source.
         allow_surrogates: Accept lone surrogates. The caller must replace them, because UTF-8 cannot encode them.
+        replace_surrogates: Accept lone surrogates and replace them by U+FFFD.
     """
     try:
         value = _make_decoder().decode(text)
@@ -81,8 +83,12 @@ def parse_json(text: str, where: str, *, allow_surrogates: bool = False) -> Any:
     except ValueError as error:
         raise BadInput(f"{where} is not valid JSON: {error}.") from None
     # Most texts have no surrogates and too few brackets for deep nesting. Their values need no further check.
-    if _may_have_surrogates(text) or text.count("[") + text.count("{") > MAX_DEPTH:
-        check_parsed_value(value, where, allow_surrogates=allow_surrogates)
+    has_surrogates = _may_have_surrogates(text)
+    if has_surrogates or text.count("[") + text.count("{") > MAX_DEPTH:
+        check_parsed_value(value, where, allow_surrogates=allow_surrogates or replace_surrogates)
+    if has_surrogates and replace_surrogates:
+        clean_text = LONE_SURROGATE.sub("\N{REPLACEMENT CHARACTER}", json.dumps(value, ensure_ascii=False))
+        value = _make_decoder().decode(clean_text)
     return value
 
 

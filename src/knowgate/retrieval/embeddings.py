@@ -24,7 +24,7 @@ from knowgate.core.files import sha256_file, sha256_text
 from knowgate.core.http_client import JsonClient
 from knowgate.core.redaction import redact_message, redact_secrets
 from knowgate.core.text import replace_surrogates
-from knowgate.errors import BadSetting, MissingExtra, ModelError, ServerError, WeightsError
+from knowgate.errors import BadSetting, MissingExtra, ModelError, RejectionError, WeightsError
 from knowgate.models import embedded_weights as weights
 from knowgate.types import Embedder, Vector
 
@@ -161,7 +161,7 @@ class RemoteEmbedder:
         with np.errstate(over="ignore"):  # the length of a vector with huge values is infinite
             norms = np.linalg.norm(vectors, axis=1, keepdims=True)
         if not np.isfinite(norms).all() or (norms == 0).any():
-            raise ServerError(
+            raise RejectionError(
                 f"{self._server.name} returned an unusable vector: all values are zero, or one is NaN, infinite or huge. "
                 "Check the model on the server."
             )
@@ -173,22 +173,22 @@ class RemoteEmbedder:
         return self._parse_vectors(self._server.request_json("POST", "/embeddings", body=body), len(texts))
 
     def _parse_vectors(self, response: Any, n: int) -> NDArray[np.float64]:
-        """Return the n vectors of a response in the order of the texts; raise ServerError if any is missing."""
+        """Return the n vectors of a response in the order of the texts; raise RejectionError if any is missing."""
         rows = response.get("data") if isinstance(response, dict) else None
         if not isinstance(rows, list) or len(rows) != n:
-            raise ServerError(
+            raise RejectionError(
                 f"{self._server.name} returned no list of {n} vectors under 'data'. Check the URL: most end in /v1."
             )
         try:
             ordered = sorted(rows, key=lambda row: int(row["index"]))
             vectors = np.array([row["embedding"] for row in ordered], dtype=np.float64)
         except (KeyError, TypeError, ValueError, OverflowError):
-            raise ServerError(
+            raise RejectionError(
                 f"{self._server.name} returned vectors whose 'index' or 'embedding' is missing or not a number. Check "
                 "that the server has an OpenAI-compatible API."
             ) from None
         if vectors.ndim != 2 or not vectors.shape[1]:
-            raise ServerError(
+            raise RejectionError(
                 f"{self._server.name} returned vectors that are empty or differ in length. Check the model."
             )
         return vectors

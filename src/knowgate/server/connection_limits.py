@@ -31,6 +31,9 @@ HEADER_SECONDS = 10.0  # maximum time from the first byte of a request to the en
 WRITE_SECONDS = 60.0  # maximum time in which a client reads nothing of its response
 MAX_QUEUED_REQUESTS = 16  # requests of a connection that wait for the responses to earlier ones (pipelining)
 START_SECONDS = 600  # maximum time in which a new worker must be ready; uvicorn's default of 5 is too short for models
+# Time after which a worker that does not respond is killed with its requests. On a busy or paused machine, a healthy worker
+# may not run for many seconds, so uvicorn's default of 5 is too short.
+HANG_SECONDS = 60
 LINGER_SECONDS = 5.0  # time for a client to send the rest of a body after an early response, such as a 413
 LOG_SECONDS = 1.0  # minimum time between two log lines about rejected requests
 MAX_CONNECTIONS_PER_ADDRESS = 512
@@ -102,10 +105,18 @@ class WorkerSupervisor(Multiprocess):
     def keep_subprocess_alive(self) -> None:
         """Replace workers that have ended or hang, and log it."""
         before = list(self.processes)
+        for process in before:
+            process.child_conn.close()  # this copy of the worker's end would hide that the worker has ended
         super().keep_subprocess_alive()
         for old, new in zip(before, self.processes, strict=True):
             if new is not old:
-                log.warning("Worker process %s ended unexpectedly. Process %s replaces it.", old.pid, new.pid)
+                log.warning(
+                    "Worker process %s ended unexpectedly, or was killed because it did not respond for %d seconds. "
+                    "Process %s replaces it.",
+                    old.pid,
+                    HANG_SECONDS,
+                    new.pid,
+                )
 
 
 class AddressConnections:

@@ -123,7 +123,7 @@ def build_uvicorn_options(options: ServeOptions) -> dict[str, Any]:
     Access logs, websockets and the Server header are off. Proxy headers are ignored, because clients could forge them.
     When the server stops, running requests have until the deadline to end.
     """
-    from knowgate.server.connection_limits import LimitedHttpProtocol
+    from knowgate.server.connection_limits import HANG_SECONDS, LimitedHttpProtocol
 
     return {
         "http": LimitedHttpProtocol,
@@ -133,4 +133,5 @@ def build_uvicorn_options(options: ServeOptions) -> dict[str, Any]:
         "server_header": False,
         "ws": "none",
         "timeout_graceful_shutdown": max(1, round(options.deadline)),
+        "timeout_worker_healthcheck": HANG_SECONDS,
     }

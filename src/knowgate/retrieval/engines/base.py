@@ -234,21 +234,29 @@ class EngineRetriever(ABC):
             return [[] for _ in queries]
         with wrap_errors(self._description):
             results = self._find_hits([cut_query(query) for query in queries], k)
-        return [[self._make_passage(hit) for hit in hits[:k]] for hits in results]
+        return [self._make_passages(hits[:k]) for hits in results]
 
     def _embed(self, queries: Sequence[str]) -> Vector:
         """Return one checked vector per query."""
         return check_vectors(self.embedder.embed(queries), len(queries))
 
-    def _make_passage(self, hit: SearchHit) -> Passage:
-        """Convert a hit to a passage; raise AdapterError if the record has no text."""
-        text = get_field(hit.record, self.fields.text)
-        if not isinstance(text, str) or not text.strip():
+    def _make_passages(self, hits: Sequence[SearchHit]) -> list[Passage]:
+        """Convert hits to passages. Records without text are skipped; raise AdapterError if all have none."""
+        passages = [passage for hit in hits if (passage := self._make_passage(hit)) is not None]
+        if hits and not passages:
+            hit = hits[0]
             raise AdapterError(
                 f"{self._description} returned record '{redact_message(str(hit.id))}' without a text in the field "
                 f"'{self.fields.text}'. Its fields are: {', '.join(sorted(map(str, hit.record))) or 'none'}. "
                 "Name the field of the text in the spec: ?text=FIELD"
             )
+        return passages
+
+    def _make_passage(self, hit: SearchHit) -> Passage | None:
+        """Convert a hit to a passage; return None if the record has no text."""
+        text = get_field(hit.record, self.fields.text)
+        if not isinstance(text, str) or not text.strip():
+            return None
         title = get_field(hit.record, self.fields.title)
         record_id = get_field(hit.record, self.fields.id) if self.fields.id else None
         score = None if hit.score is None or not math.isfinite(hit.score) else hit.score  # NaN means unknown

@@ -19,7 +19,7 @@ import httpx
 
 from knowgate.core.http_client import JsonClient
 from knowgate.core.text import replace_surrogates
-from knowgate.errors import BadSetting, ServerError
+from knowgate.errors import BadSetting, RejectionError, ServerError
 from knowgate.retrieval.engines.base import EngineRetriever, SearchHit, parse_collection_spec
 from knowgate.types import Vector
 
@@ -93,7 +93,7 @@ class ElasticRetriever(EngineRetriever):
                 )
             return [_parse_hit(item) for item in response["hits"]["hits"]]
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError):
-            raise ServerError(
+            raise RejectionError(
                 f"the {self.name} server returned a response without a list of hits. Check that the URL is the "
                 f"address of an {self.name} server."
             ) from None

@@ -21,7 +21,7 @@ from knowgate.core.files import sha256_text
 from knowgate.core.http_client import JsonClient, parse_json_response
 from knowgate.core.redaction import redact_message, redact_urls
 from knowgate.core.text import replace_surrogates
-from knowgate.errors import ServerError
+from knowgate.errors import RejectionError
 from knowgate.retrieval.passages import check_k, cut_query
 from knowgate.types import Passage
 
@@ -105,12 +105,12 @@ def parse_search_response(body: bytes, server: str, redact: Callable[[str], str]
         redact: Removes the keys that were sent, which the server may have repeated.
 
     Raises:
-        ServerError: The response has another format.
+        RejectionError: The response has another format.
     """
     excerpt = redact(body[:MAX_EXCERPT_BYTES].decode(errors="replace"))[:EXCERPT_CHARS]
     try:
         value = parse_json_response(body, "it")
-    except ServerError as error:
+    except RejectionError as error:
         raise _invalid_response_error(server, f"{str(error).rstrip('.')}: '{excerpt}'") from None
     items = value
     if isinstance(value, dict):
@@ -137,6 +137,6 @@ def _parse_passage(item: Any, number: int, server: str) -> Passage:
     return Passage(sha256_text(text)[:16] if passage_id in (None, "") else str(passage_id), text, title, score)
 
 
-def _invalid_response_error(server: str, problem: str) -> ServerError:
+def _invalid_response_error(server: str, problem: str) -> RejectionError:
     """Return the error for a response that has another format, with a description of the expected one."""
-    return ServerError(f"{server} returned an invalid response: {problem}. {_EXPECTED_FORMAT}")
+    return RejectionError(f"{server} returned an invalid response: {problem}. {_EXPECTED_FORMAT}")

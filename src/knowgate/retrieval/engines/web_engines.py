@@ -14,7 +14,7 @@ from pydantic import AfterValidator
 
 from knowgate.core.http_client import JsonClient
 from knowgate.core.options import Options, option
-from knowgate.errors import BadSetting, ServerError
+from knowgate.errors import BadSetting, RejectionError, ServerError
 from knowgate.retrieval.file_formats import read_html
 from knowgate.retrieval.passages import cut_query
 
@@ -95,7 +95,7 @@ class WebEngine(ABC):
         response = self._request(cut_query(query, *MAX_WEB_QUERY), n)
         items = self._get_items(response) if isinstance(response, dict) else None
         if not isinstance(items, list):
-            raise ServerError(f"{self.client.name} returned no list of results. Check the address of the engine.")
+            raise RejectionError(f"{self.client.name} returned no list of results. Check the address of the engine.")
         valid = [item for item in items if isinstance(item, dict) and isinstance(item.get("url"), str)]
         return [_make_result(item, self._get_text(item)) for item in valid[:n]]
 

@@ -19,7 +19,7 @@ from knowgate.core.http_client import JsonClient
 from knowgate.core.redaction import redact_urls
 from knowgate.core.schema import NonNegativeInt, read_record
 from knowgate.core.text import replace_surrogates
-from knowgate.errors import BadInput, BadSetting, ServerError
+from knowgate.errors import BadInput, BadSetting, RejectionError
 from knowgate.retrieval.passages import check_passage_lists, cut_query, format_passage
 from knowgate.types import Passage
 
@@ -122,19 +122,21 @@ class RemoteReranker:
         return {"model": self.model, "query": query, "documents": texts}
 
     def _parse_scores(self, response: Any, n: int) -> list[float]:
-        """Return the n scores of a response in the order of the request; raise ServerError if one is missing."""
+        """Return the n scores of a response in the order of the request; raise RejectionError if one is missing."""
         results, server = self._get_results(response), self._server.name
         if not isinstance(results, list):
-            raise ServerError(f"{server} returned no list of results. Check the URL.")
+            raise RejectionError(f"{server} returned no list of results. Check the URL.")
         try:
             parsed = [
                 read_record(RerankResult, item, f"{server} returned a result", ignore_unknown=True) for item in results
             ]
         except BadInput as error:
-            raise ServerError(str(error)) from None
+            raise RejectionError(str(error)) from None
         scores = {result.index: result.relevance_score for result in parsed}
         if sorted(scores) != list(range(n)):
-            raise ServerError(f"{server} did not return one score for each of {n} documents: it scored {len(scores)}.")
+            raise RejectionError(
+                f"{server} did not return one score for each of {n} documents: it scored {len(scores)}."
+            )
         return [scores[index] for index in range(n)]
 
     def _get_results(self, response: Any) -> Any:

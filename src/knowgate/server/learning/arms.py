@@ -30,8 +30,8 @@ class ExperimentArm:
         name: "a" or "b".
         rag: The pipeline with this gate.
         monitor: Measures how many answers change if the gate skips retrieval.
-        scope: Hash of everything that the loss depends on, such as gate, LLM and index. Stored audits with another
-            scope are not counted.
+        scope: Hash of everything that the loss depends on, such as gate, arbiter, LLM and index. Stored audits with
+            another scope are not counted.
         gate_spec: The gate as the user names it, such as 'logprob:first'.
     """
 

@@ -43,7 +43,7 @@ class AuditRecord:
     Attributes:
         decision: Id of the audited decision.
         arm: Name of the arm of the A/B test.
-        scope: Hash of everything that the loss depends on, such as gate, LLM and index.
+        scope: Hash of everything that the loss depends on, such as gate, arbiter, LLM and index.
         kind: "loss" (an audited request, which counts for the loss), "label" (a request that retrieved and was also
             answered without passages, to label the question), "failed" (an audit without a result) or "cleared" (the
             alarm was cleared).
@@ -377,10 +377,15 @@ class Auditor:
         log.warning("The alarm of arm %s was cleared. Its audits start again from zero.", arm_name)
 
     def _apply(self, audits: Sequence[AuditRecord]) -> None:
-        """Add audits to the monitors of the arms that have the same scope. Other audits are ignored."""
+        """Add audits to the monitors of the arms that have the same scope. Other audits are ignored.
+
+        With two arms, each counts only its own requests, also if both have the same gate. A single arm also counts what
+        its gate did as arm "b".
+        """
+        arms = self.experiment.arms
         for audit in audits:
-            for arm in self.experiment.arms.values():
-                if arm.scope == audit.scope:
+            for arm in arms.values():
+                if arm.scope == audit.scope and (len(arms) == 1 or arm.name == audit.arm):
                     _update_monitor(arm, audit)
 
 

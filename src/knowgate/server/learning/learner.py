@@ -358,11 +358,12 @@ def _read_changed_bound(rag: AdaptiveRAG) -> float | None:
 
 
 def _compute_scope(rag: AdaptiveRAG) -> str:
-    """Return a hash of everything that the share of changed answers depends on, such as gate, LLM and index.
+    """Return a hash of everything that the share of changed answers depends on, such as gate, arbiter, LLM and index.
 
     Stored audits count only for a gate with the same hash.
     """
     manifest = rag.gate.artifact.manifest if isinstance(rag.gate, FittedGate) else {}
+    arbiter = rag.bound_arbiter
     parts = (
         rag.gate.name,
         json.dumps(manifest, sort_keys=True, default=str),
@@ -371,5 +372,6 @@ def _compute_scope(rag: AdaptiveRAG) -> str:
         str(rag.retriever.fingerprint if rag.retriever else ""),
         rag.model.fingerprint,
         rag.prompts.fingerprint,
+        f"{arbiter.fingerprint} {arbiter.makes_drafts}" if arbiter else "",
     )
     return sha256_text(*parts)[:16]
