@@ -107,7 +107,8 @@ def test_other_commands_of_the_first_table_run_on_the_linked_records(capsys):
 
 def test_every_other_figure_names_a_way_to_compute_it():
     commands = {claim.command for claim in list_claims() if not claim.command.startswith("knowgate ")}
-    assert commands == {FROM_RECORD, "python -m benchmarks.tables.closed_book"}
+    tables = [f"python -m benchmarks.tables.{name}" for name in ("closed_book", "ik_transfer")]
+    assert commands == {FROM_RECORD, *tables}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

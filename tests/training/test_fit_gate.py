@@ -95,7 +95,7 @@ def test_a_larger_loss_spares_more_searches(tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"target": "known", "max_loss": 0.02}, "have no answers with passages"),
+        ({"target": "known", "max_loss": 0.02}, "needs answers with passages, but the label runs have none"),
         ({"threshold": 0.3, "max_loss": 0.02}, "mutually exclusive"),
         ({"max_loss": 1.5}, "max_loss=1.5 is not allowed"),
     ],

@@ -123,7 +123,7 @@ def test_a_run_does_not_continue_with_other_settings(tmp_path: Path):
 
 def test_a_run_without_usable_questions_is_an_error(tmp_path: Path):
     questions = [asked("a", "down", "low"), asked("b", "same")]
-    with pytest.raises(BadInput, match="Of 2 questions, measured by"):
+    with pytest.raises(BadInput, match="Of 2 questions, 2 have only helpful or only harmful"):
         run_preferences(PreferenceFolder(tmp_path / "pref"), questions, PreferenceLabeler(Table(VALUES)), data="d")
 
 

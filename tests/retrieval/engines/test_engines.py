@@ -30,13 +30,17 @@ def engine(request, tmp_path):
 
 @pytest.fixture(params=sorted(set(ENGINES) - {"bm25", "dense", "hybrid"}))
 def outside(request, tmp_path):
-    """Engines of others: they have fields to filter by."""
-    return ENGINES[request.param](tmp_path)
+    """Engines of others, which have fields to filter by."""
+    engine = ENGINES[request.param](tmp_path)
+    if not hasattr(engine.retriever, "filtered"):
+        pytest.skip("no fields to filter by")
+    return engine
 
 
 def test_passages_are_sorted_by_decreasing_score(engine):
     (found,) = engine.retriever.search([QUERY], 3)
-    assert (found[0].id.split("#")[0], found[0].text) == ("canteen", DOCUMENTS["canteen"]["text"])
+    assert found[0].id.startswith("canteen")
+    assert found[0].text == DOCUMENTS["canteen"]["text"]
     scores = [item.score for item in found]
     assert scores == sorted(scores, reverse=True)
 
