@@ -1,6 +1,7 @@
 """Server processes: signals, workers, crashes and reloading."""
 
 import asyncio
+import errno
 import itertools
 import os
 import signal
@@ -307,6 +308,39 @@ def reload(app, address):
     httpx.get(f"{address}/health")
     done = asyncio.run_coroutine_threadsafe(app.state.reloader.reload(), app.state.reloader.loop)
     return done.result(60)
+
+
+@linux
+def test_reloading_closes_the_files_of_the_old_index(stub, tmp_path):
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    settings = kg.PipelineOptions(gate="always", docs=docs)
+
+    def count_files():
+        ask(address)
+        files = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+        return sum("passages.jsonl" in str(file) or file.suffix == ".npy" or "deleted" in str(file) for file in files)
+
+    (docs / "a.md").write_text("Mira runs the canteen.")
+    app = create_app(settings, ServeOptions(upstream=stub.url), read_settings=lambda: settings)
+    with run_server(app) as address:
+        before = count_files()
+        for number in range(4):
+            (docs / "a.md").write_text(f"Mira runs {number} canteens.")
+            assert reload(app, address) is True
+            assert count_files() <= before
+
+
+def test_a_reload_that_fails_for_want_of_descriptors_is_logged(invented, stub, caplog):
+    def read_settings():
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    settings = kg.PipelineOptions(gate="always", docs=invented.docs)
+    app = create_app(settings, ServeOptions(upstream=stub.url), read_settings=read_settings)
+    with run_server(app) as address:
+        assert reload(app, address) is False
+        assert ask(address).json()["knowgate"]["gate"] == "always"
+    assert "the old ones stay in effect: OSError: [Errno 24] Too many open files" in caplog.text
 
 
 def test_reloading_keeps_the_loaded_model(invented):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import threading
@@ -95,6 +96,7 @@ async def delete_expired_hourly(service: Service) -> None:
         retriever = service.gate_service.rag.retriever
         if isinstance(retriever, FingerprintCachingRetriever) and isinstance(retriever.retriever, WebRetriever):
             await asyncio.to_thread(retriever.retriever.delete_expired)
+        del retriever  # a reload replaces it, and frees the old one
         await asyncio.sleep(CLEANUP_SECONDS)
 
 
@@ -340,11 +342,14 @@ class SettingsReloader:
                 model = self._service.gate_service.rag.model if keeps_model else None
                 gate_service = await asyncio.to_thread(build_gate_service, settings, self._service.options, model)
                 close_old = await self._service.replace_gate_service(gate_service, settings)
-            except KnowgateError as error:
-                log.error("The new settings cannot be used, so the old ones stay in effect: %s", error)
+            except Exception as error:  # noqa: BLE001 - such as too many open files, which no other line would report
+                reason = error if isinstance(error, KnowgateError) else f"{type(error).__name__}: {error}"
+                log.error("The new settings cannot be used, so the old ones stay in effect: %s", reason)
                 return False
             # After the deadline, all requests that use the old gate service have ended.
             self.loop.call_later(self._service.options.deadline, close_old)
+            self.loop.call_later(self._service.options.deadline, gc.collect)
+            gc.collect()  # closes the files of the old index, unless a request in progress uses it
             self._settings = settings
             log.warning("The settings were reloaded: gate %s.", gate_service.rag.gate.name)
             return True

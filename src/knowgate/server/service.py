@@ -139,13 +139,13 @@ class Service:
         if self.learner is not None:
             self.learner.auditor.stop()
         self.learner = learner
-        return old.close
+        return old.make_closer()
 
     async def close(self) -> None:
         """Write all pending data, and close all components."""
         if self.learner is not None:
             await self.learner.close()
-        self.gate_service.close()
+        self.gate_service.make_closer()()
         await self.snapshot_exchange.close()
         for component in (self.decision_log, self.metrics, self.spans, self.rate_limiter):
             if component is not None:

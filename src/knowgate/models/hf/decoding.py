@@ -289,12 +289,10 @@ def _drop_finished(batch: DecodingBatch, rows: list[DecodedRow], active: list[in
     """Remove finished rows from the batch and return the indices of the unfinished ones.
 
     Args:
-        batch: The batch, changed in place. It is left as it is if all rows are finished, because a batch must not be
-            empty.
+        batch: The batch, changed in place. If all rows are finished, it stays as it is: a batch must not be empty.
         rows: All answers, including those that are no longer in the batch.
         active: Indices in `rows` of the answers in the batch.
     """
-    # `active` maps positions in the batch to indices of rows.
     positions = [position for position, index in enumerate(active) if not rows[index].finished]
     if positions and len(positions) < len(active):
         batch.keep(positions)

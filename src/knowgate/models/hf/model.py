@@ -53,10 +53,8 @@ class HFResumeHandle:
 
     def copy_row(self, max_tokens: int) -> DecodedRow:
         """Return a copy of the draft, cut to `max_tokens` tokens, to be extended."""
-        row = self.row
-        return DecodedRow(
-            row.steps[:max_tokens], row.tokens[:max_tokens], row.finished and len(row.tokens) <= max_tokens
-        )
+        is_finished = self.row.finished and len(self.row.tokens) <= max_tokens
+        return DecodedRow(self.row.steps[:max_tokens], self.row.tokens[:max_tokens], is_finished)
 
     def copy(self, max_tokens: int) -> HFResumeHandle:
         """Return a handle for a copy of the draft, in a batch that contains no other prompts."""

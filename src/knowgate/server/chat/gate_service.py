@@ -77,12 +77,21 @@ class GateService:
         self._search_rag = replace(rag)  # a copy has its own lock, so searches do not wait for a gate that hangs
         self._pipelines_by_gate: dict[str, AdaptiveRAG] = {}
 
-    def close(self) -> None:
-        """Write pending history entries. Gates and searches that are still running are not waited for."""
-        for thread in (self._gate_thread, self._search_threads):
-            thread.shutdown(wait=False, cancel_futures=True)
-        if self.rag.log is not None:
-            self.rag.log.close()
+    def make_closer(self) -> Callable[[], None]:
+        """Return a function that writes pending history entries and ends the threads.
+
+        Gates and searches that are still running are not waited for. The function keeps no reference to this object,
+        so the index can be freed before it is called.
+        """
+        threads, traffic_log = (self._gate_thread, self._search_threads), self.rag.log
+
+        def close() -> None:
+            for thread in threads:
+                thread.shutdown(wait=False, cancel_futures=True)
+            if traffic_log is not None:
+                traffic_log.close()
+
+        return close
 
     # --- the pipeline of a request ----------------------------------------------------------------
 
