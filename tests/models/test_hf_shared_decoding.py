@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from knowgate.core.stop_flag import StopError, open_stoppable_context
 from knowgate.errors import ModelError
 from knowgate.models.hf import batching, decoding, shared_decoding
 from knowgate.models.hf.model import HFModel
@@ -179,3 +181,45 @@ def test_texts_are_decoded_in_a_thread_of_their_own(model, monkeypatch):
     monkeypatch.setattr(HFModel, "_make_completion", watched)
     model.read(PROMPTS, SignalRequest(draft_tokens=3, samples=2, sample_tokens=3, resumable=False))
     assert threads == {"knowgate-read"}
+
+
+# --- stopping -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shares_prompt_cache", [True, False])
+@pytest.mark.parametrize(
+    "signals",
+    [
+        SignalRequest(draft_tokens=50, resumable=False),
+        SignalRequest(draft_tokens=50),
+        SignalRequest(samples=2, sample_tokens=50, resumable=False),
+    ],
+    ids=["drafts", "resumable drafts", "samples"],
+)
+def test_generation_stops_before_the_next_token_if_nobody_waits(model, shares_prompt_cache, signals):
+    endless, passes = like(model, stop_ids=frozenset(), shares_prompt_cache=shares_prompt_cache), []
+    with ExitStack() as waiting:
+        context = waiting.enter_context(open_stoppable_context())
+
+        def stop_after_three(*_):
+            passes.append(1)
+            if len(passes) == 3:
+                waiting.close()
+
+        hook = model.loaded.model.register_forward_hook(stop_after_three)
+        try:
+            with pytest.raises(StopError):
+                context.run(endless.read, PROMPTS, signals)
+        finally:
+            hook.remove()
+    assert len(passes) == 3
+    assert endless.read(PROMPTS, signals)[0] is not None  # the model can be used afterwards
+
+
+def test_a_draft_is_cut_to_the_maximum_length(model):
+    endless = like(model, stop_ids=frozenset())
+    handles = [reading.resume for reading in endless.read(PROMPTS, SignalRequest(draft_tokens=9))]
+    expected = [row[0] for row in endless.generate(PROMPTS, max_tokens=3)]
+    cut = [row[0] for row in endless.generate(PROMPTS, max_tokens=3, resume=handles)]
+    assert [(one.text, one.n_tokens, one.finished) for one in cut] == [(one.text, 3, False) for one in expected]
+    assert "".join(endless.stream(PROMPTS[0], max_tokens=3, resume=handles[0])).strip() == expected[0].text.strip()

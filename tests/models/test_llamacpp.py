@@ -2,10 +2,12 @@
 
 import math
 import struct
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
 
+from knowgate.core.stop_flag import StopError, open_stoppable_context
 from knowgate.errors import BadInput, BadSetting, ModelError, UnsupportedSignal, WeightsError
 from knowgate.gates import load_gate
 from knowgate.gates.scoring import bind_gate, read_questions, score_with_raw
@@ -207,3 +209,37 @@ def test_the_fingerprint_is_derived_from_the_file(smollm, smollm_llamacpp):
     assert smollm_llamacpp.fingerprint == f"llamacpp-{smollm.fingerprint}"
     assert load_model(f"llamacpp:{find_gguf_file('smollm')}").fingerprint == smollm_llamacpp.fingerprint
     assert smollm_llamacpp.name == "llamacpp:smollm"
+
+
+# --- stopping ------------------------------------------------------------------------------
+
+
+@pytest.mark.model
+def test_generation_stops_before_the_next_token_if_nobody_waits(smollm_llamacpp, monkeypatch):
+    prompts = [Prompt(text) for text in TEXTS]
+    before = smollm_llamacpp.generate(prompts[:1], max_tokens=8)[0][0].text
+    passes, compute = [], llama_engine.LlamaEngine._compute
+    with ExitStack() as waiting:
+        context = waiting.enter_context(open_stoppable_context())
+
+        def compute_and_stop(*args):
+            compute(*args)
+            passes.append(1)
+            if len(passes) == 3:
+                waiting.close()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(llama_engine.LlamaEngine, "_compute", compute_and_stop)
+            with pytest.raises(StopError):
+                context.run(lambda: smollm_llamacpp.generate(prompts, max_tokens=100))
+    assert len(passes) == 3
+    assert smollm_llamacpp.generate(prompts[:1], max_tokens=8)[0][0].text == before
+
+
+@pytest.mark.model
+def test_a_draft_is_cut_to_the_maximum_length(smollm_llamacpp):
+    prompt = Prompt("Write a story about ships.")
+    handle = smollm_llamacpp.read([prompt], SignalRequest(draft_tokens=9))[0].resume
+    cut = smollm_llamacpp.generate([prompt], max_tokens=3, resume=[handle])[0][0]
+    assert (cut.n_tokens, len(cut.tokens), cut.finished) == (3, 3, False)
+    assert cut.text == smollm_llamacpp.generate([prompt], max_tokens=3)[0][0].text

@@ -72,11 +72,12 @@ def test_a_server_says_once_that_the_answers_were_recorded(serve, policy, caplog
     assert app.state.service.gate_service.rag.guarantee.endswith("with the documents of that time.")
 
 
-def test_a_request_that_demands_a_proof_retrieves(serve, policy):
+def test_a_request_that_demands_a_proof_retrieves_and_says_what_to_do(serve, policy):
     address, _ = serve(gate=str(policy))
     body = {"model": "knowgate", "messages": [{"role": "user", "content": UNKNOWN}], "knowgate": {"max_loss": 0.9}}
     report = httpx.post(f"{address}/v1/chat/completions", json=body).json()["knowgate"]
     assert (report["retrieve"], report["degraded"]) == (True, [])
+    assert "fitted on imported answers, which do not record the documents. Run `knowgate label`" in report["reason"]
 
 
 def test_the_same_name_is_accepted_and_another_is_not(serve, policy):

@@ -28,13 +28,16 @@ def test_a_demanded_loss_without_a_guarantee_retrieves_with_a_reason(serve, upst
     report = ask(address, model="knowgate", knowgate={"max_loss": 0.01}).json()["knowgate"]
     assert (report["retrieve"], report["gate"], len(report["passages"])) == (True, "never", 1)
     assert "not proven here that skipping loses at most 1.00%" in report["reason"]
+    assert "the gate has no guarantee. Prove one with `knowgate calibrate`" in report["reason"]
 
 
 @pytest.mark.parametrize(("proven", "retrieves"), [(0.02, False), (0.05, True), (None, True)])
 def test_a_gate_that_guarantees_the_demanded_loss_decides(serve, monkeypatch, proven, retrieves):
     address, app = serve(gate="never")
     monkeypatch.setattr(type(app.state.service.gate_service.rag), "proven_loss", property(lambda rag: proven))
-    assert ask(address, knowgate={"max_loss": 0.02}).json()["knowgate"]["retrieve"] is retrieves
+    report = ask(address, knowgate={"max_loss": 0.02}).json()["knowgate"]
+    assert report["retrieve"] is retrieves
+    assert ("the proven limit of the gate is 5.00%" in report["reason"]) is (proven == 0.05)
 
 
 class Asked:
@@ -74,7 +77,7 @@ def test_an_index_without_fingerprint_has_no_guarantee(serve):
     app.state.service.gate_service.rag.retriever.retriever = engine = Asked(ServerError("gone"))
     report = ask(address, knowgate={"max_loss": 0.01}).json()["knowgate"]
     assert report["retrieve"]
-    assert "not proven here" in report["reason"]
+    assert "the guarantee of the gate cannot be checked now" in report["reason"]
     assert engine.count == 1
 
 

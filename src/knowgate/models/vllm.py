@@ -35,6 +35,11 @@ class VllmAnswer:
     steps: list[TokenStep]
     finished: bool
 
+    def cut(self, max_tokens: int) -> VllmAnswer:
+        """Return the answer without the tokens after the first `max_tokens`."""
+        is_whole = len(self.tokens) <= max_tokens
+        return VllmAnswer(self.tokens[:max_tokens], self.steps[:max_tokens], self.finished and is_whole)
+
 
 @dataclass(frozen=True)
 class VllmResumeHandle:
@@ -235,8 +240,8 @@ class VllmModel(LocalBackend):
         return [self._make_completion(answer, with_tokens=True) for answer in self._complete(drafts, max_tokens)]
 
     def _complete(self, drafts: Sequence[VllmResumeHandle], max_tokens: int) -> list[VllmAnswer]:
-        """Continue drafts in one batch; those that are finished or long enough stay as they are."""
-        answers = [item.draft for item in drafts]
+        """Continue drafts in one batch; those that are finished stay as they are, and longer ones are cut."""
+        answers = [item.draft.cut(max_tokens) for item in drafts]
         unfinished = [i for i, draft in enumerate(answers) if not draft.finished and len(draft.tokens) < max_tokens]
         rows = [[*drafts[i].ids, *answers[i].tokens] for i in unfinished]
         with self.lock:

@@ -249,7 +249,7 @@ class AdaptiveRAG:
     async def astream(
         self, questions: Iterable[str | Question] | AsyncIterable[str | Question], batch: int = BATCH_SIZE
     ) -> AsyncGenerator[Answer, None]:
-        """Yield answers like `stream`, from an event loop. If cancelled, it stops after the current batch."""
+        """Yield answers like `stream`, from an event loop. If cancelled, it stops at the next token."""
         execution.check_not_text(questions)
         async with aclosing(execution.batch_async(questions, batch)) as batches:
             async for taken in batches:
@@ -258,7 +258,7 @@ class AdaptiveRAG:
                     yield answer
 
     def aanswer_stream(self, question: str | Question) -> AsyncGenerator[StreamEvent, None]:
-        """Yield events like `answer_stream`, from an event loop. If cancelled, it stops after the current piece."""
+        """Yield events like `answer_stream`, from an event loop. If cancelled, it stops at the next token."""
         return execution.iterate_in_model_thread(self.model, self.answer_stream(question))
 
     # --- gate, arbiter and guarantee --------------------------------------------------------------

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
+from knowgate.core.stop_flag import open_stoppable_context
 from knowgate.core.validation import check_encodable
 from knowgate.errors import BadInput
 from knowgate.pipeline.question_state import QuestionState, measure_time
@@ -145,9 +145,9 @@ def exhaust_generator(steps: Generator[Any, None, Result]) -> Result:
 
 
 async def run_in_model_thread(model: Model, work: Callable[[], Result]) -> Result:
-    """Run blocking work in a thread of the model. If cancelled, work that has already started runs to its end."""
-    context = contextvars.copy_context()
-    return await asyncio.get_running_loop().run_in_executor(model.workers, lambda: context.run(work))
+    """Run blocking work in a thread of the model. If cancelled, work that has already started stops at the next token."""
+    with open_stoppable_context() as context:
+        return await asyncio.get_running_loop().run_in_executor(model.workers, lambda: context.run(work))
 
 
 async def iterate_in_model_thread(model: Model, steps: Generator[Item, None, None]) -> AsyncGenerator[Item, None]:
@@ -155,20 +155,20 @@ async def iterate_in_model_thread(model: Model, steps: Generator[Item, None, Non
 
     Each item is a separate job, so that several streams of one model can take turns.
 
-    If cancelled or closed, the generator is closed as soon as the current item is done.
+    If cancelled or closed, the current item stops at the next token, and then the generator is closed.
     """
-    context = contextvars.copy_context()
     running = None
-    try:
-        while True:
-            running = model.workers.submit(lambda: context.run(_take, steps, 1))
-            items = await asyncio.wrap_future(running)
-            if not items:
-                return
-            yield items[0]
-    finally:
-        if running is not None:
-            running.add_done_callback(lambda _: steps.close())  # The callback runs immediately if the future is done.
+    with open_stoppable_context() as context:
+        try:
+            while True:
+                running = model.workers.submit(lambda: context.run(_take, steps, 1))
+                items = await asyncio.wrap_future(running)
+                if not items:
+                    return
+                yield items[0]
+        finally:
+            if running is not None:
+                running.add_done_callback(lambda _: steps.close())  # It runs immediately if the future is done.
 
 
 async def batch_async(items: Iterable[Item] | AsyncIterable[Item], size: int) -> AsyncGenerator[list[Item], None]:

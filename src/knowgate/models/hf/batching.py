@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from knowgate.core.stop_flag import check_stop_flag
 from knowgate.errors import DeviceError, ModelError, OutOfMemory
 from knowgate.types import Result
 
@@ -265,6 +266,7 @@ def _run_halving(batch: list[int], work: BatchWork[Result]) -> list[Result]:
     Raises:
         OutOfMemory: The memory is too small even for a single prompt.
     """
+    check_stop_flag()
     try:
         with translate_device_errors():
             return work(batch)

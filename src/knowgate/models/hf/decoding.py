@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from knowgate.core.stop_flag import check_stop_flag
 from knowgate.models.hf.batching import make_nan_error
 from knowgate.models.hf.forward_pass import PartialPass, PrefixCache, compute_positions, pad_left, run_lower_layers
 from knowgate.models.local_backend import TokenStep
@@ -87,6 +88,7 @@ class DecodingBatch:
 
     def _feed(self, tokens: torch.Tensor, layers: Sequence[int]) -> None:
         """Feed one token per row to the model, and store the resulting logits and hidden states."""
+        check_stop_flag()
         self.mask = torch.cat([self.mask, self.mask.new_ones(len(self), 1)], dim=1)
         output = self.model(
             input_ids=tokens[:, None],
@@ -287,12 +289,10 @@ def _drop_finished(batch: DecodingBatch, rows: list[DecodedRow], active: list[in
     """Remove finished rows from the batch and return the indices of the unfinished ones.
 
     Args:
-        batch: The batch, changed in place. It is left as it is if all rows are finished, because a batch must not be
-            empty.
+        batch: The batch, changed in place. If all rows are finished, it stays as it is: a batch must not be empty.
         rows: All answers, including those that are no longer in the batch.
         active: Indices in `rows` of the answers in the batch.
     """
-    # `active` maps positions in the batch to indices of rows.
     positions = [position for position, index in enumerate(active) if not rows[index].finished]
     if positions and len(positions) < len(active):
         batch.keep(positions)

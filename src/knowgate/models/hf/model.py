@@ -51,15 +51,16 @@ class HFResumeHandle:
     index: int | None
     row: DecodedRow
 
-    def copy_row(self) -> DecodedRow:
-        """Return a copy of the draft, to be extended."""
-        return DecodedRow(list(self.row.steps), list(self.row.tokens), self.row.finished)
+    def copy_row(self, max_tokens: int) -> DecodedRow:
+        """Return a copy of the draft, cut to `max_tokens` tokens, to be extended."""
+        is_finished = self.row.finished and len(self.row.tokens) <= max_tokens
+        return DecodedRow(self.row.steps[:max_tokens], self.row.tokens[:max_tokens], is_finished)
 
-    def copy(self) -> HFResumeHandle:
+    def copy(self, max_tokens: int) -> HFResumeHandle:
         """Return a handle for a copy of the draft, in a batch that contains no other prompts."""
         if self.index is None:  # a finished draft is not continued, so its batch need not be copied
-            return HFResumeHandle(self.batch, None, self.copy_row())
-        return HFResumeHandle(self.batch.copy([self.index]), 0, self.copy_row())
+            return HFResumeHandle(self.batch, None, self.copy_row(max_tokens))
+        return HFResumeHandle(self.batch.copy([self.index]), 0, self.copy_row(max_tokens))
 
 
 @dataclass(frozen=True)
@@ -305,7 +306,7 @@ class HFModel(LocalModel, LocalBackend):
     def _continue_drafts(self, handles: Sequence[object], max_tokens: int) -> list[Completion]:
         """Continue drafts greedily. Drafts that were read in the same batch are continued in one batch."""
         drafts = [check_resume_handle(handle, HFResumeHandle) for handle in handles]
-        rows = [draft.copy_row() for draft in drafts]
+        rows = [draft.copy_row(max_tokens) for draft in drafts]
         groups: dict[int, list[int]] = {}  # identity of a batch -> indices of its drafts
         for i, draft in enumerate(drafts):
             is_unfinished = draft.index is not None and len(rows[i].tokens) < max_tokens
@@ -332,7 +333,8 @@ class HFModel(LocalModel, LocalBackend):
         self, prompt: Prompt, max_tokens: int, resume: object | None
     ) -> tuple[DecodedRow, Iterator[None]]:
         if resume is not None:
-            draft = self.run_alone(check_resume_handle(resume, HFResumeHandle).copy)
+            handle = check_resume_handle(resume, HFResumeHandle)
+            draft = self.run_alone(lambda: handle.copy(max_tokens))
         else:
             ids, loaded = self._encode([prompt], max_tokens), self.loaded
             batch = self.run_alone(

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from knowgate.core.stop_flag import check_stop_flag
 from knowgate.models.hf.batching import make_nan_error
 from knowgate.models.hf.decoding import DecodedRow, DecodingBatch, compute_step_statistics, draw_tokens_on_device
 from knowgate.models.hf.forward_pass import SharedDecodingBatch, start_shared_decoding
@@ -97,6 +98,7 @@ class SharedGeneration:
                 chosen = self.compact(chosen)
             if chosen is None:  # all answers have ended
                 break
+            check_stop_flag()
             logits, hidden = self.batch.feed(chosen, layers)
             self.store_states(hidden)
         return self.collect()

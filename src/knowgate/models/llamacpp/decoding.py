@@ -241,7 +241,8 @@ class EnginePrefixCache:
             self.prefixes.clear()
             engine.clear()
             self.times_cleared = engine.times_cleared
-        for sequence in [sequence for sequence in engine.filled if sequence >= PREFIX_ROWS]:
+        # A prefix that is not in the cache was stopped before it was complete.
+        for sequence in [row for row in engine.filled if row >= PREFIX_ROWS or row not in self.prefixes]:
             engine.truncate(sequence)
         prefix = self._find_prefix(engine, ids)
         length = min(prefix.length, max_length)

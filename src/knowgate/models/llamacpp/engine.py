@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from knowgate.core.stop_flag import check_stop_flag
 from knowgate.errors import ModelError, WeightsError, require_extra
 from knowgate.models.llamacpp import bindings
 from knowgate.models.tokenization import escape_special_tokens
@@ -191,6 +192,7 @@ class LlamaEngine:
         logits: list[Vector] = []
         states: dict[int, list[Vector]] = {layer: [] for layer in layers}
         for start in range(0, len(tokens), BATCH_TOKENS):
+            check_stop_flag()
             batch = tokens[start : start + BATCH_TOKENS]
             self._compute(batch, layers)
             outputs = [index for index, token in enumerate(batch) if token.needs_output]

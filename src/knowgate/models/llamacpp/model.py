@@ -62,10 +62,11 @@ class LlamaCppResumeHandle:
     prefill_number: int
 
     def copy_draft(self, limit: int) -> SequenceState:
-        """Return a copy of the draft that may grow to `limit` tokens."""
+        """Return a copy of the draft, cut to `limit` tokens, that may grow to that length."""
         draft = self.draft
+        end = draft.end if len(draft.tokens) <= limit else None
         return SequenceState(
-            draft.sequence, len(self.ids), limit, tokens=list(draft.tokens), steps=list(draft.steps), end=draft.end
+            draft.sequence, len(self.ids), limit, tokens=draft.tokens[:limit], steps=draft.steps[:limit], end=end
         )
 
 

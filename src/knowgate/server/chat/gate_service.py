@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from knowgate.core.stop_flag import open_stoppable_context
 from knowgate.errors import ArtifactError, BadInput, KnowgateError, RejectionError
 from knowgate.gates import PACKAGED_GATES, load_gate
 from knowgate.gates.baselines import AlwaysGate, NeverGate
@@ -327,9 +327,12 @@ class GateService:
             raise SearchQueueTimeout from None
 
     async def _run(self, thread: ThreadPoolExecutor, work: Callable[[], Result]) -> Result:
-        """Run a function in a thread, with a copy of the caller's context variables."""
-        context = contextvars.copy_context()
-        return await asyncio.get_running_loop().run_in_executor(thread, lambda: context.run(work))
+        """Run a function in a thread, with a copy of the caller's context variables.
+
+        If cancelled, a function that runs an LLM in this process stops at the next token.
+        """
+        with open_stoppable_context() as context:
+            return await asyncio.get_running_loop().run_in_executor(thread, lambda: context.run(work))
 
 
 def _make_fallback_decision(rag: AdaptiveRAG, reason: str) -> Decision:

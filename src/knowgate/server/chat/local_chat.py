@@ -68,7 +68,8 @@ class QuestionBatcher:
     """Collects questions that arrive at about the same time, and answers them in one batch.
 
     Only questions with the same key, i.e. for the same pipeline, share a batch. The first question waits `wait_seconds`
-    for others. Questions that arrive while a batch runs form the next batch.
+    for others. Questions that arrive while a batch runs form the next batch. A batch stops when nobody waits for any of
+    its answers.
     """
 
     max_batch_size: int = MAX_BATCH_SIZE
@@ -110,12 +111,19 @@ class QuestionBatcher:
 
     async def _run_batch(self, rag: AdaptiveRAG, batch: list[PendingQuestion]) -> None:
         """Answer a batch of questions, and set the results or errors of their futures."""
+        work = asyncio.ensure_future(_answer_batch(rag, [pending.question for pending in batch]))
+
+        def stop_if_unwanted(_: object) -> None:
+            if all(pending.answer.done() for pending in batch):
+                work.cancel()
+
+        for pending in batch:
+            pending.answer.add_done_callback(stop_if_unwanted)
         try:
-            answers = await rag.aanswer_many([pending.question for pending in batch])
-            # Tokens are counted before the next batch, so that no answer waits for that batch.
-            usages = await asyncio.get_running_loop().run_in_executor(
-                rag.model.workers, lambda: [count_usage(answer, rag) for answer in answers]
-            )
+            await asyncio.wait([work])
+            if work.cancelled():
+                return
+            answers, usages = work.result()
         except Exception as error:  # noqa: BLE001 - one bad question must not fail the others
             for pending in batch:
                 if not pending.answer.done():
@@ -124,6 +132,15 @@ class QuestionBatcher:
         for pending, answer, usage in zip(batch, answers, usages, strict=True):
             if not pending.answer.done():
                 pending.answer.set_result((answer, usage))
+
+
+async def _answer_batch(rag: AdaptiveRAG, questions: list[Question]) -> tuple[list[Answer], list[TokenUsage]]:
+    """Answer questions, and count the tokens of each answer before the next batch, so that no answer waits for it."""
+    answers = await rag.aanswer_many(questions)
+    usages = await asyncio.get_running_loop().run_in_executor(
+        rag.model.workers, lambda: [count_usage(answer, rag) for answer in answers]
+    )
+    return answers, usages
 
 
 @dataclass

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from knowgate.errors import KnowgateError
+from knowgate.gates.calibration.deployment import is_fitted_on_recorded
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.server.json_api import ApiError, parse_request
 from knowgate.server.schemas import GatedRequest, PassageFilter
@@ -29,6 +30,11 @@ SELECTABLE_GATES = (
 DEPTH_FACTOR = 4  # factor by which the number of searched passages grows if too few match a filter
 MAX_DEPTH = 1000  # maximum number of passages that are searched for matches with a filter
 FILTER_SECONDS = 0.5  # maximum processor time to compare the passages of one search with a filter
+
+RECORDED_ADVICE = (
+    "the gate was fitted on imported answers, which do not record the documents. Run `knowgate label` with this LLM and "
+    "index, fit the gate on that run, and restart the server with it, or leave out `max_loss`"
+)
 
 
 @dataclass(frozen=True)
@@ -196,10 +202,12 @@ class UnprovenGate(Gate):
     Attributes:
         name: Name of the gate that it replaces.
         max_loss: Maximum share of answers that skipping retrieval may lose, as the request demands.
+        cause: Why this is not proven.
     """
 
     name: str = ""
     max_loss: float = 0.0
+    cause: str = ""
     obeys_rules = False
     is_pure = True
 
@@ -207,7 +215,7 @@ class UnprovenGate(Gate):
         return [1.0 for _ in questions]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
-        reason = f"it is not proven here that skipping loses at most {self.max_loss:.2%} of the answers"
+        reason = f"it is not proven here that skipping loses at most {self.max_loss:.2%} of the answers: {self.cause}"
         return [reason for _ in questions]
 
 
@@ -217,10 +225,18 @@ def require_guarantee(rag: AdaptiveRAG, max_loss: float) -> AdaptiveRAG:
     This is the same pipeline if its gate guarantees that, and otherwise one that always retrieves.
     """
     try:
-        proven_loss = rag.proven_loss
+        cause = _explain_missing_proof(rag, max_loss)
     except KnowgateError as error:  # the index cannot be identified, so no guarantee is known to hold for it
         log.warning("The guarantee of the gate '%s' cannot be checked: %s", rag.gate.name, error)
-        proven_loss = None
-    if proven_loss is not None and proven_loss <= max_loss:
-        return rag
-    return rag.replace(gate=UnprovenGate(rag.gate.name, max_loss), threshold=None)
+        cause = "the guarantee of the gate cannot be checked now. The log of the server says why"
+    return rag.replace(gate=UnprovenGate(rag.gate.name, max_loss, cause), threshold=None) if cause else rag
+
+
+def _explain_missing_proof(rag: AdaptiveRAG, max_loss: float) -> str:
+    """Say why it is not proven that the gate loses at most this share of answers, and what to do; "" if it is proven."""
+    proven_loss = rag.proven_loss
+    if proven_loss is not None:
+        return "" if proven_loss <= max_loss else f"the proven limit of the gate is {proven_loss:.2%}"
+    if is_fitted_on_recorded(rag.gate):
+        return RECORDED_ADVICE
+    return "; ".join(rag.guarantee_violations) or "the gate has no guarantee. Prove one with `knowgate calibrate`"

@@ -1,0 +1,45 @@
+"""Stop work in another thread if nobody waits for its result any more, such as a generation after a disconnect.
+
+The caller starts the work in a context that has a flag. The work checks the flag at short intervals, such as before each
+token.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import threading
+from collections.abc import Iterator
+
+_FLAG: contextvars.ContextVar[threading.Event | None] = contextvars.ContextVar("stop_flag", default=None)
+
+
+class StopError(Exception):
+    """The work was stopped because nobody waits for its result."""
+
+
+@contextlib.contextmanager
+def open_stoppable_context() -> Iterator[contextvars.Context]:
+    """Yield a copy of the current context in which work can be run. When the block is left, the work stops.
+
+    Example:
+        >>> with open_stoppable_context() as context:
+        ...     context.run(check_stop_flag)  # somebody still waits, so nothing happens
+        >>> context.run(check_stop_flag)
+        Traceback (most recent call last):
+        ...
+        knowgate.core.stop_flag.StopError: nobody waits for the result
+    """
+    context, flag = contextvars.copy_context(), threading.Event()
+    context.run(_FLAG.set, flag)
+    try:
+        yield context
+    finally:
+        flag.set()
+
+
+def check_stop_flag() -> None:
+    """Raise StopError if nobody waits for the result of the work that runs now."""
+    flag = _FLAG.get()
+    if flag is not None and flag.is_set():
+        raise StopError("nobody waits for the result")
