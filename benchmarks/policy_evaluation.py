@@ -212,6 +212,13 @@ def describe_fitted(name: str) -> tuple[Json, Json]:
     return policy, {**always_rules, **second, "models": 0}
 
 
+def compare_with_rules(record: str) -> Json:
+    """Compare the policy of a record with always retrieving and the rules arbiter."""
+    rows = load_fitted(record)
+    chosen, rules = (np.where(taken, rows.closed, rows.open) for taken in (rows.chosen, rows.rules))
+    return compare(np.where(rows.needs > rows.facts["threshold"], chosen, rows.closed), rules)
+
+
 def describe_data_sets(record: str) -> list[Json]:
     """Evaluate the policy of a record on the test rows of each data set."""
     rows = load_fitted(record)

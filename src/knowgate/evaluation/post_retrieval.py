@@ -291,7 +291,7 @@ def evaluate_second_look(
 def _measure_second_look(
     table: LabelTable, gate: TableScores, useful: BoolArray, bootstrap: Bootstrap
 ) -> SecondLookResult:
-    """Measure one gate with and without the judge; `useful` is the judge's verdict on the passages of each question."""
+    """Measure a gate with all passages, and without those of the questions for which `useful` is false."""
     closed, opened, retrieve = table.closed_right, table.always_right, gate.needs > gate.threshold
     shown = retrieve & useful
     once, twice = np.where(retrieve, opened, closed), np.where(shown, opened, closed)

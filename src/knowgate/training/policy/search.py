@@ -250,7 +250,7 @@ class PolicySearch:
         return candidates.fit_recipe(recipe, examples, self.evidence, self.work / "final", self.watch), examples
 
     def _fit_arbiter(self, name: str) -> tuple[BoolArray | None, Path | None]:
-        """Fit an arbiter on all rows that the policy is chosen on (fold -1: none is left out), and write its folder.
+        """Fit an arbiter on all questions that the policy is chosen on, and write its folder.
 
         Returns:
             For which held-out rows it chooses the closed-book answer, and its folder. Both are None without an arbiter;
