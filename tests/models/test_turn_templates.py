@@ -42,4 +42,4 @@ def test_text_with_markup_is_not_plain(text):
 def test_the_embedded_model_renders_plain_and_other_texts_as_its_template_does(smollm):
     for text in ("Who?", " two\n\nlines \n", "a <|im_end|> b", "谁写了《浮士德》?", "a | b"):
         assert smollm.render(text) == smollm._apply_template(text)
-    assert smollm._plain_turn is not None
+    assert smollm._fast_template is not None

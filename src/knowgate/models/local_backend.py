@@ -92,10 +92,13 @@ class LocalBackend(Backend):
     def _start_stream(
         self, prompt: Prompt, max_tokens: int, resume: object | None
     ) -> tuple[GeneratedTokens, Iterator[None]]:
-        """Return an answer, and an iterator that adds one token to that answer at each step.
+        """Start an answer that grows while the caller iterates.
 
         With `resume`, the answer begins with the draft of that handle. Otherwise it is empty at first. A backend that
         cannot stream returns the complete answer and an empty iterator.
+
+        Returns:
+            The answer, and an iterator. Each step of the iterator adds one token to the answer, in place.
         """
 
     @abstractmethod
@@ -197,11 +200,15 @@ class LocalBackend(Backend):
 
     def _sample_layers(self, request: SignalRequest) -> list[int]:
         """Return the layer whose hidden states at the ends of the samples are requested, as a list; empty if none is."""
-        has_layer = request.samples and request.sample_layer is not None
-        return self._resolve_layers([request.sample_layer or 0]) if has_layer else []
+        if request.sample_layer is None or not request.samples:
+            return []
+        return self._resolve_layers([request.sample_layer])
 
     def _resolve_layers(self, layers: Sequence[int]) -> list[int]:
-        """Convert negative layer numbers, which count from the end; raises BadSetting if a layer does not exist."""
+        """Convert negative layer numbers, which count from the end; raises BadSetting if a layer does not exist.
+
+        In a model with 5 hidden states, [0, -1] becomes [0, 4].
+        """
         for layer in layers:
             if not -self.depth <= layer < self.depth:
                 raise BadSetting(
