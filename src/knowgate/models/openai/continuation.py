@@ -42,7 +42,11 @@ class ServerDraft(RemoteDraft):
 
 
 def can_continue(endpoint: ModelEndpoint, draft: ServerDraft) -> bool:
-    """Return whether the server can continue a draft. Drafts of raw prompts can be continued on every server."""
+    """Return whether the server can continue a draft.
+
+    The draft of a raw prompt, which has no chat template, can be continued on every server: it is sent as part of the
+    prompt. For chat prompts, the server needs an option for it and must not have refused a draft before.
+    """
     if not draft.is_reproducible:
         return False
     return draft.prompt.raw or (not endpoint.refuses_drafts and endpoint.server in CONTINUATION_FIELDS)
@@ -64,8 +68,9 @@ def continue_draft(endpoint: ModelEndpoint, draft: ServerDraft, fields: dict[str
     except StatusError as error:
         _note_refusal(endpoint, error)
         return None
+    # One kind of server returns the draft together with its continuation.
     repeats_draft = endpoint.server == DRAFT_REPEATING_SERVER and not draft.prompt.raw
-    return _join(start, parse_completions(response)[0], start.text if repeats_draft else "")
+    return _join(start, parse_completions(response)[0], repeated=start.text if repeats_draft else "")
 
 
 def stream_continuation(
