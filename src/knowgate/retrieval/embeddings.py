@@ -71,10 +71,10 @@ class SentenceEmbedder:
             config = getattr(self._model[0].auto_model, "config", None)
             return sha256_text("hub", self.spec, str(getattr(config, "_commit_hash", None)))
         files = {path for pattern in _FINGERPRINTED_FILES for path in self._folder.rglob(pattern)}
-        names = [path.relative_to(self._folder) for path in files]
-        names.sort(key=lambda name: name.parts)  # comparing Path objects ignores case on Windows
-        hashes = (sha256_file(self._folder / name) for name in names)
-        return sha256_text(*(name.as_posix() for name in names), *hashes)
+        paths = sorted(files, key=lambda path: path.parts)  # comparing Path objects ignores case on Windows
+        names = [path.relative_to(self._folder).as_posix() for path in paths]
+        hashes = [sha256_file(path) for path in paths]
+        return sha256_text(*names, *hashes)
 
     def embed(self, texts: Sequence[str]) -> Vector:
         """Return one unit vector per text, in order."""
