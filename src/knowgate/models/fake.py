@@ -190,8 +190,10 @@ class FakeModel(backend.WordStreamBackend):
 
         `max_tokens` counts the tokens of a resumed draft too, but a draft is never shortened.
         """
+        if resume is None and temperature > 0:
+            return [self._sample(prompt, max_tokens, n, seed, Sampling(temperature)) for prompt in prompts]
         if resume is None:
-            return [self._generate(prompt, max_tokens, temperature, n, seed) for prompt in prompts]
+            return [[self._complete(prompt, self._answer(prompt), max_tokens)] * n for prompt in prompts]
         backend.check_resume_options(temperature, n)
         completions = []
         for _prompt, resumed in zip(prompts, resume, strict=True):
@@ -252,14 +254,6 @@ class FakeModel(backend.WordStreamBackend):
             return None
         position = "end of sample" if request.sample_end else "sample"
         return np.stack([self._state(prompt, layer, f"{position} {sample.text}") for sample in samples])
-
-    def _generate(
-        self, prompt: Prompt, max_tokens: int, temperature: float, n: int, seed: int | None
-    ) -> list[Completion]:
-        """Return `n` sampled answers, or at temperature 0 the greedy answer `n` times."""
-        if temperature > 0:
-            return self._sample(prompt, max_tokens, n, seed, Sampling(temperature))
-        return [self._complete(prompt, self._answer(prompt), max_tokens) for _ in range(n)]
 
     def _sample(
         self, prompt: Prompt, max_tokens: int, n: int, seed: int | None, sampling: Sampling

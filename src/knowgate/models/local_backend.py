@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from knowgate.errors import BadInput, BadSetting
 from knowgate.models.backend import Backend, check_resume_options
-from knowgate.models.tokenization import REPLACEMENT_CHARACTER, IncrementalDecoder
+from knowgate.models.tokenization import REPLACEMENT_CHARACTER, IncrementalDecoder, LocalTokenizer
 from knowgate.types import Completion, Prompt, Reading, Sampling, Signal, SignalRequest, TextStream, Token
 
 
@@ -49,7 +49,7 @@ class GeneratedTokens(Protocol):
     def finished(self) -> bool: ...
 
 
-class LocalBackend(Backend):
+class LocalBackend(Backend, LocalTokenizer):
     """Base class for backends with direct access to the tokenizer, the logits and the hidden states."""
 
     @property
@@ -71,14 +71,6 @@ class LocalBackend(Backend):
     @abstractmethod
     def tokenizer(self) -> Any:
         """An object with the decoding methods of a transformers tokenizer."""
-
-    @abstractmethod
-    def encode_all(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Return the token ids of each prompt, inside the model's chat template if it has one."""
-
-    @abstractmethod
-    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
-        """Return the token ids of a text; `special` adds the special tokens that begin a text, such as BOS."""
 
     @abstractmethod
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
@@ -104,6 +96,15 @@ class LocalBackend(Backend):
     @abstractmethod
     def _score_answers(self, prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> list[float]:
         """Return the mean log-probability of each answer's tokens after its prompt."""
+
+    def encode_all(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """Return the token ids of each prompt, inside the model's chat template if it has one."""
+        chat = [prompt for prompt in prompts if self.has_template and not prompt.raw]
+        raw = [prompt for prompt in prompts if prompt.raw or not self.has_template]
+        chat_ids = self.tokenize_all([self.render(prompt.text) for prompt in chat])
+        raw_ids = self.tokenize_all([prompt.text for prompt in raw], special=True)
+        ids = dict(zip([*chat, *raw], [*chat_ids, *raw_ids], strict=True))
+        return [ids[prompt] for prompt in prompts]
 
     @property
     def offers(self) -> frozenset[Signal]:

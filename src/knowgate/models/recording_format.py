@@ -143,8 +143,7 @@ def index_calls(folder: Path) -> dict[str, int]:
 
     If a key was recorded several times, its last line counts. An incomplete line at the end of the file is ignored.
     """
-    path = folder / CALLS_FILE
-    offsets: dict[str, int] = {}
+    path, offsets = folder / CALLS_FILE, dict[str, int]()
     line_offset = 0
     if not path.is_file():
         raise ArtifactError(f"the recording {folder} has no {CALLS_FILE}. Record it again.")

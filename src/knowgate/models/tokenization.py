@@ -44,15 +44,20 @@ class LocalTokenizer(Protocol):
     """The methods for tokenizing and chat templates that a model in this process must have."""
 
     @property
-    def has_template(self) -> bool: ...
+    def has_template(self) -> bool:
+        """Whether the model has a chat template."""
 
-    def tokenize(self, text: str, *, special: bool = False) -> list[int]: ...
+    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
+        """Return the token ids of a text; `special` adds the special tokens that begin a text, such as BOS."""
 
-    def tokenize_all(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]: ...
+    def tokenize_all(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
+        """Return the token ids of each text."""
 
-    def render(self, text: str) -> str: ...
+    def render(self, text: str) -> str:
+        """Return the text as a user message in the chat template, up to where the answer begins."""
 
-    def check_length(self, n_tokens: int, max_tokens: int) -> None: ...
+    def check_length(self, n_tokens: int, max_tokens: int) -> None:
+        """Raise BadInput if a prompt of `n_tokens` and an answer of `max_tokens` exceed the context window."""
 
 
 def encode_labels(tokenize: Callable[[str], Sequence[int]], labels: Sequence[str]) -> list[int]:

@@ -127,18 +127,9 @@ class VllmModel(LocalBackend):
 
     def tokenize_all(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
         """Tokenize many texts in one call, which uses all cores."""
-        return (
-            [list(ids) for ids in self.tokenizer(list(texts), add_special_tokens=special)["input_ids"]] if texts else []
-        )
-
-    def encode_all(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Return the token ids of each prompt, inside the model's chat template if it has one."""
-        chat = [prompt for prompt in prompts if self.has_template and not prompt.raw]
-        raw = [prompt for prompt in prompts if prompt.raw or not self.has_template]
-        chat_ids = self.tokenize_all([self.render(prompt.text) for prompt in chat])
-        raw_ids = self.tokenize_all([prompt.text for prompt in raw], special=True)
-        ids = dict(zip([*chat, *raw], [*chat_ids, *raw_ids], strict=True))
-        return [ids[prompt] for prompt in prompts]
+        if not texts:
+            return []
+        return [list(ids) for ids in self.tokenizer(list(texts), add_special_tokens=special)["input_ids"]]
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
         """Return the requested signals of all prompts, computed in one batch.

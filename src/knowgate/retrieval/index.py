@@ -291,8 +291,7 @@ class CorpusScan:
         writer.write(passages)
         self.documents += 1
         old_row = self.previous.find(document.id, self.max_words)
-        is_unchanged = old_row is not None and old_row.sha256 == digest and old_row.count == row.count
-        if old_row is not None and is_unchanged:
+        if old_row and old_row.sha256 == digest and old_row.count == row.count:  # the document did not change
             self.previous_rows.extend(range(old_row.first, old_row.first + old_row.count))
             return row
         self.previous_rows.extend([-1] * row.count)  # these passages have no row in the previous index

@@ -186,9 +186,7 @@ def _prefill_lower_layers(model: Any, layers: Sequence[int], inputs: dict[str, A
     finally:
         for hook in hooks:
             hook.remove()
-    return DecodingBatch(
-        model, inputs["past_key_values"], inputs["attention_mask"], logits=None, hidden=hidden, partial=partial
-    )
+    return DecodingBatch(model, inputs["past_key_values"], inputs["attention_mask"], None, hidden, partial=partial)
 
 
 def decode_greedily(
@@ -223,8 +221,8 @@ def iter_greedy_steps(
         stop_ids: Tokens that end an answer.
         layers: Layers whose hidden states at the last token of each answer are stored in `final_states`.
     """
-    active = list(range(len(rows)))  # indices of the answers that are still in the batch; all have the same length
-    states = FinalStates(len(rows))
+    # `active` are the indices of the answers that are still in the batch. They all have the same length.
+    active, states = list(range(len(rows))), FinalStates(len(rows))
     while active and len(rows[active[0]].tokens) < max_tokens:
         steps = pick_greedy_steps(batch.compute_logits(layers))
         states.store(batch, active)
@@ -333,8 +331,8 @@ def sample_rows(
             more forward pass, which computes them.
     """
     rows = [DecodedRow() for _ in range(len(batch))]
-    active = list(range(len(rows)))  # indices of the answers that are still in the batch
-    states = FinalStates(len(rows))
+    # `active` are the indices of the answers that are still in the batch.
+    active, states = list(range(len(rows))), FinalStates(len(rows))
     for position in range(uniforms.shape[1]):
         batch.compute_logits(layers)  # sets `batch.hidden`, which is stored next
         states.store(batch, active)

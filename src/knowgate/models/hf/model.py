@@ -28,7 +28,13 @@ from knowgate.models.hf.decoding import (
 )
 from knowgate.models.hf.forward_pass import supports_partial_pass
 from knowgate.models.hf.local_model import AnsweredPrompt, LocalModel, compute_mean_logprobs, read_label_logits
-from knowgate.models.hf.shared_decoding import draft_shared, join_prefills, sample_shared, start_generation
+from knowgate.models.hf.shared_decoding import (
+    DraftsAndSamples,
+    draft_shared,
+    join_prefills,
+    sample_shared,
+    start_generation,
+)
 from knowgate.models.local_backend import LocalBackend
 from knowgate.models.tokenization import encode_label_prompts, encode_labels, escape_special_tokens
 from knowgate.models.tools import find_call_token, render_with_tool
@@ -61,22 +67,6 @@ class HFResumeHandle:
         if self.index is None:  # a finished draft is not continued, so its batch need not be copied
             return HFResumeHandle(self.batch, None, self.copy_row(max_tokens))
         return HFResumeHandle(self.batch.copy([self.index]), 0, self.copy_row(max_tokens))
-
-
-@dataclass(frozen=True)
-class _AnsweredBatch:
-    """The answers generated for one batch of prompts.
-
-    Args:
-        drafts: The draft of each prompt.
-        unfinished: Indices of the drafts that can be continued later, because they reached the maximum length before an
-            end token. The rows that are left in the decoding batch belong to them, in this order.
-        samples: The samples of all prompts, prompt by prompt.
-    """
-
-    drafts: list[DecodedRow]
-    unfinished: list[int]
-    samples: list[DecodedRow]
 
 
 @dataclass(frozen=True)
@@ -198,15 +188,15 @@ class HFModel(LocalModel, LocalBackend):
         Returns:
             A function that makes the readings from the answers. It does not use the GPU, so it can run in another thread.
         """
-        layers, sample_layers = sorted(layer_names), self._sample_layers(request)
+        layers = sorted(layer_names)
         blocks = {layer: _to_numpy(batch.hidden[layer]) for layer in layers}  # one copy per layer, not per prompt
-        answered = self._answer(batch, prompts, request, layers, sample_layers)
+        answered = self._answer(batch, prompts, request, layers)
         source = batch if request.resumable else None  # otherwise the memory of the batch is free for the next one
         return lambda: self._make_readings(answered, source, blocks, request, layer_names)
 
     def _make_readings(
         self,
-        answered: _AnsweredBatch,
+        answered: DraftsAndSamples,
         batch: DecodingBatch | None,
         blocks: dict[int, Vector],
         request: SignalRequest,
@@ -243,13 +233,8 @@ class HFModel(LocalModel, LocalBackend):
         ]
 
     def _answer(
-        self,
-        batch: DecodingBatch,
-        prompts: list[Prompt],
-        request: SignalRequest,
-        layers: list[int],
-        sample_layers: list[int],
-    ) -> _AnsweredBatch:
+        self, batch: DecodingBatch, prompts: list[Prompt], request: SignalRequest, layers: list[int]
+    ) -> DraftsAndSamples:
         """Generate the drafts and samples of a batch.
 
         They are generated in the same steps if they have the same maximum length and share the prompts' cache.
@@ -259,9 +244,8 @@ class HFModel(LocalModel, LocalBackend):
             prompts: The prompts of the batch.
             request: The requested signals.
             layers: Layers whose hidden states are requested.
-            sample_layers: Layer whose hidden states at the ends of the samples are requested; empty for none.
         """
-        draft_layers = layers if request.after_draft else []
+        draft_layers, sample_layers = layers if request.after_draft else [], self._sample_layers(request)
         # Drafts in the shared cache cannot be continued later. A single draft gains nothing from it, and without it
         # equals a stream to the last bit.
         shared = self.shares_prompt_cache and not request.resumable and (len(prompts) > 1 or request.samples > 0)
@@ -272,8 +256,7 @@ class HFModel(LocalModel, LocalBackend):
         has_equal_lengths = request.samples > 0 and request.sample_tokens == request.draft_tokens
         if shared and has_equal_lengths and not sample_layers:
             generation = start_generation(batch, uniforms, request.sampling, self.stop_ids, with_drafts=True)
-            both = generation.run(batch, draft_layers)
-            return _AnsweredBatch(both.drafts, [], both.samples)
+            return generation.run(batch, draft_layers)
         samples: list[DecodedRow] = []
         if request.samples:
             source = batch
@@ -285,10 +268,10 @@ class HFModel(LocalModel, LocalBackend):
             )
         if shared:
             drafts = draft_shared(batch, request.draft_tokens, self.stop_ids, draft_layers)
-            return _AnsweredBatch(drafts, [], samples)
+            return DraftsAndSamples(drafts, samples)
         drafts = [DecodedRow() for _ in prompts]
         unfinished = decode_greedily(batch, drafts, request.draft_tokens, self.stop_ids, draft_layers)
-        return _AnsweredBatch(drafts, unfinished, samples)
+        return DraftsAndSamples(drafts, samples, unfinished)
 
     def _group_samples(
         self, rows: list[DecodedRow], n_prompts: int, layers: list[int]

@@ -34,10 +34,18 @@ DEFAULT_MIN_SAVED_STEPS = 8_192
 
 @dataclass(frozen=True)
 class DraftsAndSamples:
-    """The draft of each prompt, and the samples of all prompts in the order of the prompts."""
+    """The answers generated for a batch of prompts.
+
+    Args:
+        drafts: The draft of each prompt.
+        samples: The samples of all prompts, prompt by prompt.
+        unfinished: Indices of the drafts that can be continued later, because they reached the maximum length before an
+            end token. The rows that are left in the decoding batch belong to them, in this order.
+    """
 
     drafts: list[DecodedRow]
     samples: list[DecodedRow]
+    unfinished: Sequence[int] = ()
 
 
 @dataclass

@@ -105,10 +105,9 @@ class LlamaEngine:
         context = lib.llama_init_from_model(self._model, params)
         if not context:
             raise _make_open_error(file)
-        cells, sequence_cells = int(lib.llama_n_ctx(context)), int(lib.llama_n_ctx_seq(context))
-        sizes = [cells, sequence_cells, int(lib.llama_n_batch(context)), int(lib.llama_n_seq_max(context))]
-        is_as_requested = cells == sequence_cells >= self.cells and sizes[2:] == [BATCH_TOKENS, MAX_SEQUENCES]
-        if not is_as_requested:
+        sizes = [int(lib.llama_n_ctx(context)), int(lib.llama_n_batch(context)), int(lib.llama_n_seq_max(context))]
+        is_unified = sizes[0] == int(lib.llama_n_ctx_seq(context))  # each sequence may use the whole cache
+        if not is_unified or sizes[0] < self.cells or sizes[1:] != [BATCH_TOKENS, MAX_SEQUENCES]:
             raise ModelError(f"llama.cpp used other sizes than requested ({sizes}). Use gguf:FILE instead.")
         threads = count_usable_cores()
         lib.llama_set_n_threads(context, threads, threads)

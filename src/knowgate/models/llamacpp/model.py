@@ -153,15 +153,6 @@ class LlamaCppModel(LocalBackend):
         """Tokenize many texts."""
         return [self.tokenize(text, special=special) for text in texts]
 
-    def encode_all(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Return the token ids of each prompt, in the chat template where there is one."""
-        return [
-            self.tokenize(prompt.text, special=True)
-            if prompt.raw or not self.has_template
-            else self.tokenize(self.render(prompt.text))
-            for prompt in prompts
-        ]
-
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
         """Return the requested signals of each prompt. Prompts of similar length are computed together."""
         if request.samples:

@@ -248,11 +248,7 @@ class OpenAIModel(Backend):
         reader = self._state_reader
         if reader is None or not request.layers:
             return [StatesAroundDraft({}, {}) for _ in prompts]
-
-        def read_states(index: int) -> StatesAroundDraft:
-            return reader.read(prompts[index], drafts[index].ids, request)
-
-        return self._map(read_states, range(len(prompts)))
+        return self._map(lambda i: reader.read(prompts[i], drafts[i].ids, request), range(len(prompts)))
 
     def _finish_draft(self, draft: ServerDraft, max_tokens: int) -> Completion:
         """Return the complete answer: the draft if it is complete, else the draft with its continuation.

@@ -216,10 +216,9 @@ class AnswerPrompts:
     @property
     def open_fingerprint(self) -> str:
         """Hash of example open-book prompts. It changes if the templates or the format of passages change."""
-        texts = []
-        for lang in LANGUAGES:
-            for choices in ((), ("a", "b")):
-                texts.append(self.open(Question("?", lang=lang, choices=choices), SPECIMEN_PASSAGES).text)
+        variants = itertools.product(LANGUAGES, ((), ("a", "b")))  # each language, without and with choices
+        questions = [Question("?", lang=lang, choices=choices) for lang, choices in variants]
+        texts = [self.open(question, SPECIMEN_PASSAGES).text for question in questions]
         if self.sentences is not None:
             texts.append(f"{self.sentences} sentences, quoted")
         return sha256_text(*texts)[:16]
