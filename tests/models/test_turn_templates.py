@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from knowgate.models.tokenization import extract_plain_turn_template, is_plain_text
+from knowgate.models.tokenization import extract_fast_template, is_plain_text
 
 SPECIAL = ("<|end|>",)
 
@@ -14,7 +14,7 @@ def framed(text):
 
 
 def test_a_template_that_only_frames_text_is_extracted():
-    turn = extract_plain_turn_template(framed, SPECIAL, "{{ content }}")
+    turn = extract_fast_template(framed, SPECIAL, "{{ content }}")
     assert turn is not None
     assert turn.render("Who?\n\nWhat? ") == framed("Who?\n\nWhat? ")
 
@@ -29,7 +29,7 @@ def test_a_template_that_only_frames_text_is_extracted():
     ],
 )
 def test_a_template_that_changes_text_or_prints_the_date_is_not_extracted(render, template):
-    assert extract_plain_turn_template(render, SPECIAL, template) is None
+    assert extract_fast_template(render, SPECIAL, template) is None
 
 
 @pytest.mark.parametrize("text", ["<think>", "a | b", "{x}", "[INST]", "a > b"])

@@ -103,9 +103,9 @@ def fit_axis(title: str, values: Sequence[float]) -> Axis:
 
     Values from 0.32 to 0.48 give an axis from 0.3 to 0.5.
     """
-    steps = 20  # of 5 %
-    low = math.trunc(min(values) * steps) / steps
-    high = math.ceil(max(values) * steps) / steps
+    # There are 20 steps of 5 %.
+    low = math.trunc(min(values) * 20) / 20
+    high = math.ceil(max(values) * 20) / 20
     return Axis(title, max(0.0, low), min(1.0, max(high, low + 0.05)))
 
 

@@ -34,6 +34,7 @@ from knowgate.errors import BadSetting
 
 Result = TypeVar("Result")
 OptionsType = TypeVar("OptionsType", bound="Options")
+Function = Callable[..., Result]
 
 
 def _to_python_number(value: Any) -> Any:
@@ -99,9 +100,7 @@ def get_set_fields(options: Options) -> dict[str, Any]:
     return {name: getattr(options, name) for name in options.model_fields_set}
 
 
-def with_options(
-    model: type[Options], argument: str = "options"
-) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+def with_options(model: type[Options], argument: str = "options") -> Callable[[Function[Result]], Function[Result]]:
     """Decorate a function so that callers can pass the fields of its options as keywords.
 
     Keywords override the fields of an options object that is passed as well. `inspect.signature` and the docstring of

@@ -238,11 +238,9 @@ class _GoldAnswer:
 @functools.lru_cache(maxsize=8_192)
 def _prepare_golds(question: str, golds: tuple[str, ...]) -> tuple[_GoldAnswer, ...]:
     """Tokenize the distinct gold answers of a question, and find out which consist only of words of the question."""
-    question_words = set(tokenize(question))
+    words = set(tokenize(question))
     distinct = dict.fromkeys(join_tokens(gold) for gold in golds)
-    return tuple(
-        _GoldAnswer(gold, is_in_question=set(gold.split()) <= question_words) for gold in distinct if gold.strip()
-    )
+    return tuple(_GoldAnswer(gold, is_in_question=set(gold.split()) <= words) for gold in distinct if gold.strip())
 
 
 def is_echo(answer: Sequence[str], question: Sequence[str]) -> bool:

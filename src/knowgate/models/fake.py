@@ -255,12 +255,10 @@ class FakeModel(backend.WordStreamBackend):
         position = "end of sample" if request.sample_end else "sample"
         return np.stack([self._state(prompt, layer, f"{position} {sample.text}") for sample in samples])
 
-    def _sample(
-        self, prompt: Prompt, max_tokens: int, n: int, seed: int | None, sampling: Sampling
-    ) -> list[Completion]:
-        """Draw `n` answers and cut each to `max_tokens`."""
+    def _sample(self, prompt: Prompt, limit: int, n: int, seed: int | None, sampling: Sampling) -> list[Completion]:
+        """Draw `n` answers and cut each to `limit` tokens."""
         backend.check_sampling(sampling)
-        return [self._complete(prompt, text, max_tokens) for text in self._draw_answers(prompt, n, seed, sampling)]
+        return [self._complete(prompt, text, limit) for text in self._draw_answers(prompt, n, seed, sampling)]
 
     def _find_entry(self, text: str) -> FakeEntry:
         """Return the entry whose key equals the text, else that of the longest key in it, else an empty entry."""

@@ -81,13 +81,11 @@ class LocalBackend(Backend, LocalTokenizer):
         """Continue drafts greedily until they end or have `max_tokens` tokens, including those of the draft."""
 
     @abstractmethod
-    def _start_stream(
-        self, prompt: Prompt, max_tokens: int, resume: object | None
-    ) -> tuple[GeneratedTokens, Iterator[None]]:
+    def _start_stream(self, prompt: Prompt, max_tokens: int, resume: object) -> tuple[GeneratedTokens, Iterator[None]]:
         """Start an answer that grows while the caller iterates.
 
-        With `resume`, the answer begins with the draft of that handle. Otherwise it is empty at first. A backend that
-        cannot stream returns the complete answer and an empty iterator.
+        With the handle of a draft as `resume`, the answer begins with that draft. With None, it is empty at first. A
+        backend that cannot stream returns the complete answer and an empty iterator.
 
         Returns:
             The answer, and an iterator. Each step of the iterator adds one token to the answer, in place.

@@ -193,9 +193,8 @@ class RecordingModel(_RecordedIdentity):
         """
         keys = _compute_keys(self.fingerprint, method, prompts, options)
         pairs = zip(keys, results, strict=True)
-        recording.append_calls(
-            self._folder, [{"key": key, "method": method, "result": result} for key, result in pairs]
-        )
+        calls = [{"key": key, "method": method, "result": result} for key, result in pairs]
+        recording.append_calls(self._folder, calls)
         return keys
 
 
@@ -241,9 +240,7 @@ class ReplayModel(_RecordedIdentity, WordStreamBackend):
     ) -> list[list[Completion]]:
         """Return the recorded completions of the prompts; raises ModelError if one was not recorded."""
         options = _generate_options(len(prompts), max_tokens, temperature, n, seed, resume)
-        return self._replay(
-            "generate", prompts, options, lambda _, value: list(map(recording.decode_completion, value))
-        )
+        return self._replay("generate", prompts, options, lambda _, rows: list(map(recording.decode_completion, rows)))
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
         """Return the recorded label logits of the prompts; raises ModelError if one was not recorded."""

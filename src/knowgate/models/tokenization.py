@@ -213,9 +213,7 @@ def extract_turn_template(render: Callable[[str], str], special: Sequence[str], 
     return TurnTemplate(before, after, tuple(special), chat)
 
 
-def extract_plain_turn_template(
-    render: Callable[[str], str], special: Sequence[str], template: str
-) -> TurnTemplate | None:
+def extract_fast_template(render: Callable[[str], str], special: Sequence[str], template: str) -> TurnTemplate | None:
     """Return the texts before and after a message in a chat template, to render prompts faster than the template does.
 
     The result may be used only for plain messages, without brackets, braces and bars.

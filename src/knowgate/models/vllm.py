@@ -248,9 +248,7 @@ class VllmModel(LocalBackend):
             answers[i] = VllmAnswer([*draft.tokens, *added.tokens], [*draft.steps, *added.steps], added.finished)
         return answers
 
-    def _start_stream(
-        self, prompt: Prompt, max_tokens: int, resume: object | None
-    ) -> tuple[VllmAnswer, Iterator[None]]:
+    def _start_stream(self, prompt: Prompt, max_tokens: int, resume: object) -> tuple[VllmAnswer, Iterator[None]]:
         """Return the complete answer, and an empty iterator because no tokens are left to add.
 
         vLLM's offline engine cannot stream. With `resume`, the answer continues the draft of that handle.

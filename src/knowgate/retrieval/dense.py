@@ -112,8 +112,7 @@ class ExactVectorSearch:
     """
 
     def __init__(self, vectors: Vector, *, block_rows: int = BLOCK_ROWS):
-        self._vectors = vectors
-        self._block_rows = block_rows
+        self._vectors, self._block_rows = vectors, block_rows
 
     def nearest(self, queries: Vector, k: int) -> list[NearestHits]:
         return find_nearest_rows(self._vectors, queries, k, max_norm=self._max_norm, block_rows=self._block_rows)
@@ -141,8 +140,7 @@ class AnnVectorSearch:
 
         index: Any = faiss.read_index(str(path), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
         faiss.ParameterSpace().set_index_parameter(index, "nprobe", visited)
-        self._index = index
-        self._vectors = vectors
+        self._index, self._vectors = index, vectors
 
     def __len__(self) -> int:
         return int(self._index.ntotal)

@@ -166,8 +166,7 @@ def _check_tables(connection: Connection, address: DatabaseAddress, schema: Tabl
     """Raise an error if a table or column of the latest version is missing."""
     existing = _get_columns(connection, address)
     for table, columns in schema.tables.items():
-        missing = columns - existing.get(table, set())
-        if missing:
+        if missing := columns - existing.get(table, set()):
             problem = f"table '{table}' has no column '{min(missing)}'" if table in existing else f"no table '{table}'"
             raise make_schema_error(address, f"version {schema.version} of '{schema.name}' is incomplete: {problem}")
 

@@ -44,7 +44,7 @@ DEVICE_ERROR_MARKERS = (
     "CUBLAS_STATUS",
 )
 RESUME_HINT = "Finished rows are kept: run the same command again to continue"
-CPU_DEVICE = torch.device("cpu")
+CPU = torch.device("cpu")
 BatchWork = Callable[[list[int]], list[Result]]  # takes the indices of a batch's prompts
 
 
@@ -71,9 +71,7 @@ class BatchLimits:
 
 # Less than 1.5 GB for a model of 135 million parameters.
 CPU_LIMITS = BatchLimits(prompts=64, prompt_tokens=4_096, rows=256, row_tokens=16_384, cached_tokens=4_096)
-CUDA_LIMITS = BatchLimits(
-    prompts=2_048, prompt_tokens=131_072, rows=8_192, row_tokens=1_000_000, cached_tokens=1_000_000
-)
+CUDA_LIMITS = BatchLimits(2_048, prompt_tokens=131_072, rows=8_192, row_tokens=1_000_000, cached_tokens=1_000_000)
 
 
 @dataclass(frozen=True)
@@ -163,11 +161,8 @@ def estimate_memory_cost(model: Any) -> MemoryCost:
     feed_forward = 4 * feed_forward_width * bytes_per_number  # about four arrays of this width at once
     logits = 4 * 4 * int(config.vocab_size)  # four arrays of float32 numbers
     # A decoding step copies the cache, so the cache counts twice.
-    return MemoryCost(
-        prompt_token=2 * cache + hidden_states + feed_forward,
-        row_token=2 * cache,
-        row=logits + PLANNED_ANSWER_TOKENS * cache,
-    )
+    prompt_token = 2 * cache + hidden_states + feed_forward
+    return MemoryCost(prompt_token, row_token=2 * cache, row=logits + PLANNED_ANSWER_TOKENS * cache)
 
 
 def compute_batch_limits(model: Any, device: torch.device, *, shared: bool = False) -> BatchLimits:
@@ -197,11 +192,7 @@ def compute_batch_limits(model: Any, device: torch.device, *, shared: bool = Fal
 
 
 def run_in_batches(
-    ids: Sequence[Sequence[int]],
-    limits: BatchLimits,
-    work: BatchWork[Result],
-    rows: int = 1,
-    device: torch.device = CPU_DEVICE,
+    ids: Sequence[list[int]], limits: BatchLimits, work: BatchWork[Result], rows: int = 1, device: torch.device = CPU
 ) -> list[Result]:
     """Run `work` on batches of prompts of similar length and return one result per prompt, in order.
 

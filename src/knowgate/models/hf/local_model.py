@@ -15,6 +15,7 @@ import torch
 
 from knowgate.models import tokenization
 from knowgate.models.hf import batching
+from knowgate.models.hf.batching import BatchLimits, BatchWork
 from knowgate.models.hf.forward_pass import PrefixCache, supports_shared_cache
 from knowgate.models.hf.loader import (
     LoadedModel,
@@ -162,7 +163,7 @@ class LocalModel:
         None if the chat template cannot be replaced, for example because it prints the current date.
         """
         tokenizer = self.tokenizer
-        return tokenization.extract_plain_turn_template(
+        return tokenization.extract_fast_template(
             self._apply_template, tokenizer.all_special_tokens, str(tokenizer.chat_template)
         )
 
@@ -208,16 +209,12 @@ class LocalModel:
         encoding = self.tokenizer(texts, add_special_tokens=special, return_attention_mask=False)
         return [array("i", ids) for ids in encoding["input_ids"]]
 
-    def compute_limits(self) -> batching.BatchLimits:
+    def compute_limits(self) -> BatchLimits:
         """Return the largest batch that fits the memory that is free now."""
         return batching.compute_batch_limits(self.loaded.model, self.loaded.device, shared=self.shares_prompt_cache)
 
     def run_batched(
-        self,
-        ids: list[list[int]],
-        work: batching.BatchWork[Result],
-        rows: int = 1,
-        limits: batching.BatchLimits | None = None,
+        self, ids: list[list[int]], work: BatchWork[Result], rows: int = 1, limits: BatchLimits | None = None
     ) -> list[Result]:
         """Run `work` on batches of prompts that fit the memory, holding the model's lock.
 

@@ -211,9 +211,7 @@ class HFModel(LocalModel, LocalBackend):
             request: The requested signals.
             layer_names: Layer number -> the number in the request, which may be negative.
         """
-        samples, sample_states = self._group_samples(
-            answered.samples, len(answered.drafts), self._sample_layers(request)
-        )
+        samples, states = self._group_samples(answered.samples, len(answered.drafts), self._sample_layers(request))
         # Only unfinished drafts are still in the decoding batch, from which they can be continued.
         batch_index = {row: index for index, row in enumerate(answered.unfinished)}
         return [
@@ -227,7 +225,7 @@ class HFModel(LocalModel, LocalBackend):
                 },
                 samples=samples[i],
                 resume=HFResumeHandle(batch, batch_index.get(i), row) if batch is not None else None,
-                sample_states=sample_states[i],
+                sample_states=states[i],
             )
             for i, row in enumerate(answered.drafts)
         ]
@@ -259,13 +257,10 @@ class HFModel(LocalModel, LocalBackend):
             return generation.run(batch, draft_layers)
         samples: list[DecodedRow] = []
         if request.samples:
-            source = batch
+            draw, start = sample_shared, batch
             if not self.shares_prompt_cache:
-                source = batch.copy(range(len(prompts)), repeat=request.samples)
-            sample = sample_shared if self.shares_prompt_cache else sample_rows
-            samples = sample(
-                source, uniforms, request.sampling, self.stop_ids, sample_layers, past_end=request.sample_end
-            )
+                draw, start = sample_rows, batch.copy(range(len(prompts)), repeat=request.samples)
+            samples = draw(start, uniforms, request.sampling, self.stop_ids, sample_layers, past_end=request.sample_end)
         if shared:
             drafts = draft_shared(batch, request.draft_tokens, self.stop_ids, draft_layers)
             return DraftsAndSamples(drafts, samples)
@@ -328,17 +323,13 @@ class HFModel(LocalModel, LocalBackend):
         batch = drafts[0].batch.copy(indices)
         decode_greedily(batch, rows, max_tokens, self.stop_ids)
 
-    def _start_stream(
-        self, prompt: Prompt, max_tokens: int, resume: object | None
-    ) -> tuple[DecodedRow, Iterator[None]]:
+    def _start_stream(self, prompt: Prompt, max_tokens: int, resume: object) -> tuple[DecodedRow, Iterator[None]]:
         if resume is not None:
             handle = check_resume_handle(resume, HFResumeHandle)
             draft = self.run_alone(lambda: handle.copy(max_tokens))
         else:
-            ids, loaded = self._encode([prompt], max_tokens), self.loaded
-            batch = self.run_alone(
-                lambda: prefill(loaded.model, ids, self.pad_id, loaded.device, (), self.prefix_cache)
-            )
+            ids, local = self._encode([prompt], max_tokens), self.loaded
+            batch = self.run_alone(lambda: prefill(local.model, ids, self.pad_id, local.device, (), self.prefix_cache))
             draft = HFResumeHandle(batch, 0, DecodedRow())
         return draft.row, self._iter_steps(draft, max_tokens)
 

@@ -59,11 +59,7 @@ class SequenceState:
 
 
 def iter_decoding_steps(
-    engine: LlamaEngine,
-    answers: Sequence[SequenceState],
-    logits: Vector,
-    sampling: Sampling,
-    layers: Sequence[int] = (),
+    engine: LlamaEngine, answers: list[SequenceState], logits: Vector, sampling: Sampling, layers: Sequence[int] = ()
 ) -> Iterator[None]:
     """Extend all answers until they are complete, yielding after each token.
 

@@ -228,7 +228,7 @@ class LlamaCppModel(LocalBackend):
             used += size
         return groups if lengths else []
 
-    def _read_group(self, prompts: Sequence[Prompt], ids: Sequence[list[int]], request: SignalRequest) -> list[Reading]:
+    def _read_group(self, prompts: Sequence[Prompt], ids: list[list[int]], request: SignalRequest) -> list[Reading]:
         """Return the requested signals of prompts that are computed together.
 
         The model first reads the prompts (prefill). Then drafts and samples are generated in parallel.
@@ -310,11 +310,7 @@ class LlamaCppModel(LocalBackend):
         return result
 
     def _start_samples(
-        self,
-        prompts: Sequence[Prompt],
-        ids: Sequence[list[int]],
-        request: SignalRequest,
-        states: Sequence[dict[int, Vector]],
+        self, prompts: Sequence[Prompt], ids: list[list[int]], request: SignalRequest, states: list[dict[int, Vector]]
     ) -> list[list[SequenceState]]:
         """Create the samples of each prompt, empty at first. Each gets a copy of its prompt's sequence in the engine.
 
@@ -369,9 +365,7 @@ class LlamaCppModel(LocalBackend):
             completions.append(self._make_completion(answer, with_tokens=True))
         return completions
 
-    def _start_stream(
-        self, prompt: Prompt, max_tokens: int, resume: object | None
-    ) -> tuple[SequenceState, Iterator[None]]:
+    def _start_stream(self, prompt: Prompt, max_tokens: int, resume: object) -> tuple[SequenceState, Iterator[None]]:
         if resume is not None:
             handle = check_resume_handle(resume, LlamaCppResumeHandle)
         else:

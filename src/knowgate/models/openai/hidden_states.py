@@ -66,8 +66,7 @@ class HiddenStateReader:
     """Reads hidden states of prompts and drafts from one vLLM or SGLang server."""
 
     def __init__(self, endpoint: ModelEndpoint, config: HiddenStateConfig):
-        self._endpoint = endpoint
-        self._config = config
+        self._endpoint, self._config = endpoint, config
 
     @property
     def depth(self) -> int:

@@ -215,10 +215,8 @@ class OpenAIModel(Backend):
                 yield answer.text
             return answer
         fields = self._make_remaining_fields(draft, max_tokens)
-        continuation = stream_continuation(
-            self._endpoint, draft, lambda text: self._open_stream(draft.prompt, fields, text)
-        )
-        completion = yield from continuation or self._stream_greedily(draft.prompt, max_tokens)
+        stream = stream_continuation(self._endpoint, draft, lambda text: self._open_stream(draft.prompt, fields, text))
+        completion = yield from stream or self._stream_greedily(draft.prompt, max_tokens)
         return self._check_logprobs(completion)
 
     def _read_drafts(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[DraftResponse]:

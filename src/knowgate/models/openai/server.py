@@ -150,8 +150,7 @@ class ModelEndpoint:
     """
 
     def __init__(self, model: str, client: ApiClient):
-        self.model = model
-        self.client = client
+        self.model, self.client = model, client
         self._probe_lock = threading.Lock()
         self._capabilities: ServerCapabilities | None = None
         self.refuses_drafts = False  # set when the server refuses to continue a draft

@@ -155,9 +155,7 @@ def build_condense_prompt(exchanges: Sequence[Exchange], text: str) -> Prompt:
     """
     lang = detect_language(text)
     question_mark, answer_mark = TURN_MARKS[lang]
-    turns = "\n".join(
-        f"{question_mark}: {exchange.question}\n{answer_mark}: {exchange.answer}" for exchange in exchanges
-    )
+    turns = "\n".join(f"{question_mark}: {turn.question}\n{answer_mark}: {turn.answer}" for turn in exchanges)
     return Prompt(load_packaged_templates("condense").fill("condense", lang, turns=turns, query=text))
 
 

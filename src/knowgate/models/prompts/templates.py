@@ -119,9 +119,8 @@ def load_templates(path: Path, like: str) -> TemplateSet:
     base = load_packaged_templates(like)
     path = expand_path(path)
     try:
-        templates = _strip_line_breaks(
-            parse_toml(read_text(path, maximum=MAX_TEMPLATE_BYTES), f"the prompt file {path}")
-        )
+        content = read_text(path, maximum=MAX_TEMPLATE_BYTES)
+        templates = _strip_line_breaks(parse_toml(content, f"the prompt file {path}"))
     except OSError as error:
         raise BadSetting(
             f"cannot read the prompt file {path}: {error.strerror}. Check the setting `prompts`."

@@ -180,8 +180,7 @@ class PgvectorRetriever:
             exact: Read all rows. Otherwise PostgreSQL may use an approximate index.
         """
         spec = self._spec
-        operator, _ = DISTANCES[spec.distance]
-        distance = f"{_quote(spec.vector)} {operator} ?::{self._vector_type}"
+        distance = f"{_quote(spec.vector)} {DISTANCES[spec.distance][0]} ?::{self._vector_type}"
         if exact:
             distance = f"({distance}) + 0"  # PostgreSQL cannot use an index to sort by a sum
         title = _quote(spec.title) if spec.title else "''"
