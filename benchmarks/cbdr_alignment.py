@@ -26,6 +26,22 @@ Protocol, written before the run.
   sources, and right answers with the first and the first three passages. Differences to the base are paired, with 95 %
   bootstrap intervals. Targets: P@1 of the own source above the base with an interval that excludes 0; then at least one
   more right answer in a hundred.
+
+Protocol of the larger base, written before its run and after the results of the above were known.
+
+- *Base.* Qwen2.5-Coder-1.5B with a LoRA adapter in place of MiniLM. It reads the question and one passage, and predicts with one
+  linear head each: the passage contains the answer (*relevance*), the LLM answers right with it (*benefit*), the passage is
+  among the positives of likelihood (*likelihood*). Questions, candidates and effects are those on record. A question
+  teaches benefit or likelihood only if it has passages of both kinds.
+- *Trainings* (`paper_training`), one epoch, batches of 64, rate 2e-4, not tuned. `relevance`: the relevance head alone; it
+  is the base of this size. `aligned`: all three heads, with seeds 0, 1 and 2. `margin`: as `aligned`, but a negative counts
+  only if it is a clear one: likelihood at least one nat below that of the question's best passage.
+- *Dev.* 15 % of the train questions by a hash of the question; no training learns from them.
+- *Choice.* For each source, the ranking by the source's head with the highest P@1 on dev questions, the first of equals:
+  seed 0, the mean of the seeds (ensemble), `margin`, the mean of ensemble and `margin`. What is not finished is left out.
+- *Test*, once: P@1 of both sources by `relevance` and the two chosen rankings, and right answers with the first passage,
+  from the recorded effects. Differences to MiniLM's base, whose predictions are on record, and to `relevance` are paired.
+  Targets as above, against MiniLM's base.
 """
 
 from __future__ import annotations
