@@ -198,6 +198,7 @@ def open_bm25(folder: str | Path) -> Bm25Retriever:
         open_passage_store(folder, manifest),
         tokenizer=Tokenizer(stem),
         fingerprint=sha256_text("bm25", manifest.fingerprint),
+        folder=folder.absolute(),
     )
 
 
