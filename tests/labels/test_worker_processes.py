@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -73,12 +75,13 @@ def is_running(pid):
         return False
 
 
-@pytest.mark.parametrize("n", [0, 1, 3, 50])
-def test_workers_find_the_same_passages_in_the_same_order(start_workers, index, monkeypatch, n):
-    expected = make_finder(index, k=2).find(QUESTIONS[:n])
-    workers = start_workers(make_finder(index, k=2))
+def test_workers_find_the_same_passages_in_the_same_order(start_workers, index, monkeypatch):
+    sizes, finder = [1, 2, 3, 50], make_finder(index, k=2)
+    expected = [finder.find(QUESTIONS[:n]) for n in sizes]
+    workers = start_workers(finder)
+    assert workers.find([]) == ([], [])
     monkeypatch.setattr(PassageFinder, "find", forbid)
-    assert workers.find(QUESTIONS[:n]) == expected
+    assert [workers.find(QUESTIONS[:n]) for n in sizes] == expected
 
 
 def test_workers_find_all_candidates_of_a_reranker(start_workers, index, monkeypatch):
@@ -90,17 +93,17 @@ def test_workers_find_all_candidates_of_a_reranker(start_workers, index, monkeyp
     assert workers.find(QUESTIONS) == expected
 
 
-@pytest.mark.parametrize("name", ["exact", "contains", "choice"])
-def test_workers_give_the_same_grades(start_workers, monkeypatch, name):
+def test_workers_give_the_same_grades(start_workers, monkeypatch):
     choice = Question("Which?", choices=("red", "blue"), meta={"gold_letter": "b", "other": object()})
     questions = [*QUESTIONS, Question("Who?"), choice, Question("River 1?", answers=("River 1",))]
     pairs = [(text, q) for q in questions for text in ("River 1", "It is Paris.", "B. blue", "\udc80 River 1", "")]
     answers, owners = [text for text, _ in pairs], [question for _, question in pairs]
-    expected = StringGrader(name).grade(answers, owners)
-    assert {grade.correct for grade in expected} == {True, False, None}
-    grader = WorkerGrader(name, workers=start_workers())
+    names = ("exact", "contains", "choice")
+    expected = [StringGrader(name).grade(answers, owners) for name in names]
+    assert all({grade.correct for grade in grades} == {True, False, None} for grades in expected)
+    workers = start_workers()
     monkeypatch.setattr(StringGrader, "grade", forbid)
-    assert grader.grade(answers, owners) == expected
+    assert [WorkerGrader(name, workers=workers).grade(answers, owners) for name in names] == expected
 
 
 @pytest.fixture
@@ -139,6 +142,8 @@ def test_only_long_runs_on_several_cores_with_an_index_on_disk_have_workers(inde
     assert count_workers(finder, 10) == 2
     assert count_workers(finder, 9) == 0
     assert count_workers(replace(finder, retriever=None), 10) == 0
+    assert count_workers(make_finder(index, open_book=False), 10) == 0
+    assert count_workers(make_finder(index, iterative=True), 10) == 0
     assert count_workers(replace(finder, retriever=build_bm25([Passage("1", "a text")])), 10) == 0
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)
     assert count_workers(finder, 10) == worker_processes.MAX_WORKERS
@@ -159,10 +164,23 @@ def test_an_error_is_that_of_a_search_in_this_process(start_workers, monkeypatch
         raise BrokenIndex("passage 3 is damaged.")
 
     workers = start_workers()
-    workers._workers[0].stdin.write(b'["search", [7]]\n')  # the worker fails, as it would at a damaged passage
+    workers._workers[0].stdin.write('["search", [7]]\n')  # the worker fails, as it would at a damaged passage
     monkeypatch.setattr(PassageFinder, "find", fail)
     with pytest.raises(BrokenIndex, match="passage 3"):
         workers.find(QUESTIONS)
+
+
+def test_replies_that_were_not_read_are_never_taken_for_those_of_another_request(start_workers, index, monkeypatch):
+    def interrupt(line):
+        raise KeyboardInterrupt
+
+    workers = start_workers(count=1)
+    monkeypatch.setattr(worker_processes, "json", SimpleNamespace(dumps=json.dumps, loads=interrupt))
+    with pytest.raises(KeyboardInterrupt):
+        workers.find(QUESTIONS[:5])
+    monkeypatch.undo()
+    assert workers.find(QUESTIONS[5:]) == make_finder(index).find(QUESTIONS[5:])
+    assert not workers.is_ready
 
 
 def test_workers_that_cannot_open_the_same_index_are_not_used(index, monkeypatch):

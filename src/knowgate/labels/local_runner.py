@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Self
 
 from knowgate.errors import KnowgateError
@@ -176,11 +175,10 @@ class LabelingPipeline:
     """
 
     def __init__(self, labeler: Labeler, questions: Sequence[Question], write: Callable[[LabeledBatch], None]):
-        finder, can_prefetch = labeler.passage_finder, _can_prefetch(labeler)
-        n_workers = count_workers(finder, len(questions)) if can_prefetch else 0
-        self._workers = WorkerProcesses(finder, n_workers)
-        self._prefetcher = PassagePrefetcher(self._workers.find, questions) if can_prefetch else None
-        if n_workers and type(labeler.grader) is StringGrader:
+        finder = labeler.passage_finder
+        self._workers = WorkerProcesses(finder, count_workers(finder, len(questions)))
+        self._prefetcher = PassagePrefetcher(self._workers.find, questions) if _can_prefetch(labeler) else None
+        if self._workers.count and type(labeler.grader) is StringGrader:
             labeler = replace(labeler, grader=WorkerGrader(labeler.grader.name, workers=self._workers))
         self._labeler = replace(labeler, find_passages=self._prefetcher.find) if self._prefetcher else labeler
         self._write = write
@@ -204,9 +202,7 @@ class LabelingPipeline:
             self._prefetcher.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             if error is None:
                 self._wait(0)

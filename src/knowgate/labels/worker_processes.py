@@ -7,8 +7,10 @@ A worker opens the index by its path. It reads requests as JSON lines on stdin, 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import math
 import os
 import signal
 import subprocess
@@ -16,6 +18,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
+from subprocess import DEVNULL, PIPE
 from typing import Any
 
 from knowgate.labels.grading import Grade, StringGrader
@@ -38,9 +41,9 @@ def count_workers(finder: PassageFinder, n_questions: int) -> int:
     Workers search only BM25 indexes on disk. Other retrievers need a GPU or a server, or exist only in this process.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    can_reopen = isinstance(finder.retriever, Bm25Retriever) and finder.retriever.folder is not None
-    pays = n_questions >= MIN_QUESTIONS and cores >= MIN_CORES
-    return min(MAX_WORKERS, cores // 2) if can_reopen and pays else 0
+    plan, retriever = finder.plan, finder.retriever
+    can_search = plan.open_book and not plan.iterative and isinstance(retriever, Bm25Retriever) and retriever.folder
+    return min(MAX_WORKERS, cores // 2) if can_search and n_questions >= MIN_QUESTIONS and cores >= MIN_CORES else 0
 
 
 class WorkerProcesses:
@@ -55,19 +58,18 @@ class WorkerProcesses:
     """
 
     def __init__(self, finder: PassageFinder, count: int):
-        self.is_ready = False
-        self._finder, self._count = finder, count
-        self._workers: list[subprocess.Popen[bytes]] = []
-        self._lock = threading.Lock()
+        self.count, self.is_ready = count, False
+        self._finder, self._lock = finder, threading.RLock()
+        self._workers: list[subprocess.Popen[str]] = []
 
     def start(self) -> None:
         """Start the workers in a thread, because opening an index can take seconds."""
-        if self._count:
+        if self.count:
             threading.Thread(target=self._start, name="knowgate-workers", daemon=True).start()
 
     def close(self) -> None:
         """Kill the workers. This process does all further work itself."""
-        self._count, self.is_ready = 0, False
+        self.count, self.is_ready = 0, False
         for worker in self._workers:
             worker.kill()  # a thread that waits for the worker then releases the lock
         with self._lock:
@@ -84,44 +86,43 @@ class WorkerProcesses:
 
     def run(self, task: str, items: Sequence[Any]) -> list[Any] | None:
         """Divide the items of a task among the workers, and return one result per item; None if no worker is ready."""
-        if not self.is_ready:
+        if not self.is_ready or not items:
             return None
-        try:
-            with self._lock:
-                size = -(-len(items) // len(self._workers)) or 1
-                parts = [items[start : start + size] for start in range(0, len(items), size)]
-                busy = self._workers[: len(parts)]
-                for worker, part in zip(busy, parts, strict=True):
-                    _send(worker, [task, part])
-                return [result for worker in busy for result in _receive(worker)]
-        except (OSError, ValueError):  # a worker failed
-            self.close()
-            return None
+        size = math.ceil(len(items) / len(self._workers))
+        replies = self._request([[task, items[start : start + size]] for start in range(0, len(items), size)])
+        return None if replies is None else [result for reply in replies for result in reply]
+
+    def _request(self, requests: Sequence[Any]) -> list[Any] | None:
+        """Send a request to each of the first workers, and return their replies; None if a worker failed."""
+        replies = None
+        with self._lock:
+            try:
+                with contextlib.suppress(OSError, ValueError):  # the pipe of a worker that has ended
+                    pairs = list(zip(self._workers, requests, strict=False))
+                    for worker, request in pairs:
+                        _write_line(worker.stdin, request)
+                    replies = [json.loads(worker.stdout.readline()) for worker, _ in pairs if worker.stdout]
+            finally:  # also after Ctrl-C, because replies that nobody read would be taken for those of the next request
+                if replies is None:
+                    self.close()
+        return replies
 
     def _start(self) -> None:
         """Start all workers, and wait until they have opened the index."""
-        plan, retriever = self._finder.plan, self._finder.retriever
+        finder, retriever = self._finder, self._finder.retriever
         assert isinstance(retriever, Bm25Retriever)
-        index = [str(retriever.folder), retriever.fingerprint, plan.candidates if self._finder.reranker else plan.k]
+        index = [
+            str(retriever.folder),
+            retriever.fingerprint,
+            finder.plan.candidates if finder.reranker else finder.plan.k,
+        ]
         # Workers import from the same folders as this process. In a session of their own, Ctrl-C does not reach them.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        try:
-            with self._lock:
-                while len(self._workers) < self._count:
-                    worker = subprocess.Popen(  # our own module, in this Python  # nosec B603
-                        COMMAND,
-                        stdin=subprocess.PIPE,
-                        stdout=subprocess.PIPE,
-                        stderr=subprocess.DEVNULL,
-                        env=environment,
-                        start_new_session=True,
-                    )
-                    self._workers.append(worker)
-                    _send(worker, index)
-                is_ready = all(_receive(worker) for worker in self._workers)
-            self.is_ready = is_ready and self._count > 0
-        except (OSError, ValueError):  # a worker could not start, or could not open the index
-            self.close()
+        options: dict[str, Any] = {"env": environment, "start_new_session": True, "text": True, "stderr": DEVNULL}
+        with self._lock, contextlib.suppress(OSError):  # without a Python to start, there are no workers
+            while len(self._workers) < self.count:
+                self._workers.append(subprocess.Popen(COMMAND, stdin=PIPE, stdout=PIPE, **options))  # nosec B603
+        self.is_ready = bool(self._request([index] * len(self._workers))) and self.count > 0
 
 
 @dataclass(frozen=True)
@@ -132,12 +133,11 @@ class WorkerGrader(StringGrader):
 
     def grade(self, answers: Sequence[str], questions: Sequence[Question]) -> list[Grade]:
         """Grade answers. Answers to one question that follow each other are graded by the same worker."""
-        groups = itertools.groupby(zip(answers, questions, strict=True), key=lambda pair: id(pair[1]))
         items = []
-        for _, pairs in groups:
+        for _, pairs in itertools.groupby(zip(answers, questions, strict=True), key=lambda pair: id(pair[1])):
             texts, (question, *_) = zip(*pairs, strict=True)
-            letter = question.meta.get("gold_letter")
-            items.append([self.name, question.text, question.answers, question.choices, letter and str(letter), texts])
+            letter = str(question.meta.get("gold_letter") or "")
+            items.append([self.name, question.text, question.answers, question.choices, letter, texts])
         grades = self.workers.run("grade", items)
         if grades is None:
             return super().grade(answers, questions)
@@ -155,10 +155,10 @@ def main() -> None:
     if retriever.fingerprint != fingerprint:
         sys.exit("the index has changed since this run began.")
     finder = PassageFinder(LabelPlan(k=k), retriever)
-    _write(True)
+    _write_line(sys.stdout, "ready")
     for line in sys.stdin:
         task, items = json.loads(line)
-        _write(_search(finder, items) if task == "search" else [_grade(*item) for item in items])
+        _write_line(sys.stdout, _search(finder, items) if task == "search" else [_grade(*item) for item in items])
 
 
 def _search(finder: PassageFinder, items: list[Any]) -> list[Any]:
@@ -168,29 +168,15 @@ def _search(finder: PassageFinder, items: list[Any]) -> list[Any]:
     return list(zip(passages, results.frequencies, strict=True))
 
 
-def _grade(
-    name: Any, text: str, answers: list[str], choices: list[str], letter: str | None, texts: list[str]
-) -> list[Any]:
+def _grade(name: Any, text: str, answers: list[str], choices: list[str], letter: str, texts: list[str]) -> list[Any]:
     """Grade several answers to a question with the string grader of this name; return the fields of the grades."""
     question = Question(text, answers=tuple(answers), choices=tuple(choices), meta={"gold_letter": letter})
     return [astuple(grade) for grade in StringGrader(name).grade(texts, [question] * len(texts))]
 
 
-def _write(result: Any) -> None:
-    sys.stdout.write(json.dumps(result) + "\n")
-    sys.stdout.flush()
-
-
-def _send(worker: subprocess.Popen[bytes], request: Any) -> None:
-    assert worker.stdin is not None
-    worker.stdin.write(json.dumps(request).encode() + b"\n")
-    worker.stdin.flush()
-
-
-def _receive(worker: subprocess.Popen[bytes]) -> Any:
-    """Return the next result of a worker; raises ValueError if the worker has ended."""
-    assert worker.stdout is not None
-    return json.loads(worker.stdout.readline())
+def _write_line(stream: Any, value: Any) -> None:
+    stream.write(json.dumps(value) + "\n")
+    stream.flush()
 
 
 if __name__ == "__main__":

@@ -256,26 +256,20 @@ class Bm25Retriever:
         passages: The passages, in the order of the rows of `matrix`.
         tokenizer: The tokenizer that the index was built with. It splits the queries in the same way.
         fingerprint: A hash that identifies the documents and the settings of the index.
+
+    Attributes:
         folder: The index folder, from which another process can open the same index; None if it is only in memory.
     """
 
     name = "bm25"
+    folder: Path | None = None
 
-    def __init__(
-        self,
-        matrix: Any,
-        passages: Sequence[Passage],
-        *,
-        tokenizer: Tokenizer,
-        fingerprint: str,
-        folder: Path | None = None,
-    ):
+    def __init__(self, matrix: Any, passages: Sequence[Passage], *, tokenizer: Tokenizer, fingerprint: str):
         self._matrix = matrix
         self._score_terms = TermScorer(matrix.scores)
         self._passages = passages
         self._tokenizer = tokenizer
         self.fingerprint = fingerprint
-        self.folder = folder
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Return up to `k` passages for each query, best first."""
