@@ -61,6 +61,11 @@ def test_parts_made_from_the_code_are_up_to_date(page):
     assert generated_sections.update_sections(page) == (ROOT / page).read_text(encoding="utf-8"), "run `make readme`"
 
 
+def test_readme_has_at_most_650_words():
+    """About two screens."""
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 650
+
+
 # --- shell ----------------------------------------------------------------------------------------
 
 
@@ -146,10 +151,10 @@ def test_mentions_of_what_is_not_there_are_refused(words, top):
 
 @pytest.mark.model
 def test_the_first_ask_command_answers_from_the_packaged_handbook(monkeypatch, capsys):
-    lines = [line for block in CONSOLE for line in block.text.splitlines() if block.page.name == "README.md"]
-    first = next(line for line in lines if line.startswith("knowgate ask"))
+    (block,) = [block for block in CONSOLE if block.page.name == "README.md"]
+    first = next(words for words in command_lines.programs(block.text) if words[:2] == ["knowgate", "ask"])
     monkeypatch.chdir(ROOT)
-    assert run(shlex.split(first)[1:]) == 0
+    assert run(first[1:]) == 0
     printed = capsys.readouterr().out
     assert "Paris" in printed
     assert "29" in printed
@@ -196,7 +201,8 @@ def test_the_python_of_every_page_runs(page, fake_model, examples):
 
 @pytest.mark.model
 def test_the_library_example_runs(docs, capsys):
-    exec(compile(PYTHON[0].text, "README.md", "exec", dont_inherit=True), {})
+    first = next(block for block in PYTHON if block.page.name == "library.md")
+    exec(compile(first.text, "library.md", "exec", dont_inherit=True), {})
     assert "Paris" in capsys.readouterr().out
 
 
