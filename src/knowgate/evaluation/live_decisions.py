@@ -329,9 +329,10 @@ class LiveDecider:
             BadSetting: The LLM runs on a cluster, but the LLM or a gate is given as an object instead of a spec.
         """
         bound = [_bind(name, spec, model, prompts, plug_in=options.plug_in) for name, spec in gates.items()]
-        if is_remote_runner(options.runner):
-            for name, value in (("model", options.model), *(("gate", gate.spec) for gate in bound)):
-                require_name(name, value)  # the workers load the LLM and the gates by name
+        if is_remote_runner(options.runner):  # the workers load the LLM and the gates by name
+            require_name("model", options.model)
+            for gate in bound:
+                require_name("gate", gate.spec)
         return cls(model, prompts, bound, options)
 
     @property
@@ -382,7 +383,8 @@ def _bind(name: str, spec: str | Gate, model: Model, prompts: AnswerPrompts, *, 
         plug_in: Also load a gate that was fitted on another LLM.
     """
     gate = load_gate(spec, plug_in=plug_in) if isinstance(spec, str) else spec
-    reads_history = type(gate).find_neighbors is not Gate.find_neighbors  # its class overrides the method
+    # A gate that searches logged questions overrides `find_neighbors`. Its decisions change as the log grows.
+    reads_history = type(gate).find_neighbors is not Gate.find_neighbors
     is_reusable = isinstance(spec, str) and get_gate_folder(spec) is None and not reads_history
     return BoundGate(name, spec, bind_gate(gate, model, prompts), is_reusable)
 

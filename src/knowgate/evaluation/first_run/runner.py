@@ -176,10 +176,10 @@ class _FirstRun:
         """
 
         def choose() -> dict[str, Any]:
-            if (policy := fit_first_policy(labeled, self.options, self.reporter)) is not None:
-                return {"choice": policy.to_record()}
-            selector = GateSelector(labeled, model, self.options.out, self.options.max_loss, self.reporter)
-            return {"choice": selector.select().to_record()}
+            choice = fit_first_policy(labeled, self.options, self.reporter)
+            if choice is None:
+                choice = GateSelector(labeled, model, self.options.out, self.options.max_loss, self.reporter).select()
+            return {"choice": choice.to_record()}
 
         def list_outputs(result: dict[str, Any]) -> list[Path]:  # if one is missing, the choice is made again
             gates = [Path(gate) for gate in (result["choice"]["gate"], *result["choice"]["others"])]
@@ -214,13 +214,14 @@ class _FirstRun:
 
 
 def write_first_report(labeled: labeling.LabeledParts, choice: GateChoice, out: Path, max_loss: float) -> str:
-    """Write the report on the test questions and return the verdict in words.
+    """Evaluate the chosen gate on the test questions, write the report, and return the verdict in words.
 
-    If gates cannot be compared, the report shows what the LLM knows.
+    The report also shows the gates that were tried but not chosen, and all gates that need no training. If gates cannot
+    be compared, it only shows what the LLM knows.
     """
     runs = labeled.runs("test")
-    others = [gate for gate in choice.alternatives if Path(gate).is_dir()]
-    gates: list[str | Gate] = [load_chosen_gate(choice), *others, "auto"]
+    not_chosen = [gate for gate in choice.alternatives if Path(gate).is_dir()]
+    gates: list[str | Gate] = [load_chosen_gate(choice), *not_chosen, "auto"]
     try:
         evaluation: Evaluation = evaluate(
             [gate for gate in gates if gate != ALWAYS_RETRIEVE_GATE], runs, drop_seen=True
@@ -235,8 +236,8 @@ def write_first_report(labeled: labeling.LabeledParts, choice: GateChoice, out: 
 
 
 def _add_guarantee(evaluation: Evaluation, choice: GateChoice, max_loss: float) -> Evaluation:
-    """Add the guarantee of a gate that has no folder to store it in."""
-    if choice.threshold is None:
+    """Add the guarantee of the chosen gate to its evaluation, unless the gate has a folder that stores it."""
+    if choice.threshold is None:  # the folder stores threshold and guarantee, and the evaluation has read it
         return evaluation
     guarantee = GateGuarantee(choice.guarantee, holds=True, max_loss=max_loss)
     return replace(evaluation, guarantees={**evaluation.guarantees, _name_chosen_gate(choice): guarantee})
@@ -296,13 +297,15 @@ def render_config(options: FirstRunOptions, choice: GateChoice, caveats: list[st
     If the gate has a guarantee, arbiters are switched off, because the guarantee was proven without one.
     """
     comments = [choice.guarantee or NO_GUARANTEE_MESSAGE]
+    # A caveat is left out if the guarantee already mentions it, in the words before the colon.
     comments += [caveat for caveat in caveats if caveat.partition(":")[0] not in comments[0]]
     source = ("docs", _shorten_path(options.docs)) if options.docs else ("index", options.index)
     values = [("model", options.model), source, ("gate", _name_gate(choice.gate))]
     lines = [f"{CONFIG_HEADER}. `knowgate ask` reads it in this folder; flags override it."]
     lines += ["# " + " ".join(comment.split()) for comment in comments]
     lines += [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values]
-    lines += [f"threshold = {choice.threshold:g}"] if choice.threshold is not None else []
+    if choice.threshold is not None:
+        lines.append(f"threshold = {choice.threshold:g}")
     if choice.is_policy:
         lines.append("# The gate is a policy: it contains its threshold and its arbiter.")
     elif choice.guarantee:
@@ -313,7 +316,10 @@ def render_config(options: FirstRunOptions, choice: GateChoice, caveats: list[st
 
 
 def _name_gate(gate: str) -> str:
-    """Return a spec as it is, a folder by its path, and a packaged gate by the name that works on every machine."""
+    """Return how the settings file names a gate: the path of a folder, or a spec such as 'logprob:min' as it is.
+
+    A gate that comes with knowgate is called `DEFAULT_GATE`, because its path differs between machines.
+    """
     if Path(gate).resolve().parent == PACKAGED_GATES.resolve():
         return DEFAULT_GATE
     return _shorten_path(gate) if Path(gate).is_dir() else gate

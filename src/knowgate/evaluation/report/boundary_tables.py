@@ -335,9 +335,9 @@ def _build_extremes_table(run: RunReport, name: str) -> TextTable:
 
 def _make_extreme_cells(row: LabelRow) -> tuple[str, ...]:
     """Make the cells of a question: change of mastery, benefit, and shortened texts."""
-    rise, benefit = measure_retrieval_change(row)
+    change = measure_retrieval_change(row)
     texts = (row.question, row.closed.text if row.closed else "", row.open.text if row.open else "")
-    return f"{rise:+.2f}", f"{benefit:+d}", *map(_shorten, texts)
+    return f"{change.mastery:+.2f}", f"{change.benefit:+d}", *map(_shorten, texts)
 
 
 def _shorten(text: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from knowgate.core import VERSION
 from knowgate.core.display import MISSING_VALUE, TextTable, format_number
 from knowgate.data.runs.rows import GradedAnswer, LabelRow
-from knowgate.evaluation.boundary import measure_retrieval_change
+from knowgate.evaluation.boundary import NO_CHANGE, measure_retrieval_change
 from knowgate.types import Passage
 from knowgate.types.markup import escape_html
 
@@ -178,9 +178,9 @@ def _render_row(row: Sequence[str], width: int, *, is_highlighted: bool = False)
 
 def render_extreme_question(row: LabelRow) -> str:
     """Render a question that retrieval helped or harmed, marked with the change of mastery."""
-    rise, benefit = measure_retrieval_change(row)
-    css_class = "harmed" if (rise, benefit) < (0, 0) else "helped"
-    return render_question(row, f'<span class="change {css_class}">{rise:+.2f}</span>', f"benefit {benefit:+d}")
+    change = measure_retrieval_change(row)
+    mark = f'<span class="change {"harmed" if change < NO_CHANGE else "helped"}">{change.mastery:+.2f}</span>'
+    return render_question(row, mark, f"benefit {change.benefit:+d}")
 
 
 def render_question(row: LabelRow, mark: str, note: str) -> str:
