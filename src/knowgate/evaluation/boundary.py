@@ -247,13 +247,9 @@ def measure_retrieval_change(row: LabelRow) -> RetrievalChange:
 def _summarize_facts(
     facts: Sequence[QuestionFacts], counts: RowCounts, harmed: tuple[LabelRow, ...], helped: tuple[LabelRow, ...]
 ) -> KnowledgeBoundary:
-    """Compute all measures of a label run.
+    """Compute all measures of a label run from facts about each question that did not fail.
 
-    Args:
-        facts: Facts about each question that did not fail.
-        counts: Row counts, which become part of the result.
-        harmed: The questions that retrieval harmed most, which become part of the result.
-        helped: The questions that retrieval helped most, which become part of the result.
+    `counts`, and the questions that retrieval `harmed` and `helped` most, become part of the result as they are given.
     """
     accuracy = {side: estimate_proportion(fact.correct[side] for fact in facts) for side in SIDES}
     matched = estimate_proportion(fact.correct["closed"] for fact in facts if fact.correct["open"] is not None)

@@ -125,10 +125,12 @@ def _collect_verdicts(answer: GradedAnswer, stored_grader: str, question: Questi
 
 @dataclass(frozen=True)
 class SavingPoint:
-    """What skipping retrieval saves and costs if questions above a threshold of mastery or certainty are skipped.
+    """What skipping retrieval saves and costs, if it is skipped for questions of high mastery or certainty.
+
+    Mastery is the share of sampled answers that are correct, certainty how far they agree. Both are from 0 to 1.
 
     Attributes:
-        threshold: The threshold; None if nothing is skipped.
+        threshold: Mastery or certainty from which on questions are skipped; None if nothing is skipped.
         saved: Share of questions skipped.
         accuracy: Accuracy with closed-book answers for skipped questions and open-book answers for the others.
         random: Accuracy of skipping as many questions at random.
@@ -142,14 +144,16 @@ class SavingPoint:
 
 @dataclass(frozen=True)
 class SavingCurve:
-    """What skipping retrieval saves and costs at every threshold of mastery or certainty.
+    """What skipping retrieval saves and costs at every threshold of an indicator: mastery or certainty.
+
+    Mastery is the share of sampled answers that are correct, certainty how far they agree. Both are from 0 to 1.
 
     Attributes:
-        n: Number of questions that have a value of the indicator and grades of both answers.
+        n: Number of questions that have a value of the indicator and graded answers with and without passages.
         always: Accuracy of always retrieving.
         never: Accuracy of never retrieving.
         points: One point for each distinct threshold, from skipping nothing to skipping everything.
-        marks: Points at `TABLE_THRESHOLDS`.
+        marks: Points at the round thresholds that tables show.
     """
 
     n: int

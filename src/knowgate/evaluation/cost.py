@@ -152,16 +152,8 @@ class QuestionCost(PolicyCost):
 
 
 def estimate_always_cost(table: LabelTable) -> QuestionCost:
-    """Estimate the mean cost per question of always retrieving.
-
-    Of the prompt, only the passages are counted, because the rest is the same with and without retrieval.
-    """
-    passage_tokens = count_passage_tokens(table)
-    return QuestionCost(
-        searches=1.0,
-        prompt=None if passage_tokens is None else float(passage_tokens.mean()),
-        completion=float(_count_open_answer_tokens(table).mean()) if table.has_answer_lengths else None,
-    )
+    """Estimate the mean cost per question of always retrieving, without a gate."""
+    return estimate_gated_cost(table, np.zeros(len(table.rows), dtype=bool), None)
 
 
 def estimate_never_cost(table: LabelTable) -> QuestionCost:
@@ -173,6 +165,8 @@ def estimate_gated_cost(
     table: LabelTable, skips: BoolArray, gate: GateResult | None, *, has_arbiter: bool = False
 ) -> QuestionCost:
     """Estimate the mean cost per question if some searches are skipped.
+
+    Of the prompt, only the passages are counted, because the rest is the same with and without retrieval.
 
     Args:
         table: Labeled questions.

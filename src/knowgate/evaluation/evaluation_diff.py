@@ -171,11 +171,8 @@ def _diff_gate(name: str, first: GateSummary, second: GateSummary, shared: Share
     Accuracy and retrieval rate are compared question by question, if there are shared questions and both evaluations
     store the gate's decisions. All else is compared as estimates of independent samples.
     """
-    changes = {
-        measure: _diff_independent(first.measures[measure], second.measures[measure])
-        for measure in first.measures
-        if measure in second.measures
-    }
+    names = [name for name in first.measures if name in second.measures]
+    changes = {name: _diff_independent(first.measures[name], second.measures[name]) for name in names}
     decisions = {"accuracy": (first.right, second.right), "rate": (first.searched, second.searched)}
     for measure, (before, after) in decisions.items():
         if measure in changes and shared.first and before is not None and after is not None:

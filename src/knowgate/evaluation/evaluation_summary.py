@@ -72,10 +72,10 @@ class EvaluationSummary:
 def load_evaluation_summary(
     path: Path, gates: Sequence[GateLike], resamples: int = DEFAULT_RESAMPLES
 ) -> EvaluationSummary:
-    """Read the summary of a report folder, or evaluate gates on a label run and summarize that.
+    """Read the summary of an evaluation from its report folder, or evaluate gates on a label run and summarize that.
 
     Args:
-        path: Folder that `knowgate eval --out` wrote, or a label run.
+        path: Folder that `knowgate eval --out` wrote, or a label run (folder of recorded and graded answers).
         gates: Gates to evaluate on a label run. Not used for a report folder.
         resamples: Number of bootstrap resamples. Not used for a report folder.
 
@@ -226,13 +226,9 @@ def decisions_to_dict(evaluation: Evaluation, recommendation: Recommendation) ->
     gates = {}
     for name, gate in summary.gates.items():
         flags = {"right": gate.right, "searched": gate.searched}
-        gates[name] = {kind: _flags_to_text(values) for kind, values in flags.items() if values is not None}
+        known = {kind: values.astype(int) for kind, values in flags.items() if values is not None}
+        gates[name] = {kind: "".join(map(str, bits)) for kind, bits in known.items()}
     return {"questions": summary.question_keys, "gates": gates}
-
-
-def _flags_to_text(values: BoolArray) -> str:
-    """Write True as '1' and False as '0'."""
-    return "".join("1" if value else "0" for value in values)
 
 
 @dataclass(frozen=True)
@@ -318,8 +314,5 @@ def _read_summary(folder: Path) -> EvaluationSummary:
 
 def _read_measures(record: Mapping[str, Any], gate: str, where: str) -> dict[str, Estimate]:
     """Read the estimates of `SUMMARY_MEASURES` from a gate's record. Missing measures are skipped."""
-    return {
-        measure: read_record(Estimate, record[measure], f"{where}: {measure} of {gate}")
-        for measure in SUMMARY_MEASURES
-        if measure in record
-    }
+    names = [name for name in SUMMARY_MEASURES if name in record]
+    return {name: read_record(Estimate, record[name], f"{where}: {name} of {gate}") for name in names}

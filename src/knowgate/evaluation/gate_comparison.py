@@ -92,8 +92,8 @@ class Evaluation:
     """Gates measured on the same questions. What `knowgate.evaluate` returns.
 
     Attributes:
-        table: The labeled questions.
-        gates: Results of the baselines never and always, the gates, and the oracle.
+        table: The questions with their recorded answers and grades.
+        gates: Results of the baselines never and always, the gates, and the oracle (the best possible decisions).
         comparisons: Paired tests between gates.
         slices: Results by data set, language, and the other slices.
         resamples: Number of bootstrap resamples.

@@ -200,14 +200,12 @@ def _build_mean_metric(columns: Mapping[str, NDArray[Any]]) -> WeightedMetric:
     return compute_means
 
 
-def tune_threshold(
-    table: LabelTable, open_right: metrics.BoolArray, needs: metrics.FloatArray
-) -> TunedThreshold | None:
+def tune_threshold(table: LabelTable, opened: metrics.BoolArray, needs: metrics.FloatArray) -> TunedThreshold | None:
     """Choose the most accurate threshold on the dev rows, and measure it on the others; None without one or the other.
 
     The result also has the accuracy of always retrieving, and of retrieving as often but at random.
     """
-    dev, outcomes = table.is_dev, GateOutcomes(needs, table.closed_right, open_right)
+    dev, outcomes = table.is_dev, GateOutcomes(needs, table.closed_right, opened)
     if not dev.any() or dev.all():
         return None
     threshold = choose_for_accuracy(outcomes.select(dev))

@@ -101,7 +101,7 @@ def label_and_decide(
     labeled_model = options.model if decider.is_remote else decider.model
     runs = []
     for source in sources:
-        folder = out / "runs" / make_folder_name(source)
+        folder = out / "runs" / describe_data(source).replace(":", "-").replace("/", "-")
         run = label(source, out=folder, model=labeled_model, options=label_options, on_progress=on_progress)
         decider.record(run)
         runs.append(run.path)
@@ -163,11 +163,6 @@ def split_data_specs(data: QuestionSource) -> list[QuestionSource]:
     if not specs:
         raise BadSetting(f"data={data!r} names no questions. Give a data spec such as 'jsonl:questions.jsonl'.")
     return specs
-
-
-def make_folder_name(data: QuestionSource) -> str:
-    """Return a folder name for the run of a data set."""
-    return describe_data(data).replace(":", "-").replace("/", "-")
 
 
 def make_record_names(gates: Sequence[str | Gate]) -> list[str]:

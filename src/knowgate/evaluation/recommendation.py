@@ -130,8 +130,8 @@ def recommendation_to_dict(recommendation: Recommendation) -> dict[str, Any]:
 def recommend(evaluation: Evaluation, max_loss: float = MAX_LOSS) -> Recommendation:
     """Recommend a gate and a threshold.
 
-    A gate whose stored guarantee holds for these questions is preferred. Otherwise the gate and threshold are chosen on
-    these questions.
+    A gate with a stored guarantee (a proof that it loses few answers) that holds here is preferred. Otherwise the gate and
+    threshold are chosen on these questions.
 
     Args:
         evaluation: Evaluated gates.
@@ -182,9 +182,9 @@ def _list_options(evaluation: Evaluation) -> list[GateOption]:
 
 
 def _find_calibrated_gate(evaluation: Evaluation) -> GateResult | None:
-    """Return the gate that skips the most searches among those whose stored guarantee holds here.
+    """Return the gate that skips the most searches among those with a stored guarantee that holds for these questions.
 
-    If there is none: the only gate, if its threshold was calibrated, or None.
+    Without such a gate, return the only gate if its threshold was calibrated, else None.
     """
     # This choice does not depend on grades, so the same questions can measure it.
     names = {name for name, guarantee in evaluation.guarantees.items() if guarantee.holds}
@@ -266,9 +266,10 @@ def _recommend_choice(
 
 
 def _find_losing_slices(evaluation: Evaluation, changes: FloatArray) -> tuple[SliceChange, ...]:
-    """Return the large slices of the questions on which answers are certainly lost, worst first.
+    """Return the large groups of questions, such as a language, that certainly lose answers, worst first.
 
-    `changes` is 1 for each question that became right, -1 for each that became wrong, compared with always retrieving.
+    `changes` is 1 for each question that became right, -1 for each that became wrong, compared with always retrieving. A
+    loss is certain if the 95 % interval of the mean change is below 0.
     """
     slices = []
     for part in evaluation.slices:

@@ -289,9 +289,7 @@ class Traffic:
         recorded = {}
         for stage in (*COST_STAGES, CLOSED_ONLY):
             costs = [getattr(event, stage) for event in self.events]
-            recorded[stage] = {
-                measure: np.array([getattr(cost, measure) for cost in costs]) for measure in COST_MEASURES
-            }
+            recorded[stage] = {name: np.array([getattr(cost, name) for cost in costs]) for name in COST_MEASURES}
         return recorded
 
     @cached_property

@@ -180,9 +180,9 @@ class GateSelector:
         return None
 
     def _train_gate(self, n: int) -> GateCandidate | None:
-        """Train a cheap fusion gate. Returns None if there are too few questions or it is not better than chance.
+        """Train a gate on the questions of the part 'fit'. It combines signals that the LLM gives without extra calls.
 
-        Adds an explanation in each case.
+        Returns None if there are too few questions or the gate is not better than chance. Adds an explanation in each case.
         """
         if n < MIN_GRADED_ROWS:
             self.explanations.append(
@@ -221,9 +221,9 @@ class GateSelector:
     # --- choice -----------------------------------------------------------------------------------
 
     def _calibrate(self, candidate: GateCandidate, delta: float) -> CalibratedCandidate | None:
-        """Choose the threshold of a candidate so that its loss is proven.
+        """Choose the threshold of a gate that skips most searches and provably loses at most `max_loss` of the answers.
 
-        Returns None and adds an explanation if nothing can be proven.
+        Returns None and adds an explanation if there are too few questions for a proof.
 
         Args:
             candidate: The gate.
@@ -273,7 +273,10 @@ class GateSelector:
         skipped = f"It skips {100 * best.skip_rate:.0f} % of the searches there."
         reasons = [f"Chosen: {candidate.description}. {skipped} {guarantee}"]
         if is_shared:
-            reasons.append(_explain_shared_confidence(1 - CONFIDENCE))
+            confidence_of_each = f"each had to be proven at {50 * (1 + CONFIDENCE):g} %"
+            reasons.append(
+                f"Two gates competed, so {confidence_of_each}; that leaves {100 * CONFIDENCE:g} % for the chosen one."
+            )
         chosen = str(candidate.folder or candidate.gate)
         return GateChoice(
             chosen,
@@ -354,14 +357,6 @@ def _format_auroc(auroc: Estimate) -> str:
         return " (the held-out questions are all known, or all unknown)"
     interval = f"95 % interval {auroc.low:.2f} to {auroc.high:.2f}"
     return f" (AUROC {auroc.value:.2f}, {interval}, on questions it never saw)"
-
-
-def _explain_shared_confidence(delta: float) -> str:
-    """Say that two gates share the error probability `delta` of the proof."""
-    return (
-        f"Two gates competed, so each had to be proven at {100 * (1 - delta / 2):g} %; that leaves "
-        f"{100 * (1 - delta):g} % for the chosen one."
-    )
 
 
 # --- what a number of questions can prove ---------------------------------------------------------

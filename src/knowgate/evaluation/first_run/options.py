@@ -67,11 +67,8 @@ class FirstRunOptions(Options):
         The output paths `out` and `config` are not compared.
         """
         current = {name: value for name, value in self.to_record().items() if name not in ("out", "config")}
-        return [
-            f"`{name}` was '{earlier[name]}', now '{value}'"
-            for name, value in current.items()
-            if name in earlier and earlier[name] != value
-        ]
+        changed = [name for name in current if name in earlier and earlier[name] != current[name]]
+        return [f"`{name}` was '{earlier[name]}', now '{current[name]}'" for name in changed]
 
 
 # --- reporting ------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ CONFIG_HEADER = "# Written by knowgate start"
 
 @dataclass(frozen=True)
 class FirstRunResult:
-    """The result of a first run.
+    """The result of a first run (`knowgate start`), which chooses a gate for an LLM and documents.
 
     Attributes:
         choice: The chosen gate.
@@ -110,12 +110,12 @@ class _FirstRun:
 
     def run(self) -> FirstRunResult:
         """Label questions, choose a gate on most of them, measure it on the rest, and write report and settings."""
-        options = self.options
+        options, reporter = self.options, self.reporter
         self.progress = open_progress(options.out, options)
         # Wrong options raise an error in this block, before any slow step. The progress file is then restored.
         with self.progress.record_options():
-            loaded = load_first_run_questions(options, self.reporter) if options.questions else None
-            labeling.report_plan(len(loaded.questions) if loaded else options.count, options.max_loss, self.reporter)
+            loaded = load_first_run_questions(options, reporter) if options.questions else None
+            labeling.report_plan(len(loaded.questions) if loaded else options.count, options.max_loss, reporter)
             index = self._build_index()
             retriever = as_retriever(index)
             model = self.model or self._load_model(options.model)
@@ -123,10 +123,8 @@ class _FirstRun:
         questions = loaded or self._write_questions(index, retriever, model)
         # Labeling records the LLM's closed-book and open-book answers and their grades; it is the slow step.
         n_labeled = labeling.count_labeled(questions, options.out, model, retriever, seed=options.seed)
-        labeling.report_label_time(questions.questions, n_labeled, model, retriever, self.reporter)
-        labeled = labeling.label_parts(
-            questions, options.out, model, retriever, seed=options.seed, reporter=self.reporter
-        )
+        labeling.report_label_time(questions.questions, n_labeled, model, retriever, reporter)
+        labeled = labeling.label_parts(questions, options.out, model, retriever, seed=options.seed, reporter=reporter)
         runs = labeled.runs("fit", "calibration", "test")
         labeling.check_label_runs(runs)
         choice = self._select_gate(labeled, model)
@@ -223,9 +221,8 @@ def write_first_report(labeled: labeling.LabeledParts, choice: GateChoice, out: 
     not_chosen = [gate for gate in choice.alternatives if Path(gate).is_dir()]
     gates: list[str | Gate] = [load_chosen_gate(choice), *not_chosen, "auto"]
     try:
-        evaluation: Evaluation = evaluate(
-            [gate for gate in gates if gate != ALWAYS_RETRIEVE_GATE], runs, drop_seen=True
-        )
+        compared = [gate for gate in gates if gate != ALWAYS_RETRIEVE_GATE]
+        evaluation: Evaluation = evaluate(compared, runs, drop_seen=True)
     except (BadInput, BadSetting) as error:
         write_report(runs, out)
         return f"Gates cannot be compared: {error}"

@@ -192,10 +192,8 @@ def _make_cost_row(
     """
     always, _, gated = amounts
     saved = None if always is None or gated is None else always - gated
-    cells = [
-        UNKNOWN_AMOUNT if amount is None else format_amount(SAVINGS_QUESTIONS * amount) for amount in (*amounts, saved)
-    ]
-    return (name, *cells)
+    totals = [None if amount is None else SAVINGS_QUESTIONS * amount for amount in (*amounts, saved)]
+    return (name, *(UNKNOWN_AMOUNT if total is None else format_amount(total) for total in totals))
 
 
 def _describe_break_even(verdict: EvaluationVerdict, assumptions: CostAssumptions) -> str:

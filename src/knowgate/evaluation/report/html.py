@@ -12,7 +12,7 @@ from string import Template
 from typing import Any
 
 from knowgate.core import VERSION
-from knowgate.core.display import MISSING_VALUE, TextTable, format_number
+from knowgate.core.display import TextTable, format_number
 from knowgate.data.runs.rows import GradedAnswer, LabelRow
 from knowgate.evaluation.boundary import NO_CHANGE, measure_retrieval_change
 from knowgate.types import Passage
@@ -208,8 +208,8 @@ def render_question(row: LabelRow, mark: str, note: str) -> str:
 def _render_answer(answer: GradedAnswer) -> str:
     """Render an answer with its grade and, if known, its mastery and certainty."""
     verdict = {True: "right", False: "wrong", None: "not graded"}[answer.correct]
-    indicators = [f"mastery {format_number(answer.mastery)}", f"certainty {format_number(answer.certainty)}"]
-    known = [text for text in indicators if not text.endswith(MISSING_VALUE)]
+    indicators = {"mastery": answer.mastery, "certainty": answer.certainty}
+    known = [f"{name} {format_number(value)}" for name, value in indicators.items() if value is not None]
     text = _render_short(answer.text) if answer.text else "<em>text not on record</em>"
     return f'{text} <span class="verdict-mark {verdict.split()[0]}">{", ".join([verdict, *known])}</span>'
 
