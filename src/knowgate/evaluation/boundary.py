@@ -327,6 +327,7 @@ def measure_grader_agreement(facts: Sequence[QuestionFacts]) -> tuple[GraderAgre
     """Measure the agreement of every pair of graders on the greedy answers that both graded."""
     agreements = []
     for side in ("closed", "open"):
+        # For each question, whether each grader accepts the greedy answer.
         verdicts = [fact.verdicts[side] for fact in facts if side in fact.verdicts]
         graders = dict.fromkeys(name for by_grader in verdicts for name in by_grader)  # unique, in order
         for first, second in combinations(graders, 2):

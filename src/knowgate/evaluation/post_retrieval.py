@@ -330,7 +330,10 @@ def _count_passage_words(table: LabelTable) -> FloatArray | None:
 
 
 def build_second_look_table(results: Sequence[SecondLookResult]) -> TextTable:
-    """Build the table of all gates with and without a judge of passages (KBM, Figure 8)."""
+    """Build the table of all gates with and without a judge that drops useless passages (KBM, Figure 8).
+
+    'One look' means the gate alone, 'two looks' the gate before and the judge after the search.
+    """
     columns: dict[str, Callable[[SecondLookResult], str]] = {
         "gate": lambda result: result.gate,
         "retrieval": lambda result: format_percent(result.rate),

@@ -122,7 +122,9 @@ def rank_with_all(
     margin: float | None = None,
     notify: Callable[[str], None] = lambda message: None,
 ) -> list[Ranker]:
-    """Score the candidate passages of each row with the retriever, every reranker, and the oracle.
+    """Score the candidate passages of each question with the retriever, every reranker, and the oracle.
+
+    The oracle knows the shift of each passage: how much it raises the LLM's confidence in the correct answer.
 
     Args:
         rows: Questions with candidates.

@@ -186,7 +186,7 @@ def _find_calibrated_gate(evaluation: Evaluation) -> GateResult | None:
 
     Without such a gate, return the only gate if its threshold was calibrated, else None.
     """
-    # This choice does not depend on grades, so the same questions can measure it.
+    # This choice does not depend on grades, so the accuracy of the chosen gate can be measured on the same questions.
     names = {name for name, guarantee in evaluation.guarantees.items() if guarantee.holds}
     if not names and len(evaluation.ranking_gates) == 1:
         names = set(evaluation.guarantees)
@@ -284,7 +284,8 @@ def _find_losing_slices(evaluation: Evaluation, changes: FloatArray) -> tuple[Sl
 def _lower_uncertain_level(recommendation: Recommendation) -> Recommendation:
     """Lower the level 'use' to 'try' if the recommendation is in doubt.
 
-    It is if other folds of the questions chose other gates, or a large group of questions certainly loses too much.
+    It is if cross-validation chose other gates on other parts of the questions, or if a large group of questions, such as
+    a language, certainly loses too much.
     """
     is_in_doubt = not recommendation.is_stable or bool(recommendation.forbidden_slices)
     return replace(recommendation, level="try") if recommendation.level == "use" and is_in_doubt else recommendation

@@ -182,9 +182,10 @@ def build_oracle_rankers(rows: Sequence[Preference], sources: Sequence[HeldOutPr
 
 
 def build_reranker_tables(comparison: RerankerComparison) -> list[TextTable]:
-    """Build CBDR's Table 1 (ranking) for each source, and Table 2 (answers) if LLMs answered.
+    """Build the tables of a comparison of rerankers, as in the paper on CBDR.
 
-    Each is followed by a table of paired differences.
+    For each source of preferences (which passages help the LLM) there is a table of ranking measures (Table 1). If LLMs
+    answered, there is a table of right answers (Table 2). Each is followed by a table of paired differences.
     """
     tables = []
     for source, result in comparison.rankings.items():
@@ -268,11 +269,11 @@ def _build_answer_table(
 
 
 def reranker_comparison_to_dict(comparison: RerankerComparison) -> dict[str, Any]:
-    """Convert all values, intervals and paired differences to plain data.
+    """Convert all values, intervals and paired differences to plain data, for JSON.
 
-    Each source of preferences has these fields besides its measures. 'chance' is P@1 of a random order. 'margin_share' is
-    the share of questions that are not reranked, because the retriever's first passage leads by 'margin'.
-    'seen_by_passage_means' is the share of passages that the baseline `PassageMeanRanker` knows from training questions.
+    Each source of preferences (which passages help the LLM) has its measures and these fields. 'chance' is P@1 of a random
+    order. 'margin_share' is the share of questions that are not reranked, because the retriever's first passage leads by
+    'margin'. 'seen_by_passage_means' is the share of passages that `PassageMeanRanker`, a baseline, knows from training.
     """
     return {
         "rankings": {

@@ -205,7 +205,7 @@ class ServedModel(Protocol):
     def reads_inner_labels(self) -> bool:
         """Whether the logits of labels (answer words) can be read inside a prompt, not only at its end.
 
-        That takes one request for a `LabelPrompt` of several pieces.
+        Needed for a `LabelPrompt` of several pieces.
         """
         ...
 
@@ -288,7 +288,7 @@ class Arbiter(Protocol):
     def fingerprint(self) -> str:
         """Hash that identifies the behavior of the arbiter.
 
-        A guarantee for a gate with an arbiter holds only for the arbiter with this fingerprint.
+        The proof that a gate with an arbiter loses few answers (its guarantee) holds only for this fingerprint.
         """
         ...
 

@@ -150,7 +150,7 @@ def label_parts(
     by_id = {question.id: question for question in questions.every}
     n_before = 0  # number of questions in earlier rounds
     for each in rounds.rounds:
-        # The default argument keeps the value of this round. The variable changes with the next one.
+        # The default argument keeps the count of this round, because the variable changes with the next round.
         def show(progress: LabelProgress, n_before: int = n_before) -> None:
             pace = f"{progress.fresh / progress.seconds:.2f} questions/s" if progress.seconds else ""
             reporter.show("labeling", n_before + progress.done, rounds.n_questions, "questions", pace)

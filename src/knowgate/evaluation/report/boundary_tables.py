@@ -134,7 +134,7 @@ def summarize_accuracies(run: RunReport) -> str:
 
 
 def build_correlation_table(runs: Sequence[RunReport]) -> TextTable:
-    """Build the table of the correlation between mastery and certainty."""
+    """Build the table of the correlation between mastery (share of right samples) and certainty (how far they agree)."""
     correlations = [run.boundary.correlation for run in runs]
     rows = [
         ("Pearson's r", *(format_number(correlation.r, NOT_DEFINED) for correlation in correlations)),
@@ -151,7 +151,8 @@ def build_effect_table(runs: Sequence[RunReport], indicator: str, side: str = "c
 
     Args:
         runs: The runs.
-        indicator: 'mastery' or 'certainty'. The table has a row for each interval of its values.
+        indicator: 'mastery' (share of sampled answers that are right) or 'certainty' (how far they agree). The table has
+            a row for each interval of its values.
         side: The answers that the indicator is measured on: 'closed' (without passages), 'open' (with passages) or
             'mask' (with masked passages). The title names them unless they are closed-book.
     """
@@ -192,7 +193,7 @@ def format_interval(item: EffectInterval) -> str:
 
 
 def _make_interval_cells(item: EffectInterval) -> tuple[str, ...]:
-    """Make the cells of an interval: its limits, number of questions, and share of each effect."""
+    """Make the cells of an interval: its limits, its number of questions, and how often retrieval helps or harms them."""
     if not item.n:
         return format_interval(item), "0", "empty"
     shares = (count / item.n for count in (item.beneficial, item.neutral, item.harmful))
@@ -311,7 +312,7 @@ def _make_slice_cells(item: RunSlice) -> tuple[str, ...]:
 
 
 def build_agreement_table(runs: Sequence[RunReport]) -> TextTable:
-    """Build the table of how far graders agree."""
+    """Build the table of how far graders agree, with a row for each run, kind of answer and pair of graders."""
     rows: list[tuple[str, ...]] = []
     for run in runs:
         if not run.boundary.agreements:

@@ -47,7 +47,7 @@ MAX_LISTED_SLICES = 3
 
 @dataclass(frozen=True)
 class KeyFigure:
-    """A number that stands out, and what it is."""
+    """A number that stands out, such as '41.2 %', and what it is, such as 'of the searches skipped'."""
 
     value: str
     description: str

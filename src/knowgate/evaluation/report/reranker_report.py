@@ -90,10 +90,13 @@ class _AnswerEffect:
 
 
 def _list_answer_effects(comparison: RerankerComparison, reranker: str) -> list[_AnswerEffect]:
-    """List the effect on each LLM and data set, with the fewest passages that were shown."""
+    """List how a reranker changes the accuracy of each LLM on each data set, compared with the retriever's order.
+
+    If the LLMs answered with several numbers of passages, the effect is that with the fewest.
+    """
     effects = []
     for (llm, data), measures in comparison.answers.items():
-        shown = next(iter(measures.values))
+        shown = next(iter(measures.values))  # the first is the smallest number, such as 'top 1'
         effects.append(_AnswerEffect(llm, data, shown, measures.differences[RETRIEVER][shown][reranker]))
     return effects
 
