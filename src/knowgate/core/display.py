@@ -41,9 +41,12 @@ def sanitize_json(text: str) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """Convert text to one line of Markdown that cannot end a table cell or contain HTML, links or images."""
+    """Convert text to one line of Markdown that cannot end a table cell or contain HTML, links or images.
+
+    '<b>a | b</b> [c](d)' becomes '&lt;b>a / b&lt;/b> [c]\\(d)'.
+    """
     line = sanitize_line(text).replace("|", "/").replace("](", "]\\(")
-    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", line)
+    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", line)  # only a "<" that begins a tag
 
 
 def escape_markdown_code(text: str) -> str:

@@ -211,10 +211,11 @@ def _make_container_schema(origin: Any, arguments: tuple[Any, ...]) -> CoreSchem
 
 
 def _make_record_schema(kind: type) -> CoreSchema:
-    """Build the schema of a dataclass. It accepts an object with the fields, or a list of their values in order.
+    """Build the schema that makes a dataclass from a JSON object with its fields, or from a list of their values.
 
-    The schema calls the class with the JSON value as its arguments. pydantic passes an object as keyword arguments and
-    a list as positional arguments. If the class sets `ignore_unknown = True`, other keys of an object are removed first.
+    pydantic validates the JSON value like the arguments of a function, and then calls the class with them. An object
+    gives keyword arguments, a list positional ones. If the class sets `ignore_unknown = True`, keys that are not fields
+    are removed first.
     """
     hints = typing.get_type_hints(kind, include_extras=True)
     # Keyword-only fields come last, as in a function signature.

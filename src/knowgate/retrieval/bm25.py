@@ -100,10 +100,11 @@ class Postings:
         return [self.vocabulary.setdefault(term, len(self.vocabulary)) for term in terms]
 
     def compute_scores(self, k1: float, b: float) -> dict[str, Any]:
-        """Return the sparse score matrix in the format of bm25s: terms are columns, passages are rows.
+        """Return the sparse matrix of BM25 scores (Lucene's variant) in the format of bm25s.
 
-        The scores follow Lucene's variant of BM25. The blocks are read twice: first to count in how many passages each
-        term occurs, then to compute the scores.
+        Terms are columns and passages are rows. The scores of a term are stored next to each other. So the blocks are
+        read twice: first to count in how many passages each term occurs, which gives the place of its scores, and then
+        to compute the scores.
         """
         frequencies = np.zeros(len(self.vocabulary), dtype=np.int64)  # how many passages contain each term
         for block in self._read_blocks():

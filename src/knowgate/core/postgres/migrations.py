@@ -163,8 +163,8 @@ def _get_version(connection: Connection, address: DatabaseAddress, schema: Table
 
 
 def _check_tables(connection: Connection, address: DatabaseAddress, schema: TableSchema) -> None:
-    """Raise an error if a table or column of the latest version is missing."""
-    existing = _get_columns(connection, address)
+    """Raise ArtifactError if a table or column of the latest version is missing."""
+    existing = _get_columns(connection, address)  # of each table that exists
     for table, columns in schema.tables.items():
         if missing := columns - existing.get(table, set()):
             problem = f"table '{table}' has no column '{min(missing)}'" if table in existing else f"no table '{table}'"
