@@ -106,10 +106,14 @@ def _describe_operation(endpoint: Endpoint) -> dict[str, Any]:
 
 
 def _describe_content(model: type[BaseModel] | None, media_types: Sequence[str] = (JSON_MEDIA_TYPE,)) -> dict[str, Any]:
-    """Describe a body for each of its media types: JSON by a reference to the schema of its model, others as text."""
-    text = {"type": "string"}
-    json_schema = text if model is None else {"$ref": REFERENCE.format(model=model.__name__)}
-    return {"content": {kind: {"schema": json_schema if kind == JSON_MEDIA_TYPE else text} for kind in media_types}}
+    """Return the OpenAPI field `content` of a request or response body, with a schema for each of its media types.
+
+    A JSON body has the schema of its pydantic model. Bodies of other types are described as text.
+    """
+    text_schema = {"type": "string"}
+    json_schema = text_schema if model is None else {"$ref": REFERENCE.format(model=model.__name__)}
+    schemas = {name: json_schema if name == JSON_MEDIA_TYPE else text_schema for name in media_types}
+    return {"content": {name: {"schema": schema} for name, schema in schemas.items()}}
 
 
 def build_docs_page(endpoints: Sequence[Endpoint]) -> str:

@@ -111,7 +111,10 @@ def _create_worker_app(
 
 
 def _stop_with_parent() -> None:
-    """Wait until the parent of this worker has ended, then stop the worker. A killed parent does not stop it itself."""
+    """Wait until the parent process of this worker ends, and then stop the worker.
+
+    Usually the parent stops its workers, but it cannot do so if it is killed.
+    """
     if (parent := multiprocessing.parent_process()) is not None:
         parent.join()
         os.kill(os.getpid(), signal.SIGTERM)

@@ -71,11 +71,11 @@ def extract_question(model: Model, messages: Sequence[Mapping[str, Any]]) -> Que
         return UngatedRequest("the user's message is empty")
     if len(text) > MAX_QUESTION_CHARS:
         return UngatedRequest(f"the user's message has more than {MAX_QUESTION_CHARS:,} characters")
-    earlier = [(message["role"], extract_text(message.get("content"))) for message in messages[:-1]]
-    # System prompts, tool results and messages that contain more than text say nothing about the question.
-    conversation = [
-        {"role": role, "content": content} for role, content in earlier if role in ("user", "assistant") and content
-    ]
+    conversation = []  # without system prompts, tool results and messages that contain more than text
+    for message in messages[:-1]:
+        content = extract_text(message.get("content"))
+        if message["role"] in ("user", "assistant") and content:
+            conversation.append({"role": message["role"], "content": content})
     try:
         return question_from_messages(model, [*conversation, {"role": "user", "content": text}])
     except BadInput as error:
@@ -123,9 +123,11 @@ def insert_passages(
 
 def wants_json(body: Mapping[str, Any]) -> bool:
     """Return whether a request asks for an answer in JSON, in which citations would be out of place."""
-    text = body.get("text")  # of the Responses API
-    wanted = body.get("response_format") or (text.get("format") if isinstance(text, dict) else None)
-    return isinstance(wanted, dict) and wanted.get("type", "text") != "text"
+    text_options = body.get("text")  # of the Responses API
+    answer_format = body.get("response_format")
+    if not answer_format and isinstance(text_options, dict):
+        answer_format = text_options.get("format")
+    return isinstance(answer_format, dict) and answer_format.get("type", "text") != "text"
 
 
 def format_passages(passages: Sequence[Passage], language: str, *, cites: bool = True) -> str:
@@ -158,9 +160,10 @@ def _escape_tags(texts: Mapping[str, str]) -> dict[str, str]:
 
 @cache
 def _compile_tag_pattern() -> re.Pattern[str]:
-    """Return a pattern for the first character of a tag such as </passage>.
+    """Return a regular expression that matches the "<" of tags such as </passage> and < document>.
 
-    It also matches if the letters are replaced by others that look alike, or if invisible characters are between them.
+    An attacker could disguise a tag in a document. So the tag may also contain letters that look like the usual ones,
+    and invisible characters between them.
     """
     lookalikes = defaultdict(str, LOOKALIKES)  # letter -> all letters that look like it
     for start, end in STYLED_LETTERS:
