@@ -93,9 +93,7 @@ class WorkerSupervisor(Multiprocess):
             if not new.wait_until_ready(START_SECONDS, self.should_exit):
                 new.kill()
                 if not self.should_exit.is_set():
-                    log.error(
-                        "A new worker could not start, so the reload ends. The other workers keep their settings."
-                    )
+                    log.error("A new worker could not start, so the reload ends. Other workers keep their settings.")
                 return
             old.terminate()
             self.processes[index] = new
@@ -336,9 +334,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _close_after_responses(self) -> None:
         """Ignore further requests, and close the connection after the responses to all requests received so far."""
         self._ignores_input = True
-        self.cycle.keep_alive = (
-            False  # `cycle` is the latest request. Uvicorn closes the connection after its response.
-        )
+        # `cycle` is the latest request. Uvicorn closes the connection after its response.
+        self.cycle.keep_alive = False
 
     # --- responses --------------------------------------------------------------------------------
 

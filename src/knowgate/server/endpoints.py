@@ -116,11 +116,6 @@ def _describe_content(model: type[BaseModel] | None, media_types: Sequence[str] 
     return {"content": {name: {"schema": schema} for name, schema in schemas.items()}}
 
 
-def build_docs_page(endpoints: Sequence[Endpoint]) -> str:
-    """Return an HTML page that lists the endpoints and their request schemas. It loads no external resources."""
-    return f"{DOCS_PAGE_HEAD}{''.join(_format_endpoint(endpoint) for endpoint in endpoints)}</html>"
-
-
 def _format_endpoint(endpoint: Endpoint) -> str:
     """Format one endpoint as HTML. The schema of its request body can be unfolded."""
     heading = f"<b>{endpoint.method}</b> <code>{html.escape(endpoint.path)}</code><br>{html.escape(endpoint.summary)}"
@@ -147,12 +142,13 @@ def _dump_openapi() -> bytes:
 
 async def get_docs(service: Service, request: Request, trace: RequestTrace) -> Response:
     """Answer GET /docs with a web page that describes all endpoints."""
-    return HTMLResponse(_dump_docs_page())
+    return HTMLResponse(_build_docs_page())
 
 
 @cache
-def _dump_docs_page() -> str:
-    return build_docs_page(ENDPOINTS)
+def _build_docs_page() -> str:
+    """Return an HTML page that lists all endpoints and their request schemas. It loads no external resources."""
+    return f"{DOCS_PAGE_HEAD}{''.join(_format_endpoint(endpoint) for endpoint in ENDPOINTS)}</html>"
 
 
 # fmt: off

@@ -87,9 +87,8 @@ def _check_port(options: ServeOptions) -> None:
         socket.create_server((options.host, options.port), family=family).close()
     except OSError as error:
         address = f"{options.host}:{options.port}"
-        raise BadSetting(
-            f"cannot listen on {address}: {error.strerror}. Free the port, or set another `port`."
-        ) from None
+        message = f"cannot listen on {address}: {error.strerror}. Free the port, or set another `port`."
+        raise BadSetting(message) from None
 
 
 def _create_worker_app(

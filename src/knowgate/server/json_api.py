@@ -70,6 +70,12 @@ def make_missing_error(component: str, option: str, code: str) -> ApiError:
     return ApiError(404, f"this server has {component}. {fix}", code)
 
 
+def make_unknown_decision_error(id: str) -> ApiError:
+    """Return the error for the id of a decision that does not exist, or belongs to another API key."""
+    message = f"the decision log has no decision '{id[:80]}' of this API key. Send the header x-knowgate-id of one"
+    return ApiError(404, f"{message} of its responses. Decisions are deleted after a while.", "no_decision")
+
+
 def dump_json(value: Any, *, is_large: bool = False) -> bytes:
     """Write compact JSON. Non-ASCII characters are escaped.
 
@@ -167,9 +173,8 @@ def parse_json_object(body: bytes, max_values: int = MAX_JSON_VALUES) -> dict[st
     try:
         value = parse_json(body.decode(), "the request")
     except UnicodeDecodeError as error:
-        raise ApiError(
-            400, f"the request body is not valid UTF-8. The first invalid byte is at position {error.start}."
-        ) from None
+        message = f"the request body is not valid UTF-8. The first invalid byte is at position {error.start}."
+        raise ApiError(400, message) from None
     except BadInput as error:
         raise ApiError(400, str(error), "invalid_json") from None
     if not isinstance(value, dict):

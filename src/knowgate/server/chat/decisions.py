@@ -154,9 +154,9 @@ async def answer_prompt(forwarder: UpstreamForwarder, request: ForwardedRequest,
     if trace.decision.retrieve and rag.retriever is not None:
         trace.passages = await BackgroundSearch(gate_service, rag, question).get_passages(trace)
         if trace.passages:
-            placement = forwarder.options.place
+            body, options = request.upstream_body, forwarder.options
             request.changed_body = request_format.insert_passages(
-                request.upstream_body, trace.passages, placement, cites=forwarder.options.cite
+                body, trace.passages, options.place, cites=options.cite
             )
         elif "retriever" not in trace.degraded:
             trace.decision = replace(trace.decision, notes=(*trace.decision.notes, DecisionNote.NOTHING_FOUND))

@@ -233,16 +233,12 @@ class GateService:
 
     def bypass_stale_gate(self, rag: AdaptiveRAG, trace: RequestTrace, reason: str) -> Decision:
         """Decide to retrieve, because the gate was calibrated for another LLM, prompt or index, as the reason says."""
-        trace.degraded.append("stale calibration")
-        trace.decision = _make_fallback_decision(rag, reason)
-        return trace.decision
+        return _fall_back(rag, trace, "stale calibration", reason)
 
     def bypass_failed_gate(self, rag: AdaptiveRAG, trace: RequestTrace, reason: str) -> Decision:
         """Log that the gate failed for this reason, and decide to retrieve."""
         log.warning("The gate failed, so the request retrieves: %s", reason)
-        trace.degraded.append("gate")
-        trace.decision = _make_fallback_decision(rag, reason)
-        return trace.decision
+        return _fall_back(rag, trace, "gate", reason)
 
     # --- searches ---------------------------------------------------------------------------------
 
@@ -341,9 +337,11 @@ class GateService:
             return await asyncio.get_running_loop().run_in_executor(thread, lambda: context.run(work))
 
 
-def _make_fallback_decision(rag: AdaptiveRAG, reason: str) -> Decision:
-    """Return a decision to retrieve that was made without the gate."""
-    return Decision(True, 1.0, rag.used_threshold, rag.gate.name, f"retrieved as a fallback: {reason}")
+def _fall_back(rag: AdaptiveRAG, trace: RequestTrace, component: str, reason: str) -> Decision:
+    """Decide to retrieve without the gate, and record in the trace that this component does not work."""
+    trace.degraded.append(component)
+    trace.decision = Decision(True, 1.0, rag.used_threshold, rag.gate.name, f"retrieved as a fallback: {reason}")
+    return trace.decision
 
 
 def describe_error(error: BaseException, timeout: float) -> str:

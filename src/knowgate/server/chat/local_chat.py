@@ -28,17 +28,8 @@ from knowgate.server.options import ServeOptions
 from knowgate.server.schemas import LocalChatRequest
 from knowgate.server.streaming import DONE_EVENT, EventStreamResponse, format_event
 from knowgate.server.telemetry.trace import RequestTrace, TokenUsage
-from knowgate.types import (
-    Answer,
-    AnswerEvent,
-    Decision,
-    DecisionEvent,
-    PassagesEvent,
-    Question,
-    StreamEvent,
-    TextEvent,
-    TokenizingModel,
-)
+from knowgate.types import Answer, Decision, Question, TokenizingModel
+from knowgate.types.records import AnswerEvent, DecisionEvent, PassagesEvent, StreamEvent, TextEvent
 
 log = logging.getLogger(__name__)
 
@@ -139,11 +130,8 @@ async def _answer_batch(rag: AdaptiveRAG, questions: list[Question]) -> tuple[li
 
     The tokens are counted before the next batch starts, because the answers would otherwise wait for that batch.
     """
-    answers = await rag.aanswer_many(questions)
-    usages = await asyncio.get_running_loop().run_in_executor(
-        rag.model.workers, lambda: [count_usage(answer, rag) for answer in answers]
-    )
-    return answers, usages
+    answers, loop = await rag.aanswer_many(questions), asyncio.get_running_loop()
+    return answers, await loop.run_in_executor(rag.model.workers, lambda: [count_usage(each, rag) for each in answers])
 
 
 @dataclass
