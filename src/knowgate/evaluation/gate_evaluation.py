@@ -159,8 +159,9 @@ def _evaluate_runs(
     """Evaluate gates on label runs, and add the tables that the options ask for.
 
     Args:
-        named: The gates as the caller named them.
-        scored: The same gates by the names under which their decisions are stored in the runs.
+        named: The gates as the caller gave them.
+        scored: The same gates, but a gate that has just decided with the LLM is replaced by the name under which its
+            decisions are stored in the runs.
         runs: Folders of the label runs.
         options: The options of `evaluate`.
         on_arbitrated: Called with how many questions the arbiter has decided, and how many there are.
@@ -210,19 +211,19 @@ def _add_topics(evaluation: Evaluation, topics: str) -> Evaluation:
 
 
 def find_policy_arbiter(gates: Sequence[str | Gate]) -> str | None:
-    """Return the arbiter of the policies among the gates; None if there is none.
+    """Return the arbiter of the policies (gates that are stored with an arbiter) among the gates; None without one.
 
     Raises:
         BadSetting: The policies have different arbiters.
     """
-    specs = {spec for gate in gates if (spec := get_policy_arbiter(gate)) not in (None, NO_ARBITER)}
-    if len(specs) > 1:
+    arbiters = {get_policy_arbiter(gate) for gate in gates} - {None, NO_ARBITER}
+    if len(arbiters) > 1:
         raise BadSetting("the policies have different arbiters. Evaluate one policy at a time, or name an `arbiter`.")
-    return next(iter(specs), None)
+    return next(iter(arbiters), None)
 
 
 def _add_baselines(table: LabelTable, scores: Sequence[TableScores], names: Sequence[str]) -> list[TableScores]:
-    """Return the named ones of the baselines never, always and oracle, followed by the gates."""
+    """Return the baselines with the given names ('never', 'always' or 'oracle'), followed by the gates."""
     baselines = [baseline for baseline in build_baselines(table) if baseline.name in names]
     return [*baselines, *(gate for gate in scores if gate.name not in ("never", "always", "oracle"))]
 

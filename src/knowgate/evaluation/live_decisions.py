@@ -101,7 +101,7 @@ def label_and_decide(
     labeled_model = options.model if decider.is_remote else decider.model
     runs = []
     for source in sources:
-        folder = out / "runs" / make_folder_name(source)
+        folder = out / "runs" / describe_data(source).replace(":", "-").replace("/", "-")
         run = label(source, out=folder, model=labeled_model, options=label_options, on_progress=on_progress)
         decider.record(run)
         runs.append(run.path)
@@ -163,11 +163,6 @@ def split_data_specs(data: QuestionSource) -> list[QuestionSource]:
     if not specs:
         raise BadSetting(f"data={data!r} names no questions. Give a data spec such as 'jsonl:questions.jsonl'.")
     return specs
-
-
-def make_folder_name(data: QuestionSource) -> str:
-    """Return a folder name for the run of a data set."""
-    return describe_data(data).replace(":", "-").replace("/", "-")
 
 
 def make_record_names(gates: Sequence[str | Gate]) -> list[str]:
@@ -329,9 +324,10 @@ class LiveDecider:
             BadSetting: The LLM runs on a cluster, but the LLM or a gate is given as an object instead of a spec.
         """
         bound = [_bind(name, spec, model, prompts, plug_in=options.plug_in) for name, spec in gates.items()]
-        if is_remote_runner(options.runner):
-            for name, value in (("model", options.model), *(("gate", gate.spec) for gate in bound)):
-                require_name(name, value)  # the workers load the LLM and the gates by name
+        if is_remote_runner(options.runner):  # the workers load the LLM and the gates by name
+            require_name("model", options.model)
+            for gate in bound:
+                require_name("gate", gate.spec)
         return cls(model, prompts, bound, options)
 
     @property
@@ -382,7 +378,8 @@ def _bind(name: str, spec: str | Gate, model: Model, prompts: AnswerPrompts, *, 
         plug_in: Also load a gate that was fitted on another LLM.
     """
     gate = load_gate(spec, plug_in=plug_in) if isinstance(spec, str) else spec
-    reads_history = type(gate).find_neighbors is not Gate.find_neighbors  # its class overrides the method
+    # A gate that searches logged questions overrides `find_neighbors`. Its decisions change as the log grows.
+    reads_history = type(gate).find_neighbors is not Gate.find_neighbors
     is_reusable = isinstance(spec, str) and get_gate_folder(spec) is None and not reads_history
     return BoundGate(name, spec, bind_gate(gate, model, prompts), is_reusable)
 

@@ -132,9 +132,8 @@ def _measure_choice(
 ) -> ActionResult:
     """Measure the accuracy and searches if each question gets the given action."""
     right = outcomes.right[np.arange(len(actions)), actions]  # the outcome of the chosen action of each question
-    means = estimate_column_means(
-        bootstrap, {"accuracy": right, "against_always": right.astype(float) - outcomes.open_right}
-    )
+    changes = right.astype(float) - outcomes.open_right
+    means = estimate_column_means(bootstrap, {"accuracy": right, "against_always": changes})
     p_value, _, _ = mcnemar_test(right, outcomes.open_right)
     return ActionResult(
         gate=gate,

@@ -80,7 +80,11 @@ def select_policy(evaluation: Evaluation, recommendation: Recommendation) -> Hig
 
 
 def rank_gates(evaluation: Evaluation) -> list[GateResult]:
-    """Sort the gates by the area under their frontier, or by AUROC without open-book answers; best first."""
+    """Sort the gates from best to worst.
+
+    The best has the highest mean accuracy over all retrieval rates (area under its frontier) or, without answers with
+    passages, the highest AUROC.
+    """
 
     def get_quality(gate: GateResult) -> float:
         return gate.frontier.area if gate.frontier is not None else gate.measures["auroc"].value or 0.0
@@ -206,26 +210,22 @@ def draw_slice_chart(slices: Sequence[PolicySlice], resamples: int) -> str:
 def draw_roc_chart(evaluation: Evaluation, gates: Sequence[GateResult]) -> str:
     """Draw ROC curves: the share of unknown questions that a gate retrieves for, against that of known questions."""
     unknown = ~evaluation.table.closed_right
-    lines = [
-        PlotLine(
-            f"{gate.gate} ({gate.measures['auroc'].format(2)})",
-            compute_roc_points(unknown, gate.needs),
-            charts.pick_line_style(number),
-        )
-        for number, gate in enumerate(gates)
-    ]
+    lines = []
+    for number, gate in enumerate(gates):
+        name = f"{gate.gate} ({gate.measures['auroc'].format(2)})"
+        lines.append(PlotLine(name, compute_roc_points(unknown, gate.needs), charts.pick_line_style(number)))
     description = "; ".join(line.name for line in lines)
-    area = PlotArea(
-        Axis("known questions retrieved for"), Axis("unknown questions retrieved for"), SMALL_WIDTH, SMALL_HEIGHT
-    )
+    x_axis, y_axis = Axis("known questions retrieved for"), Axis("unknown questions retrieved for")
+    area = PlotArea(x_axis, y_axis, SMALL_WIDTH, SMALL_HEIGHT)
     return charts.draw_line_plot(area, [*lines, PlotLine("chance", DIAGONAL, "kgrey d2")], "ROC curves", description)
 
 
 def compute_roc_points(unknown: BoolArray, needs: FloatArray) -> list[ChartPoint]:
-    """Return the points of a ROC curve: the shares of known (x) and unknown (y) questions above each threshold.
+    """Return the points of a ROC curve: the shares of known (x) and unknown (y) questions whose need is above a threshold.
 
-    The thresholds are quantiles of the needs. The result is empty if all questions are known, or all unknown.
+    The result is empty if all questions are known, or all unknown.
     """
+    # Thresholds from high to low: needs that occur, with about as many questions between them.
     thresholds = np.unique(np.quantile(needs, np.linspace(0, 1, FINE_STEPS), method="inverted_cdf"))[::-1]
     known_needs, unknown_needs = np.sort(needs[~unknown]), np.sort(needs[unknown])
     if not len(known_needs) or not len(unknown_needs):
@@ -260,11 +260,12 @@ def draw_reliability_chart(evaluation: Evaluation, gate: GateResult) -> str:
 
 
 def draw_need_histogram(evaluation: Evaluation, gate: GateResult) -> str:
-    """Draw the distribution of need over questions that the LLM knows and does not know."""
+    """Draw two histograms of need, side by side: of questions that the LLM knows, and of those that it does not know."""
     edges = np.linspace(0, 1, BIN_COUNT + 1)
     known = evaluation.table.closed_right
     styles = (("closed-book answer right", "k0"), ("wrong", "k1"))
-    shares = [np.histogram(gate.needs[part], edges)[0] / max(1, len(known)) for part in (known, ~known)]
+    # For known and for unknown questions: the share of all questions in each bin.
+    shares = [np.histogram(gate.needs[rows], edges)[0] / max(1, len(known)) for rows in (known, ~known)]
     groups = []
     for number in range(BIN_COUNT):
         bars = [
