@@ -28,8 +28,8 @@ from knowgate.server.options import ServeOptions
 from knowgate.server.schemas import LocalChatRequest
 from knowgate.server.streaming import DONE_EVENT, EventStreamResponse, format_event
 from knowgate.server.telemetry.trace import RequestTrace, TokenUsage
-from knowgate.types import Answer, Decision, Question, TokenizingModel
-from knowgate.types.records import AnswerEvent, DecisionEvent, PassagesEvent, StreamEvent, TextEvent
+from knowgate.types import Answer, Decision, PassagesEvent, Question, StreamEvent, TokenizingModel
+from knowgate.types.records import AnswerEvent, DecisionEvent, TextEvent
 
 log = logging.getLogger(__name__)
 
