@@ -171,7 +171,8 @@ def _count_changes(if_skipped: BoolArray, if_retrieved: BoolArray, n_skipped: ND
     """Count how many answers change at each threshold: from wrong to right, or from right to wrong.
 
     Args:
-        if_skipped: Whether the answer to each question changes if its search is skipped. The lowest need comes first.
+        if_skipped: Whether the answer to each question changes if its search is skipped. The questions are sorted by
+            need, a score from 0 to 1; the lowest comes first.
         if_retrieved: Whether it changes if its search is not skipped.
         n_skipped: Number of questions, those of lowest need, that are skipped at each threshold.
     """
