@@ -71,7 +71,7 @@ class GateChoice:
 
     Attributes:
         option: The gate.
-        threshold: The search is skipped for questions whose need is at most this.
+        threshold: The search is skipped for questions whose need (0 to 1) is at most this.
         skipped: Share of searches that are skipped on the questions that the choice was made on.
     """
 
@@ -140,7 +140,7 @@ def _choose_threshold(
     None if no threshold is.
     """
     needs = option.needs[rows]
-    if option.fixed_threshold is None:
+    if option.fixed_threshold is None:  # any threshold can be chosen
         thresholds = list_candidate_thresholds(needs)
         counts = _count_skips(needs, answers, rows, thresholds)
     else:

@@ -105,7 +105,14 @@ def group_held_out_preferences(
 
 
 def _read_held_out(name: str, folders: Sequence[PreferenceFolder], split: str, limit: int | None) -> HeldOutPreferences:
-    """Read the held-out rows (of `split`, at most `limit` per data set) and training rows of folders of one source."""
+    """Read the preferences of one source from its folders: the held-out questions and the training questions.
+
+    Args:
+        name: Name of the source, the method by which preferences were measured.
+        folders: Its folders.
+        split: The split of the held-out questions, such as 'test'.
+        limit: Maximum number of held-out questions per data set.
+    """
     by_data: dict[str, list[Preference]] = {}
     training: list[Preference] = []
     for folder in folders:

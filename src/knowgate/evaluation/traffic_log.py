@@ -296,9 +296,9 @@ def _count_known_tokens(answer: GradedAnswer | None) -> float:
 
 
 def _make_graded_event(row: LabelRow, need: float, draft: float, seconds_per_token: float) -> TrafficEvent:
-    """Make the event of a labeled question without its grades, with prompt tokens estimated from the texts.
+    """Make the traffic event of a question with recorded answers: its need and the cost of each stage, without grades.
 
-    Amounts are NaN if the row holds no text to count or estimate them from.
+    Prompt tokens are estimated from the texts. Amounts are NaN if the row holds no text to count or estimate them from.
 
     Args:
         row: The labeled question.

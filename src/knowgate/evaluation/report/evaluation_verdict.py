@@ -327,7 +327,7 @@ def _write_negative_headline(recommendation: Recommendation, evaluation: Evaluat
 
 
 def _explain_no_gate(recommendation: Recommendation, evaluation: Evaluation) -> list[str]:
-    """Explain why no gate is recommended."""
+    """Return sentences that explain why no gate is recommended, and what to do about it."""
     if not evaluation.has_open_answers:
         return ["Label with passages to see it: `knowgate label` with an index.", *_describe_best_ranking(evaluation)]
     if not evaluation.ranking_gates:
