@@ -55,6 +55,8 @@ class ActionResult:
 class ActionOutcomes:
     """Which actions answer each question correctly.
 
+    The actions are to skip the search, to retrieve once, and to retrieve in several rounds.
+
     Attributes:
         needs: Need for retrieval of each question (0 = the LLM knows, 1 = retrieve).
         right: Whether the answer after each action is correct; one row per question, one column per action.
