@@ -154,14 +154,16 @@ def graders_table() -> Iterator[str]:
         "string graders agree on nine answers in ten or more, and the order of closed-book and open-book stays.\n"
     )
     rows: Rows = []
-    for line in json.loads(RECORD.read_text(encoding="utf-8")):
-        shares = (f"{100 * line['right'][name]:.1f} %" if name in line["right"] else "–" for name in NAMES)
+    lines = json.loads(RECORD.read_text(encoding="utf-8"))
+    names = [name for name in NAMES if any(name in line["right"] for line in lines)]
+    for line in lines:
+        shares = (f"{100 * line['right'][name]:.1f} %" if name in line["right"] else "–" for name in names)
         agreement = "; ".join(
             f"{pair}: {100 * each['agree']:.1f} %" + ("" if each["kappa"] is None else f" ({each['kappa']:.2f})")
             for pair, each in line["agreement"].items()
         )
         rows.append((line["llm"], line["data"], str(line["n"]), *shares, agreement))
-    yield table(("LLM", "answers to", "n", *NAMES, "agreement (kappa)"), rows)
+    yield table(("LLM", "answers to", "n", *names, "agreement (kappa)"), rows)
 
 
 def main() -> None:

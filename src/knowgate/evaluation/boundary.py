@@ -179,7 +179,7 @@ class KnowledgeBoundary:
 
 
 def measure_boundary(rows: Iterable[LabelRow]) -> KnowledgeBoundary:
-    """Measure what an LLM knows by itself, and what retrieval changes, in one pass over the rows of a label run.
+    """Measure what an LLM knows by itself, and what retrieval changes, in one pass over its recorded, graded answers.
 
     Failed rows are counted and otherwise left out.
     """
@@ -275,7 +275,7 @@ def count_effects(facts: Sequence[QuestionFacts], indicator: str, side: str = "c
 
     Args:
         facts: The questions.
-        indicator: 'mastery' or 'certainty', which is divided into `INTERVAL_COUNT` intervals.
+        indicator: 'mastery' (share of right samples) or 'certainty' (how far they agree), divided into intervals.
         side: The way of answering on which the indicator is measured: 'closed', 'open' or 'mask'.
     """
     counts = Counter[tuple[int, str | None]]()  # number of questions by interval and effect
@@ -298,7 +298,7 @@ def count_effects(facts: Sequence[QuestionFacts], indicator: str, side: str = "c
 
 
 def correlate_indicators(facts: Sequence[QuestionFacts]) -> Correlation:
-    """Compute Pearson's correlation of closed-book mastery and certainty, over the questions that have both."""
+    """Correlate (Pearson) mastery, the share of right samples, and certainty, how far they agree, without passages."""
     values = [(fact.indicators["closed"]["mastery"], fact.indicators["closed"]["certainty"]) for fact in facts]
     pairs = [(mastery, certainty) for mastery, certainty in values if mastery is not None and certainty is not None]
     return proportions.pearson_correlation([mastery for mastery, _ in pairs], [certainty for _, certainty in pairs])
@@ -369,7 +369,7 @@ class RunReport:
 
 
 def read_run_reports(paths: Sequence[Path]) -> list[RunReport]:
-    """Read label runs and measure the knowledge boundary of each."""
+    """Read label runs (folders of recorded answers) and measure what the LLM of each run knows."""
     check_unique_runs(paths)
     return _assign_names([_read_run_report(path) for path in paths])
 

@@ -86,7 +86,7 @@ def has_gold_answer(question: Question) -> bool:
 
 
 def _get_indicators(answer: GradedAnswer | None) -> dict[str, float | None]:
-    """Return the mastery and certainty of an answer by name; None for what is unknown."""
+    """Return the mastery (share of right samples) and certainty (how far they agree) of an answer; None if unknown."""
     return {name: getattr(answer, name, None) for name in INDICATORS}
 
 
@@ -164,7 +164,13 @@ class SavingCurve:
 
 
 class GradedCase(NamedTuple):
-    """A question with its mastery or certainty (`value`), and whether its closed- and open-book answers are correct."""
+    """A question, by its mastery (share of right samples) or certainty (how far they agree), and its graded answers.
+
+    Attributes:
+        value: Mastery or certainty.
+        closed: Whether the answer without passages is correct.
+        opened: Whether the answer with passages is correct.
+    """
 
     value: float
     closed: bool
@@ -176,7 +182,7 @@ def compute_saving_curve(facts: Sequence[QuestionFacts], indicator: str) -> Savi
 
     Args:
         facts: The questions.
-        indicator: 'mastery' or 'certainty' of the closed-book answers.
+        indicator: 'mastery' (share of samples that are right) or 'certainty' (how far they agree), without passages.
 
     Returns:
         The curve over all thresholds; None if no question has grades of both answers.

@@ -105,7 +105,7 @@ def compare_traffic_costs(traffic: Traffic, threshold: float, prices: Prices) ->
 
 
 class CostAssumptions(Options):
-    """Prices in dollars, and times that label runs do not contain."""
+    """Prices in dollars, and durations, which recorded answers do not contain."""
 
     price_search: Price = option(
         DEFAULT_SEARCH_PRICE, "Price of one search in dollars. The report computes savings from it."
@@ -206,7 +206,7 @@ def _count_open_answer_tokens(table: LabelTable) -> FloatArray:
 
 @dataclass(frozen=True)
 class Savings:
-    """What a policy saves on `SAVINGS_QUESTIONS` questions, compared with always retrieving.
+    """What a policy (such as a gate at a threshold) saves on `SAVINGS_QUESTIONS` questions, against always retrieving.
 
     Attributes:
         always: Cost of always retrieving.
@@ -240,9 +240,9 @@ class Savings:
 
     @property
     def money(self) -> float | None:
-        """Money saved on `SAVINGS_QUESTIONS` questions, in dollars; negative if the policy costs more.
+        """Money that the gate saves on `SAVINGS_QUESTIONS` questions, in dollars; negative if it costs more.
 
-        If the price of LLM calls is unknown, this is the price of the saved searches or, if the policy also makes more
+        If the price of LLM calls is unknown, this is the price of the saved searches or, if the gate also makes more
         LLM calls, None.
         """
         prices = self.assumptions.prices
@@ -258,7 +258,7 @@ class Savings:
 
     @property
     def break_even_call(self) -> float | None:
-        """The price of an LLM call below which the policy saves money; None if it makes no more calls."""
+        """The price of an LLM call below which the gate saves money; None if it makes no more calls."""
         return self.search_money / self.extra_calls if self.extra_calls > 0 else None
 
     def to_dict(self) -> dict[str, Any]:

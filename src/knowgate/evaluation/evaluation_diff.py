@@ -87,8 +87,8 @@ def diff_evaluations(
     Args:
         first: The evaluation to compare with.
         second: The evaluation to compare.
-        watch: Gates that decide which evaluation is better. By default never, always, the recommended policies, and
-            all gates with an arbiter.
+        watch: Gates that decide which evaluation is better. By default never, always, the recommended policies, and all
+            gates with an arbiter (which chooses between the answers with and without passages).
         resamples: Number of bootstrap resamples of paired differences.
 
     Raises:

@@ -100,7 +100,8 @@ def load_evaluation_summary(
 def summarize_evaluation(evaluation: Evaluation, recommendation: Recommendation, name: str) -> EvaluationSummary:
     """Summarize an evaluation that is in memory.
 
-    Besides each gate, the summary has each gate followed by the arbiter, if one was evaluated, and the recommendation.
+    Besides each gate, the summary has the recommendation and, if an arbiter was evaluated, each gate followed by it. An
+    arbiter chooses between the answers with and without passages after a search.
 
     Args:
         evaluation: The evaluation.
@@ -179,7 +180,10 @@ def evaluation_to_dict(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def _cascade_to_dict(cascade: Cascade) -> dict[str, Any]:
-    """Convert the results of all gates with an arbiter to plain data, without the grades of single answers ('right')."""
+    """Convert the results of all gates with an arbiter to plain data, without the grades of single answers ('right').
+
+    An arbiter chooses between the answers with and without passages after a search.
+    """
     records = []
     for result in cascade.lines:
         record = asdict(result) | {"at_rate": _rates_to_dict(result.at_rate)}
@@ -242,7 +246,7 @@ class _StoredRecommendation:
 
 @dataclass(frozen=True)
 class _StoredCascadeLine:
-    """Results of one gate followed by an arbiter, as stored in summary.json."""
+    """Results of one gate with an arbiter, which chooses between both answers after a search, as in summary.json."""
 
     gate: str
     rate: float
@@ -251,7 +255,7 @@ class _StoredCascadeLine:
 
 @dataclass(frozen=True)
 class _StoredCascade:
-    """Results of all gates followed by an arbiter, as stored in summary.json."""
+    """Results of all gates with an arbiter, which chooses between both answers after a search, as in summary.json."""
 
     arbiter: str = ""
     lines: tuple[Mapping[str, Any], ...] = ()

@@ -71,7 +71,7 @@ class GateChoice:
 
     Attributes:
         option: The gate.
-        threshold: The search is skipped for questions whose need is at most this.
+        threshold: The search is skipped for questions whose need (0 to 1) is at most this.
         skipped: Share of searches that are skipped on the questions that the choice was made on.
     """
 
@@ -140,7 +140,7 @@ def _choose_threshold(
     None if no threshold is.
     """
     needs = option.needs[rows]
-    if option.fixed_threshold is None:
+    if option.fixed_threshold is None:  # any threshold can be chosen
         thresholds = list_candidate_thresholds(needs)
         counts = _count_skips(needs, answers, rows, thresholds)
     else:
@@ -171,7 +171,8 @@ def _count_changes(if_skipped: BoolArray, if_retrieved: BoolArray, n_skipped: ND
     """Count how many answers change at each threshold: from wrong to right, or from right to wrong.
 
     Args:
-        if_skipped: Whether the answer to each question changes if its search is skipped. The lowest need comes first.
+        if_skipped: Whether the answer to each question changes if its search is skipped. The questions are sorted by
+            need, a score from 0 to 1; the lowest comes first.
         if_retrieved: Whether it changes if its search is not skipped.
         n_skipped: Number of questions, those of lowest need, that are skipped at each threshold.
     """

@@ -39,7 +39,14 @@ CALIBRATION_ENTRIES = (*TARGET_KINDS, "policy")  # entries in the manifest of a 
 
 
 class SliceResult(NamedTuple):
-    """Accuracy and retrieval rate of a gate on one slice; `random` is the accuracy of random retrieval at that rate."""
+    """Results of a gate on a group of questions, such as those of one language.
+
+    Attributes:
+        gate: Name of the gate.
+        accuracy: Accuracy of the final answers.
+        rate: Share of questions that the gate retrieves for.
+        random: Accuracy of random retrieval at that rate.
+    """
 
     gate: str
     accuracy: float
@@ -77,7 +84,7 @@ class GateGuarantee:
         holds: Whether it applies to this LLM, these passages and answers, and the arbiter of this evaluation.
         max_loss: Loss of accuracy that it allows.
         n_calibrated: How many of the evaluated questions the threshold was chosen on.
-        has_arbiter: Whether the gate runs with the arbiter of this evaluation.
+        has_arbiter: Whether it includes the arbiter of this evaluation, which chooses between both answers after a search.
     """
 
     text: str
@@ -95,10 +102,10 @@ class Evaluation:
         table: The questions with their recorded answers and grades.
         gates: Results of the baselines never and always, the gates, and the oracle (the best possible decisions).
         comparisons: Paired tests between gates.
-        slices: Results by data set, language, and the other slices.
+        slices: Results on groups of questions: by data set, by language, and so on.
         resamples: Number of bootstrap resamples.
         second_looks: Results with a judge that drops useless passages, if one was given.
-        guarantees: Stored guarantees by gate.
+        guarantees: By gate, the stored proof that it loses few answers.
         with_judge: Names of the gates and arbiters that run a fine-tuned judge.
         cascade: Results with an arbiter after retrieval, if one was given.
         topics: Results by topic of the questions, if topics were asked for.
@@ -296,7 +303,7 @@ def read_guarantees(
 
 
 def _check_guarantee(table: LabelTable, gate: FittedGate, arbiter: str | None) -> GateGuarantee:
-    """Check whether a gate's guarantee holds for the way in which these questions were answered.
+    """Check whether a gate's guarantee, that it loses few answers, holds for the way these questions were answered.
 
     Args:
         table: The questions, with the settings that they were answered with.
@@ -370,7 +377,7 @@ def _format_cost_cells(gate: GateResult) -> tuple[str, str]:
 
 
 def build_short_table(gates: Sequence[GateResult]) -> TextTable:
-    """Build a narrow table with a row per gate: AUROC and, with open-book answers, what it gets right and costs."""
+    """Build a narrow table with a row per gate: AUROC and, if there are answers with passages, accuracy and costs."""
     has_open_answers = any("accuracy" in gate.measures for gate in gates)
     if not has_open_answers:
         rows = [(gate.gate, _format_auroc_cell(gate)) for gate in gates]

@@ -101,7 +101,8 @@ def evaluate(
         data: Questions to answer now: data specs separated by commas, or a list of questions.
         options: Options as one object, instead of keywords.
         on_progress: Called with the progress of labeling.
-        on_arbitrated: Called with how many questions the arbiter has decided, and how many there are.
+        on_arbitrated: Called with how many questions the arbiter (which chooses between the answers with and without
+            passages) has decided, and how many there are.
 
     Returns:
         The evaluation. It shows its tables in a notebook; `write_report` writes it to files.
@@ -156,7 +157,7 @@ def _evaluate_runs(
     options: EvaluateOptions,
     on_arbitrated: Callable[[int, int], None],
 ) -> Evaluation:
-    """Evaluate gates on label runs, and add the tables that the options ask for.
+    """Evaluate gates on label runs (folders of recorded answers), and add the tables that the options ask for.
 
     Args:
         named: The gates as the caller gave them.
@@ -203,7 +204,7 @@ def _evaluate_runs(
 
 
 def _add_topics(evaluation: Evaluation, topics: str) -> Evaluation:
-    """Measure the topics of the questions, with the searches of the recommended policy if there is one."""
+    """Measure the topics of the questions, with the searches of the recommended gate and threshold if there are any."""
     recommendation = recommend(evaluation)
     retrieve = ~recommendation.skips if recommendation.is_positive else None
     results = measure_topics(evaluation.table, topics, retrieve=retrieve, resamples=evaluation.resamples)

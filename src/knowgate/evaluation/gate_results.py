@@ -226,7 +226,7 @@ def tune_threshold(table: LabelTable, opened: metrics.BoolArray, needs: metrics.
 
 
 def build_baselines(table: LabelTable) -> list[TableScores]:
-    """Build the baselines of every table: never, always and the oracle. Empty without open-book answers."""
+    """Build the baselines: never, always, and the oracle, which knows when passages help. Empty without open answers."""
     if table.open_right is None:
         return []
     n, is_helped = len(table.rows), (table.open_right & ~table.closed_right).astype(float)
@@ -362,7 +362,7 @@ def _derive_measures(means: Mapping[str, metrics.FloatArray]) -> dict[str, metri
 
 @dataclass(frozen=True)
 class QuestionCells:
-    """Questions grouped into cells of nearly equal need and equal grades. Measuring few cells is faster.
+    """Questions grouped into cells of nearly equal need (score from 0 to 1) and equal grades. Few cells save time.
 
     Attributes:
         cells: Each cell as if it were one question.
@@ -419,7 +419,7 @@ def group_into_cells(outcomes: GradedNeeds) -> QuestionCells:
 
 
 def _assign_need_levels(outcomes: GradedNeeds) -> NDArray[np.int32]:
-    """Divide the questions by need into levels of about equal size, and return the level of each question.
+    """Divide the questions by need (0 to 1) into levels of about equal size, and return the level of each question.
 
     A level never spans the threshold or the edge of a bin of the expected calibration error (ECE), and equal needs are
     in the same level.

@@ -152,7 +152,7 @@ def _check_same_model(table: LabelTable, model: Model, prompts: AnswerPrompts) -
 
 
 def split_data_specs(data: QuestionSource) -> list[QuestionSource]:
-    """Split data specs at commas. A list of questions stays one source.
+    """Split data specs at commas: 'jsonl:a.jsonl,jsonl:b.jsonl' names two sources. A list of questions is one source.
 
     Raises:
         BadSetting: The text contains no spec.
@@ -168,7 +168,8 @@ def split_data_specs(data: QuestionSource) -> list[QuestionSource]:
 def make_record_names(gates: Sequence[str | Gate]) -> list[str]:
     """Return a name for the stored decisions of each gate.
 
-    A spec is its own name. Gate objects are named by their `name`, followed by a number if several share it.
+    A spec, such as 'logprob:mean', is its own name. Gate objects are named by their `name`, followed by a number if
+    several share it.
     """
     names: list[str] = []
     for gate in gates:
@@ -300,7 +301,7 @@ class BoundGate:
 
 @dataclass(frozen=True)
 class LiveDecider:
-    """Lets gates decide on the questions of label runs, here or on a cluster, and stores their decisions.
+    """Lets gates decide on the questions of label runs (folders of recorded answers), and stores their decisions there.
 
     Attributes:
         model: The LLM.
@@ -336,7 +337,7 @@ class LiveDecider:
         return is_remote_runner(self.options.runner)
 
     def record(self, run: RunFolder) -> None:
-        """Let the gates decide on the questions of a label run, and store their decisions in the run.
+        """Let the gates decide on the questions of a label run (folder of recorded answers), and store their decisions.
 
         Gates whose stored decisions can be reused do not decide again. Questions that failed while labeling are skipped.
         """
@@ -385,7 +386,7 @@ def _bind(name: str, spec: str | Gate, model: Model, prompts: AnswerPrompts, *, 
 
 
 def _make_record(gate: BoundGate, decisions: GateDecisions) -> RecordedNeeds:
-    """Make the record of a gate's decisions that is stored in a label run, with the mean time of a decision."""
+    """Make the record of a gate's decisions that is stored with the recorded answers, with the mean time of a decision."""
     return RecordedNeeds(
         gate=gate.name,
         threshold=gate.gate.threshold,

@@ -289,7 +289,11 @@ def _check_texts(run: Path, rows: Sequence[LabelRow]) -> None:
 def evaluate_second_look(
     table: LabelTable, gates: Sequence[TableScores], useful: BoolArray, bootstrap: Bootstrap
 ) -> list[SecondLookResult]:
-    """Measure every gate with and without dropping the passages of the questions where `useful` is false."""
+    """Measure every gate with and without a judge that drops useless passages after a search.
+
+    `useful` is the judge's verdict on the passages of each question. Where it is false, the question gets its answer
+    without passages.
+    """
     if table.open_right is None:
         raise BadSetting(
             "`second_look` needs answers with passages, but the label run has none. Label again with `index`."

@@ -62,8 +62,8 @@ class Recommendation:
         agreeing_folds: Number of cross-validation folds that chose the same gate; 0 if no choice was made.
         guarantee: The stored guarantee that applies, in words; empty if none does.
         n_calibrated: Number of these questions that the guarantee was calibrated on.
-        arbiter: Arbiter that follows the gate, which `difference` and `right` include; empty for none.
-        losing_slices: Large slices of the questions on which answers are certainly lost, worst first.
+        arbiter: Chooses between both answers after a search, which `difference` and `right` include; empty for none.
+        losing_slices: Large groups of questions, such as a language, that certainly lose answers, worst first.
         at_own_threshold: Whether `threshold` is the calibrated one of the gate, rather than chosen on these questions.
         skips: Whether the search for each question is skipped at `threshold`.
         held_out_skips: The same, where each question had no part in the choice of gate and threshold.
@@ -164,7 +164,7 @@ def recommend(evaluation: Evaluation, max_loss: float = MAX_LOSS) -> Recommendat
 
 
 def _list_options(evaluation: Evaluation) -> list[GateOption]:
-    """List what can be chosen: never retrieving, and every gate that ranks questions by need.
+    """List what can be chosen: never retrieving, and every gate that ranks questions by need (a score from 0 to 1).
 
     The threshold of a gate can be changed if its answers follow from its needs: with passages above the threshold, else
     without. Otherwise its results at other thresholds are unknown, and its threshold is fixed.
@@ -197,9 +197,9 @@ def _find_calibrated_gate(evaluation: Evaluation) -> GateResult | None:
 def _recommend_own_threshold(
     evaluation: Evaluation, gate: GateResult, answers: CorrectAnswers, max_loss: float
 ) -> Recommendation:
-    """Build the recommendation of a gate as it runs: at its own threshold, with its arbiter if it has one.
+    """Build the recommendation of a gate as it runs: at its own threshold and, if it has one, with its arbiter.
 
-    A guarantee that holds replaces `max_loss` by the loss that it allows.
+    The arbiter chooses between both answers after a search. A guarantee that holds replaces `max_loss` by its own limit.
     """
     guarantee = evaluation.guarantees[gate.gate]
     cascade = evaluation.cascade if guarantee.has_arbiter else None  # results with the arbiter

@@ -429,7 +429,8 @@ def _compute_mean_amount(traffic: Traffic, measure: str, retrieve: BoolArray, st
 def _compare_answers(traffic: Traffic, retrieve: BoolArray, *, has_arbiter: bool) -> tuple[Proportion | None, ...]:
     """Return (lost, gained): the shares of questions that only always retrieving, and only this policy, answers right.
 
-    Always retrieving means without an arbiter. Both are None for a log, whose answers are not graded.
+    An arbiter, which chooses between both answers after a search, is part of this policy, but not of always retrieving.
+    Both shares are None for a log, whose answers are not graded.
     """
     grades = [event.right for event in traffic.events]
     if None in grades:

@@ -97,7 +97,7 @@ class CachedAnswerer:
 
         Args:
             questions: The questions.
-            passages: Passages to show for each question; an empty list for a closed-book answer.
+            passages: Passages to show for each question; an empty list for an answer without passages.
 
         Returns:
             For each question, 1 if the answer is correct, 0 if it is wrong, NaN if there is no gold answer.

@@ -47,10 +47,10 @@ class HeldOutPreferences:
 
 @dataclass(frozen=True)
 class RerankerComparison:
-    """Rerankers measured by preferences and by answers.
+    """Rerankers compared by how early they put passages that help, and by the answers of LLMs with their passages.
 
     Attributes:
-        rankings: Ranking measures by source of preferences.
+        rankings: Ranking measures by source of preferences (method of measuring which passages help an LLM).
         answers: Accuracy of answers by (LLM, data set).
         coverage: By source of preferences, the share of candidate passages that a reranker may know, because they were
             also candidates of training questions. Empty if it was not measured.
@@ -79,7 +79,7 @@ class ComparisonSettings:
 
 
 def is_reranker(name: str) -> bool:
-    """Return whether a name is that of a reranker, and not of the retriever, a baseline or an oracle."""
+    """Return whether a name is that of a reranker, and not of the retriever, a baseline or an oracle (perfect order)."""
     others = (RETRIEVER, ORACLE, NO_PASSAGES, ranking.ShortestFirstRanker.name, ranking.PassageMeanRanker.name)
     return name not in others and not name.startswith(f"{ORACLE},")
 
@@ -105,7 +105,14 @@ def group_held_out_preferences(
 
 
 def _read_held_out(name: str, folders: Sequence[PreferenceFolder], split: str, limit: int | None) -> HeldOutPreferences:
-    """Read the held-out rows (of `split`, at most `limit` per data set) and training rows of folders of one source."""
+    """Read the preferences of one source from its folders: the held-out questions and the training questions.
+
+    Args:
+        name: Name of the source, the method by which preferences were measured.
+        folders: Its folders.
+        split: The split of the held-out questions, such as 'test'.
+        limit: Maximum number of held-out questions per data set.
+    """
     by_data: dict[str, list[Preference]] = {}
     training: list[Preference] = []
     for folder in folders:

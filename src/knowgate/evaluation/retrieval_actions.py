@@ -55,10 +55,13 @@ class ActionResult:
 class ActionOutcomes:
     """Which actions answer each question correctly.
 
+    The actions are to skip the search, to retrieve once, and to retrieve in several rounds.
+
     Attributes:
         needs: Need for retrieval of each question (0 = the LLM knows, 1 = retrieve).
         right: Whether the answer after each action is correct; one row per question, one column per action.
-        open_right: Whether the answer after one retrieval, without an arbiter, is correct.
+        open_right: Whether the answer with the passages of one retrieval is correct. (In `right`, an arbiter may have
+            chosen the answer without passages instead.)
         searches: Mean number of searches of each action.
     """
 

@@ -49,7 +49,8 @@ class LoggedTraffic:
         left_out: Number of records left out, by reason.
         own_threshold: Threshold of the gate that was applied to a label run.
         n_estimated: Number of events whose prompt tokens are estimated from the text.
-        arbiter: Name of the arbiter that was applied to a label run; empty without one.
+        arbiter: Name of the arbiter that was applied to a label run, to choose between the answers with and without
+            passages; empty without one.
     """
 
     path: Path | str
@@ -295,14 +296,14 @@ def _count_known_tokens(answer: GradedAnswer | None) -> float:
 
 
 def _make_graded_event(row: LabelRow, need: float, draft: float, seconds_per_token: float) -> TrafficEvent:
-    """Make the event of a labeled question without its grades, with prompt tokens estimated from the texts.
+    """Make the traffic event of a question with recorded answers: its need and the cost of each stage, without grades.
 
-    Amounts are NaN if the row holds no text to count or estimate them from.
+    Prompt tokens are estimated from the texts. Amounts are NaN if the row holds no text to count or estimate them from.
 
     Args:
         row: The labeled question.
         need: Need for retrieval that the gate gives.
-        draft: Number of draft tokens that the gate reads. The closed-book answer continues the draft.
+        draft: Number of draft tokens that the gate reads. The answer without passages continues the draft.
         seconds_per_token: GPU seconds of the LLM per generated token.
     """
     closed_prompt = estimate_tokens(row.question) if row.question else math.nan

@@ -85,11 +85,14 @@ class Decider:
         return completions[0][0].text
 
     def _decide(self, question: str | Question) -> Decision:
-        """Decide by the rules or, if no rule matches, by the gate in a thread of the model."""
+        """Decide by the rules (such as one for small talk) or, if none matches, by the gate in a thread of the model."""
         return self._apply_rules(question) or run_in_model_thread(self.rag.model, lambda: self.rag.decide(question))
 
     def _apply_rules(self, question: str | Question) -> Decision | None:
-        """Return the decision of the first matching rule, which needs no call to the LLM. None if no rule applies."""
+        """Return the decision of the first rule that matches, such as one for small talk, without a call to the LLM.
+
+        None if no rule matches.
+        """
         rag = self.rag
         text = question if isinstance(question, str) else question.text
         if rag.rules is None or rag.shadow or not isinstance(text, str):

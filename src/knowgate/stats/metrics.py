@@ -142,7 +142,7 @@ class NeedRanking:
         """Return the areas under the ROC curve, the precision-recall curve and the risk-coverage curve.
 
         Args:
-            sorted_weights: Weights (questions sorted by need x resamples).
+            sorted_weights: Weights from `sort` (questions sorted by need, a score from 0 to 1, x resamples).
             needed: Whether each question needed retrieval, in the original order. These questions are the positives.
 
         Returns:
@@ -168,7 +168,7 @@ class NeedRanking:
         return {"auroc": auroc, "auprc": auprc, "aurc": aurc}
 
     def _auroc(self, positive: WeightMatrix, negative: WeightMatrix, below: WeightMatrix) -> FloatArray:
-        """Return the AUROC of each resample: the share of pairs whose positive has a higher need than its negative.
+        """Return the AUROC of each resample: the share of pairs whose positive has a higher score than its negative.
 
         Args:
             positive: Weight of the questions that needed retrieval, in each group of equal needs (groups x resamples).
@@ -293,7 +293,8 @@ def _first(values: FloatArray) -> float | None:
 class Frontier:
     """Accuracy of the answers at every retrieval rate, if passages are retrieved for the highest needs first.
 
-    The retrieval rate is the share of questions for which passages are retrieved.
+    A need is a gate's score from 0 (the LLM knows) to 1 (retrieve). The retrieval rate is the share of questions for
+    which passages are retrieved.
 
     Attributes:
         rates: Retrieval rates k / n, for k = 0 to n.
@@ -343,7 +344,7 @@ def _list_retrieval_rates(n: int) -> FloatArray:
 
 
 def compute_oracle_frontier(closed_right: BoolArray, open_right: BoolArray) -> Frontier:
-    """Compute the best possible frontier, of a gate that knows which questions retrieval helps.
+    """Compute the best possible accuracy at every retrieval rate, of a gate that knows which questions retrieval helps.
 
     Retrieval starts with the questions that it helps and ends with those that it harms.
     """

@@ -29,7 +29,7 @@ TextStream = Generator[str, None, Completion]  # yields pieces of text and retur
 class ModelIdentity(Protocol):
     """Identity of an LLM, to check that a fitted gate belongs to it.
 
-    Models implement it, and label runs implement it for the LLM that they were made with. It is a protocol and not a
+    Models implement it, and so do label runs (recorded answers), for the LLM that they were made with. It is a protocol and not a
     record, because the fingerprint of a model behind a server may require a request.
     """
 

@@ -348,7 +348,7 @@ class ArbiterChoice:
 
     @property
     def was_arbitrated(self) -> bool:
-        """Whether the arbiter was called and found one of the answers more probable."""
+        """Whether the two answers differ, so that the arbiter was called, and it found one of them more probable."""
         return self.closed_probability != self.open_probability
 
 
@@ -362,7 +362,7 @@ class Answer:
         decision: Whether passages were retrieved, and why.
         passages: Passages that the LLM was given; empty if none were retrieved.
         seconds: Duration of each stage in seconds, keyed by its name, and 'total'.
-        draft: Closed-book draft that the gate read; None if it read none.
+        draft: Beginning of an answer without passages that the gate read; None if it read none.
         n_tokens: Number of tokens generated for `text`, including its draft.
         choice: Choice of the arbiter between two answers; None without an arbiter or without retrieval.
         batch_size: Number of questions that were answered together. `seconds` is an equal share of their time.

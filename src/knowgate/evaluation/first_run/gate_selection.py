@@ -339,7 +339,7 @@ def _make_choice(policy: FittedPolicy, max_loss: float) -> GateChoice:
 
 
 def count_graded_questions(runs: Sequence[Path]) -> int:
-    """Count the questions of label runs whose closed-book answer is graded; failed questions do not count."""
+    """Count the questions of label runs whose answer without passages is graded; failed questions do not count."""
     rows = (row for run in runs for row in RunFolder(run).rows())
     return sum(row.error is None and row.closed is not None and row.closed.correct is not None for row in rows)
 

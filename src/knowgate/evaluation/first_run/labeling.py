@@ -189,7 +189,7 @@ def count_labeled(questions: FirstRunQuestions, out: Path, model: Model, retriev
 
 
 def _grade_by_agreement(labeled: LabeledParts) -> LabeledParts:
-    """Copy all label runs and grade them without gold answers: an answer is right if it agrees with the open-book one."""
+    """Copy all label runs and grade them without gold answers: right is what agrees with the answer with passages."""
     for each in labeled.rounds.rounds:
         grade_by_agreement(RunFolder(labeled.folder / each.name), labeled.folder / AGREEMENT_FOLDER / each.name)
     return replace(labeled, folder=labeled.folder / AGREEMENT_FOLDER, key=f"{labeled.key} {AGREEMENT_FOLDER}")

@@ -168,7 +168,7 @@ class _FirstRun:
         return resolve_model(spec)
 
     def _select_gate(self, labeled: labeling.LabeledParts, model: Model) -> GateChoice:
-        """Fit a policy or, with too few questions for that, select a gate.
+        """Fit a policy (gate, threshold and arbiter together) or, with too few questions for that, select a gate.
 
         If an earlier run has done this with the same inputs, return its choice.
         """
@@ -233,7 +233,7 @@ def write_first_report(labeled: labeling.LabeledParts, choice: GateChoice, out: 
 
 
 def _add_guarantee(evaluation: Evaluation, choice: GateChoice, max_loss: float) -> Evaluation:
-    """Add the guarantee of the chosen gate to its evaluation, unless the gate has a folder that stores it."""
+    """Add the guarantee (proof of a small loss) of the chosen gate, unless the gate has a folder that stores it."""
     if choice.threshold is None:  # the folder stores threshold and guarantee, and the evaluation has read it
         return evaluation
     guarantee = GateGuarantee(choice.guarantee, holds=True, max_loss=max_loss)
@@ -246,7 +246,7 @@ def _name_chosen_gate(choice: GateChoice) -> str:
 
 
 def _count_right_answers(evaluation: Evaluation, choice: GateChoice) -> str:
-    """Count the right answers with the chosen gate, with retrieval for every question, and closed-book."""
+    """Say how many answers are right with the chosen gate, with retrieval for every question, and without passages."""
     table = evaluation.table
     always, never = int(table.always_right.sum()), int(table.closed_right.sum())
     baselines = f"{always} with retrieval for each, {never} from memory"
@@ -261,7 +261,7 @@ def _count_right_answers(evaluation: Evaluation, choice: GateChoice) -> str:
 
 
 def load_chosen_gate(choice: GateChoice) -> str | Gate:
-    """Return the chosen gate with its chosen threshold; if it stores its threshold itself, return its spec."""
+    """Return the chosen gate with its chosen threshold, or only its folder or spec if it has a threshold of its own."""
     if choice.threshold is None:
         return choice.gate
     return copy_with_threshold(load_gate(choice.gate), choice.threshold, _name_chosen_gate(choice))
@@ -291,7 +291,8 @@ def hash_config(file: Path) -> str:
 def render_config(options: FirstRunOptions, choice: GateChoice, caveats: list[str]) -> str:
     """Render the settings file as TOML text, with comments.
 
-    If the gate has a guarantee, arbiters are switched off, because the guarantee was proven without one.
+    If the gate has a guarantee, arbiters (which choose between both answers after a search) are switched off, because the
+    guarantee was proven without one.
     """
     comments = [choice.guarantee or NO_GUARANTEE_MESSAGE]
     # A caveat is left out if the guarantee already mentions it, in the words before the colon.

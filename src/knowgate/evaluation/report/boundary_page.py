@@ -83,7 +83,10 @@ def _build_accuracy_section(runs: Sequence[RunReport]) -> str:
 
 
 def _build_effect_section(runs: Sequence[RunReport]) -> str:
-    """Build the section on the effects of retrieval by mastery and certainty."""
+    """Build the section on when retrieval helps and harms, depending on mastery and certainty.
+
+    Mastery is the share of sampled answers that are right, certainty how far they agree.
+    """
     parts = [_draw_run_effects(run) for run in runs]
     for side in ("closed", *tables.list_sampled_sides(runs)):
         parts += [html.render_table(tables.build_effect_table(runs, name, side)) for name in INDICATORS]
@@ -94,8 +97,8 @@ def _build_effect_section(runs: Sequence[RunReport]) -> str:
 def _draw_run_effects(run: RunReport) -> str:
     """Draw how the effect of retrieval depends on what the LLM knows, for one run.
 
-    There are two charts, by mastery and by certainty, for answers without passages, and two more for each other way of
-    answering (with passages, with masked passages) if answers were sampled that way.
+    There are two charts, by mastery (share of right samples) and by certainty (how far they agree), for answers without
+    passages. There are two more for each other way of answering (with passages, with masked passages) that was sampled.
     """
     if not run.boundary.counts.with_open:
         return html.render_remark(f"{run.name}: {tables.NO_OPEN_ANSWERS}.")
@@ -108,7 +111,10 @@ def _draw_run_effects(run: RunReport) -> str:
 
 
 def _build_saving_section(runs: Sequence[RunReport]) -> str:
-    """Build the section on what skipping retrieval by mastery or certainty saves and costs."""
+    """Build the section on what is saved and lost if retrieval is skipped for questions of high mastery or certainty.
+
+    Mastery is the share of sampled answers that are right, certainty how far they agree.
+    """
     drawings = {name: draw_saving_chart(runs, name) for name in INDICATORS}
     figures = [html.render_figure(svg, f"Skipping by {name}") for name, svg in drawings.items() if svg]
     runs_without_passages = [run for run in runs if not run.boundary.counts.with_open]
@@ -309,9 +315,10 @@ def _make_effect_bar(item: EffectInterval, effect: str) -> Bar:
 
 
 def draw_saving_chart(runs: Sequence[RunReport], indicator: str) -> str:
-    """Draw accuracy against searches saved, if questions with a high mastery or certainty (`indicator`) are skipped.
+    """Draw accuracy against searches saved, if questions with a high value of the indicator are skipped.
 
-    Each run has a second line, straight, for skipping at random. The chart is '' if no run has both kinds of answers.
+    The indicator is 'mastery' (share of right samples) or 'certainty' (how far they agree). Each run has a second line,
+    straight, for skipping at random. The chart is '' if no run has answers with and without passages.
     """
     savings = [(run, run.boundary.savings[indicator]) for run in runs]
     curves = [(run, curve) for run, curve in savings if curve is not None]

@@ -168,10 +168,10 @@ def build_effect_table(runs: Sequence[RunReport], indicator: str, side: str = "c
 
 
 def get_effect_intervals(run: RunReport, indicator: str, side: str) -> tuple[EffectInterval, ...]:
-    """Return the effects of retrieval by interval of 'mastery' or 'certainty'.
+    """Return how often retrieval helps and harms, by interval of 'mastery' or 'certainty' (`indicator`).
 
-    `side` names the answers that the indicator is measured on: 'closed' (without passages), 'open' (with passages) or
-    'mask' (with masked passages).
+    Mastery is the share of sampled answers that are right, certainty how far they agree. `side` names the answers that
+    the indicator is measured on: 'closed' (without passages), 'open' (with passages) or 'mask' (with masked passages).
     """
     effects = run.boundary.effects if side == "closed" else run.boundary.panels[side]
     return effects[indicator]
@@ -297,7 +297,7 @@ def _get_slice_order(value: str) -> tuple[bool, int, str]:
 
 
 def _make_slice_cells(item: RunSlice) -> tuple[str, ...]:
-    """Make the cells of a group of questions: how many, accuracies, benefit, mastery and certainty."""
+    """Make the cells of a group of questions, such as a language: its size, accuracies and mean indicators."""
     if not item.n:
         return "0", "empty"
     return (
@@ -344,7 +344,7 @@ def _build_extremes_table(run: RunReport, name: str) -> TextTable:
 
 
 def _make_extreme_cells(row: LabelRow) -> tuple[str, ...]:
-    """Make the cells of a question: change of mastery, benefit, and shortened texts."""
+    """Make the cells of a question: how retrieval changes the share of right samples and the answer, and its texts."""
     change = measure_retrieval_change(row)
     texts = (row.question, row.closed.text if row.closed else "", row.open.text if row.open else "")
     return f"{change.mastery:+.2f}", f"{change.benefit:+d}", *(shorten(text, MAX_TEXT_WIDTH) for text in texts)

@@ -73,6 +73,7 @@ def render_svg(area: PlotArea, parts: Sequence[str], title: str, description: st
         description: What the chart shows, in words.
         css_class: Class of the element.
     """
+    # The script of the page reads the scale, to show the values under the pointer.
     scale = {
         "x": [LEFT, area.width - RIGHT, area.x.low, area.x.high],
         "y": [area.bottom, TOP, area.y.low, area.y.high],

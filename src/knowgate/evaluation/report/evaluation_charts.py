@@ -60,10 +60,10 @@ class HighlightedPolicy:
 
 
 def select_policy(evaluation: Evaluation, recommendation: Recommendation) -> HighlightedPolicy | None:
-    """Select the recommended policy, or else the best gate at its own threshold.
+    """Select the gate and threshold that the report shows in detail: the recommended ones, or else the best gate.
 
     Returns:
-        None without open-book answers or without a gate that ranks questions.
+        None without answers with passages, or without a gate that ranks questions.
     """
     if not evaluation.has_open_answers:
         return None
@@ -180,7 +180,7 @@ def _make_gate_line(
 
 
 def _make_policy_mark(policy: HighlightedPolicy) -> PlotMark:
-    """Make the dot at the accuracy and retrieval rate of the highlighted policy."""
+    """Make the dot at the accuracy and retrieval rate of the gate and threshold that the report shows in detail."""
     accuracy, rate = estimate_mean(policy.right.astype(float)), 1 - float(policy.skips.mean())
     tooltip = f"{policy.name}: {format_percent(accuracy.value)} right at {format_percent(rate)} searches"
     return PlotMark(ChartPoint(rate, accuracy.value or 0.0), tooltip, accuracy.low, accuracy.high)
@@ -193,7 +193,7 @@ def _make_end_mark(evaluation: Evaluation, name: str, rate: float) -> PlotMark:
 
 
 def draw_slice_chart(slices: Sequence[PolicySlice], resamples: int) -> str:
-    """Draw the change of accuracy against always retrieving, for each slice."""
+    """Draw the change of accuracy against always retrieving, for each group of questions, such as a language."""
     rows = []
     for part in slices:
         change = estimate_mean(part.changes, resamples)
@@ -243,7 +243,7 @@ def _compute_share_above(sorted_values: FloatArray, threshold: float) -> float:
 
 
 def draw_reliability_chart(evaluation: Evaluation, gate: GateResult) -> str:
-    """Draw how often the closed-book answer is wrong among questions of similar need."""
+    """Draw how often the answer without passages is wrong, among questions of similar need (0 to 1)."""
     bins = np.minimum((gate.needs * BIN_COUNT).astype(int), BIN_COUNT - 1)
     wrong = ~evaluation.table.closed_right
     marks = []
@@ -260,7 +260,7 @@ def draw_reliability_chart(evaluation: Evaluation, gate: GateResult) -> str:
 
 
 def draw_need_histogram(evaluation: Evaluation, gate: GateResult) -> str:
-    """Draw two histograms of need, side by side: of questions that the LLM knows, and of those that it does not know."""
+    """Draw two histograms of need (0 to 1), side by side: of questions that the LLM knows, and of those that it does not."""
     edges = np.linspace(0, 1, BIN_COUNT + 1)
     known = evaluation.table.closed_right
     styles = (("closed-book answer right", "k0"), ("wrong", "k1"))

@@ -244,7 +244,7 @@ class DecisionKind:
         title: Heading of the examples.
         is_good: Whether the decision was right.
         rows: Mask of the questions with this kind of decision.
-        lowest_need_first: Whether the examples are the questions of lowest need, or those of highest.
+        lowest_need_first: Whether the examples are the questions of lowest need (0 to 1), or those of highest.
     """
 
     title: str
@@ -314,7 +314,7 @@ def _build_folded_sections(evaluation: Evaluation, policy: HighlightedPolicy | N
 
 
 def _build_ranking_section(evaluation: Evaluation, policy: HighlightedPolicy | None) -> str:
-    """Build the section with ROC curves, calibration and distribution of needs; '' without gates."""
+    """Build the section on how well needs (scores from 0 to 1) predict what the LLM does not know; '' without gates."""
     intro = "How well the need score predicts what the LLM does not know, and whether it is a calibrated probability."
     gates = _order_by_auroc(evaluation, policy)
     if not gates:

@@ -45,7 +45,10 @@ def build_summary_tables(evaluation: Evaluation) -> Iterator[TextTable]:
 
 
 def _build_post_retrieval_tables(evaluation: Evaluation) -> Iterator[TextTable]:
-    """Build the tables of an arbiter, of several rounds of retrieval, and of a judge of passages, if evaluated."""
+    """Build the tables of what happens after the gate's decision, if it was evaluated.
+
+    That is an arbiter, which chooses between both answers, several rounds of retrieval, or a judge of passages.
+    """
     if evaluation.cascade:
         yield build_cascade_table(evaluation.cascade)
     if evaluation.actions:
@@ -117,7 +120,7 @@ def _make_frontier_row(gate: GateResult) -> tuple[str, ...]:
 
 
 def build_judgment_table(evaluation: Evaluation) -> TextTable:
-    """Build the table of closed-book accuracy among questions judged known and unknown."""
+    """Build the table of the accuracy without passages, on questions that a gate judges as known and as unknown."""
     measures = ("closed_if_known", "closed_if_unknown")
     gates = [gate for gate in evaluation.gates if "closed_if_known" in gate.measures]
     rows = [(gate.gate, *(format_percent_estimate(gate.measures[name]) for name in measures)) for gate in gates]

@@ -216,7 +216,7 @@ def _write_headline(recommendation: Recommendation, savings: Savings) -> str:
 
 
 def _describe_choice(recommendation: Recommendation, evaluation: Evaluation) -> str:
-    """Describe how gate and threshold were chosen, and which guarantees are stored."""
+    """Describe how gate and threshold were chosen, and which proofs of a small loss (guarantees) are stored."""
     if recommendation.at_own_threshold or not recommendation.agreeing_folds:
         return f"Nothing was chosen on these questions, so all of them measure it. {_list_guarantees(evaluation)}."
     return (
@@ -230,7 +230,7 @@ def _describe_choice(recommendation: Recommendation, evaluation: Evaluation) -> 
 
 
 def _list_guarantees(evaluation: Evaluation) -> str:
-    """List the stored guarantees of the evaluated gates; none of them applies to the recommendation."""
+    """List the stored guarantees (proofs of a small loss) of the gates; none of them applies to the recommendation."""
     texts = [f"with '{name}': {item.text}" for name, item in evaluation.guarantees.items() if item.text]
     if texts:
         return f"This choice has no guarantee; one is stored {' One is stored '.join(texts)}".rstrip(".")
@@ -327,7 +327,7 @@ def _write_negative_headline(recommendation: Recommendation, evaluation: Evaluat
 
 
 def _explain_no_gate(recommendation: Recommendation, evaluation: Evaluation) -> list[str]:
-    """Explain why no gate is recommended."""
+    """Return sentences that explain why no gate is recommended, and what to do about it."""
     if not evaluation.has_open_answers:
         return ["Label with passages to see it: `knowgate label` with an index.", *_describe_best_ranking(evaluation)]
     if not evaluation.ranking_gates:
@@ -387,7 +387,7 @@ def _describe_best_ranking(evaluation: Evaluation) -> list[str]:
 
 
 def describe_savings(savings: Savings) -> str:
-    """Describe in one to three sentences what a policy saves, and at which price it breaks even."""
+    """Describe in one to three sentences what a gate saves, and at which price it breaks even."""
     start = f"On {SAVINGS_QUESTIONS:,} questions that saves {savings.searches:,.0f} searches"
     prices = describe_prices(savings.assumptions)
     if savings.money is None:

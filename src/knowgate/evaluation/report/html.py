@@ -177,7 +177,7 @@ def _render_row(row: Sequence[str], width: int, *, is_highlighted: bool = False)
 
 
 def render_extreme_question(row: LabelRow) -> str:
-    """Render a question that retrieval helped or harmed, marked with the change of mastery."""
+    """Render a question that retrieval helped or harmed, marked with the change of its share of right samples."""
     change = measure_retrieval_change(row)
     mark = f'<span class="change {"harmed" if change < NO_CHANGE else "helped"}">{change.mastery:+.2f}</span>'
     return render_question(row, mark, f"benefit {change.benefit:+d}")
@@ -206,7 +206,7 @@ def render_question(row: LabelRow, mark: str, note: str) -> str:
 
 
 def _render_answer(answer: GradedAnswer) -> str:
-    """Render an answer with its grade and, if known, its mastery and certainty."""
+    """Render an answer with its grade and, if known, its mastery (share of right samples) and certainty (agreement)."""
     verdict = {True: "right", False: "wrong", None: "not graded"}[answer.correct]
     indicators = {"mastery": answer.mastery, "certainty": answer.certainty}
     known = [f"{name} {format_number(value)}" for name, value in indicators.items() if value is not None]

@@ -47,7 +47,11 @@ class RerankerVerdict:
 
 
 def build_reranker_verdict(comparison: RerankerComparison) -> RerankerVerdict:
-    """Judge the best reranker by the first source of preferences, and by the answers of LLMs if there are any."""
+    """Judge whether the best reranker is worth using.
+
+    It is judged by how early it puts passages that help, as the first source of preferences measured that, and by the
+    answers of LLMs if there are any.
+    """
     first_source = next(iter(comparison.rankings))
     measures = comparison.rankings[first_source].measures
     means = measures.means[MAIN_MEASURE]
