@@ -288,9 +288,9 @@ def supports_shared_cache(model: Any) -> bool:
 
 @contextlib.contextmanager
 def use_shared_attention(model: Any, cache: SharedCache) -> Iterator[None]:
-    """Make the model attend to a shared cache while the block runs. The caller must hold the model's lock.
+    """Make the model use a shared cache while the block runs. The caller must hold the model's lock.
 
-    The model calls `compute_shared_attention` instead of its own attention, which reads the cache from `_active_cache`.
+    In the block, the model calls `compute_shared_attention`, which reads the shared cache, instead of its own attention.
     """
     config = model.config.get_text_config()
     implementation, token = config._attn_implementation, _active_cache.set(cache)
@@ -363,7 +363,8 @@ AttentionInterface.register(ATTENTION_NAME, compute_shared_attention)
 class SharedDecodingBatch:
     """A batch of answers that are generated in parallel and share the keys and values of their prompts.
 
-    A step reads and writes the same tensors as the step before, so on a GPU it is replayed as a CUDA graph.
+    In each step, the model reads one token of every answer. All steps use the same tensors, so on a GPU a step can be
+    replayed as a CUDA graph.
 
     Args:
         model: The transformers model.
@@ -430,12 +431,12 @@ class SharedDecodingBatch:
 def start_shared_decoding(
     model: Any, prompt_cache: Cache, mask: torch.Tensor, answers: int, max_tokens: int
 ) -> SharedDecodingBatch:
-    """Create a batch with `answers` empty answers for each prompt of a prefill.
+    """Create a batch with `answers` empty answers to each prompt.
 
     Args:
         model: The transformers model.
-        prompt_cache: Keys and values of the prefill; not changed.
-        mask: Attention mask of the prefill.
+        prompt_cache: Keys and values of the prompts; not changed.
+        mask: Attention mask of the prompts.
         answers: Number of answers per prompt.
         max_tokens: Maximum number of tokens per answer.
     """

@@ -110,7 +110,7 @@ class HFModel(LocalModel, LocalBackend):
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
         """Return the logits of the labels after each part of each prompt (parts x labels).
 
-        A label prompt has several parts, and the LLM would write one of the labels, such as 'true', after each.
+        A label prompt consists of one or more parts. After each part, the LLM would write a label such as 'true'.
         """
         label_ids = encode_labels(self.tokenize, labels)
         encoded = encode_label_prompts(self, prompts, label_ids)

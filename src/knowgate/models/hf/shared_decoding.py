@@ -345,20 +345,20 @@ def start_generation(
     with_drafts: bool = False,
     past_end: bool = False,
 ) -> SharedGeneration:
-    """Allocate the tensors for generating several answers to each prompt of a prefill.
+    """Allocate the tensors for generating several answers to each prompt.
 
     Args:
-        prompts: The prompts after their prefill.
+        prompts: The prompts after the forward pass over them (prefill).
         uniforms: Random numbers from 0 to 1 that draw the tokens of the samples (samples x tokens). All prompts have
             equally many samples; those of the first prompt come first. The number of columns is the maximum length of
             drafts and samples.
         sampling: How samples are drawn; None if there are only drafts.
         stop_ids: Tokens that end an answer.
         with_drafts: Also generate a greedy answer (the draft) to each prompt, with statistics of its tokens.
-        past_end: Also feed the token that ends an answer, and keep the hidden states at it.
+        past_end: Let the model also read the token that ends an answer, and keep the hidden states at it.
     """
     device, n_prompts, max_tokens = prompts.mask.device, len(prompts), uniforms.shape[1]
-    # prompts x answers x tokens
+    # The shape becomes prompts x answers x tokens.
     numbers = torch.tensor(uniforms, dtype=torch.float32, device=device).view(n_prompts, -1, max_tokens)
     if with_drafts:  # the draft is the first answer to a prompt; it is not drawn, so its numbers are never used
         numbers = torch.cat([numbers.new_zeros(n_prompts, 1, max_tokens), numbers], dim=1)

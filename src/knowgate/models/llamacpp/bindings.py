@@ -126,6 +126,8 @@ def _find_library_file() -> Path:
 def check_params_layout(defaults: bytes) -> int:
     """Check the layout of llama.cpp's context parameters and return the byte offset of the field `kv_unified`.
 
+    The layout of this C structure differs between releases. It is recognized by the default values of its fields.
+
     Args:
         defaults: The default parameters of the library, as bytes.
 

@@ -34,8 +34,8 @@ class SequenceState:
         uniforms: Random numbers from 0 to 1 that draw the tokens; None to choose the most probable tokens.
         tokens: The tokens, without the one that ended the answer.
         steps: Statistics of greedily chosen tokens.
-        end: The token that ended the answer.
-        states: Hidden states at the token fed last, by layer.
+        end: The token that ended the answer; None if it has not ended.
+        states: Hidden states at the token that the model read last, by layer.
     """
 
     sequence: int
