@@ -262,9 +262,10 @@ class FinalStates:
             block[index] = state
 
     def finish(self, batch: DecodingBatch, rows: list[DecodedRow], active: list[int], layers: Sequence[int]) -> None:
-        """Set `final_states` of all rows to the states at their last tokens.
+        """Set `final_states` of all answers to the hidden states at their last tokens.
 
-        Rows still in the batch (`active`) reached the token limit. One more pass computes the states at their last tokens.
+        The model has not read the last tokens of answers that are still in the batch (`active`), because they reached the
+        token limit. One more forward pass computes the states at these tokens.
         """
         if layers and active:
             batch.compute_logits(layers)  # sets `batch.hidden`; the logits are not needed

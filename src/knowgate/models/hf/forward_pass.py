@@ -334,6 +334,7 @@ def compute_shared_attention(
     prompts, heads, answers, length, _ = key.shape
     groups = query.shape[1] // heads
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    # The matrix products below have one batch entry per prompt and key head, or per prompt, key head and answer.
     queries = (query * scale).view(prompts, answers, heads, groups, -1).transpose(1, 2)  # heads x answers x groups
     queries = queries.reshape(prompts * heads, answers * groups, -1)
     prompt_scores = _multiply(queries, layer.prompt_keys.flatten(0, 1).transpose(1, 2))

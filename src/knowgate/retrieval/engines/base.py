@@ -259,9 +259,10 @@ class EngineRetriever(ABC):
         if not isinstance(text, str) or not text.strip():
             return None
         title = get_field(hit.record, self.fields.title)
-        record_id = get_field(hit.record, self.fields.id) if self.fields.id else None
-        score = None if hit.score is None or not math.isfinite(hit.score) else hit.score  # NaN means unknown
-        return Passage(str(hit.id if record_id is None else record_id), text, str(title or ""), score)
+        own_id = get_field(hit.record, self.fields.id) if self.fields.id else None
+        passage_id = hit.id if own_id is None else own_id
+        has_score = hit.score is not None and math.isfinite(hit.score)  # NaN means unknown
+        return Passage(str(passage_id), text, str(title or ""), hit.score if has_score else None)
 
     @property
     def _description(self) -> str:

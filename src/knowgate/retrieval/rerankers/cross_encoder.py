@@ -38,6 +38,8 @@ EMPTY_QUESTION = ""  # replaces the question for rerankers with `reads_question`
 class RerankerManifest:
     """The contents of `reranker.json`, which describes an aligned reranker.
 
+    Aligned means trained to rank passages that help an LLM above the others.
+
     Args:
         version: The version of the file format.
         weights_sha256: The hash of the weights.
