@@ -104,9 +104,9 @@ class PassagePrefetcher:
         self._thread.join(STOP_TIMEOUT)
 
     def find(self, questions: Sequence[Question]) -> PassageSearchResults:
-        """Return the passages of questions; waits until the thread has searched them, unless it has stopped.
+        """Return the passages of questions, which another thread searches in advance. Waits for them if necessary.
 
-        Questions without a prefetched result are searched now.
+        If that thread has stopped, questions without a result are searched now.
         """
         ids = [question.id for question in questions]
         with self._change:
@@ -155,9 +155,13 @@ class PassagePrefetcher:
 
 
 def _group_by_id(questions: Sequence[Question], results: PassageSearchResults) -> dict[str, QuestionPassages]:
-    """Return the passages and the answer frequency of each question, by question id."""
-    triples = zip(questions, results.passages, results.frequencies, strict=True)
-    return {question.id: (passages, frequency) for question, passages, frequency in triples}
+    """Return the search results of each question, by question id.
+
+    They are its passages, and the number of passages in the corpus that contain its gold answer (None: unknown).
+    """
+    ids = [question.id for question in questions]
+    pairs = zip(results.passages, results.frequencies, strict=True)
+    return dict(zip(ids, pairs, strict=True))
 
 
 class LabelingPipeline:
@@ -214,7 +218,9 @@ class LabelingPipeline:
             self._workers.close()
 
     def _finish(self, finish: BatchFinisher) -> KnowgateError | None:
-        """Grade and write a batch in the thread. Returns the error if it could not be graded, otherwise None.
+        """Grade and write a batch. Returns the error if it could not be graded, otherwise None.
+
+        If writing fails once, later batches are not written, because the rows of a run must have no gap.
 
         Args:
             finish: Grades the answers of the batch and returns its rows.
@@ -224,7 +230,7 @@ class LabelingPipeline:
         except KnowgateError as error:
             return error
         if not self._has_failed:
-            self._has_failed = True  # stays true if writing fails, so that no later batch is written
+            self._has_failed = True  # stays true if the next line raises an error
             self._write(batch)
             self._has_failed = False
         return None
