@@ -90,6 +90,23 @@ def test_stars_are_corrected_for_the_comparisons_of_their_table():
         assert (cells[7] == "–") == (cells[3] == "always")  # always is not compared with itself
 
 
+def test_readme_names_every_case_and_counts_those_that_always_search():
+    *table, _, sentence = policy_tables.readme_table().splitlines()
+    others = [policy for policy in policy_tables.list_headlines() if policy_tables.is_always(policy)]
+    assert len(table[2:]) + len(others) == len(policy_tables.TITLES)
+    assert f"In {len(others)} of {len(policy_tables.TITLES)} cases" in sentence
+    for title, chosen in zip(policy_tables.TITLES.values(), policy_tables.list_headlines(), strict=True):
+        if policy_tables.is_always(chosen):
+            assert title.partition(":")[0].partition(",")[0] in sentence
+        else:
+            assert any(row.startswith(f"| {title} |") for row in table)
+
+
+def test_llms_of_one_data_set_are_listed_together():
+    titles = ["A, NQ", "B, news (RealTimeQA)", "C, NQ", "mixed: A on NQ, B on news"]
+    assert policy_tables.list_by_data_set(titles) == "A, C (Natural Questions); B (news); mixed"
+
+
 def test_random_retrieves_as_often_with_the_same_arbiter(printed):
     chosen = printed["gpt4_nq"]["policy"]
     never, always = (printed["gpt4_nq"][name] for name in ("never", "always"))

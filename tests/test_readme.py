@@ -61,6 +61,11 @@ def test_parts_made_from_the_code_are_up_to_date(page):
     assert generated_sections.update_sections(page) == (ROOT / page).read_text(encoding="utf-8"), "run `make readme`"
 
 
+def test_readme_has_at_most_650_words():
+    """About two screens."""
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 650
+
+
 # --- shell ----------------------------------------------------------------------------------------
 
 
@@ -144,15 +149,22 @@ def test_mentions_of_what_is_not_there_are_refused(words, top):
         command_lines.check_names(top, words)
 
 
+def first_ask(page: str) -> list[str]:
+    """Return the words of the first `knowgate ask` on a page."""
+    shown = [words for block in CONSOLE if block.page.name == page for words in command_lines.programs(block.text)]
+    return next(words for words in shown if words[:2] == ["knowgate", "ask"])
+
+
 @pytest.mark.model
-def test_the_first_ask_command_answers_from_the_packaged_handbook(monkeypatch, capsys):
-    lines = [line for block in CONSOLE for line in block.text.splitlines() if block.page.name == "README.md"]
-    first = next(line for line in lines if line.startswith("knowgate ask"))
+@pytest.mark.parametrize("page", ["README.md", "quickstart.md", "quickstart.zh.md"])
+def test_the_first_ask_command_answers_from_the_packaged_handbook(page, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
-    assert run(shlex.split(first)[1:]) == 0
+    assert run(first_ask(page)[1:]) == 0
     printed = capsys.readouterr().out
     assert "Paris" in printed
     assert "29" in printed
+    outputs = [block.text for block in blocks("text") if block.page.name == page and block.text.startswith("1. ")]
+    assert [line for text in outputs for line in text.splitlines() if line not in printed] == []
 
 
 # --- Python and TOML ------------------------------------------------------------------------------
@@ -196,7 +208,8 @@ def test_the_python_of_every_page_runs(page, fake_model, examples):
 
 @pytest.mark.model
 def test_the_library_example_runs(docs, capsys):
-    exec(compile(PYTHON[0].text, "README.md", "exec", dont_inherit=True), {})
+    first = next(block for block in PYTHON if block.page.name == "library.md")
+    exec(compile(first.text, "library.md", "exec", dont_inherit=True), {})
     assert "Paris" in capsys.readouterr().out
 
 

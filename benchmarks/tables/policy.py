@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -173,12 +172,8 @@ def list_policies() -> list[tuple[str, Result]]:
 
 
 @cache
-def headline_table(omit: Sequence[str] = ()) -> str:
-    """Render one line per recorded LLM: never, always, and the policy chosen on train rows.
-
-    Args:
-        omit: Columns to leave out.
-    """
+def headline_table() -> str:
+    """Render one line per recorded LLM: never, always, and the policy chosen on train rows."""
     rows: Rows = []
     comparisons = count_comparisons(list_headlines())
     for name, title in TITLES.items():
@@ -186,16 +181,38 @@ def headline_table(omit: Sequence[str] = ()) -> str:
         constants = (f"{100 * result['never']:.1f} %", f"{100 * result['always']:.1f} %")
         policy = result["policy"]
         rows.append((title, *constants, name_policy(policy), *format_policy(policy, comparisons)))
-    columns = ("LLM", "never", "always", "policy", *COLUMNS)
-    indices = [number for number, column in enumerate(columns) if column not in omit]
-    lines: Rows = [tuple(row[number] for number in indices) for row in rows]
-    return table(tuple(columns[number] for number in indices), lines).strip()
+    return table(("LLM", "never", "always", "policy", *COLUMNS), rows).strip()
 
 
 def readme_table() -> str:
-    """Render the headline of README, without columns and judge variants that only the page on policies explains."""
-    text = headline_table(omit=("random", "against never", "models"))
-    return re.sub(r"\bjudge, (?:mean )?gain\b", "judge", text)
+    """Render the headline of README: the policies that differ from always, and a sentence that names all other cases."""
+    rows: Rows = []
+    others = []
+    for name, title in TITLES.items():
+        result = evaluate_all()[name]
+        if is_always(result["policy"]):
+            others.append(title)
+            continue
+        searches, right, random, *_, calls, _ = format_policy(result["policy"], 1)
+        constants = (f"{100 * result['never']:.1f} %", f"{100 * result['always']:.1f} %")
+        rows.append(
+            (title, *constants, random, right, format_gain(result["policy"]["against_always"]), searches, calls)
+        )
+    sentence = (
+        f"**In {len(others)} of {len(TITLES)} cases no safe policy that pays was found, and knowgate chose to always search, "
+        f"which saves nothing**: {list_by_data_set(others)} ([all results](benchmarks/results/policy.md))."
+    )
+    columns = ("LLM", "never", "always", "random", "policy", "against always", "searches", "LLM calls")
+    return "\n".join([table(columns, rows), sentence])
+
+
+def list_by_data_set(titles: Sequence[str]) -> str:
+    """List the LLMs of some titles, those of one data set together."""
+    groups: dict[str, list[str]] = {}
+    for title in titles:
+        llm, _, data = title.partition(":")[0].partition(", ")
+        groups.setdefault(data.partition(" (")[0].replace("NQ", "Natural Questions"), []).append(llm)
+    return "; ".join(f"{', '.join(llms)} ({data})" if data else ", ".join(llms) for data, llms in groups.items())
 
 
 def all_policies_table() -> str:

@@ -5,37 +5,37 @@ from __future__ import annotations
 from pathlib import Path
 
 FIGURE = Path(__file__).resolve().parents[2] / "docs" / "decision.svg"
-WIDTH, HEIGHT = 760, 330
-BOX_WIDTH, BOX_HEIGHT = 164, 64
+WIDTH, HEIGHT = 900, 152
+BOX_WIDTH, BOX_HEIGHT = 128, 52
 # Boxes: name -> (x and y of the center, first line, second line, color class).
 BOXES = {
-    "question": (92, 130, "Question", "“Who wrote Emma?”", "plain"),
-    "draft": (282, 130, "LLM call 1", "begins an answer", "plain"),
-    "gate": (472, 130, "Gate", "need 23 %", "gate"),
-    "skip": (662, 50, "Skip", "call 1 goes on", "skip"),
-    "retrieve": (662, 130, "Retrieve", "search for passages", "search"),
-    "answer": (662, 210, "LLM call 2", "reads the passages", "search"),
-    "arbiter": (662, 290, "Arbiter", "picks one answer", "search"),
-    "rules": (282, 50, "Routing rule", "“Thanks!” skips", "plain"),
+    "question": (68, 118, "Question", "Who wrote Emma?", "plain"),
+    "draft": (221, 118, "LLM call 1", "begins an answer", "plain"),
+    "gate": (374, 118, "Gate", "need 23 %", "gate"),
+    "skip": (527, 34, "Skip", "call 1 goes on", "skip"),
+    "retrieve": (527, 118, "Retrieve", "one search", "search"),
+    "answer": (680, 118, "LLM call 2", "reads passages", "search"),
+    "arbiter": (832, 118, "Arbiter", "picks an answer", "search"),
+    "rules": (221, 34, "Routing rule", "“Thanks!” skips", "plain"),
 }
 # Arrows: start and end of each line, from a side of one box to a side of another.
 ARROWS = [
     ("question", "right", "draft", "left"),
-    ("question", "right", "rules", "left"),
+    ("question", "top", "rules", "left"),
     ("rules", "right", "skip", "left"),
     ("draft", "right", "gate", "left"),
-    ("gate", "right", "skip", "left"),
+    ("gate", "top", "skip", "left"),
     ("gate", "right", "retrieve", "left"),
-    ("retrieve", "bottom", "answer", "top"),
-    ("answer", "bottom", "arbiter", "top"),
+    ("retrieve", "right", "answer", "left"),
+    ("answer", "right", "arbiter", "left"),
 ]
 CAPTIONS = [
-    "Need: how likely the LLM is to be wrong without a search.",
-    "Up to the threshold the gate skips; above it, it retrieves.",
-    "A skipped question takes one LLM call, a retrieved one takes two.",
+    "Need: how likely the LLM is to be",
+    "wrong without a search. Above the",
+    "threshold, the gate retrieves.",
 ]
 STYLE = (
-    "text{fill:#263238;text-anchor:middle}.small{font-size:15px;fill:#455a64}.left{text-anchor:start}"
+    "text{fill:#263238;text-anchor:middle}.small{font-size:12.5px;fill:#455a64}.left{text-anchor:start}"
     "rect{fill:#eceff1;stroke:#607d8b;stroke-width:1.5;rx:8}.gate{fill:#e3f2fd;stroke:#0b6bab}"
     ".skip{fill:#e6f4ea;stroke:#1b7f4b}.search{fill:#fff4e0;stroke:#b26a00}path{stroke:#607d8b;stroke-width:1.5;fill:none}"
     "@media(prefers-color-scheme:dark){text{fill:#eceff1}.small{fill:#b0bec5}rect{fill:#263238}.gate{fill:#12344d}"
@@ -50,7 +50,7 @@ def draw_box(name: str) -> str:
     left, top = x - BOX_WIDTH / 2, y - BOX_HEIGHT / 2
     return (
         f'<rect class="{kind}" x="{left:g}" y="{top:g}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}"/>'
-        f'<text x="{x}" y="{y - 6}">{title}</text><text class="small" x="{x}" y="{y + 17}">{detail}</text>'
+        f'<text x="{x}" y="{y - 4}">{title}</text><text class="small" x="{x}" y="{y + 15}">{detail}</text>'
     )
 
 
@@ -70,12 +70,12 @@ def _find_side(name: str, side: str, gap: int) -> tuple[float, float]:
 def draw() -> str:
     """Return the whole figure as SVG."""
     captions = [
-        f'<text class="small left" x="10" y="{226 + 30 * number}">{caption}</text>'
+        f'<text class="small left" x="616" y="{20 + 19 * number}">{caption}</text>'
         for number, caption in enumerate(CAPTIONS)
     ]
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="t" '
-        'font-family="system-ui, sans-serif" font-size="18">',
+        'font-family="system-ui, sans-serif" font-size="15">',
         '<title id="t">Question, rules, first LLM call, gate: below the threshold skip, above it retrieve, call the LLM '
         "again and pick the better answer.</title>",
         f"<style>{STYLE}</style>",

@@ -12,12 +12,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Self
 
 from knowgate.errors import KnowgateError
+from knowgate.labels.grading import StringGrader
 from knowgate.labels.labeler import BatchFinisher, LabeledBatch, Labeler, PassageSearch
 from knowgate.labels.passages import PassageSearchResults
+from knowgate.labels.worker_processes import WorkerGrader, WorkerProcesses, count_workers
 from knowgate.types import Passage, Question, Result
 
 PREFETCH_SIZE = 64  # questions per search
@@ -162,9 +163,10 @@ def _group_by_id(questions: Sequence[Question], results: PassageSearchResults) -
 class LabelingPipeline:
     """Labels batches so that the LLM does not wait for other work.
 
-    One thread searches passages before the LLM needs them. Another thread grades and writes the answers afterwards. Use
-    the pipeline in a `with` block, and call it with the batches of a run in the order of `questions`. Batches that the
-    LLM has answered are written even if the next batch fails or is interrupted.
+    One thread searches passages before the LLM needs them. Another thread grades and writes the answers afterwards. In
+    long runs, these threads let worker processes search and grade. Use the pipeline in a `with` block, and call it with
+    the batches of a run in the order of `questions`. Batches that the LLM has answered are written even if the next batch
+    fails or is interrupted.
 
     Args:
         labeler: The labeler.
@@ -173,7 +175,11 @@ class LabelingPipeline:
     """
 
     def __init__(self, labeler: Labeler, questions: Sequence[Question], write: Callable[[LabeledBatch], None]):
-        self._prefetcher = PassagePrefetcher(labeler.passage_finder.find, questions) if _can_prefetch(labeler) else None
+        finder = labeler.passage_finder
+        self._workers = WorkerProcesses(finder, count_workers(finder, len(questions)))
+        self._prefetcher = PassagePrefetcher(self._workers.find, questions) if _can_prefetch(labeler) else None
+        if self._workers.count and type(labeler.grader) is StringGrader:
+            labeler = replace(labeler, grader=WorkerGrader(labeler.grader.name, workers=self._workers))
         self._labeler = replace(labeler, find_passages=self._prefetcher.find) if self._prefetcher else labeler
         self._write = write
         self._has_failed = False  # whether writing failed
@@ -191,13 +197,12 @@ class LabelingPipeline:
     def __enter__(self) -> Self:
         self._switch_interval = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_INTERVAL)
+        self._workers.start()
         if self._prefetcher:
             self._prefetcher.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             if error is None:
                 self._wait(0)
@@ -206,6 +211,7 @@ class LabelingPipeline:
             if self._prefetcher:
                 self._prefetcher.stop()
             self._thread.shutdown()
+            self._workers.close()
 
     def _finish(self, finish: BatchFinisher) -> KnowgateError | None:
         """Grade and write a batch in the thread. Returns the error if it could not be graded, otherwise None.

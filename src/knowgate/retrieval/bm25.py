@@ -256,9 +256,13 @@ class Bm25Retriever:
         passages: The passages, in the order of the rows of `matrix`.
         tokenizer: The tokenizer that the index was built with. It splits the queries in the same way.
         fingerprint: A hash that identifies the documents and the settings of the index.
+
+    Attributes:
+        folder: The index folder, from which another process can open the same index; None if it is only in memory.
     """
 
     name = "bm25"
+    folder: Path | None = None
 
     def __init__(self, matrix: Any, passages: Sequence[Passage], *, tokenizer: Tokenizer, fingerprint: str):
         self._matrix = matrix

@@ -193,12 +193,14 @@ def open_bm25(folder: str | Path) -> Bm25Retriever:
             f"the index '{folder}' contains stemmed words, but PyStemmer is not installed. Install it with "
             "pip install 'knowgate[stem]', or rebuild the index without stemming with `knowgate index`."
         )
-    return Bm25Retriever(
+    retriever = Bm25Retriever(
         open_bm25_matrix(folder, manifest),
         open_passage_store(folder, manifest),
         tokenizer=Tokenizer(stem),
         fingerprint=sha256_text("bm25", manifest.fingerprint),
     )
+    retriever.folder = folder.absolute()
+    return retriever
 
 
 def open_dense(folder: str | Path, embedder: Embedder | None = None) -> dense.DenseRetriever:
