@@ -232,7 +232,6 @@ def _resolve_layer(name: str, depth: int) -> int:
     if name in named:
         return named[name]
     if not name.lstrip("-").isdigit():
-        raise BadSetting(
-            f"layers={name!r} does not name a layer. Use layer numbers, {', '.join(NAMED_LAYERS)} or {NO_LAYERS}."
-        )
+        message = f"layers={name!r} does not name a layer. Use layer numbers, {', '.join(NAMED_LAYERS)} or {NO_LAYERS}."
+        raise BadSetting(message)
     return int(name) % depth  # negative numbers count from the last layer

@@ -66,9 +66,8 @@ class RayCluster:
             raise BadSetting(f"unknown runner '{spec}'. Known: local, ray, ray:local, ray:HOST:PORT.")
         options = ",".join(f"{key}={value}" for key, value in parse_qsl(query, keep_blank_values=True))
         if query and not options:
-            raise BadSetting(
-                f"the runner '{spec}' has invalid options. Write, for example: ray:local?workers=2&gpus=0.5"
-            )
+            message = f"the runner '{spec}' has invalid options. Write, for example: ray:local?workers=2&gpus=0.5"
+            raise BadSetting(message)
         address = address or ANY_CLUSTER
         if address not in (LOCAL_CLUSTER, ANY_CLUSTER):
             _parse_address(address)  # raises BadSetting if it is invalid
@@ -122,9 +121,8 @@ def _parse_address(address: str) -> tuple[str, int]:
     """Parse 'HOST:PORT'; an IPv6 host may be in brackets. Raises BadSetting if the address is invalid."""
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 1 << 16:
-        raise BadSetting(
-            f"invalid address of a Ray cluster: '{address}'. Write ray:HOST:PORT, for example ray:10.0.0.5:6379."
-        )
+        message = f"invalid address of a Ray cluster: '{address}'. Write ray:HOST:PORT, for example ray:10.0.0.5:6379."
+        raise BadSetting(message)
     return host.strip("[]"), int(port)
 
 
