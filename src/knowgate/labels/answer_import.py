@@ -320,9 +320,9 @@ def _make_row(
     opened: GradedAnswer | None,
     iterative: GradedAnswer | None,
 ) -> LabelRow:
-    """Make the label row of a question from its answers without passages, with passages, and after several rounds.
+    """Make the label row of a question from its answers: without passages, with passages, and after several rounds.
 
-    Log-probabilities are left out of `meta`, because the closed-book answer holds them.
+    Log-probabilities are removed from `meta`, because they are stored with the answer without passages.
     """
     question, answers = record.question, [answer for answer in (closed, opened) if answer]
     row = make_empty_row(question, detect_question_language(question), grader)
@@ -397,12 +397,12 @@ def _drop_field(meta: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _check_all_have_text(records: Sequence[RecordedQuestion], key: str) -> None:
-    """Raise BadInput if a question has no text under the key.
+    """Raise BadInput if a question has no text in the field that the key names.
 
     An empty text is accepted and graded as a wrong answer. An empty key means that the answer was not recorded.
     """
-    missing = [record for record in records if key and not isinstance(record.get(key), str)]
-    if not missing:
+    missing = [record for record in records if not isinstance(record.get(key), str)]
+    if not key or not missing:
         return
     advice = "Give the name of the field that holds the answer."
     if len(missing) < len(records):

@@ -197,11 +197,11 @@ class LabelPlan:
 
 
 def count_shown_passages(k: int | None, retriever: str | None) -> int | None:
-    """Return how many passages per question a label run showed to the LLM.
+    """Return how many passages per question a label run showed to the LLM: `k`, or its default if an index was searched.
 
     Args:
         k: The option `k` of the run; None if it was not set.
-        retriever: Fingerprint of the run's retriever; None if the passages were the contexts of the questions.
+        retriever: Fingerprint of the searched index; None if the passages were the contexts of the questions.
 
     Returns:
         The number of passages; None for all contexts of a question.

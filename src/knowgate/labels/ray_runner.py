@@ -284,9 +284,10 @@ class RayScheduler(Generic[Result]):
     # --- results ----------------------------------------------------------------------------------
 
     def _handle_result(self, worker: WorkerHandle, value: Any) -> Iterator[Result]:
-        """Handle what a worker returned: the id of its machine, the fingerprints of its job, or a batch's result.
+        """Handle what a worker returned, and yield it if it is the result of a batch.
 
-        A worker without a batch is starting. It first returns the id, a text, and then the fingerprints.
+        A worker that is starting (without a batch) first returns the id of its machine, a text, and then the fingerprints
+        of its model and index.
         """
         if worker.batch is not None:
             self.deaths = 0
