@@ -80,7 +80,7 @@ def plan_jobs() -> list[Job]:
     mixed = ("davinci3_nq", "gpt3_realtimeqa")
     jobs += [Job("mixed", fold, mixed, ("llama4_realtimeqa",)) for fold in range(FOLDS)]
     named = tuple(f"{name}.named" for name in recorded)
-    pooled = [Job("pooled", fold, named, ("llama4_realtimeqa.named",)) for fold in range(FOLDS)]
+    pooled = [Job("pooled", fold, named, ("llama4_realtimeqa.named",), epochs=2) for fold in range(FOLDS)]
     return [*jobs, *pooled]
 
 

@@ -104,9 +104,9 @@ class PassagePrefetcher:
         self._thread.join(STOP_TIMEOUT)
 
     def find(self, questions: Sequence[Question]) -> PassageSearchResults:
-        """Return the passages of questions; waits until the thread has searched them, unless it has stopped.
+        """Return the passages of questions, which another thread searches in advance. Waits for them if necessary.
 
-        Questions without a prefetched result are searched now.
+        If that thread has stopped, questions without a result are searched now.
         """
         ids = [question.id for question in questions]
         with self._change:
@@ -124,7 +124,10 @@ class PassagePrefetcher:
         return PassageSearchResults([passages for passages, _ in pairs], [frequency for _, frequency in pairs])
 
     def _prefetch(self) -> None:
-        """Search all questions in order and store the results; this is the function of the thread."""
+        """Search the passages of all questions in order, and store them for `find`. Runs in the thread.
+
+        If a search fails, the thread stops. `find` then searches the remaining questions, and raises the error.
+        """
         try:
             for start in range(0, len(self._questions), PREFETCH_SIZE):
                 if not self._wait_for_room():
@@ -132,7 +135,7 @@ class PassagePrefetcher:
                 batch = self._questions[start : start + PREFETCH_SIZE]
                 self._store(_group_by_id(batch, self._find(batch)))
         except KnowgateError:
-            pass  # `find` searches these questions itself and raises the error
+            pass
         finally:
             with self._change:
                 self._is_stopped = True
@@ -155,9 +158,13 @@ class PassagePrefetcher:
 
 
 def _group_by_id(questions: Sequence[Question], results: PassageSearchResults) -> dict[str, QuestionPassages]:
-    """Return the passages and the answer frequency of each question, by question id."""
-    triples = zip(questions, results.passages, results.frequencies, strict=True)
-    return {question.id: (passages, frequency) for question, passages, frequency in triples}
+    """Return the search results of each question, by question id.
+
+    They are its passages, and the number of passages in the corpus that contain its gold answer (None: unknown).
+    """
+    ids = [question.id for question in questions]
+    pairs = zip(results.passages, results.frequencies, strict=True)
+    return dict(zip(ids, pairs, strict=True))
 
 
 class LabelingPipeline:
@@ -188,7 +195,10 @@ class LabelingPipeline:
         self._pending: deque[tuple[Sequence[Question], Future[KnowgateError | None]]] = deque()
 
     def __call__(self, questions: Sequence[Question]) -> int:
-        """Let the LLM answer a batch, and return its size. Another thread grades its answers and writes its rows."""
+        """Let the LLM answer a batch, and return its size. Another thread grades the answers and writes the rows.
+
+        If too many batches wait to be graded and written, this waits for the oldest.
+        """
         finish = self._labeler.start(questions)
         self._pending.append((questions, self._thread.submit(self._finish, finish)))
         self._wait(MAX_PENDING_BATCHES)
@@ -214,7 +224,9 @@ class LabelingPipeline:
             self._workers.close()
 
     def _finish(self, finish: BatchFinisher) -> KnowgateError | None:
-        """Grade and write a batch in the thread. Returns the error if it could not be graded, otherwise None.
+        """Grade and write a batch. Returns the error if it could not be graded, otherwise None.
+
+        If writing fails once, later batches are not written, because the rows of a run must have no gap.
 
         Args:
             finish: Grades the answers of the batch and returns its rows.
@@ -224,7 +236,7 @@ class LabelingPipeline:
         except KnowgateError as error:
             return error
         if not self._has_failed:
-            self._has_failed = True  # stays true if writing fails, so that no later batch is written
+            self._has_failed = True  # stays true if the next line raises an error
             self._write(batch)
             self._has_failed = False
         return None
@@ -234,10 +246,12 @@ class LabelingPipeline:
 
         A batch that could not be graded is labeled again, which also tries its questions one by one.
         """
-        while len(self._pending) > max_pending or (self._pending and self._pending[0][1].done()):
-            questions, finished = self._pending.popleft()
-            grading_error = finished.result()
-            if grading_error is not None:
+        while self._pending:
+            questions, grading = self._pending[0]
+            if len(self._pending) <= max_pending and not grading.done():
+                return
+            self._pending.popleft()
+            if grading.result() is not None:  # an error, because the batch could not be graded
                 self._write(self._labeler.label(questions))
 
 

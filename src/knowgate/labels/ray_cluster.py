@@ -59,7 +59,7 @@ class RayCluster:
 
     @classmethod
     def from_spec(cls, spec: str) -> RayCluster:
-        """Parse a runner spec such as 'ray', 'ray:local?workers=2' or 'ray:HOST:PORT?workers=8&gpus=0.5'."""
+        """Parse a runner spec: 'ray', 'ray:local' or 'ray:HOST:PORT', with options such as '?workers=8&gpus=0.5'."""
         location, _, query = spec.partition("?")
         name, address = split_spec(location)
         if name != "ray":
@@ -151,7 +151,8 @@ class ClusterNode:
         counts = []
         for available, needed in ((self.cpus, cpus), (self.gpus, gpus)):
             if needed:
-                counts.append(int(available / needed + 1e-9))  # the small addend: 0.3 / 0.1 is slightly less than 3
+                # In floating point, 0.3 / 0.1 is slightly less than 3, so a small number is added before rounding down.
+                counts.append(int(available / needed + 1e-9))
         return min(counts, default=MAX_WORKERS)
 
 
@@ -199,7 +200,10 @@ def plan_workers(resources: WorkerResources, nodes: Sequence[ClusterNode]) -> Wo
 
 
 def _count_default_workers(nodes: Sequence[ClusterNode], gpus: float) -> int:
-    """Return how many workers fit on the GPUs, each with `gpus` of them; one per machine if workers use no GPU."""
+    """Return the default number of workers: as many as the GPUs allow, or one per machine if workers use no GPU.
+
+    `gpus` is the number of GPUs per worker, which may be a fraction.
+    """
     if gpus:
         return max(1, sum(node.count_workers(0, gpus) for node in nodes))
     return max(1, sum(node.cpus >= 1 for node in nodes))

@@ -116,10 +116,10 @@ def build_dhicl_tables(
     cut_questions: int = 0,
     notify: Callable[[str], None] = lambda message: None,
 ) -> list[TextTable]:
-    """Build the tables of the DH-ICL paper, which compare variants of its gate, with columns for each label run.
+    """Build the tables of the DH-ICL paper, which compare variants of its gate on label runs.
 
-    The gate shows the LLM similar logged questions and whether it knew them, and asks whether it knows the new one. With
-    a model, variants without stored decisions decide now and their decisions are stored in the runs.
+    The gate shows the LLM similar logged questions and whether it knew them, and asks whether it knows the new one. The
+    tables use the decisions that are stored in the runs. If a model is given, missing decisions are made and stored first.
 
     Args:
         runs: Folders of label runs.
@@ -128,7 +128,7 @@ def build_dhicl_tables(
         prompts: Prompts that the runs were made with.
         other_gates: Gates to compare with in Table 1.
         cut_questions: Number of logged questions from which to learn a cut, the need above which the gate retrieves. A
-            last table compares it with the paper's cut of 0.5. Needs a model. 0 learns no cut and adds no table.
+            further table compares it with the cut of the paper, 0.5. Needs a model. 0: no such table.
         notify: Called with a message before each variant decides.
 
     Raises:

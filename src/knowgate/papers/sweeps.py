@@ -136,8 +136,8 @@ def sweep_variants(table: LabelTable, prefix: str) -> TextTable:
     rows = []
     for name in names:
         gate = score_gate(table, name)
-        rate, accuracy, random, gain, *_ = measure_decisions(table, gate.needs > gate.threshold)
-        rows.append((gate.name, format_auroc(table, gate), rate, accuracy, random, gain))
+        cells = measure_decisions(table, gate.needs > gate.threshold)
+        rows.append((gate.name, format_auroc(table, gate), *cells[:4]))  # retrieval rate, accuracy, random and gain
     columns = ("gate", "AUROC", "retrieval", "accuracy", "random", "gain")
     return TextTable(f"Variants of {prefix}", columns, tuple(rows))
 

@@ -85,11 +85,9 @@ def generate_batch(model: Model, tasks: Sequence[GenerationTask], max_tokens: in
 
     Either all tasks continue an answer (`resume`), or none. There are no text events, in contrast to `generate_stream`.
     """
-    handles = [task.resume for task in tasks]
+    prompts, handles = [task.prompt for task in tasks], [task.resume for task in tasks]
     with measure_time([task.state for task in tasks], "answer"):
-        rows = model.generate(
-            [task.prompt for task in tasks], max_tokens=max_tokens, resume=None if None in handles else handles
-        )
+        rows = model.generate(prompts, max_tokens=max_tokens, resume=None if None in handles else handles)
     for task, completions in zip(tasks, rows, strict=True):
         task.state.take_completion(completions[0])
     return ()

@@ -103,7 +103,9 @@ class TrafficLog:
         self.log_entries(entries)
 
     def log_entries(self, entries: Sequence[LogEntry]) -> Future[bool]:
-        """Write entries in the background. Thread-safe.
+        """Queue entries, which a background thread writes to the history, and return at once. Thread-safe.
+
+        The thread is started at the first call. If it has died, the entries are counted as lost.
 
         Returns:
             A future that says whether the entries were written. If it is canceled, they are written nevertheless.

@@ -224,10 +224,8 @@ class CounterfactualAnswerer:
             ModelError: The reply of the LLM contains neither yes nor no.
         """
         assert self.forwarder is not None
-        templates = load_packaged_templates("compare")
-        prompt = templates.fill(
-            "same", detect_language(question), question=question, first=closed_answer, second=open_answer
-        )
+        templates, language = load_packaged_templates("compare"), detect_language(question)
+        prompt = templates.fill("same", language, question=question, first=closed_answer, second=open_answer)
         fields = {name: request.body[name] for name in ("model", "user") if name in request.body}
         body = {**fields, "messages": [{"role": "user", "content": prompt}], "max_tokens": 8, "temperature": 0}
         async with asyncio.timeout(self.timeout):

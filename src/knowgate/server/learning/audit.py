@@ -136,11 +136,11 @@ class AuditJob:
         id: Id of the request and its decision.
         request: The request of the client.
         question: The question that was decided on.
-        arm: The arm of the A/B test that decided.
-        would_skip: Whether the gate decided to skip retrieval, even if the server retrieved in spite of that.
+        arm: The gate that decided, as an arm of an A/B test.
+        would_skip: Whether the gate decided to skip retrieval. In shadow mode, the server retrieved nevertheless.
         closed_answer: The answer without passages, if it exists already.
         open_answer: The answer with passages, if it exists already.
-        sent_draft: Whether the server retrieved, but an arbiter sent the answer without passages.
+        sent_draft: Whether passages were retrieved, but the answer without passages was sent, as an arbiter chose it.
         owner: Name of the API key of the request.
         shares_label: Whether the result may label the question in the history.
         call_count: Number of LLM calls that the audit has made.

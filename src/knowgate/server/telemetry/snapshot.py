@@ -185,9 +185,7 @@ class MetricsSnapshot(BaseModel):
             try:
                 combined._merge(MetricsSnapshot.model_validate_json(text))
             except ValueError as error:
-                log.warning(
-                    "The statistics of another server process are ignored, because they cannot be read: %s", error
-                )
+                log.warning("The statistics of another server process are ignored: they cannot be read: %s", error)
         return combined
 
     def _merge(self, other: MetricsSnapshot) -> None:
