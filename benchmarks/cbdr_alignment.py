@@ -2,11 +2,13 @@
 
     python -m benchmarks.cbdr_alignment --model hf:FOLDER --bench FOLDER --work FOLDER --prepare       minutes on a CPU
     python -m benchmarks.cbdr_alignment --model hf:FOLDER --bench FOLDER --work FOLDER [--only NAME ...] [--print]
+    python -m benchmarks.cbdr_alignment --model hf:FOLDER --bench FOLDER --work FOLDER --larger-base ROWS --tokenizer FOLDER
 
 --prepare searches the candidates and writes WORK/data; the other steps need WORK/data only, not the benchmark folder.
 Steps can run in several processes at once (`--only`), because each writes a folder of its own. Finished steps are
 skipped, and interrupted ones resume. Results (tables, predictions by question id, manifests; no questions, no passages)
-are written to WORK/out after the last step; `--only keep` writes them earlier.
+are written to WORK/out after the last step; `--only keep` writes them earlier. --larger-base writes the rows of the
+second protocol, from WORK/data and the recorded effects, for `paper_training`.
 
 Protocol, written before the run.
 
@@ -26,6 +28,22 @@ Protocol, written before the run.
   sources, and right answers with the first and the first three passages. Differences to the base are paired, with 95 %
   bootstrap intervals. Targets: P@1 of the own source above the base with an interval that excludes 0; then at least one
   more right answer in a hundred.
+
+Protocol of the larger base, written before its run and after the results of the above were known.
+
+- *Base.* Qwen2.5-Coder-1.5B with a LoRA adapter in place of MiniLM. It reads the question and one passage, and predicts with one
+  linear head each: the passage contains the answer (*relevance*), the LLM answers right with it (*benefit*), the passage is
+  among the positives of likelihood (*likelihood*). Questions, candidates and effects are those on record. A question
+  teaches benefit or likelihood only if it has passages of both kinds.
+- *Trainings* (`paper_training`), one epoch, batches of 64, rate 2e-4, not tuned. `relevance`: the relevance head alone; it
+  is the base of this size. `aligned`: all three heads, with seeds 0, 1 and 2. `margin`: as `aligned`, but a negative counts
+  only if it is a clear one: likelihood at least one nat below that of the question's best passage.
+- *Dev.* 15 % of the train questions by a hash of the question; no training learns from them.
+- *Choice.* For each source, the ranking by the source's head with the highest P@1 on dev questions, the first of equals:
+  seed 0, the mean of the seeds (ensemble), `margin`, the mean of ensemble and `margin`. What is not finished is left out.
+- *Test*, once: P@1 of both sources by `relevance` and the two chosen rankings, and right answers with the first passage,
+  from the recorded effects. Differences to MiniLM's base, whose predictions are on record, and to `relevance` are paired.
+  Targets as above, against MiniLM's base.
 """
 
 from __future__ import annotations
@@ -47,6 +65,9 @@ LEARNED = {"nq": 1_702, "hotpotqa": 1_061, "triviaqa": 740}
 TESTED = {"nq": 1_000, "hotpotqa": 940}
 RELEVANCE, CANDIDATES, SEARCHED = 1_500, 8, 20
 POSITIVES, NEGATIVES = 2, 7  # passages of a relevance example
+EFFECTS = Path(__file__).parent / "runs" / "cbdr" / "alignment" / "effects.jsonl.gz"
+LARGER_BASE_ASKS = "Does the passage help to answer the question:"
+MARGIN = 1.0  # nats of likelihood by which a clear negative is below the question's best passage
 REFERENCE = "paper"
 SLOW = ("--learning-rate", "2e-5", "--epochs", "2", "--batch", "16")
 RECIPES: dict[str, tuple[str, ...]] = {
@@ -196,6 +217,80 @@ def write_questions(file: Path, questions: Sequence[Any], passages: Sequence[Seq
             lines.write(json.dumps({**record, "contexts": texts}, ensure_ascii=False) + "\n")
 
 
+# --- larger base ----------------------------------------------------------------------------------
+
+
+def write_larger_base_rows(plan: AlignmentPlan, tokenizer_folder: str, out: Path) -> None:
+    """Write one prompt for each question and candidate, with the targets of the second protocol."""
+    from transformers import AutoTokenizer
+
+    from benchmarks.policy_rows import Sequences
+    from knowgate.data.questions import load_questions
+    from knowgate.data.splits import fingerprint_text, mark_held_out
+    from knowgate.training.reranker import DEV_SHARE
+
+    os.environ["KNOWGATE_BENCH"] = plan.path("data")
+    tokenizer, effects = AutoTokenizer.from_pretrained(tokenizer_folder), read_effects(EFFECTS)
+    rows, names = Sequences([], [], [], []), []
+    for split, sizes in (("train", LEARNED), ("test", TESTED)):
+        for name in sizes:
+            questions = load_questions(f"bench:{name}_pooled/{split}")
+            is_dev = mark_held_out([fingerprint_text(question.text) for question in questions], DEV_SHARE, 0)
+            for question, held_out in zip(questions, is_dev, strict=True):
+                measured = [effects[f"pref-{source}-{name}-{split}", question.id] for source in SOURCES]
+                targets = make_targets(question, *measured)
+                for passage in question.contexts or ():
+                    if passage.id in targets:
+                        text = f"{passage.title}. {passage.text}" if passage.title else passage.text
+                        prompt = f"Question: {question.text}\nPassage: {text}\n{LARGER_BASE_ASKS}"
+                        rows.ids.append(tokenizer.encode(prompt, add_special_tokens=False))
+                        rows.positions.append([len(rows.ids[-1]) - 1])
+                        rows.targets.append(targets[passage.id])
+                        rows.folds.append(-1 if split == "test" else int(held_out))
+                        names.append({"set": name, "id": question.id, "passage": passage.id, "test": split == "test"})
+    out.mkdir(parents=True, exist_ok=True)
+    rows.save(out / "rerank_rows.npz")
+    with gzip.open(out / "rerank_rows.jsonl.gz", "wt", encoding="utf-8") as lines:
+        lines.writelines(json.dumps(record) + "\n" for record in names)
+    print(f"{len(names)} prompts, {sum(map(len, rows.ids))} tokens")
+
+
+def read_effects(file: Path) -> dict[tuple[str, str], list[tuple[str, float, bool | None]]]:
+    """Return the recorded effects of the candidates, by preference run and question."""
+    with gzip.open(file, "rt", encoding="utf-8") as lines:
+        records = [json.loads(line) for line in lines]
+    return {(record["run"], record["id"]): [tuple(each) for each in record["candidates"]] for record in records}
+
+
+def make_targets(question: Any, benefit: Sequence[Any], likelihood: Sequence[Any]) -> dict[str, list[float]]:
+    """Return relevance, benefit and likelihood of each passage by id, then benefit and likelihood with clear negatives.
+
+    A question without passages of both kinds has no target (NaN) but relevance.
+    """
+    from knowgate.core.text import join_tokens
+    from knowgate.data.preferences import select_passages
+    from knowgate.labels.grading import list_gold_answers
+    from knowgate.training.reranker import AnswerMatcher
+
+    answers = [text for gold in list_gold_answers(question) if (text := join_tokens(gold)).strip()]
+    matcher, shifts = AnswerMatcher(), {each[0]: each[1] for each in likelihood}
+    targets = {each.id: [float(matcher.contains(each, answers))] for each in question.contexts}
+    is_clear = {key: shift <= max(shifts.values()) - MARGIN for key, shift in shifts.items()}
+    columns: list[dict[str, float]] = []
+    for effects in (benefit, likelihood):
+        selected = select_passages([each[1] for each in effects], [each[2] for each in effects])
+        positives, negatives = (
+            [effects[index][0] for index in part] for part in (selected.positives, selected.negatives)
+        )
+        columns.append(dict.fromkeys(positives, 1.0) | dict.fromkeys(negatives, 0.0) if positives and negatives else {})
+    clear = [{key: value for key, value in column.items() if value or is_clear.get(key)} for column in columns]
+    for column in (*columns, *clear):
+        for key, values in targets.items():
+            values.append(column.get(key, float("nan")))
+    measured = {each[0] for each in benefit}
+    return {key: values for key, values in targets.items() if key in measured}
+
+
 # --- results --------------------------------------------------------------------------------------
 
 
@@ -228,11 +323,16 @@ def main() -> None:
     parser.add_argument("--base", default="minilm", help="cross-encoder that is trained on relevance")
     parser.add_argument("--most", type=int, default=100_000, help="maximum number of questions of any data set")
     parser.add_argument("--prepare", action="store_true", help="search the candidates and write WORK/data")
+    parser.add_argument("--larger-base", type=Path, metavar="ROWS", help="write the rows of the larger base")
+    parser.add_argument("--tokenizer", help="tokenizer folder of the larger base")
     options = vars(parser.parse_args())
     only, print_only, prepare_only = (options.pop(name) for name in ("only", "print", "prepare"))
+    rows, tokenizer = options.pop("larger_base"), options.pop("tokenizer")
     plan = AlignmentPlan(**options)
     if prepare_only:
         return prepare(plan)
+    if rows:
+        return write_larger_base_rows(plan, tokenizer, rows)
     os.environ["KNOWGATE_BENCH"] = plan.path("data")
     reranker_cache.ANSWER_BATCH = 1_024  # keeps a GPU busy
     out = plan.work / "out"

@@ -1,9 +1,10 @@
 """Graders compared: people, `contains` and `exact` on the same answers: `python -m benchmarks.graders`.
 
     KNOWGATE_BENCH=... python -m benchmarks.graders --record    # grade the recorded answers again and write the record
+    KNOWGATE_BENCH=... python -m benchmarks.graders --judge hf:FOLDER [--verdicts FILE]    # let an LLM grade, on a GPU
 
-People graded the answers of GPT-4, ChatGPT, text-davinci-003 and Bing Chat to NQ. The answers of Qwen2.5-Coder-1.5B have
-no grades of people; there the two string graders are compared with each other.
+People graded the answers of GPT-4, ChatGPT, text-davinci-003 and Bing Chat to NQ, and so does an LLM. The answers of
+Qwen2.5-Coder-1.5B have no grades of people; there the two string graders are compared with each other.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import argparse
 import gzip
 import json
 import os
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks.tables.common import QWEN, RUNS, Rows, table
 from knowgate.types import Question
@@ -22,7 +25,9 @@ from knowgate.types import Question
 RECORD = RUNS / "graders.json"
 GRADED_BY_PEOPLE = {"GPT-4": "gate_gpt4_nq", "ChatGPT 3.5": "gate_chatgpt_nq", "text-davinci-003": "gate_davinci3_nq"}
 RUN_SETS = ("triviaqa_ctx", "nq_ctx", "squad_ctx", "webqa_zh_ctx", "freshqa")
-NAMES = ("people", "contains", "exact")
+JUDGE_STYLES: tuple[Literal["implies", "contains"], ...] = ("implies", "contains")
+NAMES = ("people", "contains", "exact", *(f"LLM, {style}" for style in JUDGE_STYLES))
+VERDICTS = RUNS / "graders_llm.jsonl.gz"
 
 
 def read_questions(bench: Path, data: str, split: str = "test") -> Iterator[tuple[Question, dict[str, Any]]]:
@@ -57,22 +62,71 @@ def summarize(llm: str, data: str, grades: dict[str, list[bool]]) -> dict[str, A
     return {"llm": llm, "data": data, "n": len(grades[names[0]]), "right": shares, "agreement": pairs}
 
 
+@dataclass(frozen=True)
+class GradedAnswers:
+    """Answers of an LLM that people graded."""
+
+    llm: str
+    questions: Sequence[Question]
+    answers: Sequence[str]
+    people: Sequence[bool]
+
+
+def read_answers_graded_by_people(bench: Path) -> Iterator[GradedAnswers]:
+    """Read the answers to NQ with the grades of people."""
+    for llm, data in GRADED_BY_PEOPLE.items():
+        rows = list(read_questions(bench, data))
+        for name, side, key in ((llm, "nor", "pred_no_retrieval"), ("Bing Chat", "oner", "pred_one_retrieval")):
+            if side == "nor" or llm == "GPT-4":
+                answers = [str(meta[key] or "") for _, meta in rows]
+                people = [bool(meta["correct"][side]) for _, meta in rows]
+                yield GradedAnswers(name, [question for question, _ in rows], answers, people)
+
+
+def write_llm_verdicts(bench: Path, judge: str, file: Path, limit: int | None = None) -> None:
+    """Let an LLM grade the answers that people graded; writes one line for each LLM and prompt."""
+    from knowgate.labels.grading import JudgeGrader
+    from knowgate.models import load_model
+
+    model = load_model(judge)
+    with gzip.open(file, "wt", encoding="utf-8") as lines:
+        for graded in read_answers_graded_by_people(bench):
+            for style in JUDGE_STYLES:
+                start = time.perf_counter()
+                grades = JudgeGrader(model, style).grade(graded.answers[:limit], graded.questions[:limit])
+                verdicts = "".join("?" if grade.correct is None else str(int(grade.correct)) for grade in grades)
+                seconds = round(time.perf_counter() - start, 1)
+                line = {
+                    "llm": graded.llm,
+                    "style": style,
+                    "judge": model.name,
+                    "seconds": seconds,
+                    "verdicts": verdicts,
+                }
+                lines.write(json.dumps(line) + "\n")
+                print(graded.llm, style, f"{seconds} s, {verdicts.count('?')} unreadable", flush=True)
+
+
+def read_llm_verdicts(file: Path = VERDICTS) -> dict[str, dict[str, list[bool]]]:
+    """Read the LLM's verdicts by the LLM that answered; verdicts that are neither yes nor no count as no."""
+    verdicts: dict[str, dict[str, list[bool]]] = {}
+    if file.is_file():
+        with gzip.open(file, "rt", encoding="utf-8") as lines:
+            for line in map(json.loads, lines):
+                verdicts.setdefault(line["llm"], {})[f"LLM, {line['style']}"] = [
+                    mark == "1" for mark in line["verdicts"]
+                ]
+    return verdicts
+
+
 def record_all(bench: Path) -> list[dict[str, Any]]:
     """Grade all recorded answers again."""
     from knowgate.data.runs.folder import RunFolder
 
-    results = []
-    for llm, data in GRADED_BY_PEOPLE.items():
-        rows = list(read_questions(bench, data))
-        sides = (
-            {"nor": "pred_no_retrieval", "oner": "pred_one_retrieval"}
-            if llm == "GPT-4"
-            else {"nor": "pred_no_retrieval"}
-        )
-        for side, key in sides.items():
-            grades = grade_by_strings([str(meta[key] or "") for _, meta in rows], [question for question, _ in rows])
-            people = [bool(meta["correct"][side]) for _, meta in rows]
-            results.append(summarize(llm if side == "nor" else "Bing Chat", "NQ", {"people": people, **grades}))
+    results, verdicts = [], read_llm_verdicts()
+    for graded in read_answers_graded_by_people(bench):
+        grades = {"people": list(graded.people), **grade_by_strings(graded.answers, graded.questions)}
+        results.append(summarize(graded.llm, "NQ", grades | verdicts.get(graded.llm, {})))
     for data in RUN_SETS:
         questions = {question.id: question for question, _ in read_questions(bench, data)}
         rows = [row for row in RunFolder(RUNS / QWEN / f"{data}-test").rows() if row.id in questions]
@@ -100,21 +154,30 @@ def graders_table() -> Iterator[str]:
         "string graders agree on nine answers in ten or more, and the order of closed-book and open-book stays.\n"
     )
     rows: Rows = []
-    for line in json.loads(RECORD.read_text(encoding="utf-8")):
-        shares = (f"{100 * line['right'][name]:.1f} %" if name in line["right"] else "–" for name in NAMES)
+    lines = json.loads(RECORD.read_text(encoding="utf-8"))
+    names = [name for name in NAMES if any(name in line["right"] for line in lines)]
+    for line in lines:
+        shares = (f"{100 * line['right'][name]:.1f} %" if name in line["right"] else "–" for name in names)
         agreement = "; ".join(
             f"{pair}: {100 * each['agree']:.1f} %" + ("" if each["kappa"] is None else f" ({each['kappa']:.2f})")
             for pair, each in line["agreement"].items()
         )
         rows.append((line["llm"], line["data"], str(line["n"]), *shares, agreement))
-    yield table(("LLM", "answers to", "n", *NAMES, "agreement (kappa)"), rows)
+    yield table(("LLM", "answers to", "n", *names, "agreement (kappa)"), rows)
 
 
 def main() -> None:
     """Print the table, or write the record first."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", action="store_true", help="grade the answers and write the record")
-    if parser.parse_args().record:
+    parser.add_argument("--judge", help="model spec of the LLM that grades")
+    parser.add_argument("--verdicts", type=Path, default=VERDICTS, help="file for its verdicts")
+    parser.add_argument("--limit", type=int, help="answers of each LLM, for rehearsals")
+    options = parser.parse_args()
+    if options.judge:
+        write_llm_verdicts(Path(os.environ["KNOWGATE_BENCH"]), options.judge, options.verdicts, options.limit)
+        return
+    if options.record:
         results = record_all(Path(os.environ["KNOWGATE_BENCH"]))
         RECORD.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     print("\n".join(graders_table()))

@@ -71,9 +71,14 @@ def read_rows(indexes: Path) -> Iterator[KbmRow]:
 
 def check_index(folder: Path, retriever: Any) -> None:
     """Raise if the index is not the one that the recorded answers were given with."""
-    recorded = json.loads((folder / "run.json").read_text(encoding="utf-8"))["settings"].get("retriever_fingerprint")
-    if retriever is not None and recorded and retriever.fingerprint != recorded:
+    if not is_recorded_index(folder, retriever):
         raise SystemExit(f"{folder.name}: the index differs from the recorded one. Build it with benchmarks.papers.")
+
+
+def is_recorded_index(folder: Path, retriever: Any) -> bool:
+    """Return whether the recorded answers were given with this index, or with none."""
+    recorded = json.loads((folder / "run.json").read_text(encoding="utf-8"))["settings"].get("retriever_fingerprint")
+    return retriever is None or not recorded or bool(retriever.fingerprint == recorded)
 
 
 def choose_certainty_tau(rows: Sequence[KbmRow]) -> float:

@@ -6,7 +6,8 @@
 Three settings are measured: closed book, BM25 without samples, and BM25 with 20 closed-book samples. Each one labels
 into a run folder as `knowgate label` does: searches, grades and writes rows. A few questions that do not count warm up
 the model. For a transformers model, a loop of single `generate` calls answers the same prompts for some seconds, and the
-speed is also given as a ratio to that loop. The last step profiles one more run on the host (cProfile).
+speed is also given as a ratio to that loop. The last step profiles one more run on the host (cProfile). With --threads,
+threads of this process search and grade, instead of worker processes; use another OUT folder for that.
 
 Results are written to OUT/record.json after every step. Run the same command again to continue after an interruption.
 """
@@ -22,6 +23,7 @@ import pstats
 import shutil
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -201,23 +203,32 @@ def main() -> None:
     parser.add_argument("--index", required=True, type=Path, help="index folder, or JSONL file of passages to index")
     parser.add_argument("--out", required=True, type=Path, help="folder of the record; continues what it holds")
     parser.add_argument("--questions", type=int, default=3_000)
+    parser.add_argument("--threads", action="store_true", help="search and grade in threads, without worker processes")
+    parser.add_argument("--settings", nargs="+", choices=[setting.name for setting in SETTINGS], help="default: all")
+    parser.add_argument("--speed-only", action="store_true", help="neither run plain `generate` nor profile")
     options = parser.parse_args()
     from knowgate.data.questions import load_questions
+    from knowgate.labels import worker_processes
     from knowgate.models import load_model
 
+    if options.threads:
+        worker_processes.MIN_QUESTIONS = sys.maxsize
+    settings = [setting for setting in SETTINGS if options.settings is None or setting.name in options.settings]
     options.out.mkdir(parents=True, exist_ok=True)
     record, index = Record(options.out / "record.json"), open_index(options.index, options.out)
     questions, model = load_questions(options.data), load_model(options.model)
     print(record.step("machine", describe_machine, model), flush=True)
-    for setting in SETTINGS:
+    for setting in settings:
         chosen = questions[: round(setting.share * options.questions)]
         run = record.step(setting.name, warm_up_and_measure, model, chosen, setting, index)
         print(f"{setting.name}: {run}", flush=True)
-        if hasattr(model, "loaded"):
+        if hasattr(model, "loaded") and not options.speed_only:
             plain = record.step(f"{setting.name}, generate", measure_generate, model, chosen, setting, index)
             ratio = run["questions_per_second"] / plain
             print(f"  plain generate: {plain:.2f} questions/s, so label is {ratio:.1f} x as fast", flush=True)
-    for setting in SETTINGS[1:]:
+    for setting in settings:
+        if setting.closed_book or options.speed_only:
+            continue
         profile = record.step(f"{setting.name}, profile", profile_run, model, questions[:PROFILED], setting, index)
         for name, lines in profile.items():
             print(f"{setting.name}, {name}:", *lines, sep="\n  ", flush=True)

@@ -5,7 +5,9 @@
 `runs/papers/closed_book.jsonl.gz` has one row for each test question and each held-out train question: the grade, the
 smallest log-probability, the fusion's log-odds by number of train rows, and IK's logits by answer tokens and seed.
 `runs/papers/cbdr_probe.jsonl.gz` has a linear probe's logits of the test questions, for CBDR.
-`runs/papers/kbm.jsonl.gz` has one row for each test question: the logits of KBM's judges without and with passages.
+`runs/papers/kbm.jsonl.gz` has one row for each test question: the logits of KBM's judges without and with passages;
+`runs/papers/kbm30.jsonl.gz` the same of the judges taught with 30 samples. `runs/cbdr/alignment/larger_base.jsonl.gz` has
+one row for each dev and test question: the logits of its candidates by each reranker with a larger base.
 """
 
 from __future__ import annotations
@@ -24,10 +26,12 @@ from knowgate.stats.metrics import auroc, logit
 
 HOME = Path(__file__).parent / "runs" / "papers"
 CLOSED_BOOK, KBM, TRAININGS = (HOME / name for name in ("closed_book.jsonl.gz", "kbm.jsonl.gz", "trainings.json"))
+KBM_30, LARGER_BASE = HOME / "kbm30.jsonl.gz", HOME.parent / "cbdr" / "alignment" / "larger_base.jsonl.gz"
 GROUPS = ("triviaqa", "nq")
 CURVE = (500, 1500, 5000, 12000)
 MIDDLE_LAYER_COLUMN = 1  # of the probes: layer 14 of 28, before the answer
 KBM_JUDGES = ("kbm_1_epoch", "kbm_3_epochs")
+KBM_30_JUDGES = ("kbm30_1_epoch", "kbm30_3_epochs")
 Floats = np.ndarray[Any, Any]
 
 
@@ -178,13 +182,13 @@ def write_cbdr_probe(rows_folder: Path, trained: Path) -> None:
 # --- KBM --------------------------------------------------------------------------------------------
 
 
-def write_kbm(rows_folder: Path, trained: Path) -> None:
+def write_kbm(rows_folder: Path, trained: Path, rows_name: str, judges: Iterable[str], out: Path) -> None:
     """Write the logits of KBM's judges for the test rows: mastery of .8, mastery of .5, certainty."""
-    with gzip.open(rows_folder / "kbm_rows.jsonl.gz", "rt", encoding="utf-8") as lines:
+    with gzip.open(rows_folder / f"{rows_name}.jsonl.gz", "rt", encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
-    facts = {"kbm_rows": json.loads((rows_folder / "kbm_rows.json").read_text(encoding="utf-8"))}
+    facts = {rows_name: json.loads((rows_folder / f"{rows_name}.json").read_text(encoding="utf-8"))}
     records: dict[tuple[str, str], dict[str, Any]] = {}
-    for name in KBM_JUDGES:
+    for name in judges:
         file = trained / f"{name}--1.npz"
         if not file.is_file():
             print(f"{name} is missing")
@@ -196,7 +200,33 @@ def write_kbm(rows_folder: Path, trained: Path) -> None:
             record = records.setdefault((row["set"], row["id"]), {"set": row["set"], "id": row["id"]})
             side = record.setdefault("with" if row["passages"] else "without", {})
             side[name] = [round(value, 3) for value in values]
-    write_record(KBM, records.values())
+    write_record(out, records.values())
+    add_trainings(facts)
+
+
+# --- CBDR's reranker with a larger base -------------------------------------------------------------
+
+
+def write_larger_base(rows_folder: Path, trained: Path) -> None:
+    """Write the logits of all candidates of dev and test questions by the heads that a training taught.
+
+    `relevance` has one head; the others have benefit and likelihood.
+    """
+    with gzip.open(rows_folder / "rerank_rows.jsonl.gz", "rt", encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines]
+    facts, records = {}, {}
+    for file in sorted(trained.glob("rerank_*-1.npz")):
+        part, name = np.load(file), file.name.removesuffix("-1.npz")
+        heads = slice(0, 1) if "relevance" in name else slice(3, 5) if "margin" in name else slice(1, 3)
+        facts[name] = json.loads(str(part["facts"]))
+        for index, values in zip(part["index"].tolist(), part["logits"][:, 0].tolist(), strict=True):
+            row = rows[index]
+            record = records.setdefault(
+                (row["set"], row["id"]), {"set": row["set"], "id": row["id"], "test": row["test"], "logits": {}}
+            )
+            passages = record["logits"].setdefault(name.removeprefix("rerank_"), {})
+            passages[row["passage"]] = [round(value, 3) for value in values[heads]]
+    write_record(LARGER_BASE, records.values())
     add_trainings(facts)
 
 
@@ -214,8 +244,11 @@ def main() -> None:
     if (options.trained / "probes.npz").is_file():
         write_closed_book(options.rows, options.trained)
         write_cbdr_probe(options.rows, options.trained)
-    if (options.rows / "kbm_rows.json").is_file():
-        write_kbm(options.rows, options.trained)
+    for rows_name, judges, out in (("kbm_rows", KBM_JUDGES, KBM), ("kbm30_rows", KBM_30_JUDGES, KBM_30)):
+        if (options.rows / f"{rows_name}.json").is_file():
+            write_kbm(options.rows, options.trained, rows_name, judges, out)
+    if any(options.trained.glob("rerank_*-1.npz")):
+        write_larger_base(options.rows, options.trained)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Train the judges of two papers on a GPU: IK on 20,000 closed-book answers of the LLM itself, KBM with passages.
+"""Train the models of three papers on a GPU: IK on 20,000 closed-book answers of the LLM itself, KBM, CBDR's reranker.
 
     python -m benchmarks.paper_training --model FOLDER --tokenizer FOLDER --rows FOLDER --out FOLDER [--pack FILE]
 
-`policy_rows` and `kbm_rows` make the rows. One worker answers the closed-book questions while the others teach KBM. A
-second call continues: finished trainings are not repeated. After `--seconds` the workers are stopped, and `--pack`
-writes all results so far into one file. To continue elsewhere, unpack it into `--out`.
+`policy_rows`, `kbm_rows`, `kbm_samples` and `cbdr_alignment` make the rows. One worker answers the closed-book questions,
+which only IK needs, while the others teach KBM. A second call continues: finished trainings are not repeated. After
+`--seconds` the workers are stopped, and `--pack` writes all results so far into one file. To continue elsewhere, unpack
+it into `--out`.
 """
 
 from __future__ import annotations
@@ -39,6 +40,25 @@ def plan_jobs() -> list[Job]:
         *(_plan_ik(tokens, seed) for seed in range(3) for tokens in (32, 0)),
         *(_plan_ik(tokens, 0) for tokens in (4, 16, 1)),
         *(_plan_ik(tokens, seed) for seed in range(3, SEEDS) for tokens in (32, 0)),
+        *_plan_kbm_with_30_samples(),
+        *_plan_rerankers(),
+    ]
+
+
+def _plan_kbm_with_30_samples() -> list[Job]:
+    """List the judges that `kbm_samples` prepares; they start after its labels."""
+    kbm: dict[str, Any] = {"labels": ("True", "False"), "sets": ("kbm30_rows",), "member": -1, "batch": 64}
+    return [Job("kbm30_3_epochs", epochs=3, balanced=True, **kbm), Job("kbm30_1_epoch", epochs=1, **kbm)]
+
+
+def _plan_rerankers() -> list[Job]:
+    """List CBDR's rerankers with a larger base, whose rows `cbdr_alignment` prepares."""
+    reranker: dict[str, Any] = {"sets": ("rerank_rows",), "member": HELD_OUT, "epochs": 1, "rate": 2e-4, "batch": 64}
+    return [
+        Job("rerank_aligned_seed0", targets=(0, 1, 2), **reranker),
+        Job("rerank_relevance", targets=(0,), **reranker),
+        Job("rerank_margin_seed0", targets=(0, 3, 4), **reranker),
+        *(Job(f"rerank_aligned_seed{seed}", targets=(0, 1, 2), seed=seed, **reranker) for seed in (1, 2)),
     ]
 
 
@@ -113,12 +133,16 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "ik.done").unlink(missing_ok=True)
+    jobs = [job for job in plan_jobs() if not options.only or job.name in options.only]
+    if not any(job.after for job in jobs):  # only IK needs the closed-book answers
+        options.label, options.after_labels = False, None
     if not any((options.out / name).exists() for name in ("probes.npz", "states.npy")):
         (options.out / "closed_book.done").unlink(missing_ok=True)  # the probes need hidden states: answer again
-    processes = start_workers(options, plan_jobs())
-    probes = multiprocessing.get_context("spawn").Process(target=fit_probes, args=(options.out, options.device))
-    probes.start()
-    processes.append(probes)
+    processes = start_workers(options, jobs)
+    if options.label:
+        probes = multiprocessing.get_context("spawn").Process(target=fit_probes, args=(options.out, options.device))
+        probes.start()
+        processes.append(probes)
     end = time.time() + options.seconds
     while any(process.is_alive() for process in processes) and time.time() < end:
         time.sleep(min(5, options.seconds / 10))

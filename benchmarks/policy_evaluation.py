@@ -17,10 +17,12 @@ from benchmarks.policy_predictions import (
     MEMBERS,
     MIXED,
     MIXED_SETS,
+    POOLED,
     QUESTION,
     RECORDED_ARBITER,
     Predictions,
     fit_calibration,
+    has_pooled,
     list_trained_sets,
     load_predictions,
     make_arbiters,
@@ -49,17 +51,25 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Setting:
-    """A policy with the name that tables show, and the judge behind it."""
+    """A policy with the name that tables show.
+
+    Attributes:
+        title: The name.
+        chosen_for: The recorded set that it was chosen and calibrated on.
+        policy: Gate, arbiter and threshold.
+        judge: The adapters behind it: POOLED, or empty for those of `chosen_for`.
+    """
 
     title: str
-    judge: str
+    chosen_for: str
     policy: PolicyResult
+    judge: str = ""
 
 
 @cache
-def choose(name: str, *, with_recorded_arbiter: bool = False) -> PolicyChoice:
+def choose(name: str, judge: str = "", *, with_recorded_arbiter: bool = False) -> PolicyChoice:
     """Choose the policy of a recorded set on its train rows; the arbiter on record is not held out, so it is optional."""
-    train, calibration = load_predictions(name).train, fit_calibration(name)
+    train, calibration = load_predictions(name, judge).train, fit_calibration(name, judge)
     arbiters = [
         arbiter
         for arbiter in make_arbiters(train, calibration)
@@ -69,9 +79,17 @@ def choose(name: str, *, with_recorded_arbiter: bool = False) -> PolicyChoice:
     return choose_policy(gates, train.closed, train.open, arbiters, folds=train.folds)
 
 
-def choose_for_rate(name: str, rate: float) -> PolicyResult:
+def choose_judge(name: str) -> str:
+    """Return the adapters whose policy is worth more on train rows, cross-validated: POOLED, or empty for the set's own."""
+    if not has_pooled():
+        return ""
+    own, pooled = (choose(name, judge).estimate.value for judge in ("", POOLED))
+    return POOLED if pooled > own else ""
+
+
+def choose_for_rate(name: str, rate: float, judge: str = "") -> PolicyResult:
     """Return the policy with the most right answers on train rows among those with few enough searches."""
-    train, calibration = load_predictions(name).train, fit_calibration(name)
+    train, calibration = load_predictions(name, judge).train, fit_calibration(name, judge)
     arbiters = {"": None, **{arbiter.name: arbiter.takes_closed for arbiter in make_arbiters(train, calibration)}}
     results = []
     for gate in make_gates(train, calibration):
@@ -97,7 +115,7 @@ def right_answers(rows: Predictions, setting: Setting) -> tuple[Array, Array]:
 
 def apply_setting(rows: Predictions, setting: Setting) -> tuple[Array, Array]:
     """Return which rows a policy retrieves for, and which it answers right after a search."""
-    calibration, policy = fit_calibration(setting.judge), setting.policy
+    calibration, policy = fit_calibration(setting.chosen_for, setting.judge), setting.policy
     if policy.gate in CONSTANT_GATES:
         retrieved = np.full(len(rows.closed), policy.gate == ALWAYS)
     else:
@@ -183,7 +201,9 @@ def describe_outcome(
 def count_headline_comparisons() -> int:
     """Count the comparisons of the headline table: with always and with never, without always against itself."""
     names = [  # Llama-4 has the policy for news
-        choose(name).chosen.name for name in (*list_trained_sets(), NEWS, MIXED) if name not in COMMAND_CHOICES
+        choose(name, choose_judge(name)).chosen.name
+        for name in (*list_trained_sets(), NEWS, MIXED)
+        if name not in COMMAND_CHOICES
     ]
     records = [*list_fitted(), *filter(None, COMMAND_CHOICES.values())]
     names += [ALWAYS for record in COMMAND_CHOICES.values() if not record]
@@ -263,6 +283,42 @@ def list_settings(name: str) -> list[Setting]:
     return settings
 
 
+def describe_pooled(name: str) -> list[Json]:
+    """Evaluate the policies of the pooled adapters on test rows: the chosen one, and those for the target shares."""
+    if not has_pooled():
+        return []
+    rows = load_predictions(name, POOLED).test
+    policies = {"chosen with pooled adapters": choose(name, POOLED).chosen}
+    for rate in TARGET_RATES.get(name, ()):
+        policies[f"at most {rate:.0%} of the searches, pooled adapters"] = choose_for_rate(name, rate, POOLED)
+    return [describe(rows, Setting(title, name, policy, POOLED)) for title, policy in policies.items()]
+
+
+def add_pooled(name: str, result: Json) -> Json:
+    """Add the policies of the pooled adapters; the chosen one becomes the headline if it is worth more on train rows."""
+    pooled = describe_pooled(name)
+    if not choose_judge(name):
+        return {**result, "others": [*result["others"], *pooled]}
+    own = {**result["policy"], "policy": "chosen with the LLM's own adapters"}
+    return {**result, "policy": pooled[0], "others": [own, *result["others"], *pooled[1:]]}
+
+
+def compare_auroc() -> dict[str, Json]:
+    """Compare how well the pooled and the LLM's own adapters rank what is known, on test rows with 95 % intervals."""
+    results = {}
+    for name in list_trained_sets() if has_pooled() else ():
+        own, pooled = load_predictions(name).test, load_predictions(name, POOLED).test
+        for title, read in (("question", QUESTION), ("answer", ANSWER)):
+            logits = [rows.logits[:, read, CLOSED] for rows in (own, pooled)]
+            draws = np.random.default_rng(0).integers(0, len(own.closed), (RANDOM_RESAMPLES, len(own.closed)))
+            resampled = [[auroc(own.closed[draw], side[draw]) or 0.5 for side in logits] for draw in draws]
+            low, high = np.quantile([pair[1] - pair[0] for pair in resampled], [0.025, 0.975])
+            values = [auroc(own.closed, side) or 0.5 for side in logits]
+            gain = {"value": values[1] - values[0], "low": float(low), "high": float(high)}
+            results[f"{name}, {title}"] = {"own": values[0], "pooled": values[1], "gain": gain}
+    return results
+
+
 def make_first_choice(title: str) -> Setting:
     """Make the policy that was chosen for Llama-3.1-8B before the rule was changed."""
     return Setting(title, LLAMA3, make_setting("judge, gain", RULES, FIRST_THRESHOLD))
@@ -292,12 +348,13 @@ def evaluate_all() -> Json:
         name: evaluate(load_predictions(name).test, list_settings(name), RECORDED_SETS[name].llm)
         for name in list_trained_sets()
     }
+    results = {name: add_pooled(name, result) for name, result in results.items()}
     results |= {name: put_command_first(name, results[name]) for name in COMMAND_CHOICES}
     unfitted = Setting("chosen for text-davinci-003, without news", "davinci3_nq", choose("davinci3_nq").chosen)
     results[NEWS]["others"].append(describe(load_predictions(NEWS, "davinci3_nq").test, unfitted))
     results[LLAMA4] = evaluate_llama4()
-    results[MIXED] = evaluate(load_predictions(MIXED).test, list_settings(MIXED), "text-davinci-003 and GPT-3")
-    results[MIXED]["parts"] = describe_parts()
+    mixed = evaluate(load_predictions(MIXED).test, list_settings(MIXED), "text-davinci-003 and GPT-3")
+    results[MIXED] = {**add_pooled(MIXED, mixed), "parts": describe_parts()}
     return {**results, **{name: evaluate_fitted(name) for name in list_fitted()}}
 
 
@@ -307,16 +364,22 @@ def evaluate_llama4() -> Json:
     settings = [Setting(f"chosen for {name}", name, choose(name).chosen) for name in sources]
     settings.append(make_first_choice(f"chosen for {LLAMA3} by the first rule"))
     settings.append(Setting("always, rules arbiter", NEWS, make_setting(ALWAYS, RULES, choose(NEWS).always.threshold)))
-    results = [describe(load_predictions(LLAMA4, setting.judge).test, setting) for setting in settings]
-    rows = load_predictions(LLAMA4, NEWS).test
-    return {**evaluate(rows, settings[:1], RECORDED_SETS[LLAMA4].llm), "policy": results[0], "others": results[1:]}
+    if has_pooled():
+        settings.append(Setting(f"chosen for {NEWS} with pooled adapters", NEWS, choose(NEWS, POOLED).chosen, POOLED))
+        if choose_judge(NEWS):
+            settings.insert(0, settings.pop())
+    judges = [setting.judge or setting.chosen_for for setting in settings]
+    tested = [load_predictions(LLAMA4, judge).test for judge in judges]
+    results = [describe(rows, setting) for rows, setting in zip(tested, settings, strict=True)]
+    return {**describe_rows(tested[0], RECORDED_SETS[LLAMA4].llm), "policy": results[0], "others": results[1:]}
 
 
 def describe_parts() -> Json:
     """Describe mixed traffic by part: searches, right answers, and AUROC of known beside the fit on that part alone."""
-    rows = load_predictions(MIXED).test
-    setting = Setting("chosen", MIXED, choose(MIXED).chosen)
-    retrieved, right = right_answers(rows, setting)
+    rows, judge = load_predictions(MIXED).test, choose_judge(MIXED)
+    setting = Setting("chosen", MIXED, choose(MIXED, judge).chosen, judge)
+    decided = load_predictions(MIXED, judge).test
+    retrieved, right = right_answers(decided, setting)
     parts = {}
     for name in MIXED_SETS:
         member, alone = rows.sets == name, load_predictions(name).test
@@ -338,16 +401,18 @@ def describe_parts() -> Json:
 def list_train_choices() -> list[str]:
     """Describe the choice of each recorded set on its train rows; looks at no test row."""
     lines = []
-    for name in (*list_trained_sets(), MIXED):
-        choice = choose(name)
+    judges = ("", POOLED) if has_pooled() else ("",)
+    for name, judge in ((name, judge) for name in (*list_trained_sets(), MIXED) for judge in judges):
+        choice = choose(name, judge)
+        chosen, estimate = choice.chosen, choice.estimate
         lines.append(
-            f"{name}: {choice.chosen.name}, searches {choice.chosen.searches:.1%}, right {choice.chosen.right:.2%} "
-            f"(always {choice.always.right:.2%}, never {choice.never.right:.2%}; out of fold "
-            f"{choice.estimate.right:.2%} at {choice.estimate.searches:.1%}). {choice.reason}"
+            f"{name}{judge and ', pooled'}: {chosen.name}, searches {chosen.searches:.1%}, right {chosen.right:.2%} "
+            f"(always {choice.always.right:.2%}, never {choice.never.right:.2%}; out of fold {estimate.right:.2%} at "
+            f"{estimate.searches:.1%}, worth {estimate.value:.4f}). {choice.reason}"
         )
         lines += [f"   {each.name}: {each.right:.2%} at {each.searches:.1%}" for each in choice.tried[:6]]
         for rate in TARGET_RATES.get(name, ()):
-            result = choose_for_rate(name, rate)
+            result = choose_for_rate(name, rate, judge)
             lines.append(f"   at most {rate:.0%}: {result.name} {result.right:.2%} at {result.searches:.1%}")
     return lines
 

@@ -22,6 +22,7 @@ MIXED_SETS = ("davinci3_nq", "gpt3_realtimeqa")
 QUESTION, ANSWER, BOTH = 0, 1, 2  # what an adapter has read
 CLOSED, OPEN = 0, 1  # whose answer it predicts to be right
 MEMBERS = 4
+POOLED = "pooled"  # adapters that learned from the rows of all recorded LLMs
 UNUSED = -2
 RECORDED_ARBITER = "arbiter on record"
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -95,9 +96,9 @@ class Calibration:
 
 
 @cache
-def fit_calibration(judge: str) -> Calibration:
-    """Fit the calibration of a judge on the train rows of its own set."""
-    train = load_predictions(judge).train
+def fit_calibration(name: str, judge: str = "") -> Calibration:
+    """Fit the calibration of a judge (default: the set's own) on the train rows of a recorded set."""
+    train = load_predictions(name, judge).train
     slopes, shifts = np.ones((3, 2)), np.zeros((3, 2))
     for read in range(3):
         for side, right in ((CLOSED, train.closed), (OPEN, train.open)):
@@ -129,6 +130,13 @@ def make_arbiters(rows: Predictions, calibration: Calibration) -> list[ArbiterCa
     if rows.arbiter.any():
         arbiters.append(ArbiterCandidate(RECORDED_ARBITER, rows.arbiter, judge_calls=float(MEMBERS), models=MEMBERS))
     return arbiters
+
+
+@cache
+def has_pooled() -> bool:
+    """Return whether the predictions of the pooled adapters are on record."""
+    with gzip.open(HOME / "gpt4_nq.jsonl.gz", "rt", encoding="utf-8") as lines:
+        return POOLED in json.loads(next(lines))
 
 
 def list_trained_sets() -> list[str]:

@@ -1,6 +1,6 @@
 """Prepare the rows that `policy_training.py` trains judges on: token ids, label positions, targets and folds.
 
-    python -m benchmarks.policy_rows --bench DATA --tokenizer FOLDER --out FOLDER
+    python -m benchmarks.policy_rows --bench DATA --tokenizer FOLDER --out FOLDER [--closed-book | --pooled]
 
 The files hold token ids and numbers only, so that the machine with the GPU needs neither the data nor knowgate.
 One sequence holds everything that a judge may read about a row, with a label position after each part: after the
@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -27,6 +27,7 @@ from knowgate.types import Question
 
 ANSWER_TOKENS = 110  # of each answer; 95 % are shorter
 FOLDS = 4
+TEST_FOLD, UNUSED_FOLD = -1, -2  # train rows of UNUSED_FOLD are scored like test rows, but never learned from
 HELD_OUT_PARTS = 10  # one part of ten of the closed-book train rows is left out by the adapters, for their stack
 CLOSED_BOOK = {
     "triviaqa": (("triviaqa/train", "triviaqa_ctx/train"), "triviaqa_ctx/test", 1500),
@@ -42,7 +43,7 @@ class Sequences:
     ids: list[list[int]]
     positions: list[list[int]]
     targets: list[list[float]]
-    folds: list[int]  # -1 for test rows
+    folds: list[int]  # TEST_FOLD for test rows
 
     def save(self, file: Path | BinaryIO) -> None:
         lengths = np.array([len(ids) for ids in self.ids], np.int32)
@@ -57,8 +58,17 @@ class Sequences:
         )
 
 
-def encode_recorded(tokenizer: Any, rows: Sequence[RecordedRow], llm: str = "") -> Sequences:
-    """Encode rows with both answers; three label positions, two targets (closed-book right, open-book right)."""
+def encode_recorded(
+    tokenizer: Any, rows: Sequence[RecordedRow], llm: str = "", unused: Collection[str] = ()
+) -> Sequences:
+    """Encode rows with both answers; three label positions, two targets (closed-book right, open-book right).
+
+    Args:
+        tokenizer: Tokenizer of the base model.
+        rows: The rows.
+        llm: Name of the LLM, which is put in front of each row; empty for none.
+        unused: Fingerprints of questions whose train rows are not learned from.
+    """
 
     def tokens(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False))
@@ -76,8 +86,25 @@ def encode_recorded(tokenizer: Any, rows: Sequence[RecordedRow], llm: str = "") 
         result.ids.append(ids)
         result.positions.append(positions)
         result.targets.append([float(row.closed_right), float(row.open_right)])
-        result.folds.append(fold if row.split == "train" else -1)
+        is_unused = fingerprint_text_loosely(row.question) in unused
+        train_fold = UNUSED_FOLD if is_unused else fold
+        result.folds.append(train_fold if row.split == "train" else TEST_FOLD)
     return result
+
+
+def write_recorded(bench: Path, tokenizer: Any, out: Path, *, only_pooled: bool) -> None:
+    """Write the rows of each recorded set, and those with the name of the LLM in front for the pooled judge.
+
+    The pooled judge learns from all sets, so no train row may have a question that is a test question of any set.
+    """
+    recorded = {name: read_recorded(bench, name) for name in RECORDED_SETS}
+    in_test = {
+        fingerprint_text_loosely(row.question) for rows in recorded.values() for row in rows if row.split == "test"
+    }
+    for name, rows in recorded.items():
+        if not only_pooled:
+            encode_recorded(tokenizer, rows).save(out / f"{name}.npz")
+        encode_recorded(tokenizer, rows, RECORDED_SETS[name].llm, in_test).save(out / f"{name}.named.npz")
 
 
 def read_lines(file: Path) -> Iterable[dict[str, Any]]:
@@ -135,17 +162,18 @@ def main() -> None:
     parser.add_argument("--bench", type=Path, required=True)
     parser.add_argument("--tokenizer", required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--closed-book", action="store_true", help="only the closed-book questions")
+    parts = parser.add_mutually_exclusive_group()
+    parts.add_argument("--closed-book", action="store_true", help="only the closed-book questions")
+    parts.add_argument("--pooled", action="store_true", help="only the rows of the pooled judge")
     options = parser.parse_args()
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(options.tokenizer)
     options.out.mkdir(parents=True, exist_ok=True)
-    for name, recorded in () if options.closed_book else RECORDED_SETS.items():
-        rows = read_recorded(options.bench, name)
-        encode_recorded(tokenizer, rows).save(options.out / f"{name}.npz")
-        encode_recorded(tokenizer, rows, recorded.llm).save(options.out / f"{name}.named.npz")
-    write_closed_book(options.bench, tokenizer, options.out)
+    if not options.closed_book:
+        write_recorded(options.bench, tokenizer, options.out, only_pooled=options.pooled)
+    if not options.pooled:
+        write_closed_book(options.bench, tokenizer, options.out)
 
 
 if __name__ == "__main__":

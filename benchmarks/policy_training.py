@@ -18,7 +18,7 @@ import multiprocessing
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ class Job:
         after: File in the output folder that must exist before the job starts.
         labels: Words whose difference in the output layer the heads start from.
         balanced: Weigh positive labels so that both classes count alike, at most tenfold.
+        targets: Numbers of the targets that it learns; empty for all.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Job:
     seed: int = 0
     labels: tuple[str, str] = (" Yes", " No")
     balanced: bool = False
+    targets: tuple[int, ...] = ()
 
     @property
     def file(self) -> str:
@@ -78,7 +80,7 @@ def plan_jobs() -> list[Job]:
     mixed = ("davinci3_nq", "gpt3_realtimeqa")
     jobs += [Job("mixed", fold, mixed, ("llama4_realtimeqa",)) for fold in range(FOLDS)]
     named = tuple(f"{name}.named" for name in recorded)
-    pooled = [Job("pooled", fold, named, ("llama4_realtimeqa.named",)) for fold in range(FOLDS)]
+    pooled = [Job("pooled", fold, named, ("llama4_realtimeqa.named",), epochs=2) for fold in range(FOLDS)]
     return [*jobs, *pooled]
 
 
@@ -169,7 +171,9 @@ def train(
     """Train one adapter and score the rows that it did not learn from; continues from its checkpoint."""
     started = time.perf_counter()
     generator = np.random.default_rng(1000 * job.seed + job.member + 1)
-    indices = np.flatnonzero((rows.folds >= 0) & (rows.folds != job.member))
+    rows = keep_targets(rows, job.targets)
+    is_labeled = ~np.isnan(rows.targets).all(axis=1)
+    indices = np.flatnonzero((rows.folds >= 0) & (rows.folds != job.member) & is_labeled)
     if job.rows and job.rows < len(indices):
         indices = np.sort(generator.permutation(indices)[: job.rows])
     base = add_adapter(model, 17 + job.member + 100 * job.seed)
@@ -223,6 +227,14 @@ def train(
     return {"wanted": wanted, "logits": logits, "facts": facts}
 
 
+def keep_targets(rows: Rows, targets: Sequence[int]) -> Rows:
+    """Remove the targets that a job does not learn; without a choice, keep all."""
+    if not targets:
+        return rows
+    is_learned = np.isin(np.arange(rows.targets.shape[1]), targets)
+    return replace(rows, targets=np.where(is_learned, rows.targets, np.nan).astype(np.float32))
+
+
 def split_batch(rows: Rows, batch: Sequence[int]) -> list[Sequence[int]]:
     """Split a batch into parts that fit into memory together with the trainings beside it."""
     longest = max(len(rows.ids[index]) for index in batch)
@@ -267,7 +279,7 @@ def compute_loss(logits: Any, targets: Any, positive_weights: Any) -> Any:
     losses = torch.nn.functional.binary_cross_entropy_with_logits(
         logits, targets.nan_to_num(), reduction="none", pos_weight=positive_weights
     )
-    return (losses * is_labeled).sum() / is_labeled.sum()
+    return (losses * is_labeled).sum() / is_labeled.sum().clamp(min=1)
 
 
 def _thirds(losses: list[Any], epochs: int) -> list[list[Any]]:

@@ -13,6 +13,7 @@ from benchmarks.paper_training import pack_results, plan_jobs  # noqa: E402 (nee
 from benchmarks.policy_training import (  # noqa: E402 (needs torch)
     Rows,
     compute_loss,
+    keep_targets,
     load_checkpoint,
     save_checkpoint,
     split_batch,
@@ -25,6 +26,18 @@ def test_the_loss_ignores_targets_that_are_not_known():
     targets = torch.tensor([[[1.0, float("nan")]], [[0.0, float("nan")]]])
     expected = torch.nn.functional.binary_cross_entropy_with_logits(logits[..., 0], targets[..., 0])
     assert float(compute_loss(logits, targets, weights)) == pytest.approx(float(expected))
+
+
+def test_a_batch_without_any_target_changes_nothing():
+    logits, targets = torch.zeros(2, 1, 1), torch.full((2, 1, 1), float("nan"))
+    assert float(compute_loss(logits, targets, torch.ones(1))) == 0
+
+
+def test_a_job_learns_its_own_targets_only():
+    targets = np.array([[1, 0, 1], [0, np.nan, 1]], np.float32)
+    rows = Rows([np.zeros(2, np.int32)] * 2, np.zeros((2, 1)), targets, np.zeros(2))
+    assert keep_targets(rows, ()) is rows
+    np.testing.assert_array_equal(keep_targets(rows, (1,)).targets, [[np.nan, 0, np.nan], [np.nan] * 3])
 
 
 def test_rare_positives_weigh_more_up_to_a_limit():
@@ -69,6 +82,15 @@ def test_the_jobs_come_in_the_order_of_the_protocol():
     names = [job.name for job in plan_jobs()]
     assert names[:6] == ["kbm_3_epochs", "kbm_1_epoch", "ik_32_seed0", "ik_0_seed0", "ik_32_seed1", "ik_0_seed1"]
     assert len({job.file for job in plan_jobs()}) == len(names)
+
+
+def test_only_ik_needs_the_closed_book_answers():
+    assert {job.name.split("_")[0] for job in plan_jobs() if job.after} == {"ik"}
+    kbm = {job.name: job for job in plan_jobs() if job.name.startswith("kbm30")}
+    assert kbm["kbm30_3_epochs"].balanced
+    assert kbm["kbm30_3_epochs"].epochs == 3
+    assert not kbm["kbm30_1_epoch"].balanced
+    assert kbm["kbm30_1_epoch"].epochs == 1
 
 
 def test_packed_results_leave_out_what_can_be_made_again(tmp_path):

@@ -149,15 +149,22 @@ def test_mentions_of_what_is_not_there_are_refused(words, top):
         command_lines.check_names(top, words)
 
 
+def first_ask(page: str) -> list[str]:
+    """Return the words of the first `knowgate ask` on a page."""
+    shown = [words for block in CONSOLE if block.page.name == page for words in command_lines.programs(block.text)]
+    return next(words for words in shown if words[:2] == ["knowgate", "ask"])
+
+
 @pytest.mark.model
-def test_the_first_ask_command_answers_from_the_packaged_handbook(monkeypatch, capsys):
-    (block,) = [block for block in CONSOLE if block.page.name == "README.md"]
-    first = next(words for words in command_lines.programs(block.text) if words[:2] == ["knowgate", "ask"])
+@pytest.mark.parametrize("page", ["README.md", "quickstart.md", "quickstart.zh.md"])
+def test_the_first_ask_command_answers_from_the_packaged_handbook(page, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
-    assert run(first[1:]) == 0
+    assert run(first_ask(page)[1:]) == 0
     printed = capsys.readouterr().out
     assert "Paris" in printed
     assert "29" in printed
+    outputs = [block.text for block in blocks("text") if block.page.name == page and block.text.startswith("1. ")]
+    assert [line for text in outputs for line in text.splitlines() if line not in printed] == []
 
 
 # --- Python and TOML ------------------------------------------------------------------------------

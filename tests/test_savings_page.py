@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.policy_predictions import load_predictions
 from tests.support.chromium import needs_browser, open_page
-from tools.docs import savings
+from tools.docs import decision_figure, savings, savings_figure
 
 pytestmark = pytest.mark.records
 
@@ -44,3 +44,15 @@ def test_the_calculator_takes_the_nearest_llm(tmp_path):
     assert "Nearest recorded LLM: text-davinci-003, NQ." in opened.dom
     assert "<th>Price a month</th><td>$600.00</td><td>$400.00</td><td>-$200.00</td>" in opened.dom
     assert '<polyline fill="none" stroke="#0b6bab" stroke-width="2.5" points="70,' in opened.dom
+
+
+def test_the_figure_is_that_of_the_records():
+    assert savings_figure.FIGURE.read_text(encoding="utf-8") == savings_figure.draw()
+
+
+def test_labels_that_would_overlap_are_moved_down():
+    assert savings_figure.place_labels([50, 10, 14]) == [50, 10, 10 + savings_figure.LABEL_HEIGHT]
+
+
+def test_the_picture_of_a_decision_is_up_to_date():
+    assert decision_figure.FIGURE.read_text(encoding="utf-8") == decision_figure.draw()

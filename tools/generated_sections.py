@@ -21,7 +21,8 @@ def render_gate_example() -> str:
 
 SECTIONS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"policies": readme_table},
-    "docs/which-gate.md": {"learning curve": curve_table, "gates": render_gate_table},
+    "docs/which-gate.md": {"gates": render_gate_table},
+    "docs/gate-measurements.md": {"learning curve": curve_table},
     "docs/judges.md": {"judge sizes": size_table, "judge labels": label_table, "judge rows": amount_table},
     "docs/speed.md": {"speed": speed_table, "labeling": labeling_table},
     "docs/integrations.md": {"tested versions": version_table},

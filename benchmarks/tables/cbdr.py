@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.tables.cbdr_alignment import estimate_gap, render_alignment
+from benchmarks.tables.cbdr_larger_base import larger_base_tables
 from benchmarks.tables.cbdr_probe import cbdr_probe_table
 from benchmarks.tables.common import CHOICE, OPEN, QWEN, RUNS, Rows, format_decisions, load_test_run, table
 
@@ -50,6 +51,7 @@ def cbdr_section() -> Iterator[str]:
     yield "### Headlines\n"
     yield from _headlines()
     yield from render_alignment()
+    yield from larger_base_tables()
     yield from _beta_table()
     yield from cbdr_probe_table()
 

@@ -20,6 +20,9 @@ from knowgate.stats.metrics import sigmoid
 
 PROBE = HOME / "cbdr_probe.jsonl.gz"
 BETAS = (0.5, 0.9, 0.95, 0.98)
+TABLE_3_BETAS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
+TABLE_3_ORDERS = ("retriever", "base", "benefit", "likelihood")
+SKIP_SHARE = 0.17  # of the questions; the paper's LLM answers so many directly at beta = .95
 RESAMPLES = 2_000
 
 
@@ -65,6 +68,45 @@ def cbdr_probe_table() -> Iterator[str]:
         f"AUROC of known: TriviaQA {facts['auroc'][0]:.3f}, NQ {facts['auroc'][1]:.3f}. 750 and 500 test questions.\n"
     )
     yield table(("data set", "train rows", "beta", "searches saved", "points against always"), lines)
+    yield from reranker_beta_table()
+
+
+def reranker_beta_table() -> Iterator[str]:
+    """Render Table 3: right answers by beta, order of the passages and number of passages, on NQ."""
+    from benchmarks.tables.cbdr_alignment import HOME as ALIGNMENT
+    from benchmarks.tables.cbdr_alignment import read_answers
+
+    if not (ALIGNMENT / "predictions.jsonl.gz").is_file():
+        return
+    right = read_answers(ALIGNMENT)
+    logits = {row["id"]: row["logit"] for row in read_record(PROBE)[1:]}
+    ids = [key for key in right["top 1", "base"] if key.startswith("nq_") and key in logits]
+    confidence = np.asarray(sigmoid(np.array([logits[key] for key in ids])))
+    closed = np.array([right["top 1", "no passages"][key] for key in ids], dtype=float)
+    skips = [np.zeros(len(ids), dtype=bool), *(confidence > beta for beta in TABLE_3_BETAS), skip_share(confidence)]
+    lines = []
+    for top in ("top 1", "top 3"):
+        for order in TABLE_3_ORDERS:
+            opened = np.array([right[top, order][key] for key in ids], dtype=float)
+            values = [np.where(skipped, closed, opened).mean() for skipped in skips]
+            lines.append((top, order, *(f"{100 * value:.1f}" for value in values)))
+    rates = [f"{100 * (1 - skipped.mean()):.0f} %" for skipped in skips]
+    yield (
+        f"\n**Table 3 with this probe.** {len(ids):,} test questions of NQ; orders of the passages as in the table of rerankers "
+        "above. Right answers if questions with more confidence than beta are answered without passages. The last column "
+        f"answers {100 * SKIP_SHARE:.0f} % directly, as the paper's LLM does at .95; there, beta is a quantile of the "
+        "confidence in the other half of the questions.\n"
+    )
+    columns = ("passages", "order", "always", *(f"{beta:g}" for beta in TABLE_3_BETAS), f"quantile {SKIP_SHARE:.0%}")
+    yield table(columns, [("", "retrieval rate", *rates), *lines])
+
+
+def skip_share(confidence: Any) -> Any:
+    """Mark the questions above a quantile of confidence, taken from the other half of the questions."""
+    half, skipped = np.arange(len(confidence)) % 2 == 0, np.zeros(len(confidence), dtype=bool)
+    for part in (half, ~half):
+        skipped[part] = confidence[part] > np.quantile(confidence[~part], 1 - SKIP_SHARE)
+    return skipped
 
 
 if __name__ == "__main__":

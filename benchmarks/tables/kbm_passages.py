@@ -12,26 +12,36 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.paper_record import KBM, KBM_JUDGES, read_record
+from benchmarks.paper_record import KBM, KBM_30, KBM_30_JUDGES, KBM_JUDGES, read_record
 from benchmarks.tables.common import CHOICE, OPEN, QWEN, format_decisions, load_test_run, table
 from knowgate.stats.metrics import auroc, sigmoid
 
 RECORDED = "kbm"  # the judge recorded earlier: one epoch, without passages and multiple choice
-TITLES = {"kbm_1_epoch": "1 epoch", "kbm_3_epochs": "3 epochs, weighted"}
+TITLES = {
+    "kbm_1_epoch": "1 epoch",
+    "kbm_3_epochs": "3 epochs, weighted",
+    "kbm30_1_epoch": "30 samples, 1 epoch",
+    "kbm30_3_epochs": "30 samples, 3 epochs, weighted",
+}
 STRICT, HALF, CERTAIN = 0, 1, 2  # heads: mastery of at least .8, of at least .5, certainty
 RESAMPLES = 2_000
 
 
+def read_rows() -> list[dict[str, Any]]:
+    """Read the judgements of both runs: 10 and 30 samples per train question."""
+    return [*read_record(KBM), *read_record(KBM_30)]
+
+
 def read_judgements(name: str, labels: Any, judge: str, side: str) -> Any:
     """Return P(True) of each head for the rows of a test run; NaN where there is no judgement."""
-    known = {row["id"]: row.get(side, {}).get(judge) for row in read_record(KBM) if row["set"] == name}
+    known = {row["id"]: row[side][judge] for row in read_rows() if row["set"] == name and judge in row.get(side, {})}
     values = [known.get(row.id) or (np.nan,) * 3 for row in labels.rows]
     return sigmoid(np.array(values, dtype=float))
 
 
 def list_judged_runs() -> dict[str, Any]:
     """Return the test runs that have judgements."""
-    names = {row["set"] for row in read_record(KBM)}
+    names = {row["set"] for row in read_rows()}
     return {
         name: labels for name in (*OPEN, *CHOICE) if name in names and (labels := load_test_run(QWEN, name)) is not None
     }
@@ -39,8 +49,8 @@ def list_judged_runs() -> dict[str, Any]:
 
 def list_recorded_judges() -> list[str]:
     """List the recorded judges."""
-    judges = {judge for row in read_record(KBM) for judge in row.get("without", {})}
-    return [judge for judge in KBM_JUDGES if judge in judges]
+    judges = {judge for row in read_rows() for judge in row.get("without", {})}
+    return [judge for judge in (*KBM_JUDGES, *KBM_30_JUDGES) if judge in judges]
 
 
 def judge_table() -> str:
@@ -78,6 +88,8 @@ def second_judgement_table() -> str:
                 read_judgements(name, labels, judge, side)[:, HALF] for side in ("without", "with")
             )
             has_passages = ~np.isnan(with_passages)
+            if not has_passages.any():
+                continue
             sufficient = ~has_passages | (with_passages >= 0.5)
             better = ~has_passages | (with_passages >= without)
             closed, opened = (np.asarray(right, dtype=float) for right in (labels.closed_right, labels.always_right))

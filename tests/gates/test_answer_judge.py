@@ -102,8 +102,9 @@ def test_several_seeds_are_averaged(several):
     questions, readings = taken(several.examples, [0, 1, 2])
     raw = gate.raw(questions, readings)
     texts = [reading.draft.text for reading in readings]
-    votes = gate.judge.predict_members(encode_answers("judge", gate.judge, questions, texts, 32))
-    assert len(votes) == 2
+    prompts = encode_answers("judge", gate.judge, questions, texts, 32)
+    assert len(gate.judge.members) == 2
+    votes = [gate.judge.predict_member(number, prompts) for number in range(2)]
     assert np.abs(votes[0] - votes[1]).max() > 1e-6
     assert raw == pytest.approx(1 - (votes[0] + votes[1]) / 2, abs=1e-12)
 
@@ -115,7 +116,8 @@ def test_with_folds_a_row_is_scored_by_the_judge_that_did_not_see_it(folded):
     assert sorted(members[0].train + members[1].train) == list(range(240))
     gate = JudgeGate.load(str(folded.out))
     questions, readings = taken(folded.examples, [5])
-    votes = gate.judge.predict_members(encode_answers("judge", gate.judge, questions, [readings[0].draft.text], 32))
+    prompts = encode_answers("judge", gate.judge, questions, [readings[0].draft.text], 32)
+    votes = [gate.judge.predict_member(number, prompts) for number in range(2)]
     assert abs(votes[0] - votes[1]) > 1e-4
     stranger = next(number for number, member in enumerate(members) if 5 not in member.train)
     assert folded.fitted.raw([5]) == pytest.approx(1 - votes[stranger], abs=1e-6)

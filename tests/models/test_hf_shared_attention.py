@@ -61,7 +61,7 @@ def test_selected_answers_keep_their_own_keys():
     cache = SharedCache(DynamicCache([(keys, keys)]), torch.ones(2, 3), answers=3, max_tokens=2)
     cache.start_token()
     cache.update(torch.arange(6.0)[:, None, None, None], torch.arange(6.0)[:, None, None, None], 0)
-    cache.select(torch.tensor([1]), torch.tensor([[1]]), torch.tensor([[2, 0]]))
+    cache.select(torch.tensor([[1]]), torch.tensor([[2, 0]]), has_all_prompts=False)
     cache.start_token()
     own, _ = cache.update(torch.tensor([8.0, 9.0])[:, None, None, None], torch.zeros(2, 1, 1, 1), 0)
     assert own.flatten().tolist() == [5.0, 8.0, 3.0, 9.0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from knowgate.models.tokenization import extract_plain_turn_template, is_plain_text
+from knowgate.models.tokenization import extract_fast_template, is_plain_text
 
 SPECIAL = ("<|end|>",)
 
@@ -14,7 +14,7 @@ def framed(text):
 
 
 def test_a_template_that_only_frames_text_is_extracted():
-    turn = extract_plain_turn_template(framed, SPECIAL, "{{ content }}")
+    turn = extract_fast_template(framed, SPECIAL, "{{ content }}")
     assert turn is not None
     assert turn.render("Who?\n\nWhat? ") == framed("Who?\n\nWhat? ")
 
@@ -29,7 +29,7 @@ def test_a_template_that_only_frames_text_is_extracted():
     ],
 )
 def test_a_template_that_changes_text_or_prints_the_date_is_not_extracted(render, template):
-    assert extract_plain_turn_template(render, SPECIAL, template) is None
+    assert extract_fast_template(render, SPECIAL, template) is None
 
 
 @pytest.mark.parametrize("text", ["<think>", "a | b", "{x}", "[INST]", "a > b"])
@@ -42,4 +42,4 @@ def test_text_with_markup_is_not_plain(text):
 def test_the_embedded_model_renders_plain_and_other_texts_as_its_template_does(smollm):
     for text in ("Who?", " two\n\nlines \n", "a <|im_end|> b", "谁写了《浮士德》?", "a | b"):
         assert smollm.render(text) == smollm._apply_template(text)
-    assert smollm._plain_turn is not None
+    assert smollm._fast_template is not None

@@ -177,6 +177,9 @@ def test_the_page_says_in_words_if_the_gate_takes_more_and_if_calls_are_not_pric
     tiles = page.run("document.getElementById('tiles').textContent")
     assert re.search(r"[1-9]\d* ms moretime than always retrieving, because of drafts", tiles)
     assert "money saved; extra LLM calls are not priced (--price-llm-call)" in tiles
+    assert page.run("document.querySelector('#tiles dd').offsetTop < document.querySelector('#tiles dt').offsetTop")
+    tops = "[...document.querySelectorAll('#tiles div')].map((tile) => tile.offsetTop)"
+    assert page.run(f"new Set({tops}).size") == 1  # all tiles in one row
     assert "Figures since" in page.text
     assert page.console == []
 

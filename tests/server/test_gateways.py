@@ -75,7 +75,7 @@ def test_litellm_works_in_front_of_the_server_and_behind_it(chain, stub):
 
 def test_the_configuration_names_the_models_of_the_documentation():
     text = CONFIG.read_text(encoding="utf-8")
-    page = (CONFIG.parents[1] / "docs" / "server.md").read_text(encoding="utf-8")
+    page = (CONFIG.parents[1] / "docs" / "server-operations.md").read_text(encoding="utf-8")
     assert "model_name: llm" in text
     assert "--upstream-model llm" in page
     assert "deploy/litellm.yaml" in page

@@ -176,7 +176,7 @@ def _watch(show: ProgressCallback) -> FitProgressCallback:
 
     def watch(progress: FitProgress) -> None:
         if progress.is_milestone and progress.unit in ("steps", "folds"):
-            show.say(progress.words)
+            show.say(translate_arguments(progress.words, POLICY_FLAGS))
         else:
             show(progress.done, progress.total, progress.words, stage=progress.stage, unit=progress.unit)
 

@@ -40,7 +40,8 @@ def check_artifact_folder(folder: Path, make_error: ErrorFactory) -> None:
 def links_outside(path: Path, folder: Path) -> bool:
     """Return whether a path is a symbolic link that points outside the folder, or a circular link."""
     target = Path(os.path.realpath(path))  # `Path.resolve` raises on circular links
-    return path.is_symlink() and (target.is_symlink() or not target.is_relative_to(os.path.realpath(folder)))
+    is_inside = target.is_relative_to(os.path.realpath(folder)) and not target.is_symlink()  # a circle ends in a link
+    return path.is_symlink() and not is_inside
 
 
 def walk_files(folder: Path) -> Iterator[Path]:

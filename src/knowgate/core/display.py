@@ -41,9 +41,12 @@ def sanitize_json(text: str) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """Convert text to one line of Markdown that cannot end a table cell or contain HTML, links or images."""
+    """Convert text to one line of Markdown that cannot end a table cell or contain HTML, links or images.
+
+    '<b>a | b</b> [c](d)' becomes '&lt;b>a / b&lt;/b> [c]\\(d)'.
+    """
     line = sanitize_line(text).replace("|", "/").replace("](", "]\\(")
-    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", line)
+    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", line)  # only a "<" that begins a tag
 
 
 def escape_markdown_code(text: str) -> str:
@@ -57,9 +60,12 @@ def _escape(char: str) -> str:
 
 
 def _escape_json(char: str) -> str:
-    """Return the JSON escape of a character, such as \\u202e; two surrogates for characters beyond U+FFFF."""
-    data = char.encode("utf-16-be", "surrogatepass")
-    return "".join(f"\\u{data[index : index + 2].hex()}" for index in range(0, len(data), 2))
+    """Return the JSON escape of a character, such as \\u202e.
+
+    JSON escapes have 16 bits. A character beyond U+FFFF becomes two of them (surrogates), as in UTF-16.
+    """
+    digits = char.encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{digits[start : start + 4]}" for start in range(0, len(digits), 4))
 
 
 @dataclass(frozen=True)
@@ -75,8 +81,15 @@ class TextTable:
 
     @classmethod
     def build(cls, title: str, items: Iterable[Item], columns: Mapping[str, Callable[[Item], str]]) -> TextTable:
-        """Build a table with a row for each item. `columns` maps the title of a column to the function of its cells."""
-        return cls(title, tuple(columns), tuple(tuple(cell(item) for cell in columns.values()) for item in items))
+        """Build a table with a row for each item.
+
+        Args:
+            title: The title of the table.
+            items: The items.
+            columns: Title of a column -> function from an item to the text of its cell.
+        """
+        rows = [tuple(make_cell(item) for make_cell in columns.values()) for item in items]
+        return cls(title, tuple(columns), tuple(rows))
 
     def text(self) -> str:
         """Render the table in aligned columns, for a terminal or a log."""

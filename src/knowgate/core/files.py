@@ -115,21 +115,22 @@ def atomic_file(path: Path, *, mode: int = 0o644) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def _name_target(path: Path) -> Iterator[None]:
-    """Make OS errors name the file that the user asked for.
+    """Make OS errors in the block name `path`, the file or folder that the user asked for.
 
-    Without this, an error names the temporary file, or no file at all if the disk is full.
+    Files are written under a temporary name first. Without this, an error names the temporary file, or no file at all if
+    the disk is full.
     """
     try:
         yield
     except shutil.Error as error:  # holds a list of (source, target, message)
         raise OSError(errno.EIO, str(error.args[0][0][2]), str(path)) from error
     except OSError as error:
-        # Temporary files and folders have this path, followed by random characters.
+        # The path of a temporary file or folder begins like this and ends in random characters.
         temporary = path.absolute().parent / f".{path.name}."
         failed = str(error.filename or temporary)  # the error names no file if the disk is full
         if error.errno is None or not failed.startswith(str(temporary)):
             raise
-        path_inside = Path(failed).relative_to(temporary.parent).parts[1:]  # empty, unless it is a folder
+        path_inside = Path(failed).relative_to(temporary.parent).parts[1:]  # of a file in a temporary folder
         raise OSError(error.errno, error.strerror, str(path.joinpath(*path_inside))) from error
 
 
@@ -348,8 +349,9 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """
     try:
         with open_text(path, errors="surrogateescape") as file:
-            lines = iter(lambda: file.readline(MAX_LINE_CHARS + 1), "")  # never holds a huge line in memory
-            for number, line in enumerate(lines, start=1):
+            number = 0
+            while line := file.readline(MAX_LINE_CHARS + 1):  # never holds a huge line in memory
+                number += 1
                 if len(line) > MAX_LINE_CHARS:
                     raise BadInput(f"{path} line {number} is longer than {MAX_LINE_CHARS:,} characters. Split it.")
                 if line.strip():

@@ -185,14 +185,11 @@ class JsonClient:
             return list(pool.map(work, items))
 
     def redact(self, message: str) -> str:
-        """Remove this client's keys and URL secrets from a message, which a server may have repeated."""
-        keys = [
-            part
-            for value in self._headers.values()
-            for part in (value, value.rpartition(" ")[2])  # 'Bearer KEY', and KEY
-            if len(part) > 5  # a shorter value is no key, and replacing it would garble the message
-        ]
-        return redact_message(message, [*find_url_secrets(self.url), *keys])
+        """Remove this client's keys and URL secrets from a message of the server, which may repeat them."""
+        headers = list(self._headers.values())
+        keys = [*headers, *(value.rpartition(" ")[2] for value in headers)]  # 'Bearer KEY', and KEY
+        long_keys = [key for key in keys if len(key) > 5]  # a shorter value is no key, and may be part of a word
+        return redact_message(message, [*find_url_secrets(self.url), *long_keys])
 
     def _attempt(self, request: httpx.Request, deadline: float) -> HttpResponse:
         """Send a request once and return its response.
@@ -257,9 +254,10 @@ def open_client(
     client = create_client(
         headers={"Accept-Encoding": "gzip", **headers}, limits=limits, transport=transport, follow_redirects=False
     )
-    for mounted in (client._transport, *client._mounts.values()):
-        if isinstance(mounted, httpx.HTTPTransport):  # httpx has no public way to set the network backend
-            mounted._pool._network_backend = DeadlineBackend(mounted._pool._network_backend)
+    # httpx has no public way to replace the network backend. The mounts are the connections through proxies.
+    for network in (client._transport, *client._mounts.values()):
+        if isinstance(network, httpx.HTTPTransport):
+            network._pool._network_backend = DeadlineBackend(network._pool._network_backend)
     return client
 
 
@@ -350,7 +348,8 @@ def read_response(response: httpx.Response, server: str) -> HttpResponse:
     body = bytearray()
     for chunk in iter_body(response, server):
         body += chunk
-        if time.monotonic() > REQUEST_DEADLINE.get():  # chunks already in memory need no read that could time out
+        # Chunks that are already in memory cause no network read, which would check the deadline.
+        if time.monotonic() > REQUEST_DEADLINE.get():
             raise httpx.ReadTimeout("the server sent its response too slowly")
     return HttpResponse(response.status_code, bytes(body), parse_retry_after(response.headers.get("Retry-After", "")))
 
@@ -375,7 +374,8 @@ def parse_json_response(content: bytes, where: str) -> Any:
 
 def parse_retry_after(value: str) -> float | None:
     """Parse a Retry-After header (seconds or a date) into seconds; None if it is invalid."""
-    if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,12})?", value := value.strip(), re.ASCII):
+    value = value.strip()
+    if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,12})?", value, re.ASCII):
         return float(value)
     try:
         seconds = (email.utils.parsedate_to_datetime(value[:100]) - datetime.now(UTC)).total_seconds()
@@ -441,9 +441,8 @@ def _limit_timeout(timeout: float | None, make_error: Callable[[str], Exception]
 
 
 def _list_variables(names: tuple[str, ...]) -> str:
-    """Return the names (also in lower case) of those variables that are set, joined by 'or' for an error message.
-
-    If none is set, return "the environment".
-    """
-    set_names = [name for upper in names for name in (upper, upper.lower()) if os.environ.get(name)]
+    """Return which of these environment variables are set, such as 'HTTP_PROXY or http_proxy', for an error message."""
+    set_names: list[str] = []
+    for name in names:
+        set_names += [spelling for spelling in (name, name.lower()) if os.environ.get(spelling)]
     return " or ".join(set_names) or "the environment"

@@ -8,7 +8,6 @@ in double precision, and rounded to single precision. Rows with equal scores are
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,8 +57,8 @@ def find_nearest_rows(
         vectors: Rows to search.
         queries: One query per row.
         k: Number of hits per query.
-        max_norm: Upper bound of the norms of all vectors, for the bound of the rounding error.
-        block_rows: Rows that are multiplied at once.
+        max_norm: The largest norm of a vector, from which the largest possible rounding error is computed.
+        block_rows: Number of rows that are multiplied at once.
     """
     blocks = [queries[start : start + BLOCK_QUERIES] for start in range(0, len(queries), BLOCK_QUERIES)]
     return [hits for block in blocks for hits in _search_block(vectors, block, k, max_norm, block_rows)]
@@ -89,26 +88,25 @@ def _search_block(vectors: Vector, queries: Vector, k: int, max_norm: float, blo
     errors = [_bound_rounding_error(query, max_norm) for query in queries]
     for start in range(0, len(vectors), block_rows):
         products = queries @ vectors[start : start + block_rows].T
-        candidates = [start + rows for rows in _select_candidates(products, best, errors, k)]
-        new = [score_rows(vectors, rows, query) for rows, query in zip(candidates, queries, strict=True)]
-        best = [(hits + more).top(k) for hits, more in zip(best, new, strict=True)]
+        for i, query in enumerate(queries):
+            rows = start + _select_candidates(products[i], best[i], errors[i], k)
+            best[i] = (best[i] + score_rows(vectors, rows, query)).top(k)
     return best
 
 
-def _select_candidates(products: Vector, best: list[NearestHits], errors: list[float], k: int) -> Iterator[RowIndices]:
-    """Yield, for each query, the rows of this block that may be among its k best rows.
+def _select_candidates(scores: Vector, best: NearestHits, error: float, k: int) -> RowIndices:
+    """Return the rows of a block of vectors that may be among the k best rows for a query.
 
     Args:
-        products: Inner products (queries x rows of the block), with rounding errors.
-        best: Best hits of each query in earlier blocks.
-        errors: Bound of the rounding error for each query.
-        k: Number of hits per query.
+        scores: Inner product of the query with each row of the block, with rounding errors.
+        best: The best hits in earlier blocks.
+        error: Bound of the rounding error.
+        k: Number of hits to find.
     """
-    for scores, hits, error in zip(products, best, errors, strict=True):
-        # A row below the k-th best score so far, minus the rounding error, cannot be among the k best.
-        floor = float(hits.scores[-1]) - error if len(hits.scores) == k else -np.inf
-        rows = np.flatnonzero(scores >= floor)
-        yield rows[_select_near_top(scores[rows], k, error)]
+    # A row below the k-th best score so far, minus the rounding error, cannot be among the k best.
+    min_score = float(best.scores[-1]) - error if len(best.scores) == k else -np.inf
+    rows = np.flatnonzero(scores >= min_score)
+    return rows[_select_near_top(scores[rows], k, error)]
 
 
 def _select_near_top(scores: NDArray[Any], k: int, slack: float) -> RowIndices:

@@ -34,6 +34,7 @@ from knowgate.errors import BadSetting
 
 Result = TypeVar("Result")
 OptionsType = TypeVar("OptionsType", bound="Options")
+Function = Callable[..., Result]
 
 
 def _to_python_number(value: Any) -> Any:
@@ -60,8 +61,9 @@ def option(default: Any, description: str, **settings: Any) -> Any:
     Args:
         default: The default value; `...` for a required option.
         description: What the option does. It is the help text of the flag.
-        settings: `metavar` and `panel` of the flag; `flag` (the complete flag, or None for an option without one) or
-            `flag_name` (its name) if the flag differs from the field; constraints of pydantic, such as `ge`.
+        settings: Settings of the command-line flag: `metavar`, `panel` (the section of the help), `flag_name` (if its
+            name differs from that of the field) or `flag` (the complete flag, or None for an option without one). All
+            others are constraints of pydantic, such as `ge`.
     """
     extra = {name: settings.pop(name) for name in FLAG_SETTINGS if name in settings}
     return Field(default, description=description, json_schema_extra=extra or None, **settings)
@@ -98,9 +100,7 @@ def get_set_fields(options: Options) -> dict[str, Any]:
     return {name: getattr(options, name) for name in options.model_fields_set}
 
 
-def with_options(
-    model: type[Options], argument: str = "options"
-) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+def with_options(model: type[Options], argument: str = "options") -> Callable[[Function[Result]], Function[Result]]:
     """Decorate a function so that callers can pass the fields of its options as keywords.
 
     Keywords override the fields of an options object that is passed as well. `inspect.signature` and the docstring of
@@ -114,7 +114,7 @@ def with_options(
     def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
         signature = _expand_signature(inspect.signature(function), model, argument)
         known = {*model.model_fields, *model.renamed}
-        # Then other names are not errors here: another decorator or the function itself checks them.
+        # If so, unknown names are not errors here, because another decorator or the function itself checks them.
         takes_more_options = hasattr(function, "__options__") or any(
             parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()
         )
@@ -122,8 +122,9 @@ def with_options(
         @functools.wraps(function)
         def wrapper(*args: Any, **keywords: Any) -> Result:
             fields = {name: keywords.pop(name) for name in list(keywords) if name in known}
-            if not takes_more_options and (unknown := [name for name in keywords if name not in signature.parameters]):
-                raise BadSetting(_describe_unknown(unknown[0], signature.parameters))
+            for name in keywords:
+                if name not in signature.parameters and not takes_more_options:
+                    raise BadSetting(_describe_unknown(name, signature.parameters))
             options = keywords.pop(argument, None)
             if options is None:
                 options = model(**fields)
@@ -178,15 +179,11 @@ def describe_requirement(detail: ErrorDetails) -> str:
         return f"it must have at most {context.get('max_length'):,} characters"
     if expected is not None:
         return f"it must be {expected}"
-    requirements = {
-        "greater_than_equal": f"it must be at least {context.get('ge')}",
-        "less_than_equal": f"it must be at most {context.get('le')}",
-        "greater_than": f"it must be above {context.get('gt')}",
-        "less_than": f"it must be below {context.get('lt')}",
-        "literal_error": f"it must be {context.get('expected')}",
-        "enum": f"it must be {context.get('expected')}",
-    }
-    return requirements.get(detail["type"], detail["msg"].removeprefix("Value error, ").rstrip("."))
+    bounds = {"ge": "at least ", "le": "at most ", "gt": "above ", "lt": "below ", "expected": ""}
+    for name, words in bounds.items():
+        if name in context:
+            return f"it must be {words}{context[name]}"
+    return detail["msg"].removeprefix("Value error, ").rstrip(".")
 
 
 def _describe_unknown(name: str, known: Iterable[str]) -> str:

@@ -28,9 +28,10 @@ def redact_secrets(text: str, environment: Mapping[str, str] | None = None) -> s
         text: Any text.
         environment: Environment variables. Values of those named like a secret (OPENAI_API_KEY) are replaced, too.
     """
-    values = {value.strip() for name, value in (environment or {}).items() if SECRET_VARIABLE.search(name)}
-    for value in sorted((value for value in values if len(value) >= MIN_SECRET_CHARS), key=len, reverse=True):
-        text = text.replace(value, REDACTED)
+    values = [value.strip() for name, value in (environment or {}).items() if SECRET_VARIABLE.search(name)]
+    for value in sorted(values, key=len, reverse=True):  # a longer value may contain a shorter one
+        if len(value) >= MIN_SECRET_CHARS:
+            text = text.replace(value, REDACTED)
     for pattern, replacement in SECRET_PATTERNS:
         text = pattern.sub(replacement, text)
     return text
@@ -63,5 +64,5 @@ def find_url_secrets(url: str) -> list[str]:
     login = re.match(r"https?://([^/\s]*)@", address)
     parts = login.group(1).split(":", 1) if login else []
     parts += [pair.partition("=")[2] for pair in query.split("&") if "{" not in pair]  # {} is a placeholder
-    forms = {form for part in parts for form in (part, unquote(part)) if len(form) > 2}
-    return sorted(forms, key=len, reverse=True)
+    parts += [unquote(part) for part in parts]
+    return sorted({part for part in parts if len(part) > 2}, key=len, reverse=True)

@@ -109,7 +109,8 @@ def split_spec(spec: str) -> tuple[str, str]:
 def parse_options(cls: type, text: str, where: str) -> dict[str, Any]:
     """Parse the options of a spec into keyword arguments for a dataclass.
 
-    Options are written as 'key=value,key=value'. A first value without a key is the value of the first field.
+    Options are written as 'key=value,key=value'. A first value without a key belongs to the first field: for a dataclass
+    with the fields `statistic` and `window`, 'mean,window=5' gives {"statistic": "mean", "window": 5}.
 
     Args:
         cls: The dataclass whose fields are the options.

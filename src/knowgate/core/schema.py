@@ -166,11 +166,10 @@ def _expect(schema: CoreSchema, description: str) -> CoreSchema:
 
 def _make_range_schema(schema: CoreSchema, allowed: NumberRange) -> CoreSchema:
     """Add the bounds of a NumberRange to the schema of a number."""
-    bounds = core_schema.float_schema(ge=allowed.low, le=None if allowed.high == math.inf else allowed.high)
+    low, high = allowed.low, None if allowed.high == math.inf else allowed.high
+    bounds: CoreSchema = core_schema.float_schema(ge=low, le=high)
     if schema is _PLAIN_SCHEMAS[int]:
-        bounds = core_schema.int_schema(  # type: ignore[assignment]
-            ge=math.ceil(allowed.low), le=None if allowed.high == math.inf else math.floor(allowed.high)
-        )
+        bounds = core_schema.int_schema(ge=math.ceil(low), le=None if high is None else math.floor(high))
     return core_schema.chain_schema([schema, _expect(bounds, allowed.description)])
 
 
@@ -181,15 +180,21 @@ def _make_union_schema(kinds: tuple[Any, ...]) -> CoreSchema:
     schema: CoreSchema = schemas[0]
     if len(schemas) > 1:
         names = {str: "a text", bool: "true or false", int: "a whole number", float: "a number"}
-        described = dict.fromkeys(names.get(kind, "a list or object") for kind in choices)  # each description once
+        descriptions = [names.get(kind, "a list or object") for kind in choices]
+        distinct = dict.fromkeys(descriptions)  # two kinds of lists have the same description
         union = core_schema.union_schema(schemas, mode="left_to_right")
-        schema = _expect(union, " or ".join(described))
+        schema = _expect(union, " or ".join(distinct))
     return core_schema.nullable_schema(schema) if type(None) in kinds else schema
 
 
 def _make_container_schema(origin: Any, arguments: tuple[Any, ...]) -> CoreSchema:
-    """Build the schema of a tuple, list, set or mapping."""
-    if origin is tuple and arguments[-1] is not Ellipsis:
+    """Build the schema of a tuple, list, set or mapping.
+
+    Args:
+        origin: The container type, such as `list` for `list[int]`.
+        arguments: The types of its items, such as (`int`,). For a tuple of any length, the last one is `...`.
+    """
+    if origin is tuple and arguments[-1] is not Ellipsis:  # the length is fixed, so it is checked first
         schema = core_schema.tuple_schema([_make_schema(argument) for argument in arguments])
         length = core_schema.list_schema(min_length=len(arguments), max_length=len(arguments))
         return core_schema.chain_schema([_expect(length, f"a list of {len(arguments)}"), schema])
@@ -206,10 +211,11 @@ def _make_container_schema(origin: Any, arguments: tuple[Any, ...]) -> CoreSchem
 
 
 def _make_record_schema(kind: type) -> CoreSchema:
-    """Build the schema of a dataclass. It accepts an object with the fields, or a list of their values in order.
+    """Build the schema that makes a dataclass from a JSON object with its fields, or from a list of their values.
 
-    The schema calls the class with the JSON value as its arguments. pydantic passes an object as keyword arguments and
-    a list as positional arguments. If the class sets `ignore_unknown = True`, other keys of an object are removed first.
+    pydantic validates the JSON value like the arguments of a function, and then calls the class with them. An object
+    gives keyword arguments, a list positional ones. If the class sets `ignore_unknown = True`, keys that are not fields
+    are removed first.
     """
     hints = typing.get_type_hints(kind, include_extras=True)
     # Keyword-only fields come last, as in a function signature.

@@ -48,7 +48,8 @@ def normalize(text: str) -> str:
 
 def _normalize(text: str) -> str:
     """Normalize a text as `normalize` does, without its cache."""
-    words = _replace_punctuation(THOUSANDS_SEPARATOR.sub("", normalize_unicode(text).lower())).split()
+    lowercase = normalize_unicode(text).lower()
+    words = _replace_punctuation(THOUSANDS_SEPARATOR.sub("", lowercase)).split()
     without_articles = [word for word in words if word not in ARTICLES]
     joined = " ".join(without_articles or words)  # "A" alone is an answer: a letter, a blood type
     if joined.isascii():
@@ -67,10 +68,10 @@ def normalize_unicode(text: str, form: Literal["NFKC", "NFKD"] = "NFKC") -> str:
     a row are kept, as in Unicode's Stream-Safe Text Format. No language needs more than a few.
     """
     if LONG_MARK_RUN.search(text):
-        text = "".join(
-            "".join(itertools.islice(run, MAX_COMBINING_MARKS) if is_mark else run)
-            for is_mark, run in itertools.groupby(text, _is_combining_mark)
-        )
+        chars: list[str] = []
+        for is_mark, run in itertools.groupby(text, _is_combining_mark):
+            chars += itertools.islice(run, MAX_COMBINING_MARKS if is_mark else None)
+        text = "".join(chars)
     return unicodedata.normalize(form, text)
 
 
@@ -83,17 +84,19 @@ def _is_combining_mark(char: str) -> bool:
 def _replace_punctuation(text: str) -> str:
     """Replace punctuation, symbols and isolated combining marks by spaces; decimal points stay.
 
-    Each character is replaced by one space, so the positions of the other characters do not change.
+    Each character is replaced by one space, so the positions of the other characters do not change. There are three ways
+    to do this, because the fast ones work only for ASCII text and for text without combining marks.
     """
     if text.isascii():
         replaced = text.encode().translate(ASCII_REPLACEMENTS).decode()
-    else:  # replacing the few distinct characters of a text is several times faster than `str.translate`
-        replacements = {char: REPLACEMENTS[char] for char in set(text)}
-        if COMBINING_MARK in replacements.values():
+    else:
+        distinct = set(text)
+        if any(REPLACEMENTS[char] == COMBINING_MARK for char in distinct):
             return _replace_punctuation_slowly(text)
         replaced = text
-        for char in (char for char, replacement in replacements.items() if replacement != char):
-            replaced = replaced.replace(char, " ")
+        for char in distinct:
+            if REPLACEMENTS[char] == " ":
+                replaced = replaced.replace(char, " ")
     points = [match.start() for match in DECIMAL_POINT.finditer(text)]
     decimal_points = [index for index in points if text[index - 1].isdigit() and text[index + 1].isdigit()]
     if not decimal_points:
@@ -114,7 +117,8 @@ def _replace_punctuation_slowly(text: str) -> str:
         category = unicodedata.category(char)[0]
         if char == "." and text[index - 1 : index].isdigit() and text[index + 1 : index + 2].isdigit():
             category = "N"  # treat a decimal point as a digit, so that 3.5 does not contain 5
-        is_isolated_mark = category == "M" and chars[-1:] in ([], [" "])
+        follows_letter = bool(chars) and chars[-1] != " "
+        is_isolated_mark = category == "M" and not follows_letter
         # Unicode categories: P punctuation, S symbol, Z separator, C control.
         chars.append(" " if category in "PSZC" or is_isolated_mark else char)
     return "".join(chars)
@@ -141,15 +145,20 @@ ASCII_REPLACEMENTS = bytes(code if chr(code).isalnum() else ord(" ") for code in
 
 
 def tokenize(text: str) -> list[str]:
-    """Normalize a text and split it into tokens: words, and single Chinese characters."""
+    """Normalize a text and split it into tokens: words, and single Chinese characters.
+
+    'The Eiffel Tower!' gives ['eiffel', 'tower'].
+    """
     normalized = normalize(text)
-    return normalized.split() if normalized.isascii() else CJK.sub(r" \g<0> ", normalized).split()
+    if not normalized.isascii():
+        normalized = CJK.sub(r" \g<0> ", normalized)  # puts spaces around each character
+    return normalized.split()
 
 
 def join_tokens(text: str) -> str:
-    """Return the tokens of a text joined by spaces, with a space at both ends.
+    """Return the tokens of a text joined by spaces, with a space at both ends: 'New York!' -> ' new york '.
 
-    One such text contains another (`in`) only if the tokens of the other occur in it next to each other.
+    With `in`, you can then test whether a phrase occurs in a text as whole words.
     """
     normalized = normalize(text)
     if normalized.isascii():
@@ -160,19 +169,17 @@ def join_tokens(text: str) -> str:
 def find_anchor_words(phrase: str) -> list[str]:
     """Return the ASCII words of a phrase, longest first, to test quickly whether a text may contain the phrase.
 
-    If it does, `fold_text(text)` contains all of these words.
+    A text that contains the phrase contains all of these words after `fold_text`. Searching for them is several times
+    faster than tokenizing the text.
     """
     words = {word for word in tokenize(phrase) if ASCII_WORD.fullmatch(word)}
     return sorted(words, key=lambda word: (-len(word), word))
 
 
 def fold_text(text: str) -> str:
-    """Convert a text to lower case without commas, to test quickly whether it may contain a phrase.
-
-    It can only contain the phrase if the result contains all words of `find_anchor_words(phrase)`. This test is several
-    times faster than tokenizing the text.
-    """
-    return (text if text.isascii() else normalize_unicode(text)).lower().replace(",", "")
+    """Convert a text to lower case without commas, so that the words of `find_anchor_words` can be searched in it."""
+    normalized = text if text.isascii() else normalize_unicode(text)
+    return normalized.lower().replace(",", "")
 
 
 def is_exact_match(answer: str, golds: Sequence[str]) -> bool:
@@ -209,14 +216,15 @@ def grade_contains(answer: str, question: Question) -> ContainmentGrade:
 
 @functools.lru_cache(maxsize=20_000)  # sampled answers to one question are often the same
 def _grade_contains(answer: str, question: str, golds: tuple[str, ...]) -> ContainmentGrade:
-    """Grade an answer as `grade_contains` does. Its arguments are hashable, so that grades can be cached."""
+    """Grade an answer as `grade_contains` does. The arguments are hashable, so that grades can be cached."""
     answer_tokens = join_tokens(answer)
     matches = [gold for gold in _prepare_golds(question, golds) if gold.tokens in answer_tokens]
     if not matches:
         return ContainmentGrade(correct=False)
-    # A gold answer that is not in the question cannot come from repeating it.
-    is_correct = any(not gold.is_in_question for gold in matches) or not is_echo(tokenize(answer), tokenize(question))
-    return ContainmentGrade(correct=is_correct, guarded=not is_correct)
+    if any(not gold.is_in_question for gold in matches):  # then the answer does not just repeat the question
+        return ContainmentGrade(correct=True)
+    repeats_question = is_echo(tokenize(answer), tokenize(question))
+    return ContainmentGrade(correct=not repeats_question, guarded=repeats_question)
 
 
 @dataclass(frozen=True)
@@ -229,22 +237,21 @@ class _GoldAnswer:
 
 @functools.lru_cache(maxsize=8_192)
 def _prepare_golds(question: str, golds: tuple[str, ...]) -> tuple[_GoldAnswer, ...]:
-    """Tokenize the distinct gold answers of a question, and note which consist of words of the question."""
-    question_words = set(tokenize(question))
+    """Tokenize the distinct gold answers of a question, and find out which consist only of words of the question."""
+    words = set(tokenize(question))
     distinct = dict.fromkeys(join_tokens(gold) for gold in golds)
-    return tuple(
-        _GoldAnswer(gold, is_in_question=set(gold.split()) <= question_words) for gold in distinct if gold.strip()
-    )
+    return tuple(_GoldAnswer(gold, is_in_question=set(gold.split()) <= words) for gold in distinct if gold.strip())
 
 
 def is_echo(answer: Sequence[str], question: Sequence[str]) -> bool:
-    """Return whether an answer repeats a part of the question.
+    """Return whether an answer (a list of tokens) repeats a part of the question.
 
-    A part is five tokens in a row, or half of the tokens of a shorter question. An answer to a question of one or two
-    tokens must equal the question.
+    A part is five tokens in a row, or half of the tokens of a question with fewer than ten. To a question of one or two
+    tokens, only the question itself is a repetition.
     """
-    length = max(1, min(5, (len(question) + 1) // 2))
-    if length == 1:
+    half = (len(question) + 1) // 2
+    length = min(5, half)
+    if length <= 1:
         return list(answer) == list(question)
     parts = {tuple(question[start : start + length]) for start in range(len(question) - length + 1)}
     return any(tuple(answer[start : start + length]) in parts for start in range(len(answer) - length + 1))
@@ -257,9 +264,10 @@ def render_choices(question: Question) -> str:
 
 
 def get_gold_letter(question: Question) -> str | None:
-    """Return the letter of the correct choice; None if it is unknown or ambiguous.
+    """Return the letter of the correct choice of a multiple-choice question; None if it is unknown or ambiguous.
 
-    It comes from the data set (`gold_letter`) or else from the only choice that matches a gold answer.
+    Some data sets name it (`gold_letter`). Otherwise it is the letter of the only choice that equals a gold answer, or
+    whose letter is a gold answer.
     """
     letter = question.meta.get("gold_letter")
     if letter:
@@ -274,10 +282,10 @@ def get_gold_letter(question: Question) -> str | None:
 
 
 def parse_choice_letter(answer: str, choices: Sequence[str] = ()) -> str | None:
-    """Return the choice that an answer names, as a letter; None if it names none or several.
+    """Return the letter of the choice that an answer names; None if it names none or several.
 
-    The first single letter of the answer counts, as in "B. Paris". If there is none, the answer must contain the text
-    of exactly one choice.
+    The first single capital letter of the answer counts, as in "B. Paris". A lowercase letter counts if it is the whole
+    answer. Otherwise the answer must contain the text of exactly one choice.
     """
     allowed = CHOICE_LETTERS[: len(choices) or len(CHOICE_LETTERS)]
     letters = [letter for letter in CHOICE_PATTERN.findall(normalize_unicode(answer)) if letter in allowed]

@@ -190,7 +190,8 @@ def check_number(value: Any, name: str, *, minimum: float = 0, maximum: float = 
 def _format_setting(name: str, value: Any) -> str:
     """Return the beginning of the error about a setting with a wrong value.
 
-    A Python argument is written as 'samples=0', which the command line translates to '--samples 0'.
+    For the Python argument `samples`, this is 'samples=0 is not allowed'. The command line translates it to
+    '--samples 0'. Names with spaces give a sentence: 'the window is 0'.
     """
     return f"{name}={format_value(value)} is not allowed" if name.isidentifier() else f"{name} is {format_value(value)}"
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 import dataclasses
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from knowgate.data.runs.folder import RunFolder
 from knowgate.data.runs.records import check_unique_runs, warn_if_unfinished
@@ -34,12 +34,14 @@ MAX_ERROR_KINDS = 3
 
 @dataclass(frozen=True)
 class RowCounts:
-    """Numbers of rows and verdicts of a label run.
+    """How many rows a label run has, and how many of them have each property.
+
+    A label run holds a row for each question: the answers of an LLM and their grades.
 
     Attributes:
         rows: Number of all rows.
         failed: Number of rows with an error. They are left out of all other measures.
-        reasons: The most frequent errors with their counts.
+        reasons: The most frequent errors as (message, count).
         without_gold: Number of questions without gold answers.
         with_open: Number of questions with an open-book answer.
         with_mask: Number of questions answered with masked passages.
@@ -48,7 +50,7 @@ class RowCounts:
         cut: Number of questions whose passages were shortened to fit the context window.
         seconds: Time that labeling took.
         tokens: Number of generated tokens.
-        graders: Graders with the number of rows each graded.
+        graders: Each grader as (name, number of rows that it graded).
         synthetic: Number of questions that an LLM wrote.
     """
 
@@ -96,7 +98,9 @@ class RetrievalBenefit:
 
 @dataclass(frozen=True)
 class EffectInterval:
-    """Effects of retrieval on the questions whose mastery or certainty lies in an interval.
+    """How often retrieval helps and harms, among the questions whose mastery or certainty lies in an interval.
+
+    Mastery is the share of sampled answers that are correct, certainty how far they agree. Both are from 0 to 1.
 
     Attributes:
         low: Start of the interval.
@@ -122,13 +126,14 @@ class EffectInterval:
 class CopyRate:
     """How often the LLM copies the word MASK, which replaces the gold answers in the passages (KBM, section 3.3).
 
-    An LLM that knows the answer would not need to copy it from the passages.
+    An LLM that knows the answer would not need to copy it from the passages. The four shares differ in what counts as
+    a copy, and in the questions that are counted.
 
     Attributes:
-        is_mask: The answer is MASK, among questions whose open-book samples all agree.
-        says_mask: The answer contains MASK, among the same questions.
-        anywhere: The answer is MASK, among all questions.
-        under_mask: The answer is MASK, among questions whose masked samples all agree (another reading of the paper).
+        is_mask: Share of answers that are MASK, if all answers sampled with the original passages agree.
+        says_mask: Share of answers that contain MASK, on the same questions.
+        anywhere: Share of answers that are MASK, on all questions.
+        under_mask: Share of answers that are MASK, if all answers sampled with the masked passages agree.
     """
 
     is_mask: Proportion
@@ -147,10 +152,11 @@ class KnowledgeBoundary:
         counts: Numbers of rows and verdicts.
         accuracy: Accuracy of the greedy answers.
         benefit: How often retrieval turns greedy answers right or wrong.
-        effects: For each indicator, effects of retrieval by interval of its closed-book value.
-        panels: The same by interval of its value with passages ('open') and with masked passages ('mask').
+        effects: For each indicator, how often retrieval helps and harms, by interval of the closed-book indicator.
+        panels: Like `effects`, but by interval of the indicator with passages ('open') and with masked passages ('mask').
         correlation: Correlation of closed-book mastery and certainty.
-        savings: For each indicator, what skipping by it saves; None without graded answers of both kinds.
+        savings: For each indicator, what skipping retrieval for its highest values saves and costs; None if no question
+            has a graded answer both with and without passages.
         copying: How often the LLM copies the word MASK; None if the run has no answers with masked passages.
         slices: The same measures on groups of questions, such as those of each language.
         agreements: Agreement of each pair of graders.
@@ -173,12 +179,12 @@ class KnowledgeBoundary:
 
 
 def measure_boundary(rows: Iterable[LabelRow]) -> KnowledgeBoundary:
-    """Measure what an LLM knows by itself, and what retrieval changes, in one pass over the rows of a label run.
+    """Measure what an LLM knows by itself, and what retrieval changes, in one pass over its recorded, graded answers.
 
     Failed rows are counted and otherwise left out.
     """
     counts, errors, graders = Counter[str](), Counter[str](), Counter[str]()
-    facts: list[QuestionFacts] = []  # the little that is needed of each row that did not fail
+    facts: list[QuestionFacts] = []  # a small summary of each row that did not fail
     harmed: list[LabelRow] = []
     helped: list[LabelRow] = []
     seconds = 0.0
@@ -193,9 +199,9 @@ def measure_boundary(rows: Iterable[LabelRow]) -> KnowledgeBoundary:
         facts.append(measures.extract_facts(row))
         change = measure_retrieval_change(row)
         # Only the most extreme rows are kept, so that memory does not grow with the run.
-        if change < (0, 0):
+        if change < NO_CHANGE:
             harmed = heapq.nsmallest(MAX_EXTREME_QUESTIONS, [*harmed, row], key=measure_retrieval_change)
-        elif change > (0, 0):
+        elif change > NO_CHANGE:
             helped = heapq.nlargest(MAX_EXTREME_QUESTIONS, [*helped, row], key=measure_retrieval_change)
     row_counts = RowCounts(
         rows=counts["rows"],
@@ -215,23 +221,35 @@ def measure_boundary(rows: Iterable[LabelRow]) -> KnowledgeBoundary:
     return _summarize_facts(facts, row_counts, tuple(harmed), tuple(helped))
 
 
-def measure_retrieval_change(row: LabelRow) -> tuple[float, int]:
-    """Return (rise of mastery, benefit) of retrieval for a row, to sort rows by the effect of retrieval.
+class RetrievalChange(NamedTuple):
+    """What retrieval changes for one question. Changes sort from the most harmful to the most helpful.
 
-    Mastery is the share of correct samples. Benefit is 1, 0 or -1. Unknown values are 0.
+    Attributes:
+        mastery: Rise of mastery, which is the share of correct sampled answers; 0 if unknown.
+        benefit: 1 if retrieval turns the greedy answer right, -1 if it turns it wrong, 0 if neither or unknown.
     """
+
+    mastery: float
+    benefit: int
+
+
+NO_CHANGE = RetrievalChange(0.0, 0)
+
+
+def measure_retrieval_change(row: LabelRow) -> RetrievalChange:
+    """Measure what retrieval changes for a question: its answers with passages compared with those without."""
     before = row.closed.mastery if row.closed else None
     after = row.open.mastery if row.open else None
     rise = 0.0 if before is None or after is None else round(after - before, 6)
-    return rise, row.benefit or 0
+    return RetrievalChange(rise, row.benefit or 0)
 
 
 def _summarize_facts(
     facts: Sequence[QuestionFacts], counts: RowCounts, harmed: tuple[LabelRow, ...], helped: tuple[LabelRow, ...]
 ) -> KnowledgeBoundary:
-    """Compute all measures from facts about the questions that did not fail.
+    """Compute all measures of a label run from facts about each question that did not fail.
 
-    The counts, and the questions that retrieval harmed and helped most, are added as they are.
+    `counts`, and the questions that retrieval `harmed` and `helped` most, become part of the result as they are given.
     """
     accuracy = {side: estimate_proportion(fact.correct[side] for fact in facts) for side in SIDES}
     matched = estimate_proportion(fact.correct["closed"] for fact in facts if fact.correct["open"] is not None)
@@ -239,7 +257,7 @@ def _summarize_facts(
     return KnowledgeBoundary(
         counts=counts,
         accuracy=BoundaryAccuracy(**accuracy, matched=matched),
-        benefit=RetrievalBenefit(benefits[1], benefits[0], benefits[-1]),
+        benefit=RetrievalBenefit(helps=benefits[1], neutral=benefits[0], hurts=benefits[-1]),
         effects={name: count_effects(facts, name) for name in INDICATORS},
         panels={side: {name: count_effects(facts, name, side) for name in INDICATORS} for side in PANEL_SIDES},
         correlation=correlate_indicators(facts),
@@ -257,29 +275,30 @@ def count_effects(facts: Sequence[QuestionFacts], indicator: str, side: str = "c
 
     Args:
         facts: The questions.
-        indicator: 'mastery' or 'certainty', which is divided into `INTERVAL_COUNT` intervals.
+        indicator: 'mastery' (share of right samples) or 'certainty' (how far they agree), divided into intervals.
         side: The way of answering on which the indicator is measured: 'closed', 'open' or 'mask'.
     """
-    counted = Counter[tuple[int, str | None]]()  # by interval and effect
+    counts = Counter[tuple[int, str | None]]()  # number of questions by interval and effect
     for fact in facts:
         value = fact.indicators[side][indicator]
         if value is not None:
-            interval = min(INTERVAL_COUNT - 1, int(value * INTERVAL_COUNT + TOLERANCE))  # the last one includes 1
-            counted[interval, fact.effects[indicator]] += 1
+            interval = int(value * INTERVAL_COUNT + TOLERANCE)  # the tolerance absorbs rounding errors
+            interval = min(interval, INTERVAL_COUNT - 1)  # the value 1 belongs to the last interval
+            counts[interval, fact.effects[indicator]] += 1
     return tuple(
         EffectInterval(
             low=number / INTERVAL_COUNT,
             high=(number + 1) / INTERVAL_COUNT,
-            beneficial=counted[number, Effect.BENEFICIAL.value],
-            neutral=counted[number, Effect.NEUTRAL.value],
-            harmful=counted[number, Effect.HARMFUL.value],
+            beneficial=counts[number, Effect.BENEFICIAL.value],
+            neutral=counts[number, Effect.NEUTRAL.value],
+            harmful=counts[number, Effect.HARMFUL.value],
         )
         for number in range(INTERVAL_COUNT)
     )
 
 
 def correlate_indicators(facts: Sequence[QuestionFacts]) -> Correlation:
-    """Compute Pearson's correlation of closed-book mastery and certainty, over the questions that have both."""
+    """Correlate (Pearson) mastery, the share of right samples, and certainty, how far they agree, without passages."""
     values = [(fact.indicators["closed"]["mastery"], fact.indicators["closed"]["certainty"]) for fact in facts]
     pairs = [(mastery, certainty) for mastery, certainty in values if mastery is not None and certainty is not None]
     return proportions.pearson_correlation([mastery for mastery, _ in pairs], [certainty for _, certainty in pairs])
@@ -308,6 +327,7 @@ def measure_grader_agreement(facts: Sequence[QuestionFacts]) -> tuple[GraderAgre
     """Measure the agreement of every pair of graders on the greedy answers that both graded."""
     agreements = []
     for side in ("closed", "open"):
+        # For each question, whether each grader accepts the greedy answer.
         verdicts = [fact.verdicts[side] for fact in facts if side in fact.verdicts]
         graders = dict.fromkeys(name for by_grader in verdicts for name in by_grader)  # unique, in order
         for first, second in combinations(graders, 2):
@@ -323,7 +343,9 @@ def measure_grader_agreement(facts: Sequence[QuestionFacts]) -> tuple[GraderAgre
 
 @dataclass(frozen=True)
 class RunReport:
-    """A label run with its settings and its knowledge boundary, as shown in a report.
+    """What a report shows of a label run: its settings, and what the LLM knows (its knowledge boundary).
+
+    A label run is a folder with questions, the answers of an LLM, and their grades.
 
     Attributes:
         name: The model's name, or the folder's if several runs share a model.
@@ -332,7 +354,7 @@ class RunReport:
         data: Where the questions come from.
         grader: The graders that were used.
         samples: Number of sampled answers per question.
-        temperature: Temperature, and other settings of the samples.
+        temperature: Settings of the sampling, such as '1.0, top_p 0.9'.
         boundary: What was measured.
     """
 
@@ -347,13 +369,13 @@ class RunReport:
 
 
 def read_run_reports(paths: Sequence[Path]) -> list[RunReport]:
-    """Read label runs and measure the knowledge boundary of each."""
+    """Read label runs (folders of recorded answers) and measure what the LLM of each run knows."""
     check_unique_runs(paths)
     return _assign_names([_read_run_report(path) for path in paths])
 
 
 def _read_run_report(path: Path) -> RunReport:
-    """Read a label run and measure its knowledge boundary; the report has no name yet."""
+    """Read a label run and measure what its LLM knows. The report gets its name later, from `_assign_names`."""
     folder = RunFolder(path)
     manifest = folder.manifest()
     boundary = measure_boundary(folder.rows())
@@ -361,7 +383,7 @@ def _read_run_report(path: Path) -> RunReport:
     warn_if_unfinished(path, boundary.counts.rows, settings.get("questions"))
     graders = boundary.counts.graders
     used_graders = ", ".join(name if len(graders) == 1 else f"{name} ({count})" for name, count in graders)
-    truncation = [f"{name} {settings[name]}" for name in ("top_p", "top_k") if name in settings]
+    sampling = [f"{name} {settings[name]}" for name in ("top_p", "top_k") if name in settings]
     return RunReport(
         name="",
         path=path,
@@ -369,13 +391,16 @@ def _read_run_report(path: Path) -> RunReport:
         data=_get_setting(manifest, "data"),
         grader=used_graders or _get_setting(manifest, "grade", "grader"),
         samples=_get_setting(manifest, "samples"),
-        temperature=", ".join([_get_setting(manifest, "temperature"), *truncation]),
+        temperature=", ".join([_get_setting(manifest, "temperature"), *sampling]),
         boundary=boundary,
     )
 
 
 def _get_setting(manifest: Mapping[str, Any], *names: str) -> str:
-    """Return the first of several settings that a manifest holds, among its settings or beside them."""
+    """Return a setting of a label run as text; 'not recorded' if the run has none of the `names`.
+
+    The manifest holds most settings under its key 'settings', and some at its top level.
+    """
     for settings in (manifest.get("settings") or {}, manifest):
         for name in names:
             if settings.get(name) is not None:
@@ -384,27 +409,29 @@ def _get_setting(manifest: Mapping[str, Any], *names: str) -> str:
 
 
 def _assign_names(runs: Sequence[RunReport]) -> list[RunReport]:
-    """Name each run by the first of these descriptions that differs for all runs: model, model@server, folder, path."""
-    descriptions: tuple[Callable[[RunReport], str], ...] = (
-        lambda run: run.model.split("@")[0],
-        lambda run: run.model,
-        lambda run: run.path.resolve().name,
-        lambda run: str(run.path),
-    )
-    for describe in descriptions:
-        names = [describe(run) for run in runs]
-        if len(set(names)) == len(runs):
-            break
+    """Give each run a short name: its model, its model@server, its folder or its path, whichever first tells all apart."""
+    namings = [
+        [run.model.split("@")[0] for run in runs],
+        [run.model for run in runs],
+        [run.path.resolve().name for run in runs],
+        [str(run.path) for run in runs],
+    ]
+    unique_namings = [names for names in namings if len(set(names)) == len(runs)]
+    names = unique_namings[0] if unique_namings else namings[-1]
     return [dataclasses.replace(run, name=name) for run, name in zip(runs, names, strict=True)]
 
 
 def run_report_to_dict(run: RunReport) -> dict[str, Any]:
-    """Convert a run report to plain data. Extreme questions are shortened to texts and passage ids."""
+    """Convert a run report to plain data, for JSON.
+
+    The questions that retrieval harmed and helped most are shortened to their texts and the ids of their passages.
+    """
     boundary = run.boundary
-    extremes = {name: [_shorten_row(row) for row in getattr(boundary, name)] for name in ("harmed", "helped")}
     numbers = dataclasses.asdict(dataclasses.replace(boundary, harmed=(), helped=()))
-    settings = {item.name: str(getattr(run, item.name)) for item in dataclasses.fields(run) if item.name != "boundary"}
-    return {**settings, **numbers, **extremes}
+    numbers["harmed"] = [_shorten_row(row) for row in boundary.harmed]
+    numbers["helped"] = [_shorten_row(row) for row in boundary.helped]
+    names = [field.name for field in dataclasses.fields(run) if field.name != "boundary"]
+    return {**{name: str(getattr(run, name)) for name in names}, **numbers}
 
 
 def _shorten_row(row: LabelRow) -> dict[str, Any]:
@@ -415,7 +442,7 @@ def _shorten_row(row: LabelRow) -> dict[str, Any]:
         "question": row.question,
         "answers": list(row.answers),
         **{side: answer.text for side, answer in answers.items() if answer is not None},
-        "mastery_change": measure_retrieval_change(row)[0],
+        "mastery_change": measure_retrieval_change(row).mastery,
         "benefit": row.benefit,
         "passages": [passage.id for passage in row.passages],
     }

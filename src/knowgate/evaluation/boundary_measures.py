@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from knowgate.core.text import get_gold_letter, grade_choice, grade_contains, is_exact_match, normalize
 from knowgate.data.runs import rows as label_rows
@@ -15,7 +16,7 @@ from knowgate.types import Question
 
 INDICATORS = ("mastery", "certainty")
 SIDES = ("closed", "open", "mask")  # ways of answering: without passages, with them, with masked passages
-STRING_GRADERS = ("exact", "contains", "choice")
+STRING_GRADERS = ("exact", "contains", "choice")  # they compare texts, without an LLM
 TOLERANCE = 1e-9  # rows are stored with six digits, so thresholds are compared with this tolerance
 TABLE_THRESHOLDS = (0.2, 0.4, 0.6, 0.8, 1.0)
 NOT_GIVEN = "(not given)"
@@ -41,8 +42,8 @@ class QuestionFacts:
         is_mask: Whether the answer with masked passages is the word MASK; None without such an answer.
         mentions_mask: Whether it contains the word MASK.
         frequency: How many passages of the corpus contain the answer.
-        slices: The slice of the question, by dimension.
-        verdicts: Verdicts of all graders, by side and grader.
+        slices: The group of the question in each dimension, such as {'language': 'en'}.
+        verdicts: Whether each grader accepts the greedy answer, by side and name of the grader.
     """
 
     has_gold: bool
@@ -64,15 +65,12 @@ def extract_facts(row: LabelRow) -> QuestionFacts:
     answers = {"closed": row.closed, "open": row.open, "mask": row.mask}
     correct = {side: answer.correct if answer else None for side, answer in answers.items()}
     return QuestionFacts(
-        # Packed runs hold grades but no gold answers. What is graded had one.
+        # A run that was stored without texts has grades but no gold answers. A graded question had a gold answer.
         has_gold=has_gold_answer(question) or correct["closed"] is not None,
         has_open_answer=row.open is not None,
         correct=correct,
         benefit=row.benefit,
-        indicators={
-            side: {name: getattr(answer, name) if answer else None for name in INDICATORS}
-            for side, answer in answers.items()
-        },
+        indicators={side: _get_indicators(answer) for side, answer in answers.items()},
         effects={name: getattr(row, f"effect_{name}") for name in INDICATORS},
         is_mask=is_mask(row.mask.text) if row.mask else None,
         mentions_mask=mentions_mask(row.mask.text) if row.mask else None,
@@ -87,8 +85,16 @@ def has_gold_answer(question: Question) -> bool:
     return any(normalize(answer) for answer in question.answers) or bool(question.meta.get("gold_letter"))
 
 
+def _get_indicators(answer: GradedAnswer | None) -> dict[str, float | None]:
+    """Return the mastery (share of right samples) and certainty (how far they agree) of an answer; None if unknown."""
+    return {name: getattr(answer, name, None) for name in INDICATORS}
+
+
 def _grade_again(row: LabelRow, question: Question) -> dict[str, dict[str, bool]]:
-    """Grade the greedy answers with the string graders and add the stored verdicts of other graders."""
+    """Return whether each grader accepts the greedy answers, by side ('closed', 'open') and name of the grader.
+
+    Graders that compare texts grade again, so that they can be compared with the grader whose verdict is stored.
+    """
     if not has_gold_answer(question):
         return {}
     answers = {"closed": row.closed, "open": row.open}
@@ -96,7 +102,13 @@ def _grade_again(row: LabelRow, question: Question) -> dict[str, dict[str, bool]
 
 
 def _collect_verdicts(answer: GradedAnswer, stored_grader: str, question: Question) -> dict[str, bool]:
-    """Return the verdict of each string grader, and the stored one if another grader gave it, by grader."""
+    """Return whether each grader accepts an answer, by name of the grader.
+
+    Args:
+        answer: The answer with its stored verdict.
+        stored_grader: Grader that gave the stored verdict. If it compares texts, it grades again like the others.
+        question: The question with its gold answers.
+    """
     verdicts = {
         "exact": is_exact_match(answer.text, question.answers),
         "contains": grade_contains(answer.text, question).correct,
@@ -113,10 +125,12 @@ def _collect_verdicts(answer: GradedAnswer, stored_grader: str, question: Questi
 
 @dataclass(frozen=True)
 class SavingPoint:
-    """What skipping retrieval saves and costs if questions above a threshold of mastery or certainty are skipped.
+    """What skipping retrieval saves and costs, if it is skipped for questions of high mastery or certainty.
+
+    Mastery is the share of sampled answers that are correct, certainty how far they agree. Both are from 0 to 1.
 
     Attributes:
-        threshold: The threshold; None if nothing is skipped.
+        threshold: Mastery or certainty from which on questions are skipped; None if nothing is skipped.
         saved: Share of questions skipped.
         accuracy: Accuracy with closed-book answers for skipped questions and open-book answers for the others.
         random: Accuracy of skipping as many questions at random.
@@ -130,14 +144,16 @@ class SavingPoint:
 
 @dataclass(frozen=True)
 class SavingCurve:
-    """What skipping retrieval saves and costs at every threshold of mastery or certainty.
+    """What skipping retrieval saves and costs at every threshold of an indicator: mastery or certainty.
+
+    Mastery is the share of sampled answers that are correct, certainty how far they agree. Both are from 0 to 1.
 
     Attributes:
-        n: Number of questions that have a value of the indicator and grades of both answers.
+        n: Number of questions that have a value of the indicator and graded answers with and without passages.
         always: Accuracy of always retrieving.
         never: Accuracy of never retrieving.
         points: One point for each distinct threshold, from skipping nothing to skipping everything.
-        marks: Points at `TABLE_THRESHOLDS`.
+        marks: Points at the round thresholds that tables show.
     """
 
     n: int
@@ -147,26 +163,39 @@ class SavingCurve:
     marks: tuple[SavingPoint, ...]
 
 
+class GradedCase(NamedTuple):
+    """A question, by its mastery (share of right samples) or certainty (how far they agree), and its graded answers.
+
+    Attributes:
+        value: Mastery or certainty.
+        closed: Whether the answer without passages is correct.
+        opened: Whether the answer with passages is correct.
+    """
+
+    value: float
+    closed: bool
+    opened: bool
+
+
 def compute_saving_curve(facts: Sequence[QuestionFacts], indicator: str) -> SavingCurve | None:
     """Compute what skipping retrieval saves and costs if the questions of highest mastery or certainty are skipped.
 
     Args:
         facts: The questions.
-        indicator: 'mastery' or 'certainty' of the closed-book answers.
+        indicator: 'mastery' (share of samples that are right) or 'certainty' (how far they agree), without passages.
 
     Returns:
         The curve over all thresholds; None if no question has grades of both answers.
     """
-    # (indicator, closed-book correct, open-book correct) of each question, the highest indicator first
-    cases = sorted(_list_cases(facts, indicator), key=lambda case: -case[0])
+    cases = sorted(_list_cases(facts, indicator), key=lambda case: case.value, reverse=True)
     if not cases:
         return None
     n = len(cases)
-    n_open_correct = sum(opened for _, _, opened in cases)
-    always, never = n_open_correct / n, sum(closed for _, closed, _ in cases) / n
+    n_open_correct = sum(case.opened for case in cases)
+    always, never = n_open_correct / n, sum(case.closed for case in cases) / n
     # Skipping a question replaces its open-book by its closed-book answer. So n_correct[i] is the number of correct
     # answers if the first i questions are skipped.
-    changes = (closed - opened for _, closed, opened in cases)
+    changes = [case.closed - case.opened for case in cases]
     n_correct = list(itertools.accumulate(changes, initial=n_open_correct))
 
     def make_point(threshold: float | None, n_skipped: int) -> SavingPoint:
@@ -174,22 +203,22 @@ def compute_saving_curve(facts: Sequence[QuestionFacts], indicator: str) -> Savi
         return SavingPoint(threshold, saved, n_correct[n_skipped] / n, saved * never + (1 - saved) * always)
 
     # A threshold skips all questions of equal value, so points lie where the value drops.
-    ends = [i + 1 for i in range(n) if i + 1 == n or cases[i][0] - cases[i + 1][0] > TOLERANCE]
-    points = [make_point(None, 0), *(make_point(cases[end - 1][0], end) for end in ends)]
+    ends = [i + 1 for i in range(n) if i + 1 == n or cases[i].value - cases[i + 1].value > TOLERANCE]
+    points = [make_point(None, 0), *(make_point(cases[end - 1].value, end) for end in ends)]
     marks = [
-        make_point(threshold, sum(value >= threshold - TOLERANCE for value, _, _ in cases))
+        make_point(threshold, sum(case.value >= threshold - TOLERANCE for case in cases))
         for threshold in TABLE_THRESHOLDS
     ]
     return SavingCurve(n, always, never, tuple(points), tuple(marks))
 
 
-def _list_cases(facts: Sequence[QuestionFacts], indicator: str) -> list[tuple[float, bool, bool]]:
-    """List (indicator, closed-book correct, open-book correct) per question. Questions without all three are skipped."""
+def _list_cases(facts: Sequence[QuestionFacts], indicator: str) -> list[GradedCase]:
+    """List the questions that have a value of the indicator ('mastery' or 'certainty') and two graded answers."""
     cases = []
     for fact in facts:
         value, closed, opened = fact.indicators["closed"][indicator], fact.correct["closed"], fact.correct["open"]
         if value is not None and closed is not None and opened is not None:
-            cases.append((value, closed, opened))
+            cases.append(GradedCase(value, closed, opened))
     return cases
 
 
@@ -222,12 +251,12 @@ class RunSlice:
 
 
 def compute_run_slices(facts: Sequence[QuestionFacts]) -> tuple[RunSlice, ...]:
-    """Measure groups of questions along every dimension that the data describe, such as the language."""
+    """Measure groups of questions, such as those of each language, for every dimension that the questions have."""
     slices: list[RunSlice] = []
     for dimension in label_rows.SLICE_DIMENSIONS:
-        by_frequency = dimension == label_rows.ANSWER_FREQUENCY
-        groups = _group_by_frequency(facts) if by_frequency else _group_by_value(facts, dimension)
-        if set(groups) - {NOT_GIVEN}:
+        is_frequency = dimension == label_rows.ANSWER_FREQUENCY  # a number, which is divided into thirds
+        groups = _group_by_frequency(facts) if is_frequency else _group_by_value(facts, dimension)
+        if any(value != NOT_GIVEN for value in groups):
             slices += [summarize_slice(dimension, value, group) for value, group in groups.items()]
     return tuple(slices)
 
@@ -258,11 +287,15 @@ def summarize_slice(dimension: str, value: str, facts: Sequence[QuestionFacts]) 
 
 
 def _group_by_value(facts: Sequence[QuestionFacts], dimension: str) -> Mapping[str, list[QuestionFacts]]:
-    """Group questions by slice, in alphabetical order; questions without a slice come last."""
+    """Group questions by their value of a dimension, such as 'en' for the language.
+
+    The groups are in alphabetical order. Questions without a value are the last group.
+    """
     groups: dict[str, list[QuestionFacts]] = {}
     for fact in facts:
         groups.setdefault(fact.slices.get(dimension, NOT_GIVEN), []).append(fact)
-    return {name: groups[name] for name in sorted(groups, key=lambda name: (name == NOT_GIVEN, name))}
+    values = [*sorted(groups.keys() - {NOT_GIVEN}), NOT_GIVEN]
+    return {value: groups[value] for value in values if value in groups}
 
 
 def _group_by_frequency(facts: Sequence[QuestionFacts]) -> Mapping[str, list[QuestionFacts]]:

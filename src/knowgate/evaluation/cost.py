@@ -42,7 +42,7 @@ class CostComparison:
 
     Attributes:
         n: Number of questions.
-        threshold: The gate retrieves if need is above it.
+        threshold: The gate retrieves for questions whose need, a score from 0 to 1, is above it.
         always: Cost of always retrieving.
         never: Cost of never retrieving.
         gated: Cost with the gate.
@@ -73,9 +73,12 @@ class CostComparison:
 
     @property
     def break_even_call(self) -> float | None:
-        """The price of an LLM call below which the gate is cheaper; None if the number of extra calls is 0 or unknown."""
-        saved = (self.always.searches - self.gated.searches) * self.prices.search
-        return saved / self.extra_calls if self.extra_calls else None
+        """The price of an LLM call below which the gate is cheaper, because its skipped searches pay for its extra calls.
+
+        None if the gate makes no extra calls, or their number is unknown.
+        """
+        saved_money = (self.always.searches - self.gated.searches) * self.prices.search  # per question
+        return saved_money / self.extra_calls if self.extra_calls else None
 
 
 def compare_traffic_costs(traffic: Traffic, threshold: float, prices: Prices) -> CostComparison:
@@ -83,16 +86,17 @@ def compare_traffic_costs(traffic: Traffic, threshold: float, prices: Prices) ->
 
     Args:
         traffic: Logged questions.
-        threshold: The gate retrieves if need is above it.
+        threshold: The gate retrieves for questions whose need, a score from 0 to 1, is above it.
         prices: Prices of searches, tokens and GPU time.
     """
     retrieve = traffic.needs > threshold
     return CostComparison(
         len(retrieve),
         threshold,
-        always=measure_cost(traffic, np.ones_like(retrieve), "opened"),
-        never=measure_cost(traffic, np.zeros_like(retrieve), CLOSED_ONLY),
-        gated=measure_cost(traffic, retrieve, None),
+        # Without a gate, every question costs the same recorded stage: the answer with or without passages.
+        always=measure_cost(traffic, np.ones_like(retrieve), stage="opened"),
+        never=measure_cost(traffic, np.zeros_like(retrieve), stage=CLOSED_ONLY),
+        gated=measure_cost(traffic, retrieve, stage=None),
         prices=prices,
     )
 
@@ -101,7 +105,7 @@ def compare_traffic_costs(traffic: Traffic, threshold: float, prices: Prices) ->
 
 
 class CostAssumptions(Options):
-    """Prices in dollars, and times that label runs do not contain."""
+    """Prices in dollars, and durations, which recorded answers do not contain."""
 
     price_search: Price = option(
         DEFAULT_SEARCH_PRICE, "Price of one search in dollars. The report computes savings from it."
@@ -118,16 +122,19 @@ class CostAssumptions(Options):
 
     @property
     def prices(self) -> Prices:
-        """The prices of searches and of LLM calls or tokens. A token price of 0 means that their price is unknown."""
+        """The price of a search and, if it is known, of an LLM call or of a token."""
         if self.price_llm_call is not None:
             return Prices(search=self.price_search, llm_call=self.price_llm_call)
-        token_price = {"token": self.price_token} if self.price_token else {}
-        return Prices(search=self.price_search, **token_price)
+        if self.price_token == 0:  # the price of the LLM is unknown
+            return Prices(search=self.price_search)
+        return Prices(search=self.price_search, token=self.price_token)
 
 
 @dataclass(frozen=True)
 class QuestionCost(PolicyCost):
-    """Mean cost per question on label runs: searches, tokens, LLM calls and the time of the decision.
+    """Mean cost per question, estimated from recorded answers (a label run).
+
+    The base class counts searches and tokens: `prompt` those of passages, `completion` those that the LLM generates.
 
     Attributes:
         calls: Number of LLM calls.
@@ -145,13 +152,8 @@ class QuestionCost(PolicyCost):
 
 
 def estimate_always_cost(table: LabelTable) -> QuestionCost:
-    """Estimate the mean cost per question of always retrieving."""
-    passages = count_passage_tokens(table)
-    return QuestionCost(
-        searches=1.0,
-        prompt=None if passages is None else float(passages.mean()),
-        completion=float(_count_open_answer_tokens(table).mean()) if table.has_answer_lengths else None,
-    )
+    """Estimate the mean cost per question of always retrieving, without a gate."""
+    return estimate_gated_cost(table, np.zeros(len(table.rows), dtype=bool), None)
 
 
 def estimate_never_cost(table: LabelTable) -> QuestionCost:
@@ -164,24 +166,27 @@ def estimate_gated_cost(
 ) -> QuestionCost:
     """Estimate the mean cost per question if some searches are skipped.
 
+    Of the prompt, only the passages are counted, because the rest is the same with and without retrieval.
+
     Args:
         table: Labeled questions.
         skips: Whether the search for each question is skipped.
-        gate: The gate that decides, whose drafts and samples cost tokens; None for a policy without a gate.
-        has_arbiter: Whether an arbiter follows, which needs both answers of every retrieved question.
+        gate: The gate that decides, whose drafts and samples cost tokens; None if no gate decides.
+        has_arbiter: Whether an arbiter chooses between the answers with and without passages, so that every question
+            with a search needs both.
     """
-    # Retrieved questions with a draft are answered twice.
+    # A draft is an answer without passages. A question with a draft and a search is therefore answered twice.
     needs_draft = has_arbiter or (gate is not None and gate.drafts)
     extra_tokens = gate.extra_tokens if gate else 0.0
-    rate = float((~skips).mean())
-    draft_tokens = table.closed_tokens * needs_draft
+    search_rate = float((~skips).mean())
+    draft_tokens = table.closed_tokens if needs_draft else np.zeros_like(table.closed_tokens)
     answer_tokens = np.where(skips, table.closed_tokens, draft_tokens + _count_open_answer_tokens(table))
-    passages = count_passage_tokens(table)
+    passage_tokens = count_passage_tokens(table)
     return QuestionCost(
-        searches=rate,
-        prompt=None if passages is None else float((passages * ~skips).mean()),
+        searches=search_rate,
+        prompt=None if passage_tokens is None else float((passage_tokens * ~skips).mean()),
         completion=float(answer_tokens.mean() + extra_tokens) if table.has_answer_lengths else None,
-        calls=1 + (gate.extra_calls if gate else 0.0) + (rate if needs_draft else 0.0),
+        calls=1 + (gate.extra_calls if gate else 0.0) + (search_rate if needs_draft else 0.0),
         decision_seconds=gate.cost.seconds if gate else 0.0,
     )
 
@@ -201,7 +206,7 @@ def _count_open_answer_tokens(table: LabelTable) -> FloatArray:
 
 @dataclass(frozen=True)
 class Savings:
-    """What a policy saves on `SAVINGS_QUESTIONS` questions, compared with always retrieving.
+    """What a policy (such as a gate at a threshold) saves on `SAVINGS_QUESTIONS` questions, against always retrieving.
 
     Attributes:
         always: Cost of always retrieving.
@@ -235,13 +240,15 @@ class Savings:
 
     @property
     def money(self) -> float | None:
-        """Money saved; None if the policy makes more LLM calls and their price is unknown.
+        """Money that the gate saves on `SAVINGS_QUESTIONS` questions, in dollars; negative if it costs more.
 
-        If it makes no more calls and their price is unknown, only the searches are counted.
+        If the price of LLM calls is unknown, this is the price of the saved searches or, if the gate also makes more
+        LLM calls, None.
         """
-        before, after = (cost.money(self.assumptions.prices) for cost in (self.always, self.gated))
-        if before is not None and after is not None:
-            return SAVINGS_QUESTIONS * (before - after)
+        prices = self.assumptions.prices
+        always_price, gated_price = self.always.money(prices), self.gated.money(prices)  # per question
+        if always_price is not None and gated_price is not None:
+            return SAVINGS_QUESTIONS * (always_price - gated_price)
         return None if self.extra_calls > 0 else self.search_money
 
     @property
@@ -251,7 +258,7 @@ class Savings:
 
     @property
     def break_even_call(self) -> float | None:
-        """The price of an LLM call below which the policy saves money; None if it makes no more calls."""
+        """The price of an LLM call below which the gate saves money; None if it makes no more calls."""
         return self.search_money / self.extra_calls if self.extra_calls > 0 else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -266,13 +273,14 @@ class Savings:
 
 
 def describe_prices(assumptions: CostAssumptions) -> str:
-    """Name the prices, and for each whether it is assumed or set by the user."""
-    given, call_price = assumptions.model_fields_set, assumptions.price_llm_call
-    search, tokens = ("your price" if name in given else "assumed" for name in ("price_search", "price_token"))
-    llm = f"{format_price(1e6 * assumptions.price_token)} a million tokens ({tokens})"
-    if call_price is not None:
-        llm = f"{format_price(call_price)} an LLM call (your price)"
-    return f"{format_price(assumptions.price_search)} a search ({search}) and {llm}"
+    """Describe the prices, such as '$0.005 a search (assumed) and $0.30 a million tokens (your price)'."""
+    given = assumptions.model_fields_set
+    search = f"{format_price(assumptions.price_search)} a search"
+    search += " (your price)" if "price_search" in given else " (assumed)"
+    if assumptions.price_llm_call is not None:
+        return f"{search} and {format_price(assumptions.price_llm_call)} an LLM call (your price)"
+    tokens = f"{format_price(1e6 * assumptions.price_token)} a million tokens"
+    return f"{search} and {tokens} ({'your price' if 'price_token' in given else 'assumed'})"
 
 
 def format_money(amount: float | None) -> str:
@@ -285,7 +293,7 @@ def format_money(amount: float | None) -> str:
 
 
 def format_price(price: float | None) -> str:
-    """Format the price of one thing in dollars, with as many digits as a small price needs."""
+    """Format the price of one search, call or token in dollars: '$0.50', '$0.005' or '$0.0000003'."""
     if price is None:
         return UNKNOWN_AMOUNT
     if price == 0 or price >= 0.1:

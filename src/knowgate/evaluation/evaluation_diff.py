@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from knowgate.errors import BadInput, UnknownName
 from knowgate.evaluation.evaluation_summary import ARBITER_SUFFIX, RECOMMENDED, EvaluationSummary, GateSummary
@@ -17,8 +17,6 @@ from knowgate.stats.metrics import BoolArray
 
 MIN_SHARED_QUESTIONS = 30
 DEFAULT_WATCHED = ("never", "always", RECOMMENDED)
-
-IndexPairs = tuple[list[int], list[int]]
 
 
 @dataclass(frozen=True)
@@ -46,12 +44,13 @@ class EvaluationDiff:
         first: The evaluation to compare with.
         second: The evaluation to compare.
         gates: Gates that both evaluations have.
-        watched: Names of the gates that decide whether the second evaluation is better or worse.
-        paired: Number of questions that differences are paired on; 0 if the evaluations share too few.
+        watched: Names of the gates whose accuracy decides whether the second evaluation is better or worse.
+        paired: Number of shared questions on which the gates are compared question by question; 0 if the evaluations
+            share too few, so that their estimates are compared as independent samples.
         only_first: Names of gates that only the first evaluation has.
         only_second: Names of gates that only the second evaluation has.
         shared: Number of questions that both evaluations have.
-        needed: Number of shared questions needed for pairing.
+        needed: Number of shared questions needed to compare question by question.
     """
 
     first: EvaluationSummary
@@ -88,8 +87,8 @@ def diff_evaluations(
     Args:
         first: The evaluation to compare with.
         second: The evaluation to compare.
-        watch: Gates that decide which evaluation is better. By default never, always, the recommended policies, and
-            all gates with an arbiter.
+        watch: Gates that decide which evaluation is better. By default never, always, the recommended policies, and all
+            gates with an arbiter (which chooses between the answers with and without passages).
         resamples: Number of bootstrap resamples of paired differences.
 
     Raises:
@@ -103,19 +102,19 @@ def diff_evaluations(
         if gate not in gates:
             raise UnknownName("gate", gate, gates)
     shared, needed = _find_shared_questions(first, second), _count_needed(first, second)
-    pairs = shared if len(shared[0]) >= needed else ([], [])
+    compared = shared if len(shared.first) >= needed else SharedQuestions([], [])
     # A watched gate is watched with and without an arbiter.
     named = [gate for gate in gates if gate in watch or gate.removesuffix(ARBITER_SUFFIX) in watch]
     default = [gate for gate in gates if gate in DEFAULT_WATCHED or gate.endswith(ARBITER_SUFFIX)]
     return EvaluationDiff(
         first,
         second,
-        gates=[_diff_gate(gate, first.gates[gate], second.gates[gate], pairs, resamples) for gate in gates],
+        gates=[_diff_gate(gate, first.gates[gate], second.gates[gate], compared, resamples) for gate in gates],
         watched=named or default,
-        paired=len(pairs[0]),
+        paired=len(compared.first),
         only_first=[gate for gate in first.gates if gate not in gates],
         only_second=[gate for gate in second.gates if gate not in gates],
-        shared=len(shared[0]),
+        shared=len(shared.first),
         needed=needed,
     )
 
@@ -138,11 +137,18 @@ def diff_to_dict(diff: EvaluationDiff) -> dict[str, Any]:
     }
 
 
-def _find_shared_questions(first: EvaluationSummary, second: EvaluationSummary) -> IndexPairs:
-    """Return the indexes, in the first and in the second evaluation, of the questions that both have, each once."""
+class SharedQuestions(NamedTuple):
+    """Indexes of the questions that two evaluations share, in the first and in the second evaluation."""
+
+    first: list[int]
+    second: list[int]
+
+
+def _find_shared_questions(first: EvaluationSummary, second: EvaluationSummary) -> SharedQuestions:
+    """Find the questions that both evaluations have. A question that occurs several times counts once."""
     first_index, second_index = _index_by_key(first), _index_by_key(second)
-    shared = [key for key in first_index if key in second_index]
-    return [first_index[key] for key in shared], [second_index[key] for key in shared]
+    keys = [key for key in first_index if key in second_index]
+    return SharedQuestions([first_index[key] for key in keys], [second_index[key] for key in keys])
 
 
 def _index_by_key(summary: EvaluationSummary) -> dict[str, int]:
@@ -159,21 +165,18 @@ def _count_needed(first: EvaluationSummary, second: EvaluationSummary) -> int:
     return max(MIN_SHARED_QUESTIONS, math.ceil(smaller / 2))
 
 
-def _diff_gate(name: str, first: GateSummary, second: GateSummary, pairs: IndexPairs, resamples: int) -> GateDiff:
+def _diff_gate(name: str, first: GateSummary, second: GateSummary, shared: SharedQuestions, resamples: int) -> GateDiff:
     """Compare one gate in two evaluations.
 
-    Accuracy and retrieval rate are compared question by question if the evaluations share questions, which `pairs`
-    lists, and store the gate's decisions.
+    Accuracy and retrieval rate are compared question by question, if there are shared questions and both evaluations
+    store the gate's decisions. All else is compared as estimates of independent samples.
     """
-    changes = {
-        measure: _diff_independent(first.measures[measure], second.measures[measure])
-        for measure in first.measures
-        if measure in second.measures
-    }
+    names = [name for name in first.measures if name in second.measures]
+    changes = {name: _diff_independent(first.measures[name], second.measures[name]) for name in names}
     decisions = {"accuracy": (first.right, second.right), "rate": (first.searched, second.searched)}
     for measure, (before, after) in decisions.items():
-        if measure in changes and pairs[0] and before is not None and after is not None:
-            changes[measure] = _diff_paired(before[pairs[0]], after[pairs[1]], resamples)
+        if measure in changes and shared.first and before is not None and after is not None:
+            changes[measure] = _diff_paired(before[shared.first], after[shared.second], resamples)
     return GateDiff(name, changes)
 
 
@@ -183,7 +186,8 @@ def _diff_paired(first: BoolArray, second: BoolArray, resamples: int) -> Measure
     The differences are resampled question by question, which gives narrower intervals than independent samples.
     """
     before, after = first.astype(float), second.astype(float)
-    return MeasureDiff(*estimate_means([before, after, after - before], resamples))
+    first_mean, second_mean, difference = estimate_means([before, after, after - before], resamples)
+    return MeasureDiff(first_mean, second_mean, difference)
 
 
 def _diff_independent(first: Estimate, second: Estimate) -> MeasureDiff:

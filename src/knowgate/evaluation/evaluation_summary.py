@@ -72,10 +72,10 @@ class EvaluationSummary:
 def load_evaluation_summary(
     path: Path, gates: Sequence[GateLike], resamples: int = DEFAULT_RESAMPLES
 ) -> EvaluationSummary:
-    """Read the summary of a report folder, or evaluate gates on a label run and summarize that.
+    """Read the summary of an evaluation from its report folder, or evaluate gates on a label run and summarize that.
 
     Args:
-        path: Folder that `knowgate eval --out` wrote, or a label run.
+        path: Folder that `knowgate eval --out` wrote, or a label run (folder of recorded and graded answers).
         gates: Gates to evaluate on a label run. Not used for a report folder.
         resamples: Number of bootstrap resamples. Not used for a report folder.
 
@@ -100,6 +100,9 @@ def load_evaluation_summary(
 def summarize_evaluation(evaluation: Evaluation, recommendation: Recommendation, name: str) -> EvaluationSummary:
     """Summarize an evaluation that is in memory.
 
+    Besides each gate, the summary has the recommendation and, if an arbiter was evaluated, each gate followed by it. An
+    arbiter chooses between the answers with and without passages after a search.
+
     Args:
         evaluation: The evaluation.
         recommendation: Its recommendation.
@@ -109,7 +112,8 @@ def summarize_evaluation(evaluation: Evaluation, recommendation: Recommendation,
     for gate in evaluation.gates:
         measures = {measure: gate.measures[measure] for measure in SUMMARY_MEASURES if measure in gate.measures}
         gates[gate.gate] = GateSummary(measures, gate.right, gate.retrieve)
-    for result in evaluation.cascade.lines if evaluation.cascade else []:
+    results_with_arbiter = evaluation.cascade.lines if evaluation.cascade else []
+    for result in results_with_arbiter:
         measures = {"accuracy": result.accuracy, "rate": Estimate(result.rate)}
         searched = evaluation.gate(result.gate).retrieve
         gates[result.gate + ARBITER_SUFFIX] = GateSummary(measures, result.right, searched)
@@ -128,9 +132,9 @@ def summarize_evaluation(evaluation: Evaluation, recommendation: Recommendation,
 
 
 def _summarize_recommendation(evaluation: Evaluation, recommendation: Recommendation) -> GateSummary:
-    """Summarize the recommended policy, which is to always retrieve if no gate is worth using."""
+    """Summarize what the recommendation does: use its gate or, if it recommends no gate, retrieve for every question."""
     if recommendation.is_positive:
-        return _summarize_decisions(recommendation.right, ~recommendation.skips)
+        return _summarize_decisions(recommendation.right, searched=~recommendation.skips)
     always = evaluation.gate("always")
     return _summarize_decisions(always.right, always.retrieve)
 
@@ -150,9 +154,9 @@ def _describe_recommendation(level: str, gate: str | None, threshold: float | No
 
 
 def evaluation_to_dict(evaluation: Evaluation) -> dict[str, Any]:
-    """Convert all numbers of an evaluation to plain data, without its rows. The content of summary.json."""
+    """Convert all numbers of an evaluation to plain data, without results of single questions, for summary.json."""
     table = evaluation.table
-    optional = {
+    optional = {  # left out if they were not evaluated
         "second_look": [asdict(result) for result in evaluation.second_looks],
         "actions": [asdict(result) for result in evaluation.actions],
         "cascade": _cascade_to_dict(evaluation.cascade) if evaluation.cascade else None,
@@ -176,17 +180,23 @@ def evaluation_to_dict(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def _cascade_to_dict(cascade: Cascade) -> dict[str, Any]:
-    """Convert the results with an arbiter to plain data, without the grade of each answer."""
-    lines = []
+    """Convert the results of all gates with an arbiter to plain data, without the grades of single answers ('right').
+
+    An arbiter chooses between the answers with and without passages after a search.
+    """
+    records = []
     for result in cascade.lines:
-        line = asdict(result) | {"at_rate": _rates_to_dict(result.at_rate)}
-        del line["right"]
-        lines.append(line)
-    return asdict(cascade) | {"lines": lines}
+        record = asdict(result) | {"at_rate": _rates_to_dict(result.at_rate)}
+        del record["right"]
+        records.append(record)
+    return asdict(cascade) | {"lines": records}
 
 
 def _gate_to_dict(gate: GateResult) -> dict[str, Any]:
-    """Convert the measures of a gate to plain data, without those of each question."""
+    """Convert the measures of a gate to plain data, without results of single questions.
+
+    'far' is the share of questions that are unlike those the gate was fitted on.
+    """
     frontier = gate.frontier
     return {
         "gate": gate.gate,
@@ -220,13 +230,9 @@ def decisions_to_dict(evaluation: Evaluation, recommendation: Recommendation) ->
     gates = {}
     for name, gate in summary.gates.items():
         flags = {"right": gate.right, "searched": gate.searched}
-        gates[name] = {kind: _flags_to_text(values) for kind, values in flags.items() if values is not None}
+        known = {kind: values.astype(int) for kind, values in flags.items() if values is not None}
+        gates[name] = {kind: "".join(map(str, bits)) for kind, bits in known.items()}
     return {"questions": summary.question_keys, "gates": gates}
-
-
-def _flags_to_text(values: BoolArray) -> str:
-    """Write True as '1' and False as '0'."""
-    return "".join("1" if value else "0" for value in values)
 
 
 @dataclass(frozen=True)
@@ -240,7 +246,7 @@ class _StoredRecommendation:
 
 @dataclass(frozen=True)
 class _StoredCascadeLine:
-    """Results of one gate followed by an arbiter, as stored in summary.json."""
+    """Results of one gate with an arbiter, which chooses between both answers after a search, as in summary.json."""
 
     gate: str
     rate: float
@@ -249,7 +255,7 @@ class _StoredCascadeLine:
 
 @dataclass(frozen=True)
 class _StoredCascade:
-    """Results of all gates followed by an arbiter, as stored in summary.json."""
+    """Results of all gates with an arbiter, which chooses between both answers after a search, as in summary.json."""
 
     arbiter: str = ""
     lines: tuple[Mapping[str, Any], ...] = ()
@@ -273,7 +279,11 @@ class _StoredDecisions:
 
 
 def _read_summary(folder: Path) -> EvaluationSummary:
-    """Read summary.json and, if it exists, decisions.json. Raises BadInput if they are not of an evaluation."""
+    """Read the summary of an evaluation from a report folder: summary.json and, if it exists, decisions.json.
+
+    Raises:
+        BadInput: The files do not describe an evaluation.
+    """
     where = str(folder / SUMMARY_FILE)
     summary = read_json(folder / SUMMARY_FILE)
     if not isinstance(summary, dict) or not isinstance(summary.get("gates"), list):
@@ -289,7 +299,7 @@ def _read_summary(folder: Path) -> EvaluationSummary:
         line = read_record(_StoredCascadeLine, record, f"{where}: line of cascade", ignore_unknown=True)
         name = line.gate + ARBITER_SUFFIX
         gates[name] = decisions.summarize(name, {"accuracy": line.accuracy, "rate": Estimate(line.rate)})
-    right, searched = (decisions.get(RECOMMENDED, kind) for kind in ("right", "searched"))
+    right, searched = decisions.get(RECOMMENDED, "right"), decisions.get(RECOMMENDED, "searched")
     if right is not None and searched is not None:
         gates[RECOMMENDED] = _summarize_decisions(right, searched)
     stored = read_record(
@@ -308,8 +318,5 @@ def _read_summary(folder: Path) -> EvaluationSummary:
 
 def _read_measures(record: Mapping[str, Any], gate: str, where: str) -> dict[str, Estimate]:
     """Read the estimates of `SUMMARY_MEASURES` from a gate's record. Missing measures are skipped."""
-    return {
-        measure: read_record(Estimate, record[measure], f"{where}: {measure} of {gate}")
-        for measure in SUMMARY_MEASURES
-        if measure in record
-    }
+    names = [name for name in SUMMARY_MEASURES if name in record]
+    return {name: read_record(Estimate, record[name], f"{where}: {name} of {gate}") for name in names}

@@ -71,7 +71,7 @@ class GateChoice:
 
     Attributes:
         option: The gate.
-        threshold: The search is skipped for questions whose need is at most this.
+        threshold: The search is skipped for questions whose need (0 to 1) is at most this.
         skipped: Share of searches that are skipped on the questions that the choice was made on.
     """
 
@@ -99,10 +99,11 @@ class SkipCounts:
     skipped: NDArray[Any]
 
     def lower_bounds(self, n: int) -> FloatArray:
-        """Return a 95 % lower bound of the mean change of accuracy at each threshold.
+        """Return, for each threshold, a bound that the change of accuracy on `n` questions exceeds with 95 % confidence.
 
         One loss is added. Without it, a threshold with hardly any wins and losses would look safe by chance.
         """
+        # A win changes a question by 1, a loss by -1. So the mean square of the changes is (wins + losses) / n.
         mean = (self.wins - self.losses - 1) / n
         variance = np.maximum((self.wins + self.losses + 1) / n - mean**2, 0)
         return np.asarray(mean - Z_BOUND * np.sqrt(variance / n))
@@ -133,18 +134,22 @@ def choose_gate(
 def _choose_threshold(
     option: GateOption, answers: CorrectAnswers, rows: BoolArray, max_loss: float
 ) -> GateChoice | None:
-    """Choose the highest threshold whose loss of accuracy stays within the limit; None if there is none."""
+    """Choose the threshold of a gate that skips the most searches and loses at most `max_loss` of accuracy.
+
+    The loss is measured on the questions that the mask `rows` selects, and must be within the limit with 95 % confidence.
+    None if no threshold is.
+    """
     needs = option.needs[rows]
-    if option.fixed_threshold is None:
+    if option.fixed_threshold is None:  # any threshold can be chosen
         thresholds = list_candidate_thresholds(needs)
         counts = _count_skips(needs, answers, rows, thresholds)
     else:
         thresholds = np.array([option.fixed_threshold])
         counts = _count_fixed_skips(option, answers, rows, option.fixed_threshold)
-    acceptable = np.flatnonzero((counts.lower_bounds(len(needs)) >= -max_loss) & (counts.skipped > 0))
-    if not len(acceptable):
+    is_acceptable = (counts.lower_bounds(len(needs)) >= -max_loss) & (counts.skipped > 0)
+    if not is_acceptable.any():
         return None
-    highest = acceptable[-1]  # thresholds are in ascending order
+    highest = np.flatnonzero(is_acceptable)[-1]  # thresholds are in ascending order
     return GateChoice(option, float(thresholds[highest]), float(counts.skipped[highest]) / len(needs))
 
 
@@ -155,24 +160,27 @@ def _count_skips(needs: FloatArray, answers: CorrectAnswers, rows: BoolArray, th
     """
     order = np.argsort(needs, kind="stable")
     n_skipped = np.searchsorted(needs[order], thresholds, side="right")  # number of needs at or below each threshold
-    closed, opened, retrieved = (right[rows][order] for right in (answers.closed, answers.opened, answers.retrieved))
+    by_need = np.flatnonzero(rows)[order]  # indexes of the questions, from the lowest need up
+    closed, opened, retrieved = answers.closed[by_need], answers.opened[by_need], answers.retrieved[by_need]
     wins = _count_changes(closed & ~opened, retrieved & ~opened, n_skipped)
     losses = _count_changes(opened & ~closed, opened & ~retrieved, n_skipped)
     return SkipCounts(wins, losses, n_skipped)
 
 
 def _count_changes(if_skipped: BoolArray, if_retrieved: BoolArray, n_skipped: NDArray[Any]) -> NDArray[Any]:
-    """Count the answers that change at each threshold, in one direction.
+    """Count how many answers change at each threshold: from wrong to right, or from right to wrong.
 
     Args:
-        if_skipped: Whether the answer to each question changes if it is skipped. The lowest need comes first.
-        if_retrieved: Whether it changes if it is retrieved for.
+        if_skipped: Whether the answer to each question changes if its search is skipped. The questions are sorted by
+            need, a score from 0 to 1; the lowest comes first.
+        if_retrieved: Whether it changes if its search is not skipped.
         n_skipped: Number of questions, those of lowest need, that are skipped at each threshold.
     """
     # Entry i of a sum is the count among the i questions of lowest need.
     skipped_sums = np.concatenate([[0], np.cumsum(if_skipped)])
     retrieved_sums = np.concatenate([[0], np.cumsum(if_retrieved)])
-    return np.asarray(skipped_sums[n_skipped] + retrieved_sums[-1] - retrieved_sums[n_skipped])
+    n_changed_others = retrieved_sums[-1] - retrieved_sums[n_skipped]
+    return np.asarray(skipped_sums[n_skipped] + n_changed_others)
 
 
 def _count_fixed_skips(option: GateOption, answers: CorrectAnswers, rows: BoolArray, threshold: float) -> SkipCounts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from knowgate.core.chart import COLORS, GRAY, Axis, ChartFrame, ChartPoint, Curve, fit_axis, render_line_chart
 from knowgate.core.display import MISSING_VALUE, UNKNOWN_AMOUNT, TextTable, format_percent
@@ -34,19 +35,36 @@ CURVE_STEPS = 60
 COST_COLUMNS = ("LLM calls", "deciding, ms")
 AGAINST_ALWAYS = "against always"
 MAX_CURVES = len(COLORS)  # gates that get a curve of their own in the notebook chart
+CALIBRATION_ENTRIES = (*TARGET_KINDS, "policy")  # entries in the manifest of a gate with a calibrated threshold
+
+
+class SliceResult(NamedTuple):
+    """Results of a gate on a group of questions, such as those of one language.
+
+    Attributes:
+        gate: Name of the gate.
+        accuracy: Accuracy of the final answers.
+        rate: Share of questions that the gate retrieves for.
+        random: Accuracy of random retrieval at that rate.
+    """
+
+    gate: str
+    accuracy: float
+    rate: float
+    random: float
 
 
 @dataclass(frozen=True)
 class SliceTable:
-    """Accuracy of the gates on one slice of the questions, such as one language.
+    """Accuracy of the gates on one slice: a group of questions, such as those of one language.
 
     Attributes:
-        dimension: What the questions are divided by.
-        value: The slice.
+        dimension: What the questions are grouped by, such as 'language'.
+        value: The group, such as 'en'.
         n: Number of questions; 0 for an empty slice.
         never: Accuracy of never retrieving.
         always: Accuracy of always retrieving.
-        rows: (gate, accuracy, retrieval rate, accuracy of random retrieval at that rate).
+        rows: Results of the gates; empty without questions, or without answers with passages.
     """
 
     dimension: str
@@ -54,19 +72,19 @@ class SliceTable:
     n: int
     never: float | None
     always: float | None
-    rows: list[tuple[str, float, float, float]]
+    rows: list[SliceResult]
 
 
 @dataclass(frozen=True)
 class GateGuarantee:
-    """The guarantee stored with a gate's calibrated threshold.
+    """A proof that skipping searches with a gate loses few answers. It is stored with the gate's threshold.
 
     Attributes:
         text: The guarantee in words, including why it does not hold here if it does not. Empty if there is none.
         holds: Whether it applies to this LLM, these passages and answers, and the arbiter of this evaluation.
         max_loss: Loss of accuracy that it allows.
         n_calibrated: How many of the evaluated questions the threshold was chosen on.
-        has_arbiter: Whether the gate runs with the arbiter of this evaluation.
+        has_arbiter: Whether it includes the arbiter of this evaluation, which chooses between both answers after a search.
     """
 
     text: str
@@ -81,13 +99,13 @@ class Evaluation:
     """Gates measured on the same questions. What `knowgate.evaluate` returns.
 
     Attributes:
-        table: The labeled questions.
-        gates: Results of the baselines never and always, the gates, and the oracle.
+        table: The questions with their recorded answers and grades.
+        gates: Results of the baselines never and always, the gates, and the oracle (the best possible decisions).
         comparisons: Paired tests between gates.
-        slices: Results by data set, language, and the other slices.
+        slices: Results on groups of questions: by data set, by language, and so on.
         resamples: Number of bootstrap resamples.
         second_looks: Results with a judge that drops useless passages, if one was given.
-        guarantees: Stored guarantees by gate.
+        guarantees: By gate, the stored proof that it loses few answers.
         with_judge: Names of the gates and arbiters that run a fine-tuned judge.
         cascade: Results with an arbiter after retrieval, if one was given.
         topics: Results by topic of the questions, if topics were asked for.
@@ -243,8 +261,15 @@ def _measure_slice(
     """Measure the gates on the questions that the mask `in_slice` selects."""
     n = int(in_slice.sum())
     never = float(table.closed_right[in_slice].mean()) if n else None
-    always = float(table.open_right[in_slice].mean()) if n and table.open_right is not None else None
-    return SliceTable(dimension, value, n, never, always, gate_results.measure_slice(table, gates, in_slice))
+    if never is None or table.open_right is None:
+        return SliceTable(dimension, value, n, never, None, [])
+    always = float(table.open_right[in_slice].mean())
+    rows = []
+    for gate in gates:
+        rate = float(gate.retrieve[in_slice].mean())
+        random = rate * always + (1 - rate) * never
+        rows.append(SliceResult(gate.gate, float(gate.right[in_slice].mean()), rate, random))
+    return SliceTable(dimension, value, n, never, always, rows)
 
 
 # --- guarantees -----------------------------------------------------------------------------------
@@ -254,6 +279,8 @@ def read_guarantees(
     table: LabelTable, gates: Sequence[str | Gate], *, plug_in: bool = False, arbiter: str | None = None
 ) -> dict[str, GateGuarantee]:
     """Read the guarantees of fitted gates and check whether they hold for these questions.
+
+    A guarantee is a proof that skipping searches with the gate loses few answers.
 
     Args:
         table: Questions that the gates are evaluated on.
@@ -270,17 +297,24 @@ def read_guarantees(
         if gate == "auto" or get_gate_folder(gate) is None:
             continue
         loaded = load_gate(gate, plug_in=plug_in) if isinstance(gate, str) else gate
-        if isinstance(loaded, FittedGate) and {*TARGET_KINDS, "policy"} & loaded.artifact.manifest.keys():
+        if isinstance(loaded, FittedGate) and any(name in loaded.artifact.manifest for name in CALIBRATION_ENTRIES):
             guarantees[get_gate_name(gate)] = _check_guarantee(table, loaded, arbiter)
     return guarantees
 
 
 def _check_guarantee(table: LabelTable, gate: FittedGate, arbiter: str | None) -> GateGuarantee:
-    """Check whether a gate's guarantee holds for how these questions were answered; its text is '' if it has none."""
+    """Check whether a gate's guarantee, that it loses few answers, holds for the way these questions were answered.
+
+    Args:
+        table: The questions, with the settings that they were answered with.
+        gate: The gate. If it has no guarantee, the text of the result is ''.
+        arbiter: Fingerprint of the arbiter that chooses between the answers with and without passages; None without one.
+    """
     settings = table.settings
     without_arbiter = deployment.has_guarantee_without_arbiter(gate)
     evidence = gate.artifact.manifest.get("guarantee") or {}
-    has_arbiter = arbiter is not None and (evidence.get("arbiter") or {}).get("fingerprint") == arbiter
+    proven_arbiter = (evidence.get("arbiter") or {}).get("fingerprint")
+    has_arbiter = arbiter is not None and arbiter == proven_arbiter
     retriever = settings.get("retriever_fingerprint")
     conditions = deployment.Deployment(
         retriever=retriever,
@@ -293,11 +327,12 @@ def _check_guarantee(table: LabelTable, gate: FittedGate, arbiter: str | None) -
         arbiter=None if without_arbiter else arbiter,
     )
     violated = deployment.find_violated_conditions(gate, conditions)
+    skips_without_arbiter = without_arbiter and gate.threshold != ALWAYS_RETRIEVE
     keys_file = gate.artifact.path / CALIBRATION_KEYS_FILE
     calibrated = set(read_text(keys_file).split()) if keys_file.is_file() else set()
     return GateGuarantee(
         text=deployment.describe_guarantee(gate, conditions),
-        holds=(has_arbiter or (without_arbiter and gate.threshold != ALWAYS_RETRIEVE)) and not violated,
+        holds=(has_arbiter or skips_without_arbiter) and not violated,
         max_loss=float(evidence.get("epsilon", 0.0)),
         n_calibrated=sum(str(key) in calibrated for key in table.question_fingerprints),
         has_arbiter=has_arbiter,
@@ -308,9 +343,11 @@ def _check_guarantee(table: LabelTable, gate: FittedGate, arbiter: str | None) -
 
 
 def build_answer_table(gates: Sequence[GateResult]) -> TextTable:
-    """Build the main table, with a row per gate: its accuracy, retrieval rate, gain and loss.
+    """Build the main table, with a row per gate. All questions must have answers with passages.
 
-    All questions must have open-book answers, which all of these measures need.
+    'gain' is against random retrieval at the same rate ('matched random'). 'harm' is the share of questions that are
+    wrong only because the search was skipped, 'waste' that of searches for questions that the LLM knows, and 'headroom'
+    the reached part of the best possible rise over never retrieving.
     """
     columns = (
         "gate", "accuracy", "retrieval", *COST_COLUMNS, "matched random", "gain", AGAINST_ALWAYS, "harm", "waste", "headroom",
@@ -340,7 +377,7 @@ def _format_cost_cells(gate: GateResult) -> tuple[str, str]:
 
 
 def build_short_table(gates: Sequence[GateResult]) -> TextTable:
-    """Build a narrow table with a row per gate: AUROC and, with open-book answers, what it gets right and costs."""
+    """Build a narrow table with a row per gate: AUROC and, if there are answers with passages, accuracy and costs."""
     has_open_answers = any("accuracy" in gate.measures for gate in gates)
     if not has_open_answers:
         rows = [(gate.gate, _format_auroc_cell(gate)) for gate in gates]
@@ -363,9 +400,10 @@ def _format_answer_cells(gate: GateResult) -> tuple[str, ...]:
 
 
 def _format_against_always(gate: GateResult) -> str:
-    """Format accuracy minus the accuracy of always retrieving: the loss with its sign turned."""
+    """Format the accuracy of a gate minus that of always retrieving, which is minus the gate's loss."""
     loss = gate.measures["loss"]
-    value, low, high = (None if x is None else -x for x in (loss.value, loss.high, loss.low))
+    # With the sign, the ends of the interval change places.
+    value, low, high = (None if number is None else -number for number in (loss.value, loss.high, loss.low))
     return proportions.format_points_estimate(Estimate(value, low, high))
 
 
@@ -396,6 +434,6 @@ def _make_frontier_curve(gate: GateResult, color: str, *, dashed: bool = False) 
     """Make the curve of accuracy by retrieval rate; a solid curve gets a dot at the gate's own threshold."""
     assert gate.frontier is not None
     rates = [step / CURVE_STEPS for step in range(CURVE_STEPS + 1)]
-    rate, accuracy = (gate.measures[name].value or 0.0 for name in ("rate", "accuracy"))
-    mark = None if dashed else ChartPoint(rate, accuracy)
-    return Curve(gate.gate, [ChartPoint(rate, gate.frontier.at(rate)) for rate in rates], color, dashed, mark)
+    points = [ChartPoint(rate, gate.frontier.at(rate)) for rate in rates]
+    dot = ChartPoint(gate.measures["rate"].value or 0.0, gate.measures["accuracy"].value or 0.0)
+    return Curve(gate.gate, points, color, dashed, None if dashed else dot)

@@ -101,7 +101,8 @@ def evaluate(
         data: Questions to answer now: data specs separated by commas, or a list of questions.
         options: Options as one object, instead of keywords.
         on_progress: Called with the progress of labeling.
-        on_arbitrated: Called with how many questions the arbiter has decided, and how many there are.
+        on_arbitrated: Called with how many questions the arbiter (which chooses between the answers with and without
+            passages) has decided, and how many there are.
 
     Returns:
         The evaluation. It shows its tables in a notebook; `write_report` writes it to files.
@@ -156,11 +157,12 @@ def _evaluate_runs(
     options: EvaluateOptions,
     on_arbitrated: Callable[[int, int], None],
 ) -> Evaluation:
-    """Evaluate gates on label runs, and add the tables that the options ask for.
+    """Evaluate gates on label runs (folders of recorded answers), and add the tables that the options ask for.
 
     Args:
-        named: The gates as the caller named them.
-        scored: The same gates by the names under which their decisions are stored in the runs.
+        named: The gates as the caller gave them.
+        scored: The same gates, but a gate that has just decided with the LLM is replaced by the name under which its
+            decisions are stored in the runs.
         runs: Folders of the label runs.
         options: The options of `evaluate`.
         on_arbitrated: Called with how many questions the arbiter has decided, and how many there are.
@@ -202,7 +204,7 @@ def _evaluate_runs(
 
 
 def _add_topics(evaluation: Evaluation, topics: str) -> Evaluation:
-    """Measure the topics of the questions, with the searches of the recommended policy if there is one."""
+    """Measure the topics of the questions, with the searches of the recommended gate and threshold if there are any."""
     recommendation = recommend(evaluation)
     retrieve = ~recommendation.skips if recommendation.is_positive else None
     results = measure_topics(evaluation.table, topics, retrieve=retrieve, resamples=evaluation.resamples)
@@ -210,19 +212,19 @@ def _add_topics(evaluation: Evaluation, topics: str) -> Evaluation:
 
 
 def find_policy_arbiter(gates: Sequence[str | Gate]) -> str | None:
-    """Return the arbiter of the policies among the gates; None if there is none.
+    """Return the arbiter of the policies (gates that are stored with an arbiter) among the gates; None without one.
 
     Raises:
         BadSetting: The policies have different arbiters.
     """
-    specs = {spec for gate in gates if (spec := get_policy_arbiter(gate)) not in (None, NO_ARBITER)}
-    if len(specs) > 1:
+    arbiters = {get_policy_arbiter(gate) for gate in gates} - {None, NO_ARBITER}
+    if len(arbiters) > 1:
         raise BadSetting("the policies have different arbiters. Evaluate one policy at a time, or name an `arbiter`.")
-    return next(iter(specs), None)
+    return next(iter(arbiters), None)
 
 
 def _add_baselines(table: LabelTable, scores: Sequence[TableScores], names: Sequence[str]) -> list[TableScores]:
-    """Return the named ones of the baselines never, always and oracle, followed by the gates."""
+    """Return the baselines with the given names ('never', 'always' or 'oracle'), followed by the gates."""
     baselines = [baseline for baseline in build_baselines(table) if baseline.name in names]
     return [*baselines, *(gate for gate in scores if gate.name not in ("never", "always", "oracle"))]
 

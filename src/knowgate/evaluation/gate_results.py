@@ -8,7 +8,7 @@ is known and subtracted. What remains changes no measure of a resample by more t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -82,7 +82,7 @@ class GateResult:
         frontier: Accuracy at every retrieval rate; None without open-book answers.
         needs: Need for retrieval of each question (0 = the LLM knows, 1 = retrieve).
         right: Whether the final answer to each question is correct.
-        resampled: For each measure, its value followed by its bootstrap resamples.
+        resampled: For each measure, its value on all questions, followed by its values on the bootstrap resamples.
         far_share: Share of questions unlike those the gate was fitted on, or None if unknown.
         drafts: Whether a draft is generated for retrieved questions too.
         extra_tokens: Tokens generated per question besides the draft.
@@ -121,7 +121,7 @@ def measure_gates(table: LabelTable, gates: Sequence[TableScores], bootstrap: Bo
 
     Args:
         table: Labeled questions.
-        gates: The need for retrieval that each gate gives to each question.
+        gates: For each gate, the need for retrieval (0 to 1) that it gives to each question.
         bootstrap: The resamples. With many questions, they are measured on groups of similar ones, which is nearly exact.
     """
     outcomes = [GradedNeeds(gate.needs, gate.threshold, table.closed_right, table.open_right) for gate in gates]
@@ -186,22 +186,26 @@ def estimate_column_means(bootstrap: Bootstrap, columns: Mapping[str, NDArray[An
     return {name: summarize_resamples(means) for name, means in resampled.items()}
 
 
-def _build_mean_metric(
-    columns: Mapping[str, NDArray[Any]],
-) -> Callable[[metrics.WeightMatrix], dict[str, metrics.FloatArray]]:
-    """Build the function that computes the mean of each per-question column from resample weights."""
+def _build_mean_metric(columns: Mapping[str, NDArray[Any]]) -> WeightedMetric:
+    """Return a function that computes, on each bootstrap resample, the mean of each column (one value per question).
+
+    The function takes weights (resamples x questions): how often each resample draws each question.
+    """
     values = np.stack([column.astype(np.float64) for column in columns.values()], axis=1)
-    return lambda weights: dict(zip(columns, metrics.weighted_mean(weights, values).T, strict=True))
+
+    def compute_means(weights: metrics.WeightMatrix) -> dict[str, metrics.FloatArray]:
+        means = metrics.weighted_mean(weights, values)  # resamples x columns
+        return {name: means[:, number] for number, name in enumerate(columns)}
+
+    return compute_means
 
 
-def tune_threshold(
-    table: LabelTable, open_right: metrics.BoolArray, needs: metrics.FloatArray
-) -> TunedThreshold | None:
+def tune_threshold(table: LabelTable, opened: metrics.BoolArray, needs: metrics.FloatArray) -> TunedThreshold | None:
     """Choose the most accurate threshold on the dev rows, and measure it on the others; None without one or the other.
 
     The result also has the accuracy of always retrieving, and of retrieving as often but at random.
     """
-    dev, outcomes = table.is_dev, GateOutcomes(needs, table.closed_right, open_right)
+    dev, outcomes = table.is_dev, GateOutcomes(needs, table.closed_right, opened)
     if not dev.any() or dev.all():
         return None
     threshold = choose_for_accuracy(outcomes.select(dev))
@@ -222,22 +226,24 @@ def tune_threshold(
 
 
 def build_baselines(table: LabelTable) -> list[TableScores]:
-    """Build the baselines of every table: never, always and the oracle. Empty without open-book answers."""
+    """Build the baselines: never, always, and the oracle, which knows when passages help. Empty without open answers."""
     if table.open_right is None:
         return []
-    n, helped = len(table.rows), table.open_right & ~table.closed_right
+    n, is_helped = len(table.rows), (table.open_right & ~table.closed_right).astype(float)
     # Needs of 0 and 1 with a threshold of 0.5 stand for fixed decisions.
     return [
         TableScores("never", np.zeros(n), 0.5, drafts=False, note="answers closed-book"),
         TableScores("always", np.ones(n), 0.5, drafts=False, note="retrieves every time"),
-        TableScores(
-            "oracle", helped.astype(float), 0.5, drafts=False, note="knows both answers: the ceiling, not a gate"
-        ),
+        TableScores("oracle", is_helped, 0.5, drafts=False, note="knows both answers: the ceiling, not a gate"),
     ]
 
 
 def make_baseline_result(table: LabelTable, result: GateResult) -> GateResult:
-    """Remove ranking measures from a baseline's result, and give the oracle the best possible frontier."""
+    """Adapt the result of a baseline: never, always or the oracle.
+
+    Baselines do not rank questions by need, so measures of ranking are removed. The frontier (accuracy at every retrieval
+    rate) of the oracle becomes the best possible one.
+    """
     measures = {name: value for name, value in result.measures.items() if name in DECISION_MEASURES}
     result = replace(result, measures=measures, tuned=None)
     if result.gate != "oracle" or table.open_right is None:
@@ -250,21 +256,6 @@ def compute_majority_share(table: LabelTable) -> float:
     """Return the share of the more frequent kind of question: known or unknown to the LLM."""
     known = float(table.closed_right.mean())
     return max(known, 1 - known)
-
-
-def measure_slice(
-    table: LabelTable, gates: Sequence[GateResult], in_slice: metrics.BoolArray
-) -> list[tuple[str, float, float, float]]:
-    """Return (gate, accuracy, retrieval rate, accuracy of random retrieval at that rate) on some of the rows."""
-    if table.open_right is None or not in_slice.any():
-        return []
-    never, always = table.closed_right[in_slice].mean(), table.open_right[in_slice].mean()
-    rows = []
-    for gate in gates:
-        rate = float(gate.retrieve[in_slice].mean())
-        random = rate * always + (1 - rate) * never
-        rows.append((gate.gate, float(gate.right[in_slice].mean()), rate, float(random)))
-    return rows
 
 
 # --- metrics of a resample ------------------------------------------------------------------------
@@ -293,16 +284,21 @@ class GradedNeeds:
 
 
 def _build_gate_metric(outcomes: GradedNeeds) -> WeightedMetric:
-    """Build the function that computes every measure of a gate from resample weights."""
-    ranking, decisions = _build_ranking_metric(outcomes), _build_decision_metric(outcomes)
-    return lambda weights: {**ranking(weights), **(decisions(weights) if decisions else {})}
+    """Return a function that computes every measure of a gate on each bootstrap resample.
+
+    The function takes weights (resamples x questions): how often each resample draws each question.
+    """
+    measure_ranking, measure_decisions = _build_ranking_metric(outcomes), _build_decision_metric(outcomes)
+    if measure_decisions is None:
+        return measure_ranking
+    return lambda weights: {**measure_ranking(weights), **measure_decisions(weights)}
 
 
 def _build_ranking_metric(outcomes: GradedNeeds) -> WeightedMetric:
-    """Build the function that measures how well a gate ranks questions, from resample weights.
+    """Return a function that measures how well a gate ranks questions by need, on each bootstrap resample.
 
     A good gate gives a high need to questions that the LLM answers wrong without passages, and to questions that it
-    answers right only with passages.
+    answers right only with passages. The function takes how often each resample draws each question.
     """
     unknown, needs, ranking = ~outcomes.closed, outcomes.needs, metrics.NeedRanking(outcomes.needs)
     helped = outcomes.opened & unknown if outcomes.opened is not None else None
@@ -314,15 +310,17 @@ def _build_ranking_metric(outcomes: GradedNeeds) -> WeightedMetric:
         values["ece"] = metrics.weighted_ece(weights, unknown, needs)
         values["brier"] = metrics.weighted_brier(weights, unknown, needs)
         values["judged"] = metrics.weighted_mean(weights, judged_correctly)
-        return values if helped is None else {**values, "auroc_benefit": ranking.auroc(by_need, helped)}
+        if helped is not None:
+            values["auroc_benefit"] = ranking.auroc(by_need, helped)
+        return values
 
     return measure
 
 
 def _build_decision_metric(outcomes: GradedNeeds) -> WeightedMetric | None:
-    """Build the function that measures a gate's decisions at its threshold, from resample weights.
+    """Return a function that measures a gate's decisions at its threshold, on each bootstrap resample.
 
-    Returns None if the questions have no open-book answers.
+    The function takes how often each resample draws each question. None if the questions have no answers with passages.
     """
     if outcomes.opened is None:
         return None
@@ -341,10 +339,11 @@ def _build_decision_metric(outcomes: GradedNeeds) -> WeightedMetric | None:
     return lambda weights: _derive_measures(compute_means(weights))
 
 
-def _derive_measures(means: dict[str, metrics.FloatArray]) -> dict[str, metrics.FloatArray]:
-    """Derive the decision measures from column means: `gain` is over random retrieval, `loss` against always retrieving.
+def _derive_measures(means: Mapping[str, metrics.FloatArray]) -> dict[str, metrics.FloatArray]:
+    """Derive the measures of a gate's decisions from means over the questions, one value per bootstrap resample.
 
-    `recovered` is the part of the best possible rise over never retrieving that the gate reaches.
+    `gain` is against random retrieval at the same rate, `loss` against always retrieving. `recovered` is the reached part
+    of the best possible rise over never retrieving. `closed_if_known` is the closed-book accuracy on skipped questions.
     """
     random = means["rate"] * means["always"] + (1 - means["rate"]) * means["never"]
     return {
@@ -363,7 +362,7 @@ def _derive_measures(means: dict[str, metrics.FloatArray]) -> dict[str, metrics.
 
 @dataclass(frozen=True)
 class QuestionCells:
-    """Questions grouped into cells of nearly equal need and equal grades.
+    """Questions grouped into cells of nearly equal need (score from 0 to 1) and equal grades. Few cells save time.
 
     Attributes:
         cells: Each cell as if it were one question.
@@ -374,30 +373,33 @@ class QuestionCells:
     cell_of_question: NDArray[np.int32]
 
     def sum_weights(self, weights: metrics.WeightMatrix) -> metrics.WeightMatrix:
-        """Sum the weights of the questions of each cell, for every resample."""
-        size = len(self.cells.needs)
-        return np.stack([np.bincount(self.cell_of_question, weights=row, minlength=size) for row in weights])
+        """Sum the weights of the questions in each cell: (resamples x questions) becomes (resamples x cells)."""
+        n_cells = len(self.cells.needs)
+        return np.stack([np.bincount(self.cell_of_question, weights=row, minlength=n_cells) for row in weights])
 
     def metric(self) -> WeightedMetric:
-        """Return a function that computes all measures, on cells instead of questions, from weights of the questions."""
+        """Return a function that computes all measures of each resample on cells, though it takes question weights."""
         measure_cells = _build_gate_metric(self.cells)
         return lambda weights: measure_cells(self.sum_weights(weights))
 
 
 def _resample_cells(gates: Sequence[GradedNeeds], bootstrap: Bootstrap) -> list[dict[str, metrics.FloatArray]]:
-    """Measure the full sample exactly, and the resamples approximately on cells of similar questions.
+    """Measure each gate: exactly on all questions, and on the resamples approximately, with cells of similar questions.
 
-    The error of the cells on the full sample is known. It is subtracted from every resample.
+    The error of the cells on all questions is known. It is subtracted from every resample.
+
+    Returns:
+        For each gate and measure, the value on all questions, followed by the values on the resamples.
     """
     full_sample = metrics.unit_weights(bootstrap.n)
     cell_metrics = [group_into_cells(gate).metric() for gate in gates]
     results = []
-    for gate, metric, resamples in zip(gates, cell_metrics, bootstrap.resample(cell_metrics), strict=True):
-        exact_values, cell_values = _build_gate_metric(gate)(full_sample), metric(full_sample)
-        measures: dict[str, metrics.FloatArray] = {}
-        for name, exact in exact_values.items():  # `resamples` is empty if none are asked for
-            corrected = resamples[name] - cell_values[name] + exact if name in resamples else np.empty(0)
-            measures[name] = np.concatenate([exact, corrected])
+    for gate, cell_metric, resamples in zip(gates, cell_metrics, bootstrap.resample(cell_metrics), strict=True):
+        exact_values, approximate_values = _build_gate_metric(gate)(full_sample), cell_metric(full_sample)
+        measures = dict(exact_values)
+        for name, approximate_resamples in resamples.items():  # empty if no resamples are asked for
+            corrected = approximate_resamples - approximate_values[name] + exact_values[name]
+            measures[name] = np.concatenate([exact_values[name], corrected])
         results.append(measures)
     return results
 
@@ -406,7 +408,7 @@ def group_into_cells(outcomes: GradedNeeds) -> QuestionCells:
     """Group questions into cells: questions of nearly equal need (level) with the same two grades share a cell."""
     level = _assign_need_levels(outcomes)
     opened = False if outcomes.opened is None else outcomes.opened
-    # One number encodes level and grades, because sorting numbers is faster than sorting triples.
+    # The code of a cell is 4 * level + 2 * closed + opened. Sorting numbers is faster than sorting triples.
     codes = 4 * level.astype(np.int64) + 2 * outcomes.closed + opened
     cell_codes, cell_of_question = np.unique(codes, return_inverse=True)
     cell_levels, cell_grades = np.divmod(cell_codes, 4)
@@ -417,7 +419,7 @@ def group_into_cells(outcomes: GradedNeeds) -> QuestionCells:
 
 
 def _assign_need_levels(outcomes: GradedNeeds) -> NDArray[np.int32]:
-    """Divide the questions by need into levels of about equal size, and return the level of each question.
+    """Divide the questions by need (0 to 1) into levels of about equal size, and return the level of each question.
 
     A level never spans the threshold or the edge of a bin of the expected calibration error (ECE), and equal needs are
     in the same level.
@@ -436,7 +438,7 @@ def _assign_need_levels(outcomes: GradedNeeds) -> NDArray[np.int32]:
 
 
 def _compute_level_means(needs: metrics.FloatArray, level: NDArray[np.int32]) -> metrics.FloatArray:
-    """Return the mean need of each level, clipped to its range, so that the mean of equal needs is exactly their value."""
+    """Return the mean need of each level. Clipping keeps the mean of equal needs at their value, despite rounding."""
     means = np.bincount(level, weights=needs) / np.bincount(level)
     low, high = np.full(len(means), np.inf), np.full(len(means), -np.inf)
     np.minimum.at(low, level, needs)

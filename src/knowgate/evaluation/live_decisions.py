@@ -101,7 +101,7 @@ def label_and_decide(
     labeled_model = options.model if decider.is_remote else decider.model
     runs = []
     for source in sources:
-        folder = out / "runs" / make_folder_name(source)
+        folder = out / "runs" / describe_data(source).replace(":", "-").replace("/", "-")
         run = label(source, out=folder, model=labeled_model, options=label_options, on_progress=on_progress)
         decider.record(run)
         runs.append(run.path)
@@ -152,7 +152,7 @@ def _check_same_model(table: LabelTable, model: Model, prompts: AnswerPrompts) -
 
 
 def split_data_specs(data: QuestionSource) -> list[QuestionSource]:
-    """Split data specs at commas. A list of questions stays one source.
+    """Split data specs at commas: 'jsonl:a.jsonl,jsonl:b.jsonl' names two sources. A list of questions is one source.
 
     Raises:
         BadSetting: The text contains no spec.
@@ -165,15 +165,11 @@ def split_data_specs(data: QuestionSource) -> list[QuestionSource]:
     return specs
 
 
-def make_folder_name(data: QuestionSource) -> str:
-    """Return a folder name for the run of a data set."""
-    return describe_data(data).replace(":", "-").replace("/", "-")
-
-
 def make_record_names(gates: Sequence[str | Gate]) -> list[str]:
     """Return a name for the stored decisions of each gate.
 
-    A spec is its own name. Gate objects are named by their `name`, followed by a number if several share it.
+    A spec, such as 'logprob:mean', is its own name. Gate objects are named by their `name`, followed by a number if
+    several share it.
     """
     names: list[str] = []
     for gate in gates:
@@ -305,7 +301,7 @@ class BoundGate:
 
 @dataclass(frozen=True)
 class LiveDecider:
-    """Lets gates decide on the questions of label runs, here or on a cluster, and stores their decisions.
+    """Lets gates decide on the questions of label runs (folders of recorded answers), and stores their decisions there.
 
     Attributes:
         model: The LLM.
@@ -329,9 +325,10 @@ class LiveDecider:
             BadSetting: The LLM runs on a cluster, but the LLM or a gate is given as an object instead of a spec.
         """
         bound = [_bind(name, spec, model, prompts, plug_in=options.plug_in) for name, spec in gates.items()]
-        if is_remote_runner(options.runner):
-            for name, value in (("model", options.model), *(("gate", gate.spec) for gate in bound)):
-                require_name(name, value)  # the workers load the LLM and the gates by name
+        if is_remote_runner(options.runner):  # the workers load the LLM and the gates by name
+            require_name("model", options.model)
+            for gate in bound:
+                require_name("gate", gate.spec)
         return cls(model, prompts, bound, options)
 
     @property
@@ -340,7 +337,7 @@ class LiveDecider:
         return is_remote_runner(self.options.runner)
 
     def record(self, run: RunFolder) -> None:
-        """Let the gates decide on the questions of a label run, and store their decisions in the run.
+        """Let the gates decide on the questions of a label run (folder of recorded answers), and store their decisions.
 
         Gates whose stored decisions can be reused do not decide again. Questions that failed while labeling are skipped.
         """
@@ -382,13 +379,14 @@ def _bind(name: str, spec: str | Gate, model: Model, prompts: AnswerPrompts, *, 
         plug_in: Also load a gate that was fitted on another LLM.
     """
     gate = load_gate(spec, plug_in=plug_in) if isinstance(spec, str) else spec
-    reads_history = type(gate).find_neighbors is not Gate.find_neighbors  # its class overrides the method
+    # A gate that searches logged questions overrides `find_neighbors`. Its decisions change as the log grows.
+    reads_history = type(gate).find_neighbors is not Gate.find_neighbors
     is_reusable = isinstance(spec, str) and get_gate_folder(spec) is None and not reads_history
     return BoundGate(name, spec, bind_gate(gate, model, prompts), is_reusable)
 
 
 def _make_record(gate: BoundGate, decisions: GateDecisions) -> RecordedNeeds:
-    """Make the record of a gate's decisions that is stored in a label run, with the mean time of a decision."""
+    """Make the record of a gate's decisions that is stored with the recorded answers, with the mean time of a decision."""
     return RecordedNeeds(
         gate=gate.name,
         threshold=gate.gate.threshold,

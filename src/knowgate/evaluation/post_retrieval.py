@@ -84,7 +84,8 @@ class Cascade:
     Attributes:
         arbiter: Name of the arbiter.
         fingerprint: Fingerprint of the arbiter.
-        from_memory: Share of all questions for which the arbiter would choose the answer without passages.
+        from_memory: Share of all questions for which the arbiter would choose the answer without passages, if it were
+            called for every question.
         lines: One result per gate.
         is_policy: Whether the arbiter is that of the evaluated policy, so that these results are those of the policy.
     """
@@ -246,10 +247,17 @@ def judge_run_passages(run: Path, rows: Sequence[LabelRow], spec: str, judge: Pa
     """Return whether the judge finds the passages of each row of a run useful, by row id.
 
     Verdicts that are stored in the run are reused, and new ones are stored there.
+
+    Args:
+        run: Folder of the label run.
+        rows: Its rows.
+        spec: Folder of the judge, followed by ',verdict=own' if it judges by the paper's rule.
+        judge: The loaded judge.
     """
     folder, verdict = _parse_judge_spec(spec)
     artifact = read_artifact(folder)
-    # The name says the rule. The paper's rule ('own') has no addition, because version 0.1 stored it without one.
+    # Verdicts are stored under the folder's name, plus an addition for the default rule. Version 0.1, which had only the
+    # paper's rule ('own'), stored them without an addition.
     name = artifact.path.name + ("" if verdict == "own" else COMPARED)
     fingerprint = str(artifact.manifest["checksum"])
     stored = [record for record in read_usefulness(run) if (record.judge, record.fingerprint) == (name, fingerprint)]
@@ -262,7 +270,8 @@ def judge_run_passages(run: Path, rows: Sequence[LabelRow], spec: str, judge: Pa
     for start in range(0, len(unjudged), SECOND_LOOK_BATCH):
         batch = unjudged[start : start + SECOND_LOOK_BATCH]
         useful = judge.are_useful([question_from_row(row) for row in batch], [row.passages for row in batch])
-        verdicts |= dict(zip((row.id for row in batch), useful, strict=True))
+        for row, is_useful in zip(batch, useful, strict=True):
+            verdicts[row.id] = is_useful
     write_usefulness(run, RecordedUsefulness(name, fingerprint, verdicts))
     return verdicts
 
@@ -280,7 +289,11 @@ def _check_texts(run: Path, rows: Sequence[LabelRow]) -> None:
 def evaluate_second_look(
     table: LabelTable, gates: Sequence[TableScores], useful: BoolArray, bootstrap: Bootstrap
 ) -> list[SecondLookResult]:
-    """Measure every gate with and without dropping the passages of the questions where `useful` is false."""
+    """Measure every gate with and without a judge that drops useless passages after a search.
+
+    `useful` is the judge's verdict on the passages of each question. Where it is false, the question gets its answer
+    without passages.
+    """
     if table.open_right is None:
         raise BadSetting(
             "`second_look` needs answers with passages, but the label run has none. Label again with `index`."
@@ -294,8 +307,9 @@ def _measure_second_look(
     """Measure a gate with all passages, and without those of the questions for which `useful` is false."""
     closed, opened, retrieve = table.closed_right, table.always_right, gate.needs > gate.threshold
     shown = retrieve & useful
-    once, twice = np.where(retrieve, opened, closed), np.where(shown, opened, closed)
-    # Dropping at random keeps the passages of each question with the same probability.
+    once = np.where(retrieve, opened, closed)  # whether each answer is right if all passages are shown
+    twice = np.where(shown, opened, closed)  # and if useless passages are dropped
+    # For comparison, the passages of as many questions are dropped at random: this is the chance of a right answer.
     shown_share = float(shown.sum() / max(1, retrieve.sum()))
     random = np.where(retrieve, shown_share * opened + (1 - shown_share) * closed, closed)
     difference = estimate_column_means(bootstrap, {"difference": twice.astype(float) - once.astype(float)})
@@ -320,7 +334,10 @@ def _count_passage_words(table: LabelTable) -> FloatArray | None:
 
 
 def build_second_look_table(results: Sequence[SecondLookResult]) -> TextTable:
-    """Build the table of all gates with and without a judge of passages (KBM, Figure 8)."""
+    """Build the table of all gates with and without a judge that drops useless passages (KBM, Figure 8).
+
+    'One look' means the gate alone, 'two looks' the gate before and the judge after the search.
+    """
     columns: dict[str, Callable[[SecondLookResult], str]] = {
         "gate": lambda result: result.gate,
         "retrieval": lambda result: format_percent(result.rate),

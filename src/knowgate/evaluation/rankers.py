@@ -38,11 +38,11 @@ class Ranker:
 
 @dataclass(frozen=True)
 class RankerMeasures:
-    """Per-question values of several rankers.
+    """How good several rankers are on each question, by one or more measures.
 
     Attributes:
         ids: Ids of the questions.
-        values: For each measure and ranker, the value of each question.
+        values: By measure (such as 'P@1') and name of the ranker, an array with the value of each question.
     """
 
     ids: list[str] = field(repr=False)
@@ -65,40 +65,42 @@ class RankerMeasures:
 
     @cached_property
     def differences(self) -> dict[str, EstimateTable]:
-        """Mean difference between each ranker and two others, question by question.
+        """Mean of each ranker minus that of another ranker, with paired intervals.
 
-        The keys are the ranker that is subtracted (the reference or the retriever), the measure, and the ranker.
+        The keys are the other ranker, which is the reference or the retriever, then the measure, then the ranker.
         """
         subtracted = dict.fromkeys([self.reference, RETRIEVER])  # they may be the same
         return {other: _estimate_table(self._subtract(other)) for other in subtracted}
 
     def _subtract(self, other: str) -> ValueTable:
-        """Subtract one ranker's value from the values of all others, question by question."""
-        return {
-            measure: {name: values - by_ranker[other] for name, values in by_ranker.items() if name != other}
-            for measure, by_ranker in self.values.items()
-        }
+        """Return the values of all rankers minus those of the ranker `other`, question by question."""
+        differences: dict[str, dict[str, FloatArray]] = {}
+        for measure, by_ranker in self.values.items():
+            rest = [ranker for ranker in by_ranker if ranker != other]
+            differences[measure] = {ranker: by_ranker[ranker] - by_ranker[other] for ranker in rest}
+        return differences
 
 
 def _estimate_table(values: ValueTable) -> EstimateTable:
-    """Estimate mean and interval for each measure and ranker, on the same resamples. NaN values are left out."""
-    pairs = [(measure, name) for measure, by_ranker in values.items() for name in by_ranker]
-    estimates = estimate_means([values[measure][name] for measure, name in pairs])  # one call, so they share resamples
+    """Estimate the mean over questions, with an interval, for each measure and ranker. NaN values are left out."""
+    keys = [(measure, ranker) for measure, by_ranker in values.items() for ranker in by_ranker]
+    columns = [values[measure][ranker] for measure, ranker in keys]
     table: EstimateTable = {measure: {} for measure in values}
-    for (measure, name), estimate in zip(pairs, estimates, strict=True):
-        table[measure][name] = estimate
+    # One call estimates all columns, so that they share their bootstrap resamples.
+    for (measure, ranker), estimate in zip(keys, estimate_means(columns), strict=True):
+        table[measure][ranker] = estimate
     return table
 
 
 @dataclass(frozen=True)
 class RankingResult:
-    """Rankers measured against the preferences of one source.
+    """How early rankers put passages that help the LLM, measured with the preferences (which passages help) of one source.
 
     Attributes:
         measures: Ranking measures of each ranker, such as P@1.
-        hits: For each ranker and question, whether each passage helps, in the ranker's order.
+        hits: By ranker, for each question: whether each passage helps, in the ranker's order.
         chance: P@1 of a random order: how often its first passage helps.
-        margin: Reranking is skipped if the retriever's first passage leads by this share of its score; None: never.
+        margin: Reranking is skipped if the score of the retriever's first passage leads by this share; None for never.
         margin_share: Share of questions for which reranking is skipped.
     """
 
@@ -120,7 +122,9 @@ def rank_with_all(
     margin: float | None = None,
     notify: Callable[[str], None] = lambda message: None,
 ) -> list[Ranker]:
-    """Score the candidate passages of each row with the retriever, every reranker, and the oracle.
+    """Score the candidate passages of each question with the retriever, every reranker, and the oracle.
+
+    The oracle knows the shift of each passage: how much it raises the LLM's confidence in the correct answer.
 
     Args:
         rows: Questions with candidates.
@@ -247,8 +251,9 @@ class PassageMeanRanker:
 
     def __init__(self, training: Iterable[Preference]):
         shifts: dict[str, list[float]] = {}
-        for candidate in (candidate for row in training for candidate in row.candidates):
-            shifts.setdefault(candidate.id, []).append(candidate.shift)
+        for row in training:
+            for candidate in row.candidates:
+                shifts.setdefault(candidate.id, []).append(candidate.shift)
         self.means = {passage_id: float(np.mean(values)) for passage_id, values in shifts.items()}
 
     @property

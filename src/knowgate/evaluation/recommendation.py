@@ -10,7 +10,7 @@ without each fifth of the questions and tested on that fifth. No question measur
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -62,8 +62,8 @@ class Recommendation:
         agreeing_folds: Number of cross-validation folds that chose the same gate; 0 if no choice was made.
         guarantee: The stored guarantee that applies, in words; empty if none does.
         n_calibrated: Number of these questions that the guarantee was calibrated on.
-        arbiter: Arbiter that follows the gate, which `difference` and `right` include; empty for none.
-        losing_slices: Large slices of the questions on which answers are certainly lost, worst first.
+        arbiter: Chooses between both answers after a search, which `difference` and `right` include; empty for none.
+        losing_slices: Large groups of questions, such as a language, that certainly lose answers, worst first.
         at_own_threshold: Whether `threshold` is the calibrated one of the gate, rather than chosen on these questions.
         skips: Whether the search for each question is skipped at `threshold`.
         held_out_skips: The same, where each question had no part in the choice of gate and threshold.
@@ -130,8 +130,8 @@ def recommendation_to_dict(recommendation: Recommendation) -> dict[str, Any]:
 def recommend(evaluation: Evaluation, max_loss: float = MAX_LOSS) -> Recommendation:
     """Recommend a gate and a threshold.
 
-    A gate whose stored guarantee holds for these questions is preferred. Otherwise the gate and threshold are chosen on
-    these questions.
+    A gate with a stored guarantee (a proof that it loses few answers) that holds here is preferred. Otherwise the gate and
+    threshold are chosen on these questions.
 
     Args:
         evaluation: Evaluated gates.
@@ -164,13 +164,16 @@ def recommend(evaluation: Evaluation, max_loss: float = MAX_LOSS) -> Recommendat
 
 
 def _list_options(evaluation: Evaluation) -> list[GateOption]:
-    """List what can be chosen: never retrieving, and every gate that ranks questions by need."""
+    """List what can be chosen: never retrieving, and every gate that ranks questions by need (a score from 0 to 1).
+
+    The threshold of a gate can be changed if its answers follow from its needs: with passages above the threshold, else
+    without. Otherwise its results at other thresholds are unknown, and its threshold is fixed.
+    """
     table = evaluation.table
     options = [GateOption(NEVER, needs=np.zeros(len(table.rows)), right=table.closed_right)]
     for gate in evaluation.ranking_gates:
-        # If the threshold alone does not explain the final answers, results at other thresholds are unknown.
-        expected_right = np.where(gate.retrieve, table.always_right, table.closed_right)
-        follows_threshold = bool((expected_right == gate.right).all())
+        right_by_threshold = np.where(gate.retrieve, table.always_right, table.closed_right)
+        follows_threshold = bool((right_by_threshold == gate.right).all())
         options.append(GateOption(gate.gate, gate.needs, gate.right, None if follows_threshold else gate.threshold))
     return options
 
@@ -179,11 +182,11 @@ def _list_options(evaluation: Evaluation) -> list[GateOption]:
 
 
 def _find_calibrated_gate(evaluation: Evaluation) -> GateResult | None:
-    """Return the gate that skips the most searches among those whose stored guarantee holds here.
+    """Return the gate that skips the most searches among those with a stored guarantee that holds for these questions.
 
-    If there is none: the only gate, if its threshold was calibrated, or None.
+    Without such a gate, return the only gate if its threshold was calibrated, else None.
     """
-    # This choice does not depend on grades, so the same questions can measure it.
+    # This choice does not depend on grades, so the accuracy of the chosen gate can be measured on the same questions.
     names = {name for name, guarantee in evaluation.guarantees.items() if guarantee.holds}
     if not names and len(evaluation.ranking_gates) == 1:
         names = set(evaluation.guarantees)
@@ -194,15 +197,17 @@ def _find_calibrated_gate(evaluation: Evaluation) -> GateResult | None:
 def _recommend_own_threshold(
     evaluation: Evaluation, gate: GateResult, answers: CorrectAnswers, max_loss: float
 ) -> Recommendation:
-    """Build the recommendation of a gate as it runs: at its own threshold, with its arbiter.
+    """Build the recommendation of a gate as it runs: at its own threshold and, if it has one, with its arbiter.
 
-    A guarantee that holds replaces `max_loss` by the loss that it allows.
+    The arbiter chooses between both answers after a search. A guarantee that holds replaces `max_loss` by its own limit.
     """
     guarantee = evaluation.guarantees[gate.gate]
-    cascade = evaluation.cascade if guarantee.has_arbiter else None
-    answers, skips = answers if cascade else replace(answers, arbitrated=None), ~gate.retrieve
+    cascade = evaluation.cascade if guarantee.has_arbiter else None  # results with the arbiter
+    if cascade is None:
+        answers = replace(answers, arbitrated=None)
+    skips = ~gate.retrieve
     right = np.where(skips, answers.closed, answers.retrieved) if cascade else gate.right
-    changes = right.astype(float) - answers.opened  # 1 or -1 where the gate is right or wrong, unlike always
+    changes = right.astype(float) - answers.opened  # 1 if only the gate is right, -1 if only always retrieving is
     effect = _measure_effect(evaluation, answers, skips, changes)
     accepted = guarantee.max_loss if guarantee.holds else max_loss
     has_evidence = guarantee.holds or _has_enough_questions(evaluation)
@@ -232,11 +237,11 @@ def _recommend_choice(
     """
     folds = _cross_validate(evaluation, answers, max_loss / 2)
     n = len(answers.closed)
-    skips, changes, all_rows = np.zeros(n, dtype=bool), np.zeros(n), np.ones(n, dtype=bool)
-    for fold, fold_choice in folds:
-        if fold_choice is not None:  # otherwise nothing is skipped in this fold
-            skips[fold] = fold_choice.skips(fold)
-            changes[fold] = answers.apply(fold_choice, fold).astype(float) - answers.opened[fold]
+    skips, changes = np.zeros(n, dtype=bool), np.zeros(n)  # of each question, by the choice of its fold
+    for fold in folds:
+        if fold.choice is not None:  # otherwise nothing is skipped in this fold
+            skips[fold.rows] = fold.choice.skips(fold.rows)
+            changes[fold.rows] = answers.apply(fold.choice, fold.rows).astype(float) - answers.opened[fold.rows]
     effect = _measure_effect(evaluation, answers, skips, changes)
     if choice.option.gate == NEVER:
         effect = effect.without_gain()  # there is no gate that could beat chance
@@ -244,9 +249,10 @@ def _recommend_choice(
         without_retrieval = _recommend_no_retrieval(evaluation, answers, max_loss)
         if without_retrieval.is_positive:
             return without_retrieval
+    all_rows = np.ones(n, dtype=bool)
     skipped_by_choice = choice.skips(all_rows)
     level = _choose_level(effect, max_loss) if _has_enough_questions(evaluation) else "unknown"
-    fold_gates = [fold_choice.option.gate for _, fold_choice in folds if fold_choice]
+    fold_gates = [fold.choice.option.gate for fold in folds if fold.choice]
     recommendation = replace(
         _make_recommendation(level, max_loss, choice.option.gate, choice.threshold, effect),
         skipped=estimate_mean(skipped_by_choice.astype(float), evaluation.resamples),
@@ -260,9 +266,10 @@ def _recommend_choice(
 
 
 def _find_losing_slices(evaluation: Evaluation, changes: FloatArray) -> tuple[SliceChange, ...]:
-    """Return the large slices of the questions on which answers are certainly lost, worst first.
+    """Return the large groups of questions, such as a language, that certainly lose answers, worst first.
 
-    `changes` is 1 for each question that became right, -1 for each that became wrong, compared with always retrieving.
+    `changes` is 1 for each question that became right, -1 for each that became wrong, compared with always retrieving. A
+    loss is certain if the 95 % interval of the mean change is below 0.
     """
     slices = []
     for part in evaluation.slices:
@@ -275,9 +282,13 @@ def _find_losing_slices(evaluation: Evaluation, changes: FloatArray) -> tuple[Sl
 
 
 def _lower_uncertain_level(recommendation: Recommendation) -> Recommendation:
-    """Turn 'use' into 'try' if repeats chose other gates, or a large slice certainly loses more than accepted."""
-    is_certain = recommendation.is_stable and not recommendation.forbidden_slices
-    return recommendation if is_certain or recommendation.level != "use" else replace(recommendation, level="try")
+    """Lower the level 'use' to 'try' if the recommendation is in doubt.
+
+    It is if cross-validation chose other gates on other parts of the questions, or if a large group of questions, such as
+    a language, certainly loses too much.
+    """
+    is_in_doubt = not recommendation.is_stable or bool(recommendation.forbidden_slices)
+    return replace(recommendation, level="try") if recommendation.level == "use" and is_in_doubt else recommendation
 
 
 def _recommend_no_retrieval(evaluation: Evaluation, answers: CorrectAnswers, max_loss: float) -> Recommendation:
@@ -304,18 +315,24 @@ def _has_enough_questions(evaluation: Evaluation) -> bool:
     return len(np.unique(evaluation.table.question_fingerprints)) >= MIN_QUESTIONS
 
 
-def _cross_validate(
-    evaluation: Evaluation, answers: CorrectAnswers, max_loss: float
-) -> list[tuple[BoolArray, GateChoice | None]]:
-    """Return (mask of the fold, choice made on all other questions) per fold.
+class _Fold(NamedTuple):
+    """A fold of the questions (`rows` is its mask), and the gate and threshold chosen on all other questions."""
+
+    rows: BoolArray
+    choice: GateChoice | None
+
+
+def _cross_validate(evaluation: Evaluation, answers: CorrectAnswers, max_loss: float) -> list[_Fold]:
+    """Divide the questions into folds and choose a gate and threshold for each fold, on all other questions.
 
     A hash of the question decides its fold, so repeated questions share a fold.
     """
     hashes = (hash_to_unit("recommend", str(key)) for key in evaluation.table.question_fingerprints)
     fold_of_row = np.array([int(value * FOLDS) for value in hashes])  # hashes are at least 0 and below 1
     options = _list_options(evaluation)
-    folds = [fold_of_row == number for number in range(FOLDS)]
-    return [(fold, choose_gate(options, answers, ~fold, max_loss)) for fold in folds if fold.any() and not fold.all()]
+    masks = [fold_of_row == number for number in range(FOLDS)]
+    masks = [rows for rows in masks if rows.any() and not rows.all()]  # with few questions, a fold may be empty
+    return [_Fold(rows, choose_gate(options, answers, ~rows, max_loss)) for rows in masks]
 
 
 # --- measurement ----------------------------------------------------------------------------------
@@ -358,13 +375,13 @@ def _measure_effect(
         changes: 1 where the policy made the answer correct, -1 where it made it wrong, compared with always giving the
             open-book answer; else 0.
     """
+    # The gain of a question is its change, minus the expected change if as many questions are skipped at random.
     by_arbiter = answers.retrieved.astype(float) - answers.opened  # what the arbiter changes if nothing is skipped
     by_random_skip = float(answers.closed.mean() - answers.retrieved.mean())  # mean change by a skip at random
     gains = changes - by_arbiter - skips * by_random_skip
     skipped, difference, gain = estimate_means([skips.astype(float), changes, gains], evaluation.resamples)
-    return _SkipEffect(
-        skips, skipped, difference, gain, _is_above_zero(gains, Z_CERTAIN), _is_above_zero(gains, Z_LIKELY)
-    )
+    beats_chance, likely_beats_chance = _is_above_zero(gains, Z_CERTAIN), _is_above_zero(gains, Z_LIKELY)
+    return _SkipEffect(skips, skipped, difference, gain, beats_chance, likely_beats_chance)
 
 
 def _is_above_zero(gains: FloatArray, z: float) -> bool:
@@ -376,7 +393,9 @@ def _is_above_zero(gains: FloatArray, z: float) -> bool:
     picked on shuffles of four recorded runs; the counts above are from four other runs.
     """
     n = len(gains)
-    standard_error = float(np.sqrt((np.sum((gains - gains.mean()) ** 2) + 1) / n / n))
+    # One more lost answer, with a gain of -1, lowers the mean by 1 / n and adds 1 to the sum of squares.
+    squares = np.sum((gains - gains.mean()) ** 2) + 1
+    standard_error = float(np.sqrt(squares / n / n))
     return float(gains.mean()) - 1 / n > z * standard_error
 
 
@@ -403,7 +422,7 @@ def _make_recommendation(
 def _choose_level(effect: _SkipEffect, max_loss: float, *, is_guaranteed: bool = False) -> RecommendationLevel:
     """Decide from the measured effect of a gate whether to use it, to try it, or to leave it.
 
-    'use' needs a loss that is certainly within the limit, and a gain that is certainly more than chance; or a guarantee.
+    'use' needs a guarantee, or a loss that is certainly within the limit and a gain that is certainly more than chance.
 
     Args:
         effect: The measured effect.
@@ -411,10 +430,11 @@ def _choose_level(effect: _SkipEffect, max_loss: float, *, is_guaranteed: bool =
         is_guaranteed: Whether the gate has a guarantee that holds here. It then needs less evidence.
     """
     has_gain = effect.gain.value is None or effect.gain.value > 0
+    skips_little = (effect.skipped.value or 0.0) < MIN_SKIPPED
     loss = -(effect.difference.value or 0.0)
-    if is_guaranteed and (effect.skipped.value or 0.0) < MIN_SKIPPED and (effect.difference.low or 0.0) > 0:
+    if is_guaranteed and skips_little and (effect.difference.low or 0.0) > 0:
         return "use"  # it saves no searches, but its arbiter certainly gains right answers
-    if (effect.skipped.value or 0.0) < MIN_SKIPPED or loss > max_loss:
+    if skips_little or loss > max_loss:
         return "leave"
     if is_guaranteed and has_gain:
         return "use"

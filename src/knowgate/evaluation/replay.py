@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 from knowgate.core.options import Options, option
 from knowgate.errors import BadInput
 from knowgate.stats.metrics import BoolArray, FloatArray
-from knowgate.stats.proportions import Proportion, wilson_interval
+from knowgate.stats.proportions import Proportion, estimate_proportion
 
 COST_MEASURES = ("seconds", "prompt", "completion", "gpu")
 COST_STAGES = ("reading", "closed", "opened")  # attributes of TrafficEvent that hold the costs of a gated question
@@ -148,14 +148,14 @@ class PolicyCost:
     def break_even(self, always: PolicyCost, prices: Prices) -> float | None:
         """Return the search price above which this policy is cheaper than `always`, the policy that always retrieves.
 
-        None if costs are unknown or this policy skips nothing.
+        None if this policy skips nothing, if costs are unknown, or if it may make more LLM calls, whose price is unknown.
         """
-        before, after = always.money_without_searches(prices), self.money_without_searches(prices)
+        always_money, own_money = always.money_without_searches(prices), self.money_without_searches(prices)
         extra_calls = self.count_extra_calls(always)
-        has_unpriced_calls = not prices.include_llm and (extra_calls is None or extra_calls > 0)
-        if before is None or after is None or has_unpriced_calls:
+        may_call_more = extra_calls is None or extra_calls > 0
+        if always_money is None or own_money is None or (may_call_more and not prices.include_llm):
             return None
-        return compute_break_even_price(before, after, always.searches - self.searches)
+        return compute_break_even_price(always_money, own_money, always.searches - self.searches)
 
     def missing_amounts(self, prices: Prices) -> list[str]:
         """List the names of prices above 0 whose amounts are unknown."""
@@ -206,8 +206,8 @@ class TrafficEvent:
         closed_only: Cost of the closed-book answer if there is no gate.
         extra_calls: LLM calls of the gate besides the draft, such as samples.
         has_draft: Whether an answer is drafted before the decision. None if only the tokens of `reading` show it.
-        right: Three grades, in a label run only: of the answer without passages, of the one with passages, and of the one
-            that is given after a search, which an arbiter may choose. None if unknown.
+        right: (closed, opened, given), in a label run only: whether the answers without and with passages are correct,
+            and the one that is given after a search, which may be either if an arbiter chooses. None if unknown.
     """
 
     need: float
@@ -240,18 +240,15 @@ class ReplayResult:
     """What a gate would have saved and risked at one threshold.
 
     Attributes:
-        threshold: The gate retrieves if need is above it.
+        threshold: The gate retrieves for questions whose need (0 to 1) is above it.
         retrieved: Number of questions that the gate retrieves for.
         rate: Share of questions that the gate retrieves for.
         savings: Savings by kind: 'retrievals', 'llm_calls', 'tokens', 'seconds', 'money'. None if the log records too
             little.
-        risks: Share of answers that skipping would change or lose, by how both answers are known: 'retrieved' (the
-            gate drafted an answer and then retrieved), 'audited' (skipped, and answered with passages as a check) or
-            'graded' (label run). The shares are None if `has_evidence` is false.
-        known: Number of skipped questions with both answers.
-        has_evidence: Whether enough questions have both answers to say what the threshold risks: at least
-            MIN_KNOWN_QUESTIONS of those it skips, and as many (or all) of those that it skips and the log retrieved
-            for. Always true for label runs, where all answers are known.
+        risks: Share of answers that skipping would change or lose, by kind of question; see `Traffic.checks`. The shares
+            are None if `has_evidence` is false.
+        known: Number of skipped questions that have answers with and without passages.
+        has_evidence: Whether enough questions have both answers to say what the threshold risks.
     """
 
     threshold: float
@@ -292,9 +289,7 @@ class Traffic:
         recorded = {}
         for stage in (*COST_STAGES, CLOSED_ONLY):
             costs = [getattr(event, stage) for event in self.events]
-            recorded[stage] = {
-                measure: np.array([getattr(cost, measure) for cost in costs]) for measure in COST_MEASURES
-            }
+            recorded[stage] = {name: np.array([getattr(cost, name) for cost in costs]) for name in COST_MEASURES}
         return recorded
 
     @cached_property
@@ -310,19 +305,18 @@ class Traffic:
         return int(np.any([~np.isnan(column) for column in self.recorded_costs[stage].values()], axis=0).sum())
 
     @cached_property
-    def checks(self) -> dict[str, tuple[FloatArray, BoolArray]]:
-        """Needs, and whether skipping loses the answer, of the questions whose answers both ways are known.
+    def checks(self) -> dict[str, list[TrafficEvent]]:
+        """The questions that have answers with and without passages, by kind.
 
-        The key says how they are known: 'retrieved' (the gate drafted an answer, then retrieved), 'audited' (skipped, and
-        answered with passages as a check) or 'graded' (label run). Kinds without questions are missing.
+        They are 'retrieved' (the gate drafted an answer, then retrieved), 'audited' (skipped, and answered with passages
+        as a check) or 'graded' (label run). Kinds without questions are missing.
         """
-        kinds = {"retrieved": True, "audited": False, "graded": None}  # values of TrafficEvent.retrieved
-        checks = {}
-        for name, retrieved in kinds.items():
+        kinds = {True: "retrieved", False: "audited", None: "graded"}  # by TrafficEvent.retrieved
+        checks: dict[str, list[TrafficEvent]] = {}
+        for retrieved, kind in kinds.items():
             events = [event for event in self.events if event.loses_answer is not None and event.retrieved is retrieved]
             if events:
-                losses = np.array([event.loses_answer for event in events], dtype=bool)
-                checks[name] = (np.array([event.need for event in events]), losses)
+                checks[kind] = events
         return checks
 
 
@@ -345,28 +339,32 @@ def _replay_threshold(traffic: Traffic, threshold: float, prices: Prices) -> Rep
     """
     retrieve = traffic.needs > threshold
     n, n_retrieved = len(retrieve), int(retrieve.sum())
-    always, gated = measure_cost(traffic, np.ones_like(retrieve), "opened"), measure_cost(traffic, retrieve, None)
-    before, after = (_compute_mean_amount(traffic, "seconds", retrieve, stage) for stage in ("opened", None))
+    # Without a gate, every question costs what the stage 'opened' costs: searching and answering with passages.
+    always = measure_cost(traffic, np.ones_like(retrieve), stage="opened")
+    gated = measure_cost(traffic, retrieve, stage=None)
+    always_seconds = _compute_mean_amount(traffic, "seconds", retrieve, stage="opened")
+    gated_seconds = _compute_mean_amount(traffic, "seconds", retrieve, stage=None)
     savings = {
         "retrievals": SavedAmount(n - n_retrieved, n),
         "llm_calls": _make_saving(always.calls, gated.calls, n),
         "tokens": _make_saving(always.money(TOKEN_COUNT), gated.money(TOKEN_COUNT), n),
-        "seconds": _make_saving(before, after, n),
+        "seconds": _make_saving(always_seconds, gated_seconds, n),
         "money": _make_saving(always.money(prices), gated.money(prices), n) if prices.are_given else None,
     }
     has_evidence = _has_evidence(traffic, threshold)
-    risks = {
-        name: make_proportion((needs <= threshold) & losses, is_known=has_evidence)
-        for name, (needs, losses) in traffic.checks.items()
-    }
+    risks = {}
+    for kind, events in traffic.checks.items():
+        risk = estimate_proportion(bool(event.need <= threshold and event.loses_answer) for event in events)
+        risks[kind] = risk if has_evidence else replace(risk, value=None, low=None, high=None)
     known = sum(event.loses_answer is not None and event.need <= threshold for event in traffic.events)
     return ReplayResult(threshold, n_retrieved, n_retrieved / n, savings, risks, known, has_evidence)
 
 
 def _has_evidence(traffic: Traffic, threshold: float) -> bool:
-    """Return whether enough of the questions that a threshold skips have both answers to say what it risks.
+    """Return whether enough questions have answers with and without passages to say what a threshold risks.
 
-    Of those that the log retrieved for, enough must have both answers, too. Label runs always have.
+    At least `MIN_KNOWN_QUESTIONS` of the questions that it skips must have both. So must as many, or all, of those that
+    the log retrieved for but the threshold skips. In a label run, all questions have both answers.
     """
     skipped = [event for event in traffic.events if event.need <= threshold]
     if all(event.retrieved is None for event in skipped):  # a label run, or nothing is skipped
@@ -377,31 +375,23 @@ def _has_evidence(traffic: Traffic, threshold: float) -> bool:
     return n_known >= MIN_KNOWN_QUESTIONS and n_newly_known >= min(MIN_KNOWN_QUESTIONS, len(newly_skipped))
 
 
-def make_proportion(flags: BoolArray, *, is_known: bool = True) -> Proportion:
-    """Return the share of true values with its Wilson interval. With is_known=False, only the counts are set."""
-    hits, n = int(flags.sum()), len(flags)
-    if not is_known:
-        return Proportion(hits, n, None, None, None)
-    return Proportion(hits, n, hits / n, *wilson_interval(hits, n))
-
-
 def _make_saving(always: float | None, gated: float | None, n: int) -> SavedAmount | None:
     """Return what a gate saves on n questions from the mean amounts per question; None if one is unknown."""
     return None if always is None or gated is None else SavedAmount(n * (always - gated), n * always)
 
 
 def measure_cost(traffic: Traffic, retrieve: BoolArray, stage: str | None) -> PolicyCost:
-    """Measure the mean cost per question.
+    """Measure the mean cost per question of retrieving for some of the questions.
 
     Args:
         traffic: Logged questions.
         retrieve: Whether each question is retrieved for.
-        stage: The cost that every question has without a gate: 'opened' (answer with passages) or CLOSED_ONLY (without).
-            None for gated retrieval: the gate's reading, then the answer with passages or the rest of that without.
+        stage: Without a gate, the recorded cost that every question has: 'opened' (answer with passages) or CLOSED_ONLY
+            (answer without passages). With a gate, None: the gate reads each question before it is answered.
     """
-    prompt, completion, gpu = (
-        _compute_mean_amount(traffic, measure, retrieve, stage) for measure in ("prompt", "completion", "gpu")
-    )
+    prompt = _compute_mean_amount(traffic, "prompt", retrieve, stage)
+    completion = _compute_mean_amount(traffic, "completion", retrieve, stage)
+    gpu = _compute_mean_amount(traffic, "gpu", retrieve, stage)
     calls = 1.0 if stage is not None else _count_gated_calls(traffic, retrieve)
     lost, gained = _compare_answers(traffic, retrieve, has_arbiter=stage is None)
     return PolicyCost(float(retrieve.mean()), prompt, completion, gpu, lost, calls, gained)
@@ -412,6 +402,7 @@ def _count_gated_calls(traffic: Traffic, retrieve: BoolArray) -> float | None:
 
     A draft of a skipped question is continued in the same call. A retrieved question with a draft needs a second call.
     """
+    # Above 0 if an answer is drafted: a flag or, if that is unknown, the number of draft tokens, which may be NaN.
     drafts = [event.reading.completion if event.has_draft is None else event.has_draft for event in traffic.events]
     if np.isnan(drafts).all():
         return None
@@ -436,13 +427,14 @@ def _compute_mean_amount(traffic: Traffic, measure: str, retrieve: BoolArray, st
 
 
 def _compare_answers(traffic: Traffic, retrieve: BoolArray, *, has_arbiter: bool) -> tuple[Proportion | None, ...]:
-    """Return the shares of questions that are lost and gained against always retrieving without an arbiter.
+    """Return (lost, gained): the shares of questions that only always retrieving, and only this policy, answers right.
 
-    None for a log, where it is only known whether the answers differ, not whether one is wrong.
+    An arbiter, which chooses between both answers after a search, is part of this policy, but not of always retrieving.
+    Both shares are None for a log, whose answers are not graded.
     """
     grades = [event.right for event in traffic.events]
     if None in grades:
         return None, None
-    closed, opened, arbitrated = np.array(grades, dtype=bool).T
+    closed, opened, arbitrated = np.array(grades, dtype=bool).T  # one column for each kind of answer
     right = np.where(retrieve, arbitrated if has_arbiter else opened, closed)
-    return make_proportion(opened & ~right), make_proportion(right & ~opened)
+    return estimate_proportion((opened & ~right).tolist()), estimate_proportion((right & ~opened).tolist())

@@ -97,7 +97,7 @@ class CachedAnswerer:
 
         Args:
             questions: The questions.
-            passages: Passages to show for each question; an empty list for a closed-book answer.
+            passages: Passages to show for each question; an empty list for an answer without passages.
 
         Returns:
             For each question, 1 if the answer is correct, 0 if it is wrong, NaN if there is no gold answer.
@@ -115,28 +115,29 @@ class CachedAnswerer:
 
     def _make_prompts(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[Prompt]:
         """Make the prompts. Passages that do not fit into the context of the LLM are shortened."""
-        pairs = list(zip(questions, passages, strict=True))
-        prompts = [self.prompts.open(*pair) if pair[1] else self.prompts.closed(pair[0]) for pair in pairs]
+        prompts = [
+            self.prompts.open(question, shown) if shown else self.prompts.closed(question)
+            for question, shown in zip(questions, passages, strict=True)
+        ]
         # A prompt with an answer in the cache did fit.
         unanswered = [index for index, prompt in enumerate(prompts) if self._make_key(prompt) not in self.cache.values]
         fits = self.model.fits([prompts[index] for index in unanswered], self.max_tokens) if unanswered else []
         for index, is_short_enough in zip(unanswered, fits, strict=True):
-            question, shown = pairs[index]
-            if shown and not is_short_enough:
-                fitted = fit_passages(self.model, self.prompts, question, shown, self.max_tokens)
-                prompts[index] = self.prompts.open(question, fitted)
+            if passages[index] and not is_short_enough:
+                fitted = fit_passages(self.model, self.prompts, questions[index], passages[index], self.max_tokens)
+                prompts[index] = self.prompts.open(questions[index], fitted)
         return prompts
 
     def _generate_missing(self, prompts: Sequence[Prompt]) -> None:
         """Generate and cache the answers to prompts that are not in the cache."""
-        keyed = {self._make_key(prompt): prompt for prompt in prompts}
-        missing = [(key, prompt) for key, prompt in keyed.items() if key not in self.cache.values]
+        by_key = {self._make_key(prompt): prompt for prompt in prompts}
+        missing = [key for key in by_key if key not in self.cache.values]
         for start in range(0, len(missing), ANSWER_BATCH):
-            batch = missing[start : start + ANSWER_BATCH]
-            completions = self.model.generate([prompt for _, prompt in batch], max_tokens=self.max_tokens)
-            answers = {key: samples[0].text for (key, _), samples in zip(batch, completions, strict=True)}
-            self.cache.add(answers)
-            self.on_progress(start + len(batch), len(missing))
+            keys = missing[start : start + ANSWER_BATCH]
+            completions = self.model.generate([by_key[key] for key in keys], max_tokens=self.max_tokens)
+            texts = [samples[0].text for samples in completions]  # there is one sample per prompt
+            self.cache.add(dict(zip(keys, texts, strict=True)))
+            self.on_progress(start + len(keys), len(missing))
 
     def _make_key(self, prompt: Prompt) -> str:
         """Return the cache key of an answer, which depends on the LLM, the prompt and the maximum length."""
@@ -171,19 +172,20 @@ class CachedReranker:
 
     def score(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[list[float]]:
         """Score the passages of each question. Questions whose scores are all cached are not scored again."""
+        # For each question, the cache keys of its passages.
         keys = [
             [self._make_key(question, passage) for passage in candidates]
             for question, candidates in zip(questions, passages, strict=True)
         ]
-        missing = [index for index, row in enumerate(keys) if any(key not in self.cache.values for key in row)]
-        for start in range(0, len(missing), SCORE_BATCH):
-            batch = missing[start : start + SCORE_BATCH]
-            scores = self.reranker.score([questions[i] for i in batch], [passages[i] for i in batch])
-            new: dict[str, float] = {}
-            for index, row_scores in zip(batch, scores, strict=True):
-                new.update(zip(keys[index], row_scores, strict=True))
-            self.cache.add(new)
-            self.on_progress(start + len(batch), len(missing))
+        unscored = [index for index, row in enumerate(keys) if any(key not in self.cache.values for key in row)]
+        for start in range(0, len(unscored), SCORE_BATCH):
+            batch = unscored[start : start + SCORE_BATCH]  # indexes of questions
+            scores = self.reranker.score([questions[index] for index in batch], [passages[index] for index in batch])
+            new_scores: dict[str, float] = {}
+            for index, question_scores in zip(batch, scores, strict=True):
+                new_scores.update(zip(keys[index], question_scores, strict=True))
+            self.cache.add(new_scores)
+            self.on_progress(start + len(batch), len(unscored))
         return [[self.cache.values[key] for key in row] for row in keys]
 
     def _make_key(self, question: str, passage: Passage) -> str:

@@ -25,13 +25,13 @@ from knowgate.types import Reranker
 
 @dataclass(frozen=True)
 class HeldOutPreferences:
-    """Preferences, that is, how much each passage helped the LLM, measured by one source (a method of measuring them).
+    """How much each candidate passage of many questions helps an LLM to answer (its preferences).
 
     Attributes:
-        name: Name of the source.
+        name: Name of the source: the method by which the preferences were measured.
         model_fingerprint: Fingerprint of the LLM whose preferences were measured.
-        by_data: Held-out rows to measure on, by data set.
-        training: Rows that rerankers were trained on.
+        by_data: Held-out questions, on which rerankers are compared, by data set.
+        training: Questions that rerankers were trained on.
     """
 
     name: str
@@ -47,10 +47,10 @@ class HeldOutPreferences:
 
 @dataclass(frozen=True)
 class RerankerComparison:
-    """Rerankers measured by preferences and by answers.
+    """Rerankers compared by how early they put passages that help, and by the answers of LLMs with their passages.
 
     Attributes:
-        rankings: Ranking measures by source of preferences.
+        rankings: Ranking measures by source of preferences (method of measuring which passages help an LLM).
         answers: Accuracy of answers by (LLM, data set).
         coverage: By source of preferences, the share of candidate passages that a reranker may know, because they were
             also candidates of training questions. Empty if it was not measured.
@@ -79,7 +79,7 @@ class ComparisonSettings:
 
 
 def is_reranker(name: str) -> bool:
-    """Return whether a name is that of a reranker, and not of the retriever, a baseline or an oracle."""
+    """Return whether a name is that of a reranker, and not of the retriever, a baseline or an oracle (perfect order)."""
     others = (RETRIEVER, ORACLE, NO_PASSAGES, ranking.ShortestFirstRanker.name, ranking.PassageMeanRanker.name)
     return name not in others and not name.startswith(f"{ORACLE},")
 
@@ -87,11 +87,13 @@ def is_reranker(name: str) -> bool:
 def group_held_out_preferences(
     folders: Iterable[PreferenceFolder], split: str, limit: int | None = None
 ) -> list[HeldOutPreferences]:
-    """Read preference folders, grouped by source and by the length that passages were cut to.
+    """Read preference folders, which store how much passages help an LLM, and group them by how they were measured.
+
+    A group has the same source (method of measuring) and the same length that passages were cut to.
 
     Args:
         folders: Preference folders.
-        split: The split to measure on.
+        split: The split of the questions to compare rerankers on, such as 'test'.
         limit: Maximum number of questions per data set.
     """
     by_source: dict[str, list[PreferenceFolder]] = {}
@@ -103,13 +105,21 @@ def group_held_out_preferences(
 
 
 def _read_held_out(name: str, folders: Sequence[PreferenceFolder], split: str, limit: int | None) -> HeldOutPreferences:
-    """Read the held-out rows (of `split`, at most `limit` per data set) and training rows of folders of one source."""
+    """Read the preferences of one source from its folders: the held-out questions and the training questions.
+
+    Args:
+        name: Name of the source, the method by which preferences were measured.
+        folders: Its folders.
+        split: The split of the held-out questions, such as 'test'.
+        limit: Maximum number of held-out questions per data set.
+    """
     by_data: dict[str, list[Preference]] = {}
     training: list[Preference] = []
     for folder in folders:
         rows = list(folder.rows())
         training += [row for row in rows if row.split == "train" and row.error is None]
-        if held_out := [row for row in rows if row.split == split]:
+        held_out = [row for row in rows if row.split == split]
+        if held_out:
             by_data.setdefault(str(folder.manifest()["settings"]["data"]), []).extend(held_out)
     fingerprint = str(load_common_settings(folders)["model_fingerprint"])
     return HeldOutPreferences(name, fingerprint, {data: rows[:limit] for data, rows in by_data.items()}, training)
@@ -122,27 +132,29 @@ def compare_rerankers(
     settings: ComparisonSettings | None = None,
     notify: Callable[[str], None] = lambda message: None,
 ) -> RerankerComparison:
-    """Measure every reranker against the preferences of every source, and by the answers of LLMs.
+    """Measure how early rerankers put passages that help, and how well LLMs answer with the passages that they put first.
 
     Args:
-        sources: Held-out preferences. The LLMs answer only the questions of the first source.
+        sources: Which passages help, by each method of measuring. The LLMs answer only the questions of the first source.
         rerankers: Rerankers by name.
-        answerers: LLMs by name; None to measure preferences only.
+        answerers: LLMs by name; None to let no LLM answer.
         settings: Settings of the comparison.
         notify: Called with a message before each step.
     """
     settings = settings or ComparisonSettings()
     rankings: dict[str, RankingResult] = {}
     coverage: dict[str, float] = {}
-    shortest = ranking.ShortestFirstRanker()
-    compared: dict[str, Reranker] = {**rerankers, **({shortest.name: shortest} if settings.controls else {})}
+    compared: dict[str, Reranker] = dict(rerankers)
+    if settings.controls:
+        compared[ranking.ShortestFirstRanker.name] = ranking.ShortestFirstRanker()
     for source in sources:
-        passage_means = ranking.PassageMeanRanker(source.training)
-        controls = {passage_means.name: passage_means} if settings.controls else {}
-        rankers = ranking.rank_with_all(source.rows, {**compared, **controls}, settings.margin, notify)
-        rankings[source.name] = ranking.measure_ranking(source.rows, rankers, settings.margin)
-        if settings.controls:
+        compared_here = dict(compared)
+        if settings.controls:  # this baseline learns from the source
+            passage_means = ranking.PassageMeanRanker(source.training)
+            compared_here[passage_means.name] = passage_means
             coverage[source.name] = passage_means.compute_coverage(source.rows)
+        rankers = ranking.rank_with_all(source.rows, compared_here, settings.margin, notify)
+        rankings[source.name] = ranking.measure_ranking(source.rows, rankers, settings.margin)
     answers = {}
     for llm, answerer in (answerers or {}).items():
         for data, rows in sources[0].by_data.items():
@@ -161,9 +173,10 @@ def build_oracle_rankers(rows: Sequence[Preference], sources: Sequence[HeldOutPr
     worth. Sources that did not measure all candidates of the rows are skipped.
     """
     oracles = []
+    # A candidate is the same in two sources if question, passage and text are the same; the text may have been cut.
     keys = [[(row.id, candidate.id, candidate.text) for candidate in row.candidates] for row in rows]
     for source in sources:
-        shifts = {}  # how much each passage changed the LLM's confidence, by question and passage
+        shifts = {}  # how much each passage changed the LLM's confidence in the correct answer
         for row in source.rows:
             shifts.update({(row.id, candidate.id, candidate.text): candidate.shift for candidate in row.candidates})
         if all(key in shifts for row_keys in keys for key in row_keys):
@@ -176,9 +189,10 @@ def build_oracle_rankers(rows: Sequence[Preference], sources: Sequence[HeldOutPr
 
 
 def build_reranker_tables(comparison: RerankerComparison) -> list[TextTable]:
-    """Build CBDR's Table 1 (ranking) for each source, and Table 2 (answers) if LLMs answered.
+    """Build the tables of a comparison of rerankers, as in the paper on CBDR.
 
-    Each is followed by a table of paired differences.
+    For each source of preferences (which passages help the LLM) there is a table of ranking measures (Table 1). If LLMs
+    answered, there is a table of right answers (Table 2). Each is followed by a table of paired differences.
     """
     tables = []
     for source, result in comparison.rankings.items():
@@ -197,10 +211,7 @@ def _build_ranking_tables(source: str, result: RankingResult) -> list[TextTable]
     return [
         _build_ranker_table(title, measures.rankers, measures.means, format_percent_estimate),
         _build_ranker_table(
-            f"Less {measures.reference}, in points: {basis}",
-            measures.rankers,
-            differences,
-            format_points_estimate,
+            f"Less {measures.reference}, in points: {basis}", measures.rankers, differences, format_points_estimate
         ),
     ]
 
@@ -221,7 +232,11 @@ def _build_ranker_table(
 
 
 def _build_answer_tables(comparison: RerankerComparison) -> list[TextTable]:
-    """Build the tables of right answers, and of their differences to the reference ranker."""
+    """Build two tables of the answers of LLMs with the passages of each ranker.
+
+    The first shows the share of right answers, the second its difference to the reference: the reranker before training
+    or, if that was not compared, the retriever.
+    """
     counts = {data: len(measures.ids) for (_, data), measures in comparison.answers.items()}
     basis = ", ".join(f"{data} ({n} questions)" for data, n in counts.items())
     reference = next(iter(comparison.answers.values())).reference
@@ -243,15 +258,17 @@ def _build_answer_table(
         values: Estimates by (LLM, data set), number of passages ('top 3'), and ranker.
         format_estimate: Formats an estimate.
     """
-    cells: dict[tuple[str, str], dict[str, str]] = {}  # (LLM, ranker) -> column -> text
+    cells: dict[tuple[str, str], dict[str, str]] = {}  # by LLM and ranker: the texts of a row, by column
     columns: dict[str, None] = {}  # an ordered set
-    for (llm, data), by_top in values.items():
-        for top, by_ranker in by_top.items():
-            column = f"{data}, {top}"
+    for (llm, data), by_count in values.items():
+        for passage_count, by_ranker in by_count.items():
+            column = f"{data}, {passage_count}"
             columns[column] = None
             for ranker, estimate in by_ranker.items():
                 cells.setdefault((llm, ranker), {})[column] = format_estimate(estimate)
-    rows = [(*pair, *(row.get(column, MISSING_VALUE) for column in columns)) for pair, row in cells.items()]
+    rows = []
+    for (llm, ranker), texts in cells.items():
+        rows.append((llm, ranker, *(texts.get(column, MISSING_VALUE) for column in columns)))
     return TextTable(title, ("LLM", "ranker", *columns), tuple(rows))
 
 
@@ -259,11 +276,11 @@ def _build_answer_table(
 
 
 def reranker_comparison_to_dict(comparison: RerankerComparison) -> dict[str, Any]:
-    """Convert all values, intervals and paired differences to plain data.
+    """Convert all values, intervals and paired differences to plain data, for JSON.
 
-    Each source of preferences has these fields besides its measures. 'chance' is P@1 of a random order. 'margin_share' is
-    the share of questions that are not reranked, because the retriever's first passage leads by 'margin'.
-    'seen_by_passage_means' is the share of passages that the baseline `PassageMeanRanker` knows from training questions.
+    Each source of preferences (which passages help the LLM) has its measures and these fields. 'chance' is P@1 of a random
+    order. 'margin_share' is the share of questions that are not reranked, because the retriever's first passage leads by
+    'margin'. 'seen_by_passage_means' is the share of passages that `PassageMeanRanker`, a baseline, knows from training.
     """
     return {
         "rankings": {
@@ -299,19 +316,19 @@ def _table_to_dict(table: EstimateTable) -> dict[str, dict[str, Any]]:
 
 
 def iter_prediction_lines(comparison: RerankerComparison) -> Iterator[str]:
-    """Yield JSON lines with the results per question, by question id and without any texts.
+    """Yield JSON lines with the results of single questions, by question id and without any texts.
 
-    For each ranker: whether each passage helps, in the ranker's order. For each LLM, ranker and number of passages that
-    the LLM was shown: whether the answer is correct.
+    For each ranker, 'hits' says whether each passage helps, in the ranker's order: '100' if only the first helps. For each
+    LLM, ranker and number of passages that the LLM was shown, 'right' says whether the answer is correct: 1, 0 or null.
     """
     for source, result in comparison.rankings.items():
-        for name, hits in result.hits.items():
-            bits = ["".join("1" if hit else "0" for hit in row) for row in hits]
+        for ranker, hits in result.hits.items():
+            bits = ["".join("1" if hit else "0" for hit in question_hits) for question_hits in hits]
             by_id = dict(zip(result.measures.ids, bits, strict=True))
-            yield json.dumps({"preferences": source, "ranker": name, "hits": by_id}) + "\n"
+            yield json.dumps({"preferences": source, "ranker": ranker, "hits": by_id}) + "\n"
     for (llm, data), measures in comparison.answers.items():
-        for top, by_ranker in measures.values.items():
-            for name, values in by_ranker.items():
+        for shown, by_ranker in measures.values.items():
+            for ranker, values in by_ranker.items():
                 verdicts = [None if np.isnan(value) else int(value) for value in values]
                 right = dict(zip(measures.ids, verdicts, strict=True))
-                yield json.dumps({"model": llm, "data": data, "shown": top, "ranker": name, "right": right}) + "\n"
+                yield json.dumps({"model": llm, "data": data, "shown": shown, "ranker": ranker, "right": right}) + "\n"

@@ -55,10 +55,13 @@ class ActionResult:
 class ActionOutcomes:
     """Which actions answer each question correctly.
 
+    The actions are to skip the search, to retrieve once, and to retrieve in several rounds.
+
     Attributes:
         needs: Need for retrieval of each question (0 = the LLM knows, 1 = retrieve).
         right: Whether the answer after each action is correct; one row per question, one column per action.
-        open_right: Whether the answer after one retrieval, without an arbiter, is correct.
+        open_right: Whether the answer with the passages of one retrieval is correct. (In `right`, an arbiter may have
+            chosen the answer without passages instead.)
         searches: Mean number of searches of each action.
     """
 
@@ -132,9 +135,8 @@ def _measure_choice(
 ) -> ActionResult:
     """Measure the accuracy and searches if each question gets the given action."""
     right = outcomes.right[np.arange(len(actions)), actions]  # the outcome of the chosen action of each question
-    means = estimate_column_means(
-        bootstrap, {"accuracy": right, "against_always": right.astype(float) - outcomes.open_right}
-    )
+    changes = right.astype(float) - outcomes.open_right
+    means = estimate_column_means(bootstrap, {"accuracy": right, "against_always": changes})
     p_value, _, _ = mcnemar_test(right, outcomes.open_right)
     return ActionResult(
         gate=gate,

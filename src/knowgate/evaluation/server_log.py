@@ -5,6 +5,7 @@ The log is never changed. Decisions that were made without the gate are skipped 
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,7 +44,7 @@ def is_server_log(path: Path) -> bool:
 
 
 def read_server_log(location: LogLocation, arm: str | None = None) -> LoggedTraffic:
-    """Read the server's decision log as traffic to replay.
+    """Read the server's decision log as traffic, to compute what other thresholds would have saved.
 
     A log may contain decisions of several gates and thresholds, which cannot be mixed. The gate and threshold with the
     most decisions are read, and other decisions are counted in `left_out`.
@@ -60,13 +61,14 @@ def read_server_log(location: LogLocation, arm: str | None = None) -> LoggedTraf
     usable = [(key, record) for key, record in decisions if record and _is_usable(record, arm, log.left_out)]
     counts = Counter((str(record["gate"]), record["threshold"]) for _, record in usable)
     most_frequent = counts.most_common(1)[0][0] if counts else None
-    audits: dict[str, list[tuple[str, float]]] = {}  # checks of decisions by answering both ways, by decision
+    # An audit answers a question with and without passages, to check its decision. These are the audits by decision.
+    audits: dict[str, list[tuple[str, float]]] = {}
     for decision, kind, lost in _read_rows(location, AUDITS_QUERY):
         audits.setdefault(decision, []).append((kind, lost))
     for key, record in usable:
         gate, threshold = str(record["gate"]), record["threshold"]
         if (gate, threshold) != most_frequent:
-            _count_left_out(log.left_out, "of another gate or threshold")
+            log.left_out["of another gate or threshold"] += 1
             continue
         log.events.append(_make_event(record, audits.get(key, ())))
         log.gates[gate] += 1
@@ -96,11 +98,11 @@ def read_logged_questions(location: LogLocation, limit: int) -> list[Question]:
     """
     corrections: dict[str, str] = {str(key): str(answer) for key, answer in _read_rows(location, CORRECTIONS_QUERY)}
     questions: dict[str, Question] = {}
-    for key, text in _read_rows(location, QUESTIONS_QUERY):
-        newer = questions.get(text)  # rows are ordered from newest to oldest
-        if newer is None and len(questions) >= limit:
-            continue  # an older row may still bring the correction of a question that was read
-        if newer is None or (not newer.answers and key in corrections):
+    for key, text in _read_rows(location, QUESTIONS_QUERY):  # from newest to oldest
+        same_question = questions.get(text)
+        if same_question is None and len(questions) >= limit:
+            continue  # older rows are still read, because they may have the correction of a newer question
+        if same_question is None or (not same_question.answers and key in corrections):
             questions[text] = Question(text, id=str(key), answers=(corrections[key],) if key in corrections else ())
     if not questions:
         raise BadInput(
@@ -126,19 +128,27 @@ def _read_rows(location: LogLocation, query: str) -> Iterator[tuple[Any, ...]]:
 
 
 def _read_postgres_rows(address: DatabaseAddress, query: str) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a query, whose tables are looked for in the schema of the address."""
+    """Yield the rows of a query from a PostgreSQL database, with the schema of the address put before the table's name.
+
+    Raises:
+        BadInput: The schema has no table `decisions`, so it is not a decision log.
+    """
     database = open_postgres(address)
-    select, _, table = query.partition(" FROM ")
+    columns, _, table_and_conditions = query.partition(" FROM ")
     if database.read("SELECT to_regclass(?) IS NULL", [f"{address.schema}.decisions"])[0][0]:
         raise BadInput(
             f"{address.redacted} is not a decision log of the server: the table `decisions` is missing. Check the address "
             "and its schema."
         )
-    yield from database.read(f"{select} FROM {address.schema}.{table}")
+    yield from database.read(f"{columns} FROM {address.schema}.{table_and_conditions}")
 
 
 def _read_sqlite_rows(path: Path, query: str) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a query; none if its table does not exist yet, as before the first audit."""
+    """Yield the rows of a query from a SQLite file; none if its table does not exist yet, as before the first audit.
+
+    Raises:
+        BadInput: The file is not a SQLite database with a table `decisions`.
+    """
     check_regular_file(path)
     try:
         with closing(sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro", uri=True)) as database:
@@ -147,7 +157,8 @@ def _read_sqlite_rows(path: Path, query: str) -> Iterator[tuple[Any, ...]]:
                 raise BadInput(
                     f"{path} is not a decision log of the server: the table `decisions` is missing. Check the file name."
                 )
-            if query.split(" FROM ")[1].split()[0] in tables:
+            queried_table = query.split(" FROM ")[1].split()[0]
+            if queried_table in tables:
                 yield from database.execute(query)
     except sqlite3.Error as error:
         raise BadInput(
@@ -179,8 +190,8 @@ class DecisionRecord:
     milliseconds: Mapping[str, float] = field(default_factory=dict)
 
 
-def _parse_record(text: Any, left_out: dict[str, int]) -> dict[str, Any]:
-    """Parse a stored decision. An unreadable one is counted in `left_out` and becomes an empty record."""
+def _parse_record(text: Any, left_out: Counter[str]) -> dict[str, Any]:
+    """Parse the JSON of a stored decision. If it cannot be read, return {} and count it in `left_out` (by reason)."""
     try:
         record = parse_json(str(text), "the record")
         if not isinstance(record, dict):
@@ -191,33 +202,30 @@ def _parse_record(text: Any, left_out: dict[str, int]) -> dict[str, Any]:
         if decision.need is None and not decision.rule:
             raise BadInput("a gate made the decision, but the field 'need' (the gate's score) is missing.")
     except BadInput:
-        _count_left_out(left_out, "that cannot be read")
+        left_out["that cannot be read"] += 1
         return {}
     return record
 
 
-def _is_usable(record: Mapping[str, Any], arm: str | None, left_out: dict[str, int]) -> bool:
-    """Return whether a record belongs to the arm and was decided by the gate.
+def _is_usable(record: Mapping[str, Any], arm: str | None, left_out: Counter[str]) -> bool:
+    """Return whether a decision can be replayed: the gate made it, with the options of the server.
 
-    Records of the arm that were decided otherwise are counted in `left_out`.
+    Args:
+        record: The stored decision.
+        arm: Arm of an A/B test. Decisions of the other arm cannot be used.
+        left_out: Number of decisions that cannot be used, by reason. It is updated, but not for the other arm.
     """
     if arm is not None and record.get("arm", "a") != arm:
         return False
     if record.get("own_options"):
-        _count_left_out(left_out, "that set options of their own")
-        return False
-    if record.get("gated") is False:
-        _count_left_out(left_out, "passed on without a decision")
-        return False
-    if set(record.get("degraded") or ()) - {"alarm"}:  # an alarm alone does not replace the gate's decision
-        _count_left_out(left_out, "decided without the gate, which failed")
-        return False
-    return True
-
-
-def _count_left_out(left_out: dict[str, int], reason: str) -> None:
-    """Count one more record that is left out for this reason."""
-    left_out[reason] = left_out.get(reason, 0) + 1
+        left_out["that set options of their own"] += 1
+    elif record.get("gated") is False:
+        left_out["passed on without a decision"] += 1
+    elif set(record.get("degraded") or ()) - {"alarm"}:  # an alarm alone does not replace the gate's decision
+        left_out["decided without the gate, which failed"] += 1
+    else:
+        return True
+    return False
 
 
 def _make_event(record: Mapping[str, Any], audits: Sequence[tuple[str, float]]) -> TrafficEvent:
@@ -229,8 +237,9 @@ def _make_event(record: Mapping[str, Any], audits: Sequence[tuple[str, float]]) 
             that applies counts.
     """
     retrieved, times = bool(record["retrieve"]), record.get("milliseconds") or {}
-    # A rule decides the same at every threshold, also at that of a gate which always retrieves, -1.
-    need = float("inf" if retrieved else "-inf") if record.get("rule") else float(record["need"])
+    # A rule decides the same at every threshold, so its need is infinite.
+    rule_need = math.inf if retrieved else -math.inf
+    need = rule_need if record.get("rule") else float(record["need"])
     reading_seconds = sum(float(times.get(stage, 0.0)) for stage in SERVER_DECISION_STAGES) / 1000
     rest = EventCost(seconds=max(0.0, float(times.get("total", 0.0)) / 1000 - reading_seconds))
     would_skip = not retrieved or DecisionNote.WOULD_SKIP in (record.get("notes") or ())

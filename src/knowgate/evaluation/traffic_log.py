@@ -49,7 +49,8 @@ class LoggedTraffic:
         left_out: Number of records left out, by reason.
         own_threshold: Threshold of the gate that was applied to a label run.
         n_estimated: Number of events whose prompt tokens are estimated from the text.
-        arbiter: Name of the arbiter that was applied to a label run; empty without one.
+        arbiter: Name of the arbiter that was applied to a label run, to choose between the answers with and without
+            passages; empty without one.
     """
 
     path: Path | str
@@ -58,7 +59,7 @@ class LoggedTraffic:
     models: Counter[str] = field(default_factory=Counter)
     thresholds: Counter[float] = field(default_factory=Counter)
     bad_lines: dict[str, list[int]] = field(default_factory=dict)
-    left_out: dict[str, int] = field(default_factory=dict)
+    left_out: Counter[str] = field(default_factory=Counter)
     own_threshold: float | None = None
     n_estimated: int = 0
     arbiter: str = ""
@@ -116,9 +117,10 @@ def _check_log(log: LoggedTraffic) -> None:
 
 
 def _has_estimated_prompt(record: Mapping[str, Any]) -> bool:
-    """Return whether a record of an answer lacks the number of prompt tokens."""
-    counts = {"closed_prompt", "open_prompt"} if record.get("passages") else {"closed_prompt"}
-    return "answer" in record and not counts <= set(record.get("tokens") or ())
+    """Return whether a record has an answer but not its numbers of prompt tokens, which are then estimated from texts."""
+    needed = ["closed_prompt", "open_prompt"] if record.get("passages") else ["closed_prompt"]
+    recorded = record.get("tokens") or ()
+    return "answer" in record and any(name not in recorded for name in needed)
 
 
 # --- one line -------------------------------------------------------------------------------------
@@ -161,14 +163,14 @@ def _parse_answer(record: Mapping[str, Any], need: float, *, retrieved: bool) ->
     """
     seconds, tokens = _get_numbers(record, "seconds"), _get_numbers(record, "tokens")
     passages, has_full_draft = _get_passages(record), "draft" in record
-    reading_seconds, answer_seconds = (
-        sum(seconds.get(stage, 0.0) for stage in stages) if seconds else math.nan
-        for stages in (DECISION_STAGES, ANSWER_STAGES)
-    )
+    reading_seconds = sum(seconds.get(stage, 0.0) for stage in DECISION_STAGES) if seconds else math.nan
+    answer_seconds = sum(seconds.get(stage, 0.0) for stage in ANSWER_STAGES) if seconds else math.nan
     rest_seconds = seconds["total"] - reading_seconds if "total" in seconds else math.nan
     closed_prompt = tokens.get("closed_prompt", estimate_tokens(_get_text(record, "question")))
     open_prompt = tokens.get("open_prompt", closed_prompt + sum(map(estimate_tokens, passages)))
-    draft, answer = tokens.get("draft", math.nan), tokens.get("answer", estimate_tokens(_get_text(record, "answer")))
+    draft = tokens.get("draft", math.nan)
+    answer = tokens.get("answer", estimate_tokens(_get_text(record, "answer")))
+    # The costs are seconds, prompt tokens, completion tokens and GPU seconds.
     reading = EventCost(reading_seconds, closed_prompt if draft else 0.0, draft, reading_seconds)
     if retrieved:
         opened = EventCost(rest_seconds, open_prompt, answer, answer_seconds)
@@ -275,7 +277,7 @@ def read_label_run_traffic(path: Path, gate: str, arbiter: str | None = None) ->
         if table.open_right is not None:
             event = replace(event, loses_answer=bool(right[2] and not right[0]), right=right)
         events.append(replace(event, extra_calls=scores.calls, has_draft=has_draft))
-    log = LoggedTraffic(path, events, left_out=left_out, own_threshold=scores.threshold)
+    log = LoggedTraffic(path, events, left_out=Counter(left_out), own_threshold=scores.threshold)
     log.arbiter, log.n_estimated = choices.name if choices else "", int(table.has_text.sum())
     log.gates[scores.name] = log.models[str(table.settings["model"])] = len(events)
     return log
@@ -294,14 +296,14 @@ def _count_known_tokens(answer: GradedAnswer | None) -> float:
 
 
 def _make_graded_event(row: LabelRow, need: float, draft: float, seconds_per_token: float) -> TrafficEvent:
-    """Make the event of a labeled question without its grades, with prompt tokens estimated from the texts.
+    """Make the traffic event of a question with recorded answers: its need and the cost of each stage, without grades.
 
-    Amounts are NaN if the row holds no text to count or estimate them from.
+    Prompt tokens are estimated from the texts. Amounts are NaN if the row holds no text to count or estimate them from.
 
     Args:
         row: The labeled question.
         need: Need for retrieval that the gate gives.
-        draft: Number of draft tokens that the gate reads. The closed-book answer continues the draft.
+        draft: Number of draft tokens that the gate reads. The answer without passages continues the draft.
         seconds_per_token: GPU seconds of the LLM per generated token.
     """
     closed_prompt = estimate_tokens(row.question) if row.question else math.nan
@@ -311,6 +313,7 @@ def _make_graded_event(row: LabelRow, need: float, draft: float, seconds_per_tok
     def make_cost(prompt: float, completion: float) -> EventCost:
         return EventCost(prompt=prompt, completion=completion, gpu=completion * seconds_per_token)
 
+    # The prompt is read once: with the draft if there is one, else with the answer. An unknown length (NaN) stays NaN.
     return TrafficEvent(
         need,
         reading=make_cost(closed_prompt * bool(draft), draft),

@@ -99,8 +99,8 @@ class ChatModel(Backend):
             raise UnsupportedSignal(
                 f"{self.name} is a chat interface and returns no hidden states. Use an hf: model, or a gate that needs none."
             )
-        tokens = request.draft_tokens
-        drafts = self._map(lambda prompt: self._complete_greedily(prompt, tokens) if tokens else None, prompts)
+        length = request.draft_tokens  # 0 if no draft is requested
+        drafts = self._map(lambda prompt: self._complete_greedily(prompt, length) if length else None, prompts)
         samples = self._sample(prompts, request.sample_tokens, request.sampling, request.samples, request.seed)
         return [
             Reading(draft=draft, samples=tuple(completions), resume=RemoteDraft(prompt, draft))
@@ -125,22 +125,27 @@ class ChatModel(Backend):
             temperature: 0 for greedy decoding. Then all `n` completions of a prompt are the same one.
             n: The number of completions per prompt.
             seed: The seed for sampling.
-            resume: The `resume` handles of earlier readings. A complete draft is returned without a new request.
+            resume: The `resume` handles of earlier readings, one per prompt. A draft that is already the complete answer
+                is returned without a new request.
         """
         if resume is not None:
             check_resume_options(temperature, n)
             drafts = [check_resume_handle(handle, RemoteDraft) for _, handle in zip(prompts, resume, strict=True)]
             return self._map(lambda draft: [self._continue_draft(draft, max_tokens)], drafts)
-        if temperature == 0:  # one request per prompt, whose completion is returned n times
-            return self._map(
-                lambda prompt: [self._complete_greedily(prompt, max_tokens, seed)] * n if n else [], prompts
-            )
+        if temperature == 0 and n > 0:  # one request per prompt, whose completion is returned n times
+            completions = self._map(lambda prompt: self._complete_greedily(prompt, max_tokens, seed), prompts)
+            return [[completion] * n for completion in completions]
+        if temperature == 0:
+            return [[] for _ in prompts]
         return self._sample(prompts, max_tokens, Sampling(temperature), n, seed)
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
-        """Yield the answer as the framework streams it; a complete draft from `resume` is yielded as one piece."""
+        """Yield the answer piece by piece as the framework streams it, and return it whole.
+
+        If the draft in `resume` is already the complete answer, it is yielded as one piece, without a request.
+        """
         draft = RemoteDraft(prompt, None) if resume is None else check_resume_handle(resume, RemoteDraft)
-        answer = draft.get_answer(max_tokens)
+        answer = draft.get_answer(max_tokens)  # None if the draft is not complete
         if answer is None:
             with wrap_errors(self.name):
                 completion = yield from self._stream(ChatRequest(_get_user_message(draft.prompt), max_tokens))
@@ -168,16 +173,15 @@ class ChatModel(Backend):
     def _sample(
         self, prompts: Sequence[Prompt], max_tokens: int, sampling: Sampling, n: int, seed: int | None
     ) -> list[list[Completion]]:
-        """Return `n` sampled completions per prompt, each from its own request with its own seed."""
+        """Return `n` sampled completions per prompt. Each has a request of its own, with the seeds seed, seed + 1, ..."""
         check_sampling(sampling)
         if sampling.top_k:
             raise UnsupportedSignal(f"{self.name} is a chat interface and does not support `top_k`. Leave `top_k` out.")
         seeds = [None if seed is None else seed + index for index in range(n)]
-        requests = [
-            ChatRequest(_get_user_message(prompt), max_tokens, sampling.temperature, sampling.top_p, request_seed)
-            for prompt in prompts
-            for request_seed in seeds
-        ]
+        requests: list[ChatRequest] = []
+        for prompt in prompts:
+            text = _get_user_message(prompt)
+            requests += [ChatRequest(text, max_tokens, sampling.temperature, sampling.top_p, each) for each in seeds]
         with wrap_errors(self.name):
             completions = self._map(self._complete, requests)
         # The completions of all prompts are in one list, n for each prompt.
@@ -233,10 +237,13 @@ def parse_logprobs(value: Any) -> tuple[Token, ...] | None:
 
 
 def _parse_token(item: Mapping[str, Any]) -> Token:
-    """Parse a token. Its margin is the difference between the two highest probabilities at its position, if known."""
-    alternatives = [float(_as_mapping(top)["logprob"]) for top in item.get("top_logprobs") or ()]
-    best = sorted(alternatives, reverse=True)[:2]
-    margin = math.exp(best[0]) - math.exp(best[1]) if len(best) == 2 else None
+    """Parse a token of OpenAI's `logprobs`, with its log-probability and margin.
+
+    The margin is the difference between the two highest probabilities at its position; None if they are not given.
+    """
+    logprobs = [float(_as_mapping(alternative)["logprob"]) for alternative in item.get("top_logprobs") or ()]
+    highest = sorted(logprobs, reverse=True)[:2]
+    margin = math.exp(highest[0]) - math.exp(highest[1]) if len(highest) == 2 else None
     return Token(str(item["token"]), float(item["logprob"]), margin=margin)
 
 

@@ -65,9 +65,11 @@ class Decider:
             messages: The chat messages, as mappings of the form `{"role": ..., "content": ...}`.
         """
         model = self.rag.model
-        return self._handle_failure(
-            lambda: self._decide(run_in_model_thread(model, lambda: question_from_messages(model, messages)))
-        )
+
+        def decide() -> Decision:
+            return self._decide(run_in_model_thread(model, lambda: question_from_messages(model, messages)))
+
+        return self._handle_failure(decide)
 
     def __deepcopy__(self, memo: object) -> Decider:
         """Return the decider itself instead of a copy.
@@ -83,12 +85,16 @@ class Decider:
         return completions[0][0].text
 
     def _decide(self, question: str | Question) -> Decision:
-        """Decide by the rules or, if no rule matches, by the gate in a thread of the model."""
+        """Decide by the rules (such as one for small talk) or, if none matches, by the gate in a thread of the model."""
         return self._apply_rules(question) or run_in_model_thread(self.rag.model, lambda: self.rag.decide(question))
 
     def _apply_rules(self, question: str | Question) -> Decision | None:
-        """Return the decision of the first matching rule, which needs no call to the LLM. None if no rule applies."""
-        rag, text = self.rag, question if isinstance(question, str) else question.text
+        """Return the decision of the first rule that matches, such as one for small talk, without a call to the LLM.
+
+        None if no rule matches.
+        """
+        rag = self.rag
+        text = question if isinstance(question, str) else question.text
         if rag.rules is None or rag.shadow or not isinstance(text, str):
             return None
         return rag.rules.make_decision(text, rag.gate, rag.used_threshold)
@@ -157,8 +163,8 @@ def cache_decisions(decider: AdaptiveRAG | Decider, on_decision: DecisionCallbac
 def run_in_model_thread(model: Model, work: Callable[[], ResultT]) -> ResultT:
     """Call a function in a worker thread of the model, wait for it, and return its result.
 
-    Concurrent callers thus wait for each other. If the caller already runs in a worker thread of a model, the function
-    is called directly, because waiting there could last forever.
+    Frameworks call from many threads. The model has few workers, so that not too many calls run at the same time. If the
+    caller already runs in a worker, the function is called directly, because waiting for itself would last forever.
 
     Args:
         model: The model whose worker threads are used.

@@ -22,9 +22,10 @@ MAX_NAME_CHARS = 250  # MLflow's limit for names
 
 
 def collect_metrics(evaluation: Evaluation) -> dict[str, float]:
-    """Return the metrics of an evaluation, named `GATE/MEASURE`.
+    """Return the metrics of an evaluation, named `GATE/MEASURE`. Characters that MLflow forbids become '_'.
 
-    If a measure has a confidence interval, its bounds are the metrics with `_low` and `_high` appended.
+    A measure with a confidence interval gives three metrics, such as `never/accuracy`, `never/accuracy_low` and
+    `never/accuracy_high`.
     """
     metrics: dict[str, float] = {}
     for gate in evaluation.gates:

@@ -97,12 +97,11 @@ class KnowgateRetriever(BaseRetriever):
     def _add_decision(self, documents: Any, decision: Decision) -> list[Document]:
         """Return copies of the first `k` documents with the decision in their metadata."""
         record = decision_record(decision)
-        return [
-            Document(
-                id=document.id, page_content=document.page_content, metadata={**document.metadata, METADATA_KEY: record}
-            )
-            for document in check_result_list(documents, self._description, self.k)
-        ]
+        copies = []
+        for document in check_result_list(documents, self._description, self.k):
+            metadata = {**document.metadata, METADATA_KEY: record}
+            copies.append(Document(id=document.id, page_content=document.page_content, metadata=metadata))
+        return copies
 
 
 class KnowgateRunnable(Runnable[Any, AIMessage]):
@@ -150,8 +149,9 @@ class KnowgateRunnable(Runnable[Any, AIMessage]):
         return _make_message(answer)
 
     def _stream_answer(self, inputs: Iterator[Any], run_manager: Any) -> Iterator[AIMessageChunk]:
-        """Yield the answer to the first input in chunks. Each chunk is generated in a thread of the model."""
+        """Yield the answer to the first input in chunks. Each chunk is generated in a worker thread of the model."""
         events = self.rag.answer_stream(_parse_input(next(inputs), self.rag))
+        # `next` computes the next event; None after the last one.
         while (event := run_in_model_thread(self.rag.model, lambda: next(events, None))) is not None:
             if isinstance(event, DecisionEvent):
                 _publish(run_manager, event.decision)
@@ -215,7 +215,7 @@ def middleware(decider: AdaptiveRAG | Decider, *, hide: Sequence[str]) -> Any:
     class KnowgateState(AgentState):  # type: ignore[type-arg,misc,unused-ignore]
         knowgate: dict[str, Any]
 
-    # The class is made here, because its base class is in a package that only this function needs.
+    # The class KnowgateMiddleware is made here, because AgentMiddleware is in a package that only this function needs.
     bases = (_ToolFilter, AgentMiddleware)
     return type("KnowgateMiddleware", bases, {"state_schema": KnowgateState})(as_decider(decider), frozenset(hide))
 
@@ -274,7 +274,7 @@ def _note_decision(run_manager: Any, decision: Decision) -> tuple[RunnableConfig
     """Store a decision in the metadata of a run, where tracers show it.
 
     Returns:
-        The config for calls inside the run, and the decision as a JSON record.
+        (config, record): the config for calls inside the run, and the decision as plain data.
     """
     record = decision_record(decision)
     if isinstance(run_manager.metadata, dict):
@@ -283,7 +283,10 @@ def _note_decision(run_manager: Any, decision: Decision) -> tuple[RunnableConfig
 
 
 def _decide_on_state(decider: Decider, state: Any, key: str) -> Decision:
-    """Decide on the question under `key` in a state or, without one, on the last of its `messages`."""
+    """Decide on the question in the state of an agent or graph: under `key` or, without one, the last of its `messages`.
+
+    An empty `key` means that the state has only messages.
+    """
     question = _get(state, key) if key else None
     if question:
         return decider.decide(question)
@@ -302,11 +305,16 @@ def _convert_messages(messages: Sequence[Any]) -> list[dict[str, str]]:
 
 
 def _get_role_and_text(message: Any) -> tuple[str | None, str]:
-    """Return the role (user, assistant, or None for others) and the text of a message in any LangChain form."""
+    """Return (role, text) of a message: a LangChain object, a mapping, or a pair such as ('user', 'Who wrote Emma?').
+
+    The role is 'user' or 'assistant'; None for others, such as system messages.
+    """
     if isinstance(message, BaseMessage):
         return CHAT_ROLES.get(message.type), str(message.text)
-    role, content = (message["role"], message["content"]) if isinstance(message, Mapping) else message
-    return CHAT_ROLES.get(role), str(content)
+    if isinstance(message, Mapping):
+        return CHAT_ROLES.get(message["role"]), str(message["content"])
+    role, text = message
+    return CHAT_ROLES.get(role), str(text)
 
 
 def _parse_input(value: Any, rag: AdaptiveRAG) -> str | Question:

@@ -84,9 +84,9 @@ class KnowgateHook(CustomLogger):
         return {"x-knowgate-decision": "retrieve" if record["retrieve"] else "skip", "x-knowgate-gate": record["gate"]}
 
     def augment(self, data: dict[str, Any]) -> dict[str, Any]:
-        """Return a copy of a chat request with the decision in its metadata and, if needed, with passages.
+        """Return a copy of a chat request with the decision in its metadata and, if the gate retrieves, with passages.
 
-        If the chat contains no question to decide on, only the reason is added to the metadata.
+        If the chat contains no question to decide on (an ungated request), only the reason is added to the metadata.
         """
         rag = self.decider.rag
         question = run_in_model_thread(rag.model, lambda: extract_question(rag.model, data["messages"]))
@@ -116,7 +116,10 @@ def _add_metadata(data: dict[str, Any], record: dict[str, Any]) -> dict[str, Any
 
 
 def __getattr__(name: str) -> Any:
-    """Build the module attribute `handler` when the proxy first imports it."""
+    """Build the attribute `handler` of this module when LiteLLM's proxy first imports it.
+
+    So importing the module for anything else does not load a model.
+    """
     if name != "handler":
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
     handler = KnowgateHook(build_pipeline(load_settings(os.environ.get(CONFIG_VARIABLE) or None)))

@@ -48,7 +48,10 @@ class KnowgateRetriever(BaseRetriever):
         self._wrapped, self._decider, self._k = wrapped, as_decider(decider), k
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        """Decide on a query, and search with the wrapped retriever if it needs retrieval."""
+        """Decide on a query, and search with the wrapped retriever if it needs retrieval.
+
+        The wrapped retriever may have only asynchronous methods.
+        """
         decision, wrapped = self._decider.decide(query_bundle.query_str), self._wrapped
         if not decision.retrieve:
             return []
@@ -188,7 +191,7 @@ class LlamaIndexRetriever:
         return [self._search(query, k) for query in queries]
 
     def _search(self, query: str, k: int) -> list[Passage]:
-        """Return the first k passages for one query."""
+        """Return the first k passages for one query. Works with retrievers that have only asynchronous methods, too."""
         retriever = self._retriever
         description = f"LlamaIndex's retriever {type(retriever).__name__}"
         with wrap_errors(description):

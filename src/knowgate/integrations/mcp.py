@@ -80,7 +80,10 @@ class AnswerResult(BaseModel):
 
 
 class FeedbackResult(BaseModel):
-    """Whether feedback was added to the history that gates learn from (`learnt`); if not, `note` says why."""
+    """Whether feedback to the answer `id` was added to the log of questions that gates learn from (`learnt`).
+
+    If it was not, `note` says why.
+    """
 
     id: str
     learnt: bool
@@ -130,7 +133,7 @@ class McpTools:
         )
 
     async def add_feedback(self, answer_id: str, rating: str, correction: str | None = None) -> FeedbackResult:
-        """Add feedback to the history, if it shows whether the LLM knew the answer by itself.
+        """Learn from feedback to an answer: log the question as known or unknown to the LLM, if the feedback shows that.
 
         Args:
             answer_id: The id of an answer of `ask`.
@@ -257,7 +260,10 @@ async def _translate_errors(work: Awaitable[ResultT]) -> ResultT:
 
 
 def _get_known_answers(answer: Answer) -> dict[str, Any]:
-    """Return the texts of the answers without passages (`closed`) and with passages (`opened`); None if unknown."""
+    """Return what is known about both answers to a question, in the form that feedback is labeled by.
+
+    `closed` is the text without passages, `opened` that with passages; None if unknown. `retrieved` says which was given.
+    """
     if not answer.passages:
         return {"closed": answer.text, "opened": None, "retrieved": False}
     return {"closed": answer.draft.text if answer.draft else None, "opened": answer.open_text, "retrieved": True}

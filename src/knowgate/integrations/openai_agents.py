@@ -35,10 +35,11 @@ def enable_tool(
     """
     check_framework_version("openai-agents", "openai-agents", majors=("0",))
     decide, falls_open = cache_decisions(decider, on_decision), as_decider(decider).fall_open
+    get_question = question or _get_question
 
     async def is_enabled(context: Any, agent: Any) -> bool:
         """Return whether the question in the context of the run needs retrieval."""
-        text = (question or _get_question)(context.context)
+        text = get_question(context.context)
         if isinstance(text, str) and text.strip():
             return (await asyncio.to_thread(decide, text)).retrieve
         if falls_open:
@@ -52,7 +53,9 @@ def enable_tool(
 
 
 def _get_question(context: Any) -> Any:
-    """Return the question in the context of a run; None if there is none."""
+    """Return the question in the context of a run: a text, a mapping or an object; None if there is none."""
     if isinstance(context, str):
         return context
-    return context.get(QUESTION_KEY) if isinstance(context, Mapping) else getattr(context, QUESTION_KEY, None)
+    if isinstance(context, Mapping):
+        return context.get(QUESTION_KEY)
+    return getattr(context, QUESTION_KEY, None)

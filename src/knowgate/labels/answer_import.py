@@ -53,7 +53,7 @@ def get_field(meta: Mapping[str, Any], extra: Mapping[str, Any], key: str) -> An
 
 
 def parse_grade(value: Any, pass_score: float | None, where: str) -> bool | None:
-    """Parse a recorded grade.
+    """Return whether a recorded grade means that the answer is right; None if the answer was not graded.
 
     Args:
         value: A boolean, 0 or 1, a word such as 'correct' or 'thumbs_down', or a score. None means not graded.
@@ -98,8 +98,9 @@ def parse_tokens(value: Any, where: str) -> tuple[Token, ...] | None:
     if value is None:
         return None
     try:
-        is_list = isinstance(value, list)  # otherwise it already is OpenAI's field
-        tokens = parse_logprobs({"content": [_make_chat_token(item) for item in value]} if is_list else value)
+        # A list is converted to OpenAI's field. Other values should already be in this format.
+        field = {"content": [_make_chat_token(item) for item in value]} if isinstance(value, list) else value
+        tokens = parse_logprobs(field)
     except (ModelError, KeyError, TypeError, ValueError):
         tokens = None
     if tokens is None:
@@ -111,9 +112,9 @@ def parse_tokens(value: Any, where: str) -> tuple[Token, ...] | None:
 
 
 def _make_chat_token(item: Any) -> dict[str, Any]:
-    """Convert a recorded token, an object or a bare log-probability, to the format of OpenAI's chat responses.
+    """Convert a recorded token to the format of OpenAI's chat responses: -0.1 -> {"token": "", "logprob": -0.1}.
 
-    Its most probable tokens are a mapping from token to log-probability, a list of such pairs, or a list of objects.
+    The most probable tokens of an object may be a mapping from token to log-probability, a list of pairs, or of objects.
     """
     if not isinstance(item, Mapping):
         return {"token": "", "logprob": item}
@@ -141,13 +142,14 @@ def _parse_passage(item: Any, number: int) -> Passage:
     """Parse a text, or an object with text and title in one of the usual fields; `number` is the id if it has none."""
     if not isinstance(item, Mapping):
         return Passage(str(number), item if isinstance(item, str) else "")
-    texts = (extract_text(find_field(item, name)) for name in PASSAGE_TEXT_FIELDS)
-    titles = (extract_text(find_field(item, name)) for name in PASSAGE_TITLE_FIELDS)
-    return Passage(str(item.get("id", number)), next(filter(None, texts), ""), next(filter(None, titles), ""))
+    texts = [extract_text(find_field(item, name)) for name in PASSAGE_TEXT_FIELDS]
+    titles = [extract_text(find_field(item, name)) for name in PASSAGE_TITLE_FIELDS]
+    text, title = next(filter(None, texts), ""), next(filter(None, titles), "")  # the first that is not empty
+    return Passage(str(item.get("id", number)), text, title)
 
 
 def parse_token_counts(value: Any, where: str) -> tuple[int | None, int | None]:
-    """Parse how many tokens an answer took.
+    """Return the number of prompt tokens and the number of generated tokens of a recorded answer.
 
     Args:
         value: The number of generated tokens, or an object such as OpenAI's `usage`. None means not recorded.
@@ -235,9 +237,9 @@ class ImportOptions(Options):
     open_seconds: str = option("", "Field of the seconds that the open-book answer took.", metavar="KEY")
 
     def get_key(self, answer: str, suffix: str = "") -> str:
-        """Return the name of the data field of an answer ('closed', 'open' or 'iterative'), or '' if there is none.
+        """Return the option that names the field of an answer ('closed', 'open' or 'iterative'), or '' if it is not set.
 
-        The suffix '_correct' gives the field of its grade, '_tokens' and '_seconds' those of its cost.
+        With a suffix, it is the field of the answer's grade ('_correct') or cost ('_tokens', '_seconds').
         """
         return str(getattr(self, answer + suffix, ""))
 
@@ -268,10 +270,10 @@ def import_answers(
     options: ImportOptions,
     extra_fields: Mapping[str, ExtraFields] | None = None,
 ) -> int:
-    """Write answers that were recorded elsewhere as a label run, i.e. as rows of graded answers.
+    """Write answers that were recorded elsewhere as a label run, i.e. as a folder with a row of graded answers per question.
 
-    If `options` names the field of a recorded grade, that grade counts, and the verdict of `grader` is only stored
-    beside it. Otherwise the verdict of `grader` counts.
+    Recorded grades count if `options` names their field. Otherwise the verdicts of `grader` count; they are also stored
+    beside recorded grades.
 
     Args:
         folder: Run folder; an interrupted import continues.
@@ -306,10 +308,8 @@ def import_answers(
 def _make_all_rows(records: Sequence[RecordedQuestion], grader: Grader, options: ImportOptions) -> list[LabelRow]:
     """Make the label rows of all questions, graded as recorded or by the grader."""
     closed, opened, iterative = (_make_answers(records, name, grader, options) for name in ANSWER_NAMES)
-    return [
-        _make_row(record, grader, options, *answers)
-        for record, *answers in zip(records, closed, opened, iterative, strict=True)
-    ]
+    answers = zip(closed, opened, iterative, strict=True)
+    return [_make_row(record, grader, options, *each) for record, each in zip(records, answers, strict=True)]
 
 
 def _make_row(
@@ -320,9 +320,9 @@ def _make_row(
     opened: GradedAnswer | None,
     iterative: GradedAnswer | None,
 ) -> LabelRow:
-    """Make the label row of a question from its answers without passages, with passages, and after several rounds.
+    """Make the label row of a question from its answers: without passages, with passages, and after several rounds.
 
-    Log-probabilities are left out of `meta`, because the closed-book answer holds them.
+    Log-probabilities are removed from `meta`, because they are stored with the answer without passages.
     """
     question, answers = record.question, [answer for answer in (closed, opened) if answer]
     row = make_empty_row(question, detect_question_language(question), grader)
@@ -345,7 +345,7 @@ def _make_row(
 def _make_answers(
     records: Sequence[RecordedQuestion], name: str, grader: Grader, options: ImportOptions
 ) -> list[GradedAnswer | None]:
-    """Make all answers of one kind (`name`: 'closed', 'open' or 'iterative'); None for each if they were not recorded."""
+    """Make the graded answers of one kind ('closed', 'open' or 'iterative') of all questions; None if not recorded."""
     key = options.get_key(name)
     if not key:
         return [None] * len(records)
@@ -368,8 +368,8 @@ def _make_answer(
         record: The question with its recorded fields.
         name: Which answer it is: 'closed', 'open' or 'iterative'.
         text: The answer.
-        verdict: Grade of the string rule.
-        second_grader: Name of the string rule if the recorded grade counts; "" if the string rule counts.
+        verdict: Grade by comparison with the gold answer.
+        second_grader: Name of the grader of `verdict` if the recorded grade counts; "" if `verdict` counts.
         options: Names of the recorded fields.
     """
 
@@ -397,12 +397,12 @@ def _drop_field(meta: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _check_all_have_text(records: Sequence[RecordedQuestion], key: str) -> None:
-    """Raise BadInput if a question has no text under the key.
+    """Raise BadInput if a question has no text in the field that the key names.
 
     An empty text is accepted and graded as a wrong answer. An empty key means that the answer was not recorded.
     """
-    missing = [record for record in records if key and not isinstance(record.get(key), str)]
-    if not missing:
+    missing = [record for record in records if not isinstance(record.get(key), str)]
+    if not key or not missing:
         return
     advice = "Give the name of the field that holds the answer."
     if len(missing) < len(records):
@@ -417,7 +417,7 @@ def _check_all_have_text(records: Sequence[RecordedQuestion], key: str) -> None:
 
 
 def _check_any_has(records: Sequence[RecordedQuestion], key: str) -> None:
-    """Raise BadInput if no question has a value under the key."""
+    """Raise BadInput if no question has a grade in the field that the key names. An empty key means: not recorded."""
     if not key or any(record.get(key) is not None for record in records):
         return
     fields = sorted({**records[0].extra, **records[0].question.meta}) if records else []

@@ -25,8 +25,7 @@ class Grade:
 
     Attributes:
         correct: Whether the answer is right; None without a gold answer, or if the judge's verdict was unreadable.
-        guarded: Whether the answer counts as wrong because it contains the gold answer only as part of the repeated
-            question.
+        guarded: Whether the answer contains the gold answer only because it repeats the question. It counts as wrong.
         unparsable: Whether the text of the judge contained neither yes nor no.
     """
 
@@ -99,17 +98,20 @@ class JudgeGrader:
         return f"judge:{self.style}:{self.model.name}"
 
     def grade(self, answers: Sequence[str], questions: Sequence[Question]) -> list[Grade]:
-        """Grade answers. Equal prompts are sent to the judge once; questions without gold answer are not sent."""
+        """Ask the judge whether each answer is right. Equal prompts are sent to the judge only once.
+
+        Answers to questions without gold answer are not sent (their prompt is None), and stay without a grade.
+        """
         prompts = [
             self._make_prompt(answer, question) if has_gold_answer(question) else None
             for answer, question in zip(answers, questions, strict=True)
         ]
-        grades: dict[str | None, Grade] = {None: Grade(None)}  # by prompt
+        grades: dict[str | None, Grade] = {None: Grade(None)}  # prompt -> grade
         unique = list(dict.fromkeys(prompt for prompt in prompts if prompt is not None))
         if unique:
             completions = self.model.generate([Prompt(text) for text in unique], max_tokens=VERDICT_TOKENS)
-            for text, (verdict, *_) in zip(unique, completions, strict=True):
-                is_correct = parse_verdict(verdict.text)
+            for text, replies in zip(unique, completions, strict=True):
+                is_correct = parse_verdict(replies[0].text)
                 grades[text] = Grade(is_correct, unparsable=is_correct is None)
         return [grades[prompt] for prompt in prompts]
 
@@ -176,17 +178,19 @@ def load_graders(
         BadSetting: More than two graders are named, or one is named twice.
         UnknownName: There is no such grader, or `judge` is missing.
     """
-    several = [name.strip() for name in names.split(",")]
-    if len(several) > 2 or len(set(several)) < len(several):
+    name_list = [name.strip() for name in names.split(",")]
+    if len(name_list) > 2 or len(set(name_list)) < len(name_list):
         raise BadSetting(f"grade={names!r} is not allowed. Use one grader, or two such as 'contains,judge'.")
-    graders = [load_grader(name, judge, style) for name in several]
-    return graders[0], graders[1] if len(graders) > 1 else None
+    graders = [load_grader(name, judge, style) for name in name_list]
+    second_grader = graders[1] if len(graders) > 1 else None
+    return graders[0], second_grader
 
 
 def add_grades(answer: GradedAnswer, grades: Sequence[Grade], question: Question) -> GradedAnswer:
-    """Return the answer with its grades, and with mastery and certainty computed from its samples.
+    """Return the answer of an LLM with its grades, and with two measures of its sampled answers.
 
-    Mastery is the share of right samples. Certainty is 1 if all samples are equal and 0 if all differ.
+    An LLM answers a question once greedily, at temperature 0, and several times by sampling. Mastery is the share of right
+    samples. Certainty is 1 if all samples are equal and 0 if all differ.
 
     Args:
         answer: Answer without grades.
@@ -204,7 +208,11 @@ def add_grades(answer: GradedAnswer, grades: Sequence[Grade], question: Question
 
 
 def compare_answers(row: LabelRow) -> LabelRow:
-    """Add whether retrieval helped or hurt; a row that lacks one of the two answers is returned unchanged."""
+    """Add to a row whether retrieval helped or hurt, by comparing the answers without and with passages.
+
+    The answers are compared by whether they are right (`benefit`), and by the share of right samples and the agreement of
+    samples (`effect_...`). A row that lacks one of the two answers is returned unchanged.
+    """
     if row.closed is None or row.open is None:
         return row
     return replace(

@@ -34,7 +34,9 @@ def entries_from_rows(rows: Iterable[LabelRow], scope: HistoryScope, rule: Known
             right) or 'majority' (more than half of them are right).
     """
     for row in rows:
-        known = is_known(row.closed, rule) if row.error is None and row.closed is not None else None
+        if row.error is not None or row.closed is None:
+            continue
+        known = is_known(row.closed, rule)
         if known is None or (known and is_time_sensitive(row.meta)):
             continue
         outcome = None if row.benefit is None else OUTCOME_BY_BENEFIT[row.benefit]
@@ -77,7 +79,8 @@ def time_sensitive_entries(questions: Iterable[Question], scope: HistoryScope) -
 def is_time_sensitive(meta: Mapping[str, Any]) -> bool:
     """Return whether the metadata of a question says that its answer changes over time.
 
-    It does if `time_sensitive` is true, if FreshQA's `fact_type` says so, or if UAR's time criterion asks for retrieval.
+    The data sets mark such questions in different ways: by `time_sensitive`, by a `fact_type` (FreshQA), or by the name of
+    the data set together with `need_retrieval_by_criterion` (UAR).
     """
     if meta.get("time_sensitive") or meta.get("fact_type") in CHANGING_FACT_TYPES:
         return True

@@ -140,9 +140,8 @@ class LabelJobSpec:
         grader, second_grader = load_graders(self.grade, judge, self.judge_prompt)
         reranker = as_reranker(self.rerank) if self.rerank is not None else None
         model = load_model(self.model)
-        return LabelJob(
-            Labeler(model, grader, self.plan, self.prompts, retriever, reranker, second_grader=second_grader)
-        )
+        labeler = Labeler(model, grader, self.plan, self.prompts, retriever, reranker, second_grader=second_grader)
+        return LabelJob(labeler)
 
 
 @dataclass(frozen=True)

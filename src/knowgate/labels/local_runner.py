@@ -12,12 +12,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Self
 
 from knowgate.errors import KnowgateError
+from knowgate.labels.grading import StringGrader
 from knowgate.labels.labeler import BatchFinisher, LabeledBatch, Labeler, PassageSearch
 from knowgate.labels.passages import PassageSearchResults
+from knowgate.labels.worker_processes import WorkerGrader, WorkerProcesses, count_workers
 from knowgate.types import Passage, Question, Result
 
 PREFETCH_SIZE = 64  # questions per search
@@ -103,9 +104,9 @@ class PassagePrefetcher:
         self._thread.join(STOP_TIMEOUT)
 
     def find(self, questions: Sequence[Question]) -> PassageSearchResults:
-        """Return the passages of questions; waits until the thread has searched them, unless it has stopped.
+        """Return the passages of questions, which another thread searches in advance. Waits for them if necessary.
 
-        Questions without a prefetched result are searched now.
+        If that thread has stopped, questions without a result are searched now.
         """
         ids = [question.id for question in questions]
         with self._change:
@@ -123,7 +124,10 @@ class PassagePrefetcher:
         return PassageSearchResults([passages for passages, _ in pairs], [frequency for _, frequency in pairs])
 
     def _prefetch(self) -> None:
-        """Search all questions in order and store the results; this is the function of the thread."""
+        """Search the passages of all questions in order, and store them for `find`. Runs in the thread.
+
+        If a search fails, the thread stops. `find` then searches the remaining questions, and raises the error.
+        """
         try:
             for start in range(0, len(self._questions), PREFETCH_SIZE):
                 if not self._wait_for_room():
@@ -131,7 +135,7 @@ class PassagePrefetcher:
                 batch = self._questions[start : start + PREFETCH_SIZE]
                 self._store(_group_by_id(batch, self._find(batch)))
         except KnowgateError:
-            pass  # `find` searches these questions itself and raises the error
+            pass
         finally:
             with self._change:
                 self._is_stopped = True
@@ -154,17 +158,22 @@ class PassagePrefetcher:
 
 
 def _group_by_id(questions: Sequence[Question], results: PassageSearchResults) -> dict[str, QuestionPassages]:
-    """Return the passages and the answer frequency of each question, by question id."""
-    triples = zip(questions, results.passages, results.frequencies, strict=True)
-    return {question.id: (passages, frequency) for question, passages, frequency in triples}
+    """Return the search results of each question, by question id.
+
+    They are its passages, and the number of passages in the corpus that contain its gold answer (None: unknown).
+    """
+    ids = [question.id for question in questions]
+    pairs = zip(results.passages, results.frequencies, strict=True)
+    return dict(zip(ids, pairs, strict=True))
 
 
 class LabelingPipeline:
     """Labels batches so that the LLM does not wait for other work.
 
-    One thread searches passages before the LLM needs them. Another thread grades and writes the answers afterwards. Use
-    the pipeline in a `with` block, and call it with the batches of a run in the order of `questions`. Batches that the
-    LLM has answered are written even if the next batch fails or is interrupted.
+    One thread searches passages before the LLM needs them. Another thread grades and writes the answers afterwards. In
+    long runs, these threads let worker processes search and grade. Use the pipeline in a `with` block, and call it with
+    the batches of a run in the order of `questions`. Batches that the LLM has answered are written even if the next batch
+    fails or is interrupted.
 
     Args:
         labeler: The labeler.
@@ -173,7 +182,11 @@ class LabelingPipeline:
     """
 
     def __init__(self, labeler: Labeler, questions: Sequence[Question], write: Callable[[LabeledBatch], None]):
-        self._prefetcher = PassagePrefetcher(labeler.passage_finder.find, questions) if _can_prefetch(labeler) else None
+        finder = labeler.passage_finder
+        self._workers = WorkerProcesses(finder, count_workers(finder, len(questions)))
+        self._prefetcher = PassagePrefetcher(self._workers.find, questions) if _can_prefetch(labeler) else None
+        if self._workers.count and type(labeler.grader) is StringGrader:
+            labeler = replace(labeler, grader=WorkerGrader(labeler.grader.name, workers=self._workers))
         self._labeler = replace(labeler, find_passages=self._prefetcher.find) if self._prefetcher else labeler
         self._write = write
         self._has_failed = False  # whether writing failed
@@ -182,7 +195,10 @@ class LabelingPipeline:
         self._pending: deque[tuple[Sequence[Question], Future[KnowgateError | None]]] = deque()
 
     def __call__(self, questions: Sequence[Question]) -> int:
-        """Let the LLM answer a batch, and return its size. Another thread grades its answers and writes its rows."""
+        """Let the LLM answer a batch, and return its size. Another thread grades the answers and writes the rows.
+
+        If too many batches wait to be graded and written, this waits for the oldest.
+        """
         finish = self._labeler.start(questions)
         self._pending.append((questions, self._thread.submit(self._finish, finish)))
         self._wait(MAX_PENDING_BATCHES)
@@ -191,13 +207,12 @@ class LabelingPipeline:
     def __enter__(self) -> Self:
         self._switch_interval = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_INTERVAL)
+        self._workers.start()
         if self._prefetcher:
             self._prefetcher.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             if error is None:
                 self._wait(0)
@@ -206,9 +221,12 @@ class LabelingPipeline:
             if self._prefetcher:
                 self._prefetcher.stop()
             self._thread.shutdown()
+            self._workers.close()
 
     def _finish(self, finish: BatchFinisher) -> KnowgateError | None:
-        """Grade and write a batch in the thread. Returns the error if it could not be graded, otherwise None.
+        """Grade and write a batch. Returns the error if it could not be graded, otherwise None.
+
+        If writing fails once, later batches are not written, because the rows of a run must have no gap.
 
         Args:
             finish: Grades the answers of the batch and returns its rows.
@@ -218,7 +236,7 @@ class LabelingPipeline:
         except KnowgateError as error:
             return error
         if not self._has_failed:
-            self._has_failed = True  # stays true if writing fails, so that no later batch is written
+            self._has_failed = True  # stays true if the next line raises an error
             self._write(batch)
             self._has_failed = False
         return None
@@ -228,10 +246,12 @@ class LabelingPipeline:
 
         A batch that could not be graded is labeled again, which also tries its questions one by one.
         """
-        while len(self._pending) > max_pending or (self._pending and self._pending[0][1].done()):
-            questions, finished = self._pending.popleft()
-            grading_error = finished.result()
-            if grading_error is not None:
+        while self._pending:
+            questions, grading = self._pending[0]
+            if len(self._pending) <= max_pending and not grading.done():
+                return
+            self._pending.popleft()
+            if grading.result() is not None:  # an error, because the batch could not be graded
                 self._write(self._labeler.label(questions))
 
 

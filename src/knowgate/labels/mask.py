@@ -41,24 +41,25 @@ class PieceSpan(NamedTuple):
 
 
 def mask_passages(passages: Sequence[Passage], golds: Sequence[str]) -> list[Passage]:
-    """Replace every gold answer in the titles and texts of passages by MASK.
+    """Replace every gold answer in the titles and texts of passages by the word MASK.
 
-    Texts are cut first into words and then into ever larger pieces, so that the grader finds no gold answer in the end.
-    A gold answer that is the word "mask" itself is not replaced.
+    An answer is replaced word by word if possible. Where the grader would still find it, larger pieces are replaced. A gold
+    answer that is the word "mask" itself is not replaced.
     """
     tokenized = [tokenize(gold) for gold in golds]
     answers = [tokens for tokens in tokenized if tokens and tokens != [MASK.lower()]]
-    texts = [part for passage in passages for part in (passage.title, passage.text)]
+    texts = [text for passage in passages for text in (passage.title, passage.text)]  # title, text, title, text, ...
     for pattern in PIECE_PATTERNS:
         texts = mask_texts(texts, answers, pattern)
-    triples = zip(passages, texts[::2], texts[1::2], strict=True)  # titles have even numbers, texts odd ones
+    triples = zip(passages, texts[::2], texts[1::2], strict=True)
     return [replace(passage, title=title, text=text) for passage, title, text in triples]
 
 
 def mask_texts(texts: Sequence[str], answers: Sequence[list[str]], pattern: re.Pattern[str]) -> list[str]:
     """Replace gold answers by MASK, also where an answer begins in one text and ends in the next.
 
-    A prompt may show passages with or without their titles, so neighbors differ: both cases are searched for answers.
+    Which text is next depends on whether a prompt shows the titles of passages. So the texts are masked twice: with and
+    without the titles.
 
     Args:
         texts: Titles and texts of passages, alternating: title, text, title, text.
@@ -66,8 +67,8 @@ def mask_texts(texts: Sequence[str], answers: Sequence[list[str]], pattern: re.P
         pattern: How texts are cut into pieces.
     """
     masked = list(texts)
-    # Once with titles and once without them (odd numbers), because prompts may leave the titles out.
-    for numbers in (range(len(texts)), range(1, len(texts), 2)):
+    all_numbers, numbers_without_titles = range(len(texts)), range(1, len(texts), 2)
+    for numbers in (all_numbers, numbers_without_titles):
         if contains_answer(" ".join(masked[number] for number in numbers), answers):
             pieces = [piece for number in numbers for piece in _cut_into_pieces(masked[number], number, pattern)]
             masked = _replace_spans(masked, pieces, _find_answer_spans(pieces, answers))
@@ -100,10 +101,13 @@ def _is_separate_word(text: str, match: re.Match[str]) -> bool:
 
 
 def _find_answer_spans(pieces: Sequence[TextPiece], answers: Sequence[list[str]]) -> list[PieceSpan]:
-    """Find consecutive pieces of text whose tokens form one of the tokenized answers; overlapping spans are merged."""
+    """Find spans of consecutive pieces of text that contain one of the answers. Overlapping spans are merged.
+
+    Each answer is a list of tokens. A span covers all pieces that have a token of the answer.
+    """
     tokens = [token for piece in pieces for token in piece.tokens]
     piece_of = [number for number, piece in enumerate(pieces) for _ in piece.tokens]  # token position -> piece number
-    positions: dict[str, list[int]] = {}  # token -> where it occurs, so that not every position must be compared
+    positions: dict[str, list[int]] = {}  # token -> positions at which it occurs, for a fast search
     for position, token in enumerate(tokens):
         positions.setdefault(token, []).append(position)
     spans: list[PieceSpan] = []
@@ -122,16 +126,17 @@ def _find_answer_spans(pieces: Sequence[TextPiece], answers: Sequence[list[str]]
 
 
 def _replace_spans(texts: Sequence[str], pieces: Sequence[TextPiece], spans: Sequence[PieceSpan]) -> list[str]:
-    """Replace each span by MASK, one MASK per text that it touches.
+    """Return the texts with each span of pieces replaced by MASK. A span over several texts gets a MASK in each.
 
-    Goes from the last span to the first, so that the positions of earlier spans stay valid.
+    The last span is replaced first, so that the positions of the others stay valid.
     """
     masked = list(texts)
     for span in reversed(spans):
         span_pieces = pieces[span.start : span.end]
         for number in sorted({piece.text for piece in span_pieces}):
-            part = [piece for piece in span_pieces if piece.text == number]
-            masked[number] = masked[number][: part[0].start] + MASK + masked[number][part[-1].end :]
+            pieces_of_text = [piece for piece in span_pieces if piece.text == number]
+            start, end = pieces_of_text[0].start, pieces_of_text[-1].end
+            masked[number] = masked[number][:start] + MASK + masked[number][end:]
     return masked
 
 

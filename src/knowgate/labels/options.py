@@ -135,9 +135,12 @@ class LabelOptions(AnswerOptions):
         return self
 
     def make_plan(self, model: Model) -> LabelPlan:
-        """Resolve the options to a plan: layer names become layer numbers of this model, defaults become values."""
-        same_names = [item.name for item in fields(LabelPlan) if hasattr(self, item.name)]
-        unchanged = {name: getattr(self, name) for name in same_names}
+        """Make the plan of a label run with this model: layer names become layer numbers, and defaults become values.
+
+        Most options have the same name and value in the plan.
+        """
+        plan_names = [field.name for field in fields(LabelPlan)]
+        unchanged = {name: getattr(self, name) for name in plan_names if hasattr(self, name)}
         resolved = {
             "layers": resolve_layers(self.layers, model),
             "k": DEFAULT_PASSAGES if self.k is None and self.rerank is not None else self.k,
@@ -194,11 +197,11 @@ class LabelPlan:
 
 
 def count_shown_passages(k: int | None, retriever: str | None) -> int | None:
-    """Return how many passages per question a label run showed to the LLM.
+    """Return how many passages per question a label run showed to the LLM: `k`, or its default if an index was searched.
 
     Args:
         k: The option `k` of the run; None if it was not set.
-        retriever: Fingerprint of the run's retriever; None if the passages were the contexts of the questions.
+        retriever: Fingerprint of the searched index; None if the passages were the contexts of the questions.
 
     Returns:
         The number of passages; None for all contexts of a question.
@@ -232,7 +235,6 @@ def _resolve_layer(name: str, depth: int) -> int:
     if name in named:
         return named[name]
     if not name.lstrip("-").isdigit():
-        raise BadSetting(
-            f"layers={name!r} does not name a layer. Use layer numbers, {', '.join(NAMED_LAYERS)} or {NO_LAYERS}."
-        )
+        message = f"layers={name!r} does not name a layer. Use layer numbers, {', '.join(NAMED_LAYERS)} or {NO_LAYERS}."
+        raise BadSetting(message)
     return int(name) % depth  # negative numbers count from the last layer

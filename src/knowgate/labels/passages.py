@@ -66,17 +66,17 @@ class PassageFinder:
         return PassageSearchResults(self._find_passages(questions), self._count_frequencies(questions))
 
     def _find_passages(self, questions: Sequence[Question]) -> list[list[Passage]]:
-        """Search the index, or take the contexts of the questions if there is none; empty lists if closed-book.
+        """Return passages for each question: from the index or, without an index, the contexts of the question.
 
-        More passages are found if a reranker selects from them afterwards.
+        If there is a reranker, more passages (`candidates`) are returned, from which it selects. If the plan is closed-book,
+        no passages are needed.
         """
         if not self.plan.open_book:
             return [[] for _ in questions]
+        count = self.plan.k if self.reranker is None else self.plan.candidates
         if self.retriever is not None:
-            k = self.plan.candidates if self.reranker else self.plan.k or DEFAULT_PASSAGES
-            return self.retriever.search([question.text for question in questions], k)
-        limit = self.plan.k if self.reranker is None else self.plan.candidates
-        return [list(question.contexts[:limit]) for question in questions]
+            return self.retriever.search([question.text for question in questions], count or DEFAULT_PASSAGES)
+        return [list(question.contexts[:count]) for question in questions]
 
     def rank(self, questions: Sequence[Question], passages: list[list[Passage]]) -> list[list[Passage]]:
         """Rerank found passages and keep the best `k`; without a reranker, return them unchanged."""
@@ -86,7 +86,10 @@ class PassageFinder:
         return rerank(self.reranker, queries, passages, self.plan.k or DEFAULT_PASSAGES)
 
     def search(self, queries: Sequence[str]) -> list[list[Passage]]:
-        """Search the index for queries other than the questions, and rerank the results if there is a reranker."""
+        """Search the index for queries, such as a question with its last answer, and return the best `k` passages of each.
+
+        The passages are reranked if there is a reranker. Without an index, the result is empty.
+        """
         k = self.plan.k or DEFAULT_PASSAGES
         if self.retriever is None:
             return []
@@ -104,6 +107,7 @@ class PassageFinder:
             return [None for _ in questions]
         golds = [list_gold_answers(question) for question in questions]
         first_golds = [answers[0] for answers in golds if answers]
+        # One count for each question that has a gold answer, in the same order.
         counts = iter(count_passages_containing(self.retriever, first_golds, FREQUENCY_CAP))
         return [next(counts) if answers else None for answers in golds]
 
@@ -178,8 +182,9 @@ class IterativeAnswerer:
             state.rounds = round_number
             best = merge_passages(state.passages, passages)[: self.k]
             fitting = fit_passages(self.model, self.prompts, state.question, best, self.max_tokens)
-            state.is_done = not has_new_passages(state.passages, fitting)
-            state.passages = state.passages if state.is_done else fitting
+            has_new = has_new_passages(state.passages, fitting)
+            state.is_done = not has_new
+            state.passages = fitting if has_new else state.passages
 
     def _answer_again(self, active: Sequence[IterativeAnswer]) -> None:
         """Answer with the current passages; a question is done if its answer stays the same."""

@@ -59,16 +59,15 @@ class RayCluster:
 
     @classmethod
     def from_spec(cls, spec: str) -> RayCluster:
-        """Parse a runner spec such as 'ray', 'ray:local?workers=2' or 'ray:HOST:PORT?workers=8&gpus=0.5'."""
+        """Parse a runner spec: 'ray', 'ray:local' or 'ray:HOST:PORT', with options such as '?workers=8&gpus=0.5'."""
         location, _, query = spec.partition("?")
         name, address = split_spec(location)
         if name != "ray":
             raise BadSetting(f"unknown runner '{spec}'. Known: local, ray, ray:local, ray:HOST:PORT.")
         options = ",".join(f"{key}={value}" for key, value in parse_qsl(query, keep_blank_values=True))
         if query and not options:
-            raise BadSetting(
-                f"the runner '{spec}' has invalid options. Write, for example: ray:local?workers=2&gpus=0.5"
-            )
+            message = f"the runner '{spec}' has invalid options. Write, for example: ray:local?workers=2&gpus=0.5"
+            raise BadSetting(message)
         address = address or ANY_CLUSTER
         if address not in (LOCAL_CLUSTER, ANY_CLUSTER):
             _parse_address(address)  # raises BadSetting if it is invalid
@@ -122,9 +121,8 @@ def _parse_address(address: str) -> tuple[str, int]:
     """Parse 'HOST:PORT'; an IPv6 host may be in brackets. Raises BadSetting if the address is invalid."""
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 1 << 16:
-        raise BadSetting(
-            f"invalid address of a Ray cluster: '{address}'. Write ray:HOST:PORT, for example ray:10.0.0.5:6379."
-        )
+        message = f"invalid address of a Ray cluster: '{address}'. Write ray:HOST:PORT, for example ray:10.0.0.5:6379."
+        raise BadSetting(message)
     return host.strip("[]"), int(port)
 
 
@@ -153,7 +151,8 @@ class ClusterNode:
         counts = []
         for available, needed in ((self.cpus, cpus), (self.gpus, gpus)):
             if needed:
-                counts.append(int(available / needed + 1e-9))  # the small addend: 0.3 / 0.1 is slightly less than 3
+                # In floating point, 0.3 / 0.1 is slightly less than 3, so a small number is added before rounding down.
+                counts.append(int(available / needed + 1e-9))
         return min(counts, default=MAX_WORKERS)
 
 
@@ -201,7 +200,10 @@ def plan_workers(resources: WorkerResources, nodes: Sequence[ClusterNode]) -> Wo
 
 
 def _count_default_workers(nodes: Sequence[ClusterNode], gpus: float) -> int:
-    """Return how many workers fit on the GPUs, each with `gpus` of them; one per machine if workers use no GPU."""
+    """Return the default number of workers: as many as the GPUs allow, or one per machine if workers use no GPU.
+
+    `gpus` is the number of GPUs per worker, which may be a fraction.
+    """
     if gpus:
         return max(1, sum(node.count_workers(0, gpus) for node in nodes))
     return max(1, sum(node.cpus >= 1 for node in nodes))

@@ -36,7 +36,7 @@ BATCH_SIZES = LocalRunner(first=4, largest=1_024)  # only its rule for growing b
 
 
 def is_remote_runner(runner: str | Runner | None) -> bool:
-    """Return whether a runner is the spec of a Ray cluster; raise BadSetting for a spec of no known runner."""
+    """Return whether a runner is the spec of a Ray cluster, such as 'ray:local'. Raises BadSetting for unknown specs."""
     if not isinstance(runner, str) or runner == LOCAL_RUNNER:
         return False
     RayCluster.from_spec(runner)
@@ -60,7 +60,7 @@ def create_ray_runner(
 def connect_early(runner: Runner | None, folder: Path) -> AbstractContextManager[Any]:
     """Connect to the Ray cluster before a new run folder is created, so that a failure leaves no empty folder.
 
-    Does nothing for other runners, and if the folder exists.
+    Does nothing for other runners, or if the folder exists already.
     """
     return runner.connect() if isinstance(runner, RayRunner) and not folder.exists() else nullcontext()
 
@@ -197,7 +197,10 @@ class RayScheduler(Generic[Result]):
                 self.ray.kill(actor)
 
     def _receive(self, worker: WorkerHandle, reference: Any) -> Iterator[Result]:
-        """Handle the end of a call: a result, an error, or the death of the worker."""
+        """Handle the end of a call to a worker: it returned a result, reported an error, or died.
+
+        After an error of its GPU, a worker cannot continue, so it is killed and treated as dead.
+        """
         from ray.exceptions import RayError
 
         try:
@@ -207,7 +210,7 @@ class RayScheduler(Generic[Result]):
             return
         if result.error is None:
             yield from self._handle_result(worker, result.value)
-        elif worker.batch is not None and result.error.kind == DeviceError.__name__:  # a new process can continue
+        elif worker.batch is not None and result.error.kind == DeviceError.__name__:
             self.ray.kill(worker.actor)
             yield from self._handle_death(worker, result.error.to_exception())
         else:
@@ -249,8 +252,8 @@ class RayScheduler(Generic[Result]):
         """Replace a dead worker and schedule its batch again; raise ModelError after too many deaths in a row."""
         reason = " ".join(str(error).split())
         self.deaths += 1
-        is_starting = worker.batch is None
-        if self.deaths >= (MAX_STARTUP_DEATHS if is_starting else MAX_DEATHS + self.pool.size):
+        max_deaths = MAX_STARTUP_DEATHS if worker.batch is None else MAX_DEATHS + self.pool.size
+        if self.deaths >= max_deaths:
             raise ModelError(
                 f"{self.deaths} workers of the Ray cluster died in a row before they finished a batch: "
                 f"{reason[:300]}. The usual cause is too little memory. Use fewer workers: runner='ray:...?workers=1'"
@@ -281,9 +284,10 @@ class RayScheduler(Generic[Result]):
     # --- results ----------------------------------------------------------------------------------
 
     def _handle_result(self, worker: WorkerHandle, value: Any) -> Iterator[Result]:
-        """Handle what a worker returned: the id of its machine, the fingerprints of its job, or a batch's result.
+        """Handle what a worker returned, and yield it if it is the result of a batch.
 
-        A worker without a batch is starting. It first returns the id, a text, and then the fingerprints.
+        A worker that is starting (without a batch) first returns the id of its machine, a text, and then the fingerprints
+        of its model and index.
         """
         if worker.batch is not None:
             self.deaths = 0
@@ -311,11 +315,11 @@ class RayScheduler(Generic[Result]):
             )
 
     def _handle_error(self, worker: WorkerHandle, error: WorkerError) -> Iterator[Result]:
-        """Handle an error that a worker reported.
+        """Handle an error that a worker reported, and stop the run if other questions would fail in the same way.
 
-        The run stops if the worker was starting, and for errors of knowgate: the job turns those of single questions
-        into failed rows and reports only those that every question would have. After other errors the questions of the
-        batch are run again one by one, and a single question gets a failed result.
+        This is the case if the worker was starting, and for errors of knowgate, because the job itself turns knowgate's
+        errors about a single question into failed rows. After other errors the questions of the batch are run again one by
+        one, and a single question gets a failed result.
         """
         if error.is_knowgate_error:
             raise error.to_exception()
@@ -349,8 +353,8 @@ class RayScheduler(Generic[Result]):
         first = self.waiting.popleft()
         if first.is_retry:
             return first
-        share = math.ceil((len(self.waiting) + 1) / self.pool.size)
-        size = min(size, share)
+        share_of_worker = math.ceil((len(self.waiting) + 1) / self.pool.size)
+        size = min(size, share_of_worker)
         questions = [*first.questions]
         while len(questions) < size and self.waiting and not self.waiting[0].is_retry:
             questions += self.waiting.popleft().questions

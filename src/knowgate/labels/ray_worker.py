@@ -76,7 +76,10 @@ class WorkerError:
     is_knowgate_error: bool = False
 
     def to_exception(self) -> KnowgateError:
-        """Recreate the exception with its message; its constructor, which may need other arguments, is not called."""
+        """Return an exception of the same class, with the same message.
+
+        The constructor of the class may need other arguments, so it is not called.
+        """
         kind = getattr(errors, self.kind, KnowgateError)
         error: KnowgateError = kind.__new__(kind)
         KnowgateError.__init__(error, self.message)
@@ -126,7 +129,7 @@ class RayWorker:
         return run_safely(lambda: self._create_job(spec, environment, index))
 
     def _create_job(self, spec: JobSpec[Any], environment: WorkerEnvironment, index: Any) -> dict[str, str]:
-        """Create the job; errors are raised here, and returned as text by `create_job`."""
+        """Create the job and return its fingerprints. `create_job` calls this, and returns errors as text."""
         environment.activate()
         self._job = spec.create(None if index is None else SharedIndexRetriever(index))
         return self._job.identity
@@ -170,8 +173,7 @@ class SharedIndexRetriever:
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Search the index."""
-        passages: list[list[Passage]] = self._call(self._index.search, list(queries), k)
-        return passages
+        return list(self._call(self._index.search, list(queries), k))
 
     def _call(self, method: Any, *arguments: Any) -> Any:
         """Call a method of the index actor; raises the error that it reports."""

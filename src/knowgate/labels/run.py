@@ -110,14 +110,17 @@ def run_labeling(
 def _run_batches(
     runner: Runner, questions: Sequence[Question], labeler: Labeler, write: Callable[[LabeledBatch], None]
 ) -> None:
-    """Run all batches. With a `LocalRunner`, search, grading and writing overlap with the LLM's work."""
+    """Label all questions in batches, and write each batch when it is finished.
+
+    With a `LocalRunner`, other threads search, grade and write while the LLM answers the next batch.
+    """
     if not isinstance(runner, LocalRunner):
         for batch in runner.run(questions, labeler.label):
             write(batch)
         return
     with LabelingPipeline(labeler, questions, write) as work:
         for _ in runner.run(questions, work):
-            pass
+            pass  # the pipeline writes the batches itself
 
 
 def choose_local_runner(model: Model) -> LocalRunner:
@@ -204,10 +207,10 @@ def describe_label_run(labeler: Labeler, questions: Sequence[Question], data: st
 
 
 def match_started_settings(folder: RunFolder, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings in the form in which an existing run recorded them, so that it can be continued.
+    """Return the settings as the version of knowgate that started this run recorded them, so that they can be compared.
 
-    Older versions recorded `k`, the number of passages, as None if it was not given, and did not record the open-book
-    prompts. Settings of a new run are returned unchanged.
+    A run can be continued only with equal settings. Older versions recorded `k`, the number of passages, as None if it was
+    not given, and did not record the open-book prompts. Settings of a new run are returned unchanged.
     """
     is_started = (folder.path / folder.manifest_name).is_file()
     if not is_started:

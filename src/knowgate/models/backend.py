@@ -95,7 +95,7 @@ class Backend(ABC):
 
 @dataclass(frozen=True)
 class RemoteDraft:
-    """A prompt and the draft of its answer by a server, kept so that generation can resume later.
+    """A prompt and the beginning of its answer (the draft), kept so that the server can continue the answer later.
 
     Args:
         prompt: The prompt.
@@ -106,9 +106,13 @@ class RemoteDraft:
     completion: Completion | None
 
     def get_answer(self, max_tokens: int) -> Completion | None:
-        """Return the draft if it needs no continuation: the model ended it, or it has `max_tokens` tokens; else None."""
+        """Return the draft if it is a complete answer, else None.
+
+        It is complete if the model ended it, or if it has already reached `max_tokens` tokens.
+        """
         draft = self.completion
-        return draft if draft is not None and (draft.finished or draft.n_tokens >= max_tokens) else None
+        is_complete = draft is not None and (draft.finished or draft.n_tokens >= max_tokens)
+        return draft if is_complete else None
 
 
 class WordStreamBackend(Backend):
@@ -162,25 +166,27 @@ def check_sampling(sampling: Sampling) -> None:
 def apply_sampling(probabilities: NDArray[np.float64], sampling: Sampling) -> NDArray[np.float64]:
     """Apply temperature, top_k and top_p to the token probabilities of one position.
 
+    For example, with top_k=2, [0.3, 0.1, 0.6] becomes [0.33, 0, 0.67].
+
     Returns:
         The new probabilities, in the order of the input. Excluded tokens have probability 0.
     """
     scaled = probabilities ** (1 / sampling.temperature)
-    # top_k=0 means no limit, and a slice up to None keeps all entries.
-    order = np.argsort(-scaled, kind="stable")[: sampling.top_k or None]
-    top = scaled[order] / scaled[order].sum()
-    # A token is excluded if the tokens before it already reach top_p.
-    top[np.cumsum(top) - top >= sampling.top_p] = 0
+    n_kept = sampling.top_k or len(scaled)  # top_k=0 means no limit
+    most_probable = np.argsort(-scaled, kind="stable")[:n_kept]
+    top = scaled[most_probable] / scaled[most_probable].sum()
+    sum_before = np.cumsum(top) - top  # the probability of all tokens before each one
+    top[sum_before >= sampling.top_p] = 0
     result = np.zeros_like(scaled)
-    result[order] = top / top.sum()
+    result[most_probable] = top / top.sum()
     return result
 
 
 def draw_uniforms(prompt: Prompt, request: SignalRequest) -> NDArray[np.float64]:
-    """Draw one uniform random number in [0, 1) per token of each sample (samples x tokens).
+    """Draw the random numbers in [0, 1) that choose the tokens of a prompt's samples (samples x tokens).
 
-    Samples are drawn by comparing these numbers with cumulative token probabilities. With a seed, the numbers depend
-    only on the seed and the prompt's text, so a prompt gets the same samples in every batch and on every device.
+    Each number chooses one token, by comparison with the cumulative token probabilities. With a seed, the numbers
+    depend only on the seed and the prompt's text. So a prompt gets the same samples in every batch and on every device.
     """
     shape = (request.samples, request.sample_tokens)
     if request.seed is None:

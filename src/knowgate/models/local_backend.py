@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from knowgate.errors import BadInput, BadSetting
 from knowgate.models.backend import Backend, check_resume_options
-from knowgate.models.tokenization import REPLACEMENT_CHARACTER, IncrementalDecoder
+from knowgate.models.tokenization import REPLACEMENT_CHARACTER, IncrementalDecoder, LocalTokenizer
 from knowgate.types import Completion, Prompt, Reading, Sampling, Signal, SignalRequest, TextStream, Token
 
 
@@ -49,7 +49,7 @@ class GeneratedTokens(Protocol):
     def finished(self) -> bool: ...
 
 
-class LocalBackend(Backend):
+class LocalBackend(Backend, LocalTokenizer):
     """Base class for backends with direct access to the tokenizer, the logits and the hidden states."""
 
     @property
@@ -73,14 +73,6 @@ class LocalBackend(Backend):
         """An object with the decoding methods of a transformers tokenizer."""
 
     @abstractmethod
-    def encode_all(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Return the token ids of each prompt, inside the model's chat template if it has one."""
-
-    @abstractmethod
-    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
-        """Return the token ids of a text; `special` adds the special tokens that begin a text, such as BOS."""
-
-    @abstractmethod
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
         """Return a reading of each prompt: the requested signals, such as a draft, samples and hidden states."""
 
@@ -89,18 +81,28 @@ class LocalBackend(Backend):
         """Continue drafts greedily until they end or have `max_tokens` tokens, including those of the draft."""
 
     @abstractmethod
-    def _start_stream(
-        self, prompt: Prompt, max_tokens: int, resume: object | None
-    ) -> tuple[GeneratedTokens, Iterator[None]]:
-        """Return an answer, and an iterator that adds one token to that answer at each step.
+    def _start_stream(self, prompt: Prompt, max_tokens: int, resume: object) -> tuple[GeneratedTokens, Iterator[None]]:
+        """Start an answer that grows while the caller iterates.
 
-        With `resume`, the answer begins with the draft of that handle. Otherwise it is empty at first. A backend that
-        cannot stream returns the complete answer and an empty iterator.
+        With the handle of a draft as `resume`, the answer begins with that draft. With None, it is empty at first. A
+        backend that cannot stream returns the complete answer and an empty iterator.
+
+        Returns:
+            The answer, and an iterator. Each step of the iterator adds one token to the answer, in place.
         """
 
     @abstractmethod
     def _score_answers(self, prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> list[float]:
         """Return the mean log-probability of each answer's tokens after its prompt."""
+
+    def encode_all(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """Return the token ids of each prompt, inside the model's chat template if it has one."""
+        chat = [prompt for prompt in prompts if self.has_template and not prompt.raw]
+        raw = [prompt for prompt in prompts if prompt.raw or not self.has_template]
+        chat_ids = self.tokenize_all([self.render(prompt.text) for prompt in chat])
+        raw_ids = self.tokenize_all([prompt.text for prompt in raw], special=True)
+        ids = dict(zip([*chat, *raw], [*chat_ids, *raw_ids], strict=True))
+        return [ids[prompt] for prompt in prompts]
 
     @property
     def offers(self) -> frozenset[Signal]:
@@ -197,11 +199,15 @@ class LocalBackend(Backend):
 
     def _sample_layers(self, request: SignalRequest) -> list[int]:
         """Return the layer whose hidden states at the ends of the samples are requested, as a list; empty if none is."""
-        has_layer = request.samples and request.sample_layer is not None
-        return self._resolve_layers([request.sample_layer or 0]) if has_layer else []
+        if request.sample_layer is None or not request.samples:
+            return []
+        return self._resolve_layers([request.sample_layer])
 
     def _resolve_layers(self, layers: Sequence[int]) -> list[int]:
-        """Convert negative layer numbers, which count from the end; raises BadSetting if a layer does not exist."""
+        """Convert negative layer numbers, which count from the end; raises BadSetting if a layer does not exist.
+
+        In a model with 5 hidden states, [0, -1] becomes [0, 4].
+        """
         for layer in layers:
             if not -self.depth <= layer < self.depth:
                 raise BadSetting(

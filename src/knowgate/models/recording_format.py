@@ -143,7 +143,8 @@ def index_calls(folder: Path) -> dict[str, int]:
 
     If a key was recorded several times, its last line counts. An incomplete line at the end of the file is ignored.
     """
-    path, offsets, line_offset = folder / CALLS_FILE, {}, 0
+    path, offsets = folder / CALLS_FILE, dict[str, int]()
+    line_offset = 0
     if not path.is_file():
         raise ArtifactError(f"the recording {folder} has no {CALLS_FILE}. Record it again.")
     with path.open("rb") as file:

@@ -97,9 +97,10 @@ class RecordingModel(_RecordedIdentity):
         return self._model.workers
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
-        """Return the readings (signals of each prompt) of the recorded model, and record them.
+        """Let the recorded model read the prompts, record the results, and return them.
 
-        The handles with which drafts are continued are wrapped, so that a continuation is recorded too.
+        A reading has a handle with which its draft can be continued. The handle is wrapped in a `RecordedHandle`, so
+        that a continuation can be recorded too.
         """
         self._prepare_folder()
         readings = self._model.read(prompts, request)
@@ -120,31 +121,32 @@ class RecordingModel(_RecordedIdentity):
         seed: int | None = None,
         resume: Sequence[object] | None = None,
     ) -> list[list[Completion]]:
-        """Generate completions with the recorded model and record them.
+        """Generate completions with the recorded model, record them, and return them.
 
-        With `resume`, drafts are continued; the recorded model gets its own handles of the drafts (`inner`).
+        With `resume`, drafts are continued. The handles are unwrapped first, because the recorded model knows only its
+        own handles.
         """
         options = _generate_options(len(prompts), max_tokens, temperature, n, seed, resume)
-        inner = None if resume is None else [check_resume_handle(item, RecordedHandle).inner for item in resume]
+        unwrapped = None if resume is None else [check_resume_handle(handle, RecordedHandle).inner for handle in resume]
         self._prepare_folder()
         completions = self._model.generate(
-            prompts, max_tokens=max_tokens, temperature=temperature, n=n, seed=seed, resume=inner
+            prompts, max_tokens=max_tokens, temperature=temperature, n=n, seed=seed, resume=unwrapped
         )
         results = [[recording.encode_completion(completion) for completion in row] for row in completions]
         self._record("generate", prompts, options, results)
         return completions
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
-        """Stream an answer of the recorded model, and record it like an answer of `generate`.
+        """Stream an answer of the recorded model, and record it as if `generate` had returned it.
 
         The answer is recorded when the stream ends. A stream that is closed early is not recorded. With `resume`, the
-        answer continues a draft; the recorded model gets its own handle of the draft (`inner`).
+        answer continues a draft. Its handle is unwrapped first, because the recorded model knows only its own handles.
         """
         handles = None if resume is None else [resume]
         options = _generate_options(1, max_tokens, temperature=0.0, n=1, seed=None, resume=handles)
-        inner = None if resume is None else check_resume_handle(resume, RecordedHandle).inner
+        unwrapped = None if resume is None else check_resume_handle(resume, RecordedHandle).inner
         self._prepare_folder()
-        completion = yield from self._model.stream(prompt, max_tokens=max_tokens, resume=inner)
+        completion = yield from self._model.stream(prompt, max_tokens=max_tokens, resume=unwrapped)
         self._record("generate", [prompt], options, [[recording.encode_completion(completion)]])
         return completion
 
@@ -191,9 +193,8 @@ class RecordingModel(_RecordedIdentity):
         """
         keys = _compute_keys(self.fingerprint, method, prompts, options)
         pairs = zip(keys, results, strict=True)
-        recording.append_calls(
-            self._folder, [{"key": key, "method": method, "result": result} for key, result in pairs]
-        )
+        calls = [{"key": key, "method": method, "result": result} for key, result in pairs]
+        recording.append_calls(self._folder, calls)
         return keys
 
 
@@ -239,9 +240,7 @@ class ReplayModel(_RecordedIdentity, WordStreamBackend):
     ) -> list[list[Completion]]:
         """Return the recorded completions of the prompts; raises ModelError if one was not recorded."""
         options = _generate_options(len(prompts), max_tokens, temperature, n, seed, resume)
-        return self._replay(
-            "generate", prompts, options, lambda _, value: list(map(recording.decode_completion, value))
-        )
+        return self._replay("generate", prompts, options, lambda _, rows: list(map(recording.decode_completion, rows)))
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
         """Return the recorded label logits of the prompts; raises ModelError if one was not recorded."""
@@ -301,9 +300,18 @@ def _check_bool(value: object) -> bool:
 def _compute_keys(
     fingerprint: str, method: str, prompts: Sequence[AnyPrompt], options: Sequence[CallOptions]
 ) -> list[str]:
-    """Return the key under which the call is recorded, for each prompt."""
-    pairs = zip(prompts, options, strict=True)
-    return [recording.compute_call_key(fingerprint, method, asdict(prompt), each) for prompt, each in pairs]
+    """Return, for each prompt, the key under which the result of a call is recorded.
+
+    Args:
+        fingerprint: Identifies the model.
+        method: Name of the method that is called, such as 'read'.
+        prompts: The prompts.
+        options: Options of the call for each prompt.
+    """
+    return [
+        recording.compute_call_key(fingerprint, method, asdict(prompt), prompt_options)
+        for prompt, prompt_options in zip(prompts, options, strict=True)
+    ]
 
 
 def _reading_options(request: SignalRequest) -> dict[str, Any]:
@@ -330,15 +338,15 @@ def _reading_options(request: SignalRequest) -> dict[str, Any]:
 def _generate_options(
     n_prompts: int, max_tokens: int, temperature: float, n: int, seed: int | None, resume: Sequence[object] | None
 ) -> list[dict[str, Any]]:
-    """Return, for each prompt, the options of `generate` that are part of its key.
+    """Return, for each prompt, the options of `generate` that are part of the key of its recorded result.
 
-    They include the key of the draft that is continued, if there is one.
+    If drafts are continued, the options of a prompt include the key under which its draft was recorded.
     """
     common = {"max_tokens": max_tokens, "temperature": float(temperature), "n": n, "seed": seed}
-    drafts: list[str | None] = [None] * n_prompts
+    draft_keys: list[str | None] = [None] * n_prompts
     if resume is not None:
-        drafts = [check_resume_handle(item, RecordedHandle).key for item in resume]
-    return [{**common, "resume": draft} for draft in drafts]
+        draft_keys = [check_resume_handle(handle, RecordedHandle).key for handle in resume]
+    return [{**common, "resume": key} for key in draft_keys]
 
 
 def _shorten_prompt(prompt: AnyPrompt) -> str:

@@ -44,15 +44,20 @@ class LocalTokenizer(Protocol):
     """The methods for tokenizing and chat templates that a model in this process must have."""
 
     @property
-    def has_template(self) -> bool: ...
+    def has_template(self) -> bool:
+        """Whether the model has a chat template."""
 
-    def tokenize(self, text: str, *, special: bool = False) -> list[int]: ...
+    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
+        """Return the token ids of a text; `special` adds the special tokens that begin a text, such as BOS."""
 
-    def tokenize_all(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]: ...
+    def tokenize_all(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
+        """Return the token ids of each text."""
 
-    def render(self, text: str) -> str: ...
+    def render(self, text: str) -> str:
+        """Return the text as a user message in the chat template, up to where the answer begins."""
 
-    def check_length(self, n_tokens: int, max_tokens: int) -> None: ...
+    def check_length(self, n_tokens: int, max_tokens: int) -> None:
+        """Raise BadInput if a prompt of `n_tokens` and an answer of `max_tokens` exceed the context window."""
 
 
 def encode_labels(tokenize: Callable[[str], Sequence[int]], labels: Sequence[str]) -> list[int]:
@@ -91,23 +96,25 @@ def encode_label_prompts(
     Raises:
         BadSetting: A chat prompt has several parts, or a part does not begin with a label token.
     """
-    is_chat = [not prompt.raw and tokenizer.has_template for prompt in prompts]
-    if any(chat and (len(prompt.parts) > 1 or prompt.prefix) for chat, prompt in zip(is_chat, prompts, strict=True)):
+
+    def is_chat(prompt: LabelPrompt) -> bool:
+        return tokenizer.has_template and not prompt.raw
+
+    if any(is_chat(prompt) and (len(prompt.parts) > 1 or prompt.prefix) for prompt in prompts):
         raise BadSetting(
             "a prompt in a chat template can have only one part before the label that the LLM scores, and no prefix. Use "
             "raw=True for several parts."
         )
-    prefixes = list({prompt.prefix for chat, prompt in zip(is_chat, prompts, strict=True) if not chat})
+    prefixes = list({prompt.prefix for prompt in prompts if not is_chat(prompt)})
     prefix_ids = dict(zip(prefixes, tokenizer.tokenize_all(prefixes, special=True), strict=True))
-    parts = [
-        [tokenizer.render(prompt.parts[0])] if chat else list(prompt.parts)
-        for chat, prompt in zip(is_chat, prompts, strict=True)
-    ]
-    part_ids = iter(tokenizer.tokenize_all([part for prompt_parts in parts for part in prompt_parts]))
+    texts: list[str] = []  # the parts of all prompts
+    for prompt in prompts:
+        texts += [tokenizer.render(prompt.parts[0])] if is_chat(prompt) else prompt.parts
+    part_ids = iter(tokenizer.tokenize_all(texts))
     encoded = []
-    for chat, prompt, prompt_parts in zip(is_chat, prompts, parts, strict=True):
-        start = [] if chat else prefix_ids[prompt.prefix]
-        encoded.append(join_label_parts(start, [next(part_ids) for _ in prompt_parts], label_ids))
+    for prompt in prompts:
+        start = [] if is_chat(prompt) else prefix_ids[prompt.prefix]
+        encoded.append(join_label_parts(start, [next(part_ids) for _ in prompt.parts], label_ids))
         tokenizer.check_length(len(encoded[-1].ids), 1)
     return encoded
 
@@ -171,8 +178,8 @@ class TurnTemplate:
         before: Text before the message.
         after: Text after the message, up to where the answer begins.
         special: Special tokens such as '<|im_end|>'. They are escaped if they occur in the message.
-        chat: False for models without a chat template. Their messages are not escaped, and the tokenizer adds the tokens
-            that begin a text.
+        chat: Whether the model has a chat template. Without one, messages are not escaped, and the tokenizer itself adds
+            the special tokens at the start of a text.
     """
 
     before: str
@@ -182,7 +189,8 @@ class TurnTemplate:
 
     def render(self, text: str) -> str:
         """Return the message inside the chat template."""
-        return f"{self.before}{escape_special_tokens(text, self.special) if self.chat else text}{self.after}"
+        message = escape_special_tokens(text, self.special) if self.chat else text
+        return f"{self.before}{message}{self.after}"
 
 
 def extract_turn_template(render: Callable[[str], str], special: Sequence[str], *, chat: bool) -> TurnTemplate:
@@ -205,10 +213,10 @@ def extract_turn_template(render: Callable[[str], str], special: Sequence[str], 
     return TurnTemplate(before, after, tuple(special), chat)
 
 
-def extract_plain_turn_template(
-    render: Callable[[str], str], special: Sequence[str], template: str
-) -> TurnTemplate | None:
-    """Return a fast replacement for a chat template, valid for text without brackets, braces and bars.
+def extract_fast_template(render: Callable[[str], str], special: Sequence[str], template: str) -> TurnTemplate | None:
+    """Return the texts before and after a message in a chat template, to render prompts faster than the template does.
+
+    The result may be used only for plain messages, without brackets, braces and bars.
 
     Args:
         render: Applies the model's chat template to a message.
@@ -216,14 +224,15 @@ def extract_plain_turn_template(
         template: Source of the chat template.
 
     Returns:
-        The replacement, or None if the template changes the message or prints the current date.
+        The texts, or None if they cannot replace the template, because it changes messages or prints the current date.
     """
     try:
         turn = extract_turn_template(render, special, chat=True)
     except BadSetting:
         return None
     prints_date = CLOCK_FUNCTION in template
-    return None if prints_date or turn.render(SPECIMEN_TEXT) != render(SPECIMEN_TEXT) else turn
+    changes_message = turn.render(SPECIMEN_TEXT) != render(SPECIMEN_TEXT)
+    return None if prints_date or changes_message else turn
 
 
 def is_plain_text(text: str) -> bool:
@@ -266,21 +275,21 @@ class IncrementalDecoder:
     trailing_space: str = field(default="", repr=False)
 
     def take(self, tokens: Sequence[int]) -> str:
-        """Return the text that became final since the last call, which no later token can change; it may be empty.
+        """Return the new text since the last call; '' while later tokens may still change it.
 
         Args:
             tokens: All tokens of the answer so far.
         """
         if _rewrites_spaces(self.tokenizer) or self._ends_in_byte(tokens[self.settled :]):
             return ""
-        # Tokens from `context` on are decoded again. Those up to `settled` were final before.
+        # Tokens before `settled` were returned in earlier calls. A few of them, from `context` on, are decoded again.
         text = self._decode(tokens[self.context :])
-        settled_text = self._decode(tokens[self.context : self.settled])
+        old_text = self._decode(tokens[self.context : self.settled])
         # A replacement character at the end stands for a character that is still incomplete.
-        if len(text) <= len(settled_text) or text.endswith(REPLACEMENT_CHARACTER):
+        if len(text) <= len(old_text) or text.endswith(REPLACEMENT_CHARACTER):
             return ""
         self.context, self.settled = self.settled, len(tokens)
-        return self._emit(text[len(settled_text) :])
+        return self._emit(text[len(old_text) :])
 
     def finish(self, text: str) -> str:
         """Return the part of the complete answer `text` that `take` has not returned yet."""
@@ -303,12 +312,12 @@ class IncrementalDecoder:
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def _ends_in_byte(self, tokens: Sequence[int]) -> bool:
-        """Return whether the last token that is not special stands for a single byte.
+        """Return whether the last visible token stands for a single byte, such as '<0xE4>'.
 
-        Its text is not final, because later bytes may complete the character.
+        A character may have several bytes, so its text is not final until the next byte is known.
         """
         names = self.tokenizer.convert_ids_to_tokens(list(tokens))
-        if not any(map(BYTE_TOKEN_PATTERN.fullmatch, names)):
+        if not any(map(BYTE_TOKEN_PATTERN.fullmatch, names)):  # a fast check for the usual case
             return False
         visible = [name for token, name in zip(tokens, names, strict=True) if not self._is_special(token)]
         return BYTE_TOKEN_PATTERN.fullmatch(visible[-1]) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,9 +46,10 @@ def render_with_tool(tokenizer: Any, text: str, tool: Mapping[str, Any], model: 
 
 
 def find_call_token(tokenizer: Any, tool: Mapping[str, Any], model: str) -> int:
-    """Return the first token of a tool call in the chat template of a model, such as '<tool_call>'.
+    """Return the token with which a model's tool calls begin, such as '<tool_call>'.
 
-    The template is rendered without and with a tool call as the answer. The call begins where the two texts differ.
+    The chat template is rendered twice, without and with a tool call as the answer. The call begins where the two texts
+    differ.
 
     Raises:
         UnsupportedSignal: The chat template does not show how a call begins.
@@ -57,9 +59,8 @@ def find_call_token(tokenizer: Any, tool: Mapping[str, Any], model: str) -> int:
     prompt = _render(tokenizer, messages, tool)
     reply = {"role": "assistant", "content": "", "tool_calls": [call]}
     with_call = _render(tokenizer, [*messages, reply], tool, add_generation_prompt=False)
-    pairs = enumerate(zip(prompt, with_call, strict=False))
-    length = next((index for index, (a, b) in pairs if a != b), len(prompt))  # of the text that both begin with
-    answer = with_call[length:].lstrip()
+    shared = os.path.commonprefix([prompt, with_call])  # noqa: RUF071 - these are texts, not paths
+    answer = with_call.removeprefix(shared).lstrip()
     if tool["function"]["name"] not in answer:
         raise UnsupportedSignal(
             f"the chat template of {model} does not show how a tool call begins. Use another gate, or serve the LLM "

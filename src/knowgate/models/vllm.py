@@ -127,18 +127,9 @@ class VllmModel(LocalBackend):
 
     def tokenize_all(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
         """Tokenize many texts in one call, which uses all cores."""
-        return (
-            [list(ids) for ids in self.tokenizer(list(texts), add_special_tokens=special)["input_ids"]] if texts else []
-        )
-
-    def encode_all(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Return the token ids of each prompt, inside the model's chat template if it has one."""
-        is_chat = [not prompt.raw and self.has_template for prompt in prompts]
-        pairs = list(zip(prompts, is_chat, strict=True))
-        # Raw and chat prompts are tokenized in one call each, and then put together in the order of the prompts.
-        raw = iter(self.tokenize_all([prompt.text for prompt, chat in pairs if not chat], special=True))
-        chats = iter(self.tokenize_all([self.render(prompt.text) for prompt, chat in pairs if chat]))
-        return [next(chats if chat else raw) for chat in is_chat]
+        if not texts:
+            return []
+        return [list(ids) for ids in self.tokenizer(list(texts), add_special_tokens=special)["input_ids"]]
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
         """Return the requested signals of all prompts, computed in one batch.
@@ -165,9 +156,10 @@ class VllmModel(LocalBackend):
         ]
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        """Return the log-probabilities of the labels after each part of each prompt (parts x labels).
+        """Return the log-probabilities of the labels, such as 'true', after each part of each prompt (parts x labels).
 
-        The end of each part is a request of its own. vLLM computes the beginning that the requests share once.
+        A label prompt has several parts, and the LLM predicts a label after each. vLLM gets one request per part, which
+        contains the prompt up to the end of the part. It computes the tokens that the requests share only once.
         """
         with self.lock:
             label_ids = encode_labels(self.tokenize, labels)
@@ -176,8 +168,9 @@ class VllmModel(LocalBackend):
             outputs = self._generate(beginnings, [1] * len(beginnings), temperature=0.0, logprob_token_ids=label_ids)
         listed = [output.outputs[0].logprobs[0] for output in outputs]
         values = np.array([[tokens[label].logprob for label in label_ids] for tokens in listed], dtype=np.float32)
-        ends = np.cumsum([len(prompt.positions) for prompt in encoded])[:-1]  # where the next prompt begins
-        return np.split(values, ends) if encoded else []
+        # `values` has the parts of all prompts below each other. It is split where the next prompt begins.
+        prompt_starts = np.cumsum([len(prompt.positions) for prompt in encoded])[:-1]
+        return np.split(values, prompt_starts) if encoded else []
 
     def _score_answers(self, prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> list[float]:
         rows = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
@@ -240,20 +233,22 @@ class VllmModel(LocalBackend):
         return [self._make_completion(answer, with_tokens=True) for answer in self._complete(drafts, max_tokens)]
 
     def _complete(self, drafts: Sequence[VllmResumeHandle], max_tokens: int) -> list[VllmAnswer]:
-        """Continue drafts in one batch; those that are finished stay as they are, and longer ones are cut."""
-        answers = [item.draft.cut(max_tokens) for item in drafts]
+        """Continue drafts to complete answers of at most `max_tokens` tokens, in one batch.
+
+        Finished drafts stay as they are, and longer ones are cut.
+        """
+        answers = [handle.draft.cut(max_tokens) for handle in drafts]
         unfinished = [i for i, draft in enumerate(answers) if not draft.finished and len(draft.tokens) < max_tokens]
-        rows = [[*drafts[i].ids, *answers[i].tokens] for i in unfinished]
+        texts = [[*drafts[i].ids, *answers[i].tokens] for i in unfinished]  # token ids of prompt and draft
+        limits = [max_tokens - len(answers[i].tokens) for i in unfinished]
         with self.lock:
-            ends = self._decode_greedily(rows, [max_tokens - len(answers[i].tokens) for i in unfinished])
-        for i, end in zip(unfinished, ends, strict=True):
+            continuations = self._decode_greedily(texts, limits)
+        for i, added in zip(unfinished, continuations, strict=True):
             draft = answers[i]
-            answers[i] = VllmAnswer([*draft.tokens, *end.tokens], [*draft.steps, *end.steps], end.finished)
+            answers[i] = VllmAnswer([*draft.tokens, *added.tokens], [*draft.steps, *added.steps], added.finished)
         return answers
 
-    def _start_stream(
-        self, prompt: Prompt, max_tokens: int, resume: object | None
-    ) -> tuple[VllmAnswer, Iterator[None]]:
+    def _start_stream(self, prompt: Prompt, max_tokens: int, resume: object) -> tuple[VllmAnswer, Iterator[None]]:
         """Return the complete answer, and an empty iterator because no tokens are left to add.
 
         vLLM's offline engine cannot stream. With `resume`, the answer continues the draft of that handle.
@@ -271,7 +266,8 @@ def _parse_answer(output: Any) -> VllmAnswer:
     is_finished = output.finish_reason == "stop"
     tokens = list(output.token_ids)
     tokens = tokens[:-1] if is_finished else tokens
-    steps = [_make_step(*pair) for pair in zip(tokens, output.logprobs or (), strict=False)]
+    # `logprobs` is None if none were requested. Otherwise it may have an entry for the end token, which is ignored.
+    steps = [_make_step(token, listed) for token, listed in zip(tokens, output.logprobs or (), strict=False)]
     return VllmAnswer(tokens, steps, is_finished)
 
 

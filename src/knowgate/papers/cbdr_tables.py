@@ -59,17 +59,18 @@ def build_beta_tables(
     drop_seen: bool = False,
     betas: Sequence[float] = BETAS,
 ) -> list[TextTable]:
-    """Build one table per gate that shows its decisions at each beta.
+    """Build one table per gate that shows its accuracy and retrieval rate at each beta.
 
-    If the passages of the runs were selected in several ways, for example by different rerankers, the table compares
-    them like Table 3 of the CBDR paper, and gates that are not scored on all of the runs are left out.
+    Beta is the confidence above which the LLM answers directly, without retrieval. If the passages of the runs were
+    selected in several ways, for example by different rerankers, the table compares them, like Table 3 of the CBDR paper.
+    Gates that are not scored on all of the runs are then left out.
 
     Args:
         runs: Label runs. Runs whose passages were selected the same way are joined.
         gates: Gate specs and folders.
         plug_in: Allow gates that were fitted on another LLM.
         drop_seen: Leave out questions that a gate was fitted on, instead of raising an error.
-        betas: Confidences above which the LLM answers directly.
+        betas: Values of beta, from 0 to 1.
 
     Raises:
         BadSetting: Runs with different passages have different questions.
@@ -101,8 +102,9 @@ def read_passage_source(settings: dict[str, Any]) -> PassageSource:
     n_shown = count_shown_passages(settings.get("k"), retriever) or 0
     if "reranker" not in settings:
         return PassageSource(str(settings.get("retriever", "contexts")), str(retriever), n_shown)
-    spec = str(settings["reranker"])
-    name = Path(spec.partition(":")[2] or spec).name  # 'cross-encoder:runs/aligned' -> 'aligned'
+    spec = str(settings["reranker"])  # such as 'cross-encoder:runs/aligned'
+    _, _, path = spec.partition(":")
+    name = Path(path or spec).name  # 'aligned'
     return PassageSource(name, str(settings["reranker_fingerprint"]), n_shown)
 
 
@@ -125,14 +127,15 @@ def _build_beta_table(gate: str, parts: Sequence[ScoredTable], betas: Sequence[f
 
     Beta is the confidence above which the LLM answers directly, without retrieval.
     """
-    by_count = sorted(parts, key=lambda part: part.source.n_shown)
-    columns = list(dict.fromkeys(part.source.column for part in by_count))  # unique, in ascending order
+    tables: dict[str, LabelTable] = {}  # column -> label runs, in the order of the numbers of passages
+    for part in sorted(parts, key=lambda part: part.source.n_shown):
+        tables.setdefault(part.source.column, part.table)
+    columns = list(tables)
     by_ranker: dict[tuple[str, str], dict[str, ScoredTable]] = {}  # (ranker, fingerprint) -> column -> label runs
     for part in parts:
         by_ranker.setdefault((part.source.ranker, part.source.fingerprint), {})[part.source.column] = part
     # Answers without passages are the same for all rankers, so one row shows never retrieving.
-    tables = [next(part.table for part in parts if part.source.column == column) for column in columns]
-    never = [format_accuracy_and_rate(table, np.zeros(len(table.rows), dtype=bool)) for table in tables]
+    never = [format_accuracy_and_rate(table, np.zeros(len(table.rows), dtype=bool)) for table in tables.values()]
     rows = [(MISSING_VALUE, "never retrieve", *never)]
     for (ranker, _), by_column in by_ranker.items():
         for beta in (None, *betas):
@@ -143,9 +146,12 @@ def _build_beta_table(gate: str, parts: Sequence[ScoredTable], betas: Sequence[f
 
 
 def _make_cell(part: ScoredTable | None, gate: str, beta: float | None) -> str:
-    """Format accuracy and retrieval rate of a gate on label runs; a dash if there are no such runs.
+    """Format the accuracy and retrieval rate of a gate on label runs, such as '61.7 % (92.9 %)'.
 
-    The gate retrieves if its confidence is at or below `beta`; if `beta` is None, always.
+    Args:
+        part: The label runs, with the scores of gates on them. None gives a dash.
+        gate: Name of the gate.
+        beta: The gate retrieves if its confidence is at or below this value; None to always retrieve.
     """
     if part is None:
         return MISSING_VALUE
@@ -155,6 +161,10 @@ def _make_cell(part: ScoredTable | None, gate: str, beta: float | None) -> str:
 
 
 def format_accuracy_and_rate(table: LabelTable, retrieve: BoolArray) -> str:
-    """Format accuracy and retrieval rate as '61.7 % (92.9 %)'; `retrieve` says for which questions to retrieve."""
+    """Format the accuracy and the retrieval rate of decisions as '61.7 % (92.9 %)'.
+
+    `retrieve` says for each question of the table whether to retrieve. The accuracy is the share of right answers, with
+    passages where they are retrieved and without passages elsewhere.
+    """
     right = np.where(retrieve, table.always_right, table.closed_right)
     return f"{format_percent(float(right.mean()))} ({format_percent(float(retrieve.mean()))})"

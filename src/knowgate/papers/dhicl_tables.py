@@ -39,15 +39,17 @@ DIRECT_GATE = "prompt"  # gate that asks the LLM directly, without history
 
 @dataclass(frozen=True)
 class DhiclVariants:
-    """The variants of the DH-ICL gate that the tables compare.
+    """The variants of the DH-ICL gate that the tables of the paper compare.
 
-    The gate shows the LLM similar logged questions and whether it knew them, and asks whether it knows the new one.
+    The gate shows the LLM similar questions from a log, with whether the LLM knew them, and asks whether it knows the new
+    question.
 
     Attributes:
-        history: File of the history log of earlier questions.
-        k: Number of logged questions shown to the LLM as examples, in tables where it does not vary.
-        counts: Numbers of examples to compare.
-        words: Pairs of words that the LLM answers with ('known/unknown') to compare.
+        history: File of the log of earlier questions.
+        k: Number of logged questions shown as examples. One table varies it.
+        counts: Numbers of examples that this table compares.
+        words: Pairs of words for known and unknown with which the LLM answers, such as 'true/false'. One table compares
+            them.
         embedder: Embedding model that finds similar logged questions. By default the one stored with the log.
     """
 
@@ -63,13 +65,16 @@ class DhiclVariants:
         return DhiclGate(self.history, k=self.k, embedder=self.embedder)
 
     def list_tables(self) -> dict[str, dict[str, Gate]]:
-        """Return the gates of each table except the first: table title -> gate name -> gate."""
+        """Return the variants that each table compares: title of the table -> name of the gate -> gate.
+
+        The first table of the paper is left out, because it has only the standard gate.
+        """
         gate = self.standard
         ablations = [
             gate,
             replace(gate, sign="none"),  # without calibration
             replace(gate, sign="code"),  # calibrated as in the published code, which differs from the paper
-            replace(gate, time_sensitive=False),
+            replace(gate, time_sensitive=False),  # without examples whose answer changes over time
         ]
         if self.k > 1:
             ablations.append(replace(gate, balanced=True))  # as many known as unknown examples
@@ -85,14 +90,15 @@ class DhiclVariants:
         return {name: gate for gates in self.list_tables().values() for name, gate in gates.items()}
 
     def make_name(self, gate: DhiclGate) -> str:
-        """Name a variant by its options that differ from the defaults, such as 'dhicl:k=5'."""
+        """Return the name of a variant, with its options that differ from the defaults, such as 'dhicl:k=5'."""
         default = DhiclGate(self.history, embedder=self.embedder)
         same_in_all_variants = ("history", "embedder", "tenant", "scope")
         options = []
-        for name in (item.name for item in fields(gate)):
-            value = getattr(gate, name)
-            if name not in same_in_all_variants and value != getattr(default, name):
-                options.append(f"{name}={str(value).lower() if isinstance(value, bool) else value}")
+        for option in fields(gate):
+            value = getattr(gate, option.name)
+            if option.name not in same_in_all_variants and value != getattr(default, option.name):
+                text = str(value).lower() if isinstance(value, bool) else value
+                options.append(f"{option.name}={text}")
         return f"dhicl:{','.join(options)}" if options else "dhicl"
 
     def _name_gates(self, gates: Iterable[DhiclGate]) -> dict[str, Gate]:
@@ -110,10 +116,10 @@ def build_dhicl_tables(
     cut_questions: int = 0,
     notify: Callable[[str], None] = lambda message: None,
 ) -> list[TextTable]:
-    """Build the tables of the DH-ICL paper, which compare variants of its gate, with columns for each label run.
+    """Build the tables of the DH-ICL paper, which compare variants of its gate on label runs.
 
-    The gate shows the LLM similar logged questions and whether it knew them, and asks whether it knows the new one. With
-    a model, variants without stored decisions decide now and their decisions are stored in the runs.
+    The gate shows the LLM similar logged questions and whether it knew them, and asks whether it knows the new one. The
+    tables use the decisions that are stored in the runs. If a model is given, missing decisions are made and stored first.
 
     Args:
         runs: Folders of label runs.
@@ -122,7 +128,7 @@ def build_dhicl_tables(
         prompts: Prompts that the runs were made with.
         other_gates: Gates to compare with in Table 1.
         cut_questions: Number of logged questions from which to learn a cut, the need above which the gate retrieves. A
-            last table compares it with the paper's cut of 0.5. Needs a model. 0 learns no cut and adds no table.
+            further table compares it with the cut of the paper, 0.5. Needs a model. 0: no such table.
         notify: Called with a message before each variant decides.
 
     Raises:
@@ -160,16 +166,21 @@ def _build_cut_table(
     tables: Mapping[str, LabelTable],
     scores: Mapping[str, Mapping[str, TableScores]],
 ) -> TextTable:
-    """Build the table of the gate named `standard` at two cuts (needs above which it retrieves): 0.5 and the learned one.
+    """Build a table that compares two cuts of a gate: 0.5, as in the paper, and the learned one.
 
-    `tables` and `scores` hold the label runs, and the scores of gates on them, by the name of the run.
+    A gate retrieves if the need of a question (0: the LLM knows, 1: retrieve) is above the cut.
+
+    Args:
+        learned: The learned cut.
+        standard: Name of the gate.
+        tables: Label runs by name.
+        scores: Scores of gates, by the name of the run and of the gate.
     """
     cuts = {"0.5 (paper)": 0.5, f"{learned.cut:.3f} (learned)": learned.cut}
-    rows = {
-        run: {name: replace(scores[run][standard], threshold=cut) for name, cut in cuts.items()}
-        for run in tables
-        if standard in scores[run]
-    }
+    rows = {}
+    for run in tables:
+        if standard in scores[run]:
+            rows[run] = {name: replace(scores[run][standard], threshold=cut) for name, cut in cuts.items()}
     title = (
         f"Cut learned by leave-one-out from {learned.questions} logged questions, {format_percent(learned.known_share)} "
         f"known; balanced accuracy there {learned.balanced_accuracy:.3f}, at 0.5 {learned.at_half:.3f}"
@@ -208,9 +219,10 @@ class VariantRecorder:
     notify: Callable[[str], None]
 
     def record_all(self) -> None:
-        """Let all variants decide whose decisions with the current history log are not stored yet.
+        """Let the variants of the gate decide on the questions of the label run, and store the decisions in the run.
 
-        A variant that does not work with this LLM is reported through `notify` and skipped.
+        Variants whose decisions with the current log are already stored are skipped. So are variants that do not work with
+        this LLM, which are reported through `notify`.
         """
         table = load_label_table([self.run])
         check_same_llm(f"the label run '{self.run}'", table.settings, self.model, self.prompts.fingerprint)
@@ -229,10 +241,10 @@ class VariantRecorder:
                 self.notify(f"skipped {', '.join(variants)}: {error}")
 
     def _group_by_pass(self) -> dict[Gate, dict[str, Gate]]:
-        """Group variants that differ only in the sign of calibration, because they share a forward pass of the LLM.
+        """Group the variants that can share a pass of the LLM: they differ only in how its output is calibrated.
 
         Returns:
-            For each gate that lets the LLM read the questions, the variants that score its readings, by name.
+            Gate with which the LLM reads the questions -> name of a variant -> variant that scores what was read.
         """
         groups: dict[Gate, dict[str, Gate]] = {}
         for name, gate in self.variants.list_gates().items():
@@ -241,12 +253,19 @@ class VariantRecorder:
         return groups
 
     def _decide(self, table: LabelTable, reader: Gate, variants: Mapping[str, Gate], note: str) -> list[RecordedNeeds]:
-        """Let the LLM read the questions with the gate `reader`, and score the readings with each variant of it.
+        """Let the LLM read the questions once, and score what it read with each variant of the gate.
 
-        `note` is stored with the decisions.
+        Args:
+            table: The questions.
+            reader: Gate that determines what the LLM reads.
+            variants: Variants of this gate, by name, which score the result differently.
+            note: Text that is stored with the decisions.
+
+        Returns:
+            The needs for retrieval of all questions, for each variant.
         """
         bound = bind_gate(reader, self.model, self.prompts)
-        needs: dict[str, dict[str, float]] = {name: {} for name in variants}
+        needs: dict[str, dict[str, float]] = {name: {} for name in variants}  # variant -> id of a question -> need
         for start in range(0, len(table.questions), DECISION_BATCH):
             questions = table.questions[start : start + DECISION_BATCH]
             readings = read_questions(self.model, [bound], questions, self.prompts)
@@ -276,12 +295,19 @@ def _build_table(
             cells += (accuracy, random, MISSING_VALUE)  # equal needs do not rank questions, so they have no AUROC
         rows.append((name, *cells))
     for name in names:
-        rows.append((name, *(cell for run in tables for cell in _make_cells(tables[run], scores[run].get(name)))))
+        cells = []
+        for run, table in tables.items():
+            cells += _make_cells(table, scores[run].get(name))
+        rows.append((name, *cells))
     return TextTable(title, columns, tuple(rows))
 
 
 def _make_cells(table: LabelTable, gate: TableScores | None) -> tuple[str, str, str]:
-    """Format three cells: accuracy (retrieval rate), accuracy of random retrieval at that rate, and AUROC."""
+    """Format three cells of a table about a gate on a label run. They are dashes if there are no scores (None).
+
+    1. The accuracy and, in parentheses, the retrieval rate. 2. The accuracy if the same number of questions, drawn at
+    random, retrieve. 3. The AUROC of the needs.
+    """
     if gate is None:
         return (MISSING_VALUE, MISSING_VALUE, MISSING_VALUE)
     rate, accuracy, random, *_ = measure_decisions(table, gate.needs > gate.threshold)
@@ -311,11 +337,11 @@ class LearnedCut:
 
 
 def learn_cut(gate: DhiclGate, model: Model, questions: int = 200, prompts: AnswerPrompts | None = None) -> LearnedCut:
-    """Learn the cut of a DH-ICL gate, the need above which it retrieves, from its log by leave-one-out.
+    """Learn the best cut of a DH-ICL gate, the need above which it retrieves, from its log of questions.
 
     An LLM that is shown mostly unknown examples says "unknown" to nearly everything, so the best cut depends on the
-    log, the number of examples and the label words. Each logged question is decided with its neighbors, which never
-    include the question itself, and the verdict is compared with its label.
+    log, the number of examples and the label words. The gate decides on logged questions as if they were new: the
+    examples never include the question itself (leave-one-out). Its verdicts are compared with the logged labels.
 
     Args:
         gate: The gate with its history log.
@@ -346,14 +372,20 @@ def learn_cut(gate: DhiclGate, model: Model, questions: int = 200, prompts: Answ
 
 
 def summarize_cut(needs: FloatArray, known: BoolArray) -> LearnedCut:
-    """Find the best cut for given needs and labels, and compare its balanced accuracy with that of the cut 0.5."""
+    """Find the cut (retrieve if the need is above it) that fits the labels best, and compare it with the cut 0.5.
+
+    `needs` has the need for retrieval of each question, from 0 to 1, and `known` whether the LLM knows the answer.
+    """
     cut = find_best_cut(needs, known)
-    accuracies = (compute_balanced_accuracy(needs > value, known) for value in (cut, 0.5))
-    return LearnedCut(cut, len(needs), float(known.mean()), *accuracies)
+    accuracy, accuracy_at_half = (compute_balanced_accuracy(needs > value, known) for value in (cut, 0.5))
+    return LearnedCut(cut, len(needs), float(known.mean()), accuracy, accuracy_at_half)
 
 
 def find_best_cut(needs: FloatArray, known: BoolArray) -> float:
-    """Return the cut (retrieve if the need is above it) with the best balanced accuracy; of equals, the smallest."""
+    """Return the cut (retrieve if the need is above it) with the best balanced accuracy.
+
+    The candidates are quantiles of the needs. Of equally good ones, the smallest is returned.
+    """
     cuts = np.unique(np.quantile(needs, np.linspace(0, 1, CUT_GRID)))
     return float(max(cuts, key=lambda cut: compute_balanced_accuracy(needs > cut, known)))
 

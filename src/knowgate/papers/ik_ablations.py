@@ -140,13 +140,21 @@ def _fit_variant(
 
 
 def _make_row(table: LabelTable, variant: IkVariant, folder: Path, n_training: int) -> tuple[str, ...]:
-    """Measure the judge in `folder` and format the cells of `ABLATION_COLUMNS`."""
+    """Measure a fitted judge on test questions, and format one row of the table, with the columns `ABLATION_COLUMNS`.
+
+    Args:
+        table: The test questions.
+        variant: Settings of the judge.
+        folder: Folder of the judge.
+        n_training: Number of questions that it was fitted on.
+    """
     scores = score_gate(table, load_fitted_gate(str(folder)))
     rate, accuracy, random, *_, judged_right = measure_decisions(table, scores.needs > scores.threshold)
     # The paper's accuracy: how often the judge's uncalibrated Yes or No is right.
     raw_accuracy = MISSING_VALUE
     if scores.raw is not None:
-        raw_accuracy = format_percent(float(((scores.raw > RAW_THRESHOLD) == ~table.closed_right).mean()))
+        is_verdict_right = (scores.raw > RAW_THRESHOLD) == ~table.closed_right
+        raw_accuracy = format_percent(float(is_verdict_right.mean()))
     return (
         str(variant.tokens), str(n_training), variant.grader, judged_right, raw_accuracy, format_auroc(table, scores),
         f"{accuracy} ({rate})", random,
@@ -154,9 +162,10 @@ def _make_row(table: LabelTable, variant: IkVariant, folder: Path, n_training: i
 
 
 def compute_needed(examples: Examples, grader: str, judge: Model | None) -> BoolArray:
-    """Return whether each question needs retrieval: whether a grader finds its closed-book answer wrong.
+    """Return for each question whether it needs retrieval, because the LLM's answer without passages is wrong.
 
-    The stored verdicts are used if the label runs were graded by this grader. Otherwise the answers are graded now.
+    The given grader decides what is wrong. Its stored verdicts are used if it graded the label runs. Otherwise it grades
+    the answers now; `judge` is the LLM that grades if the grader is 'judge'.
 
     Raises:
         BadSetting: The grader is unknown, or it is 'judge' and no LLM is given.

@@ -50,9 +50,9 @@ class SelfAssessmentSets:
     `meta.known` of each record is the correct self-assessment: whether the LLM can answer the question from memory.
 
     Attributes:
-        balanced: As many known as unknown questions.
-        swapped: Known questions in which an entity was replaced, so that they are now unknown.
-        rare: Known questions with a rare word in front. They are still known.
+        balanced: Questions of which the LLM knows half.
+        swapped: Known questions in which a name, year or title was replaced by another one. The LLM does not know them.
+        rare: Known questions with a rare word in front. The LLM still knows them.
     """
 
     balanced: list[dict[str, Any]]
@@ -60,7 +60,7 @@ class SelfAssessmentSets:
     rare: list[dict[str, Any]]
 
     def explain_no_swaps(self) -> str:
-        """Explain why `swapped` is empty. Call this only if it is."""
+        """Return the reason why no question has a swapped entity (a name, year or title), for the user."""
         known = [record for record in self.balanced if record["meta"]["known"]]
         with_entity = sum(bool(ENTITY_PATTERN.search(record["question"])) for record in known)
         if not with_entity:
@@ -77,8 +77,8 @@ class SelfAssessmentSets:
 def build_kb_sat(rows: Iterable[LabelRow], seed: int = 0) -> SelfAssessmentSets:
     """Build KB-SAT, a test of whether an LLM can tell what it knows, and two harder sets from its label rows.
 
-    A question is known if its closed-book answer is right. Known and unknown questions are drawn in equal numbers, as
-    many as the rarer kind has. Rows that failed or are not graded are skipped.
+    A question is known if the LLM's answer without passages is right. Equal numbers of known and unknown questions are
+    drawn: all questions of the kind that is rarer. Rows that failed or are not graded are skipped.
 
     Raises:
         BadInput: No closed-book answer is correct, or none is wrong.
@@ -121,8 +121,10 @@ def swap_entities(known: Sequence[LabelRow], pool: Sequence[LabelRow], rng: rand
     for row in known:
         own_entities = _find_entities(row)
         others = sorted(entities.get(row.lang, ()))  # sorted, so that the seed alone decides
-        new = [entity for entity in others if entity not in own_entities]
-        replacements = {own: [entity for entity in new if _get_kind(entity) == _get_kind(own)] for own in own_entities}
+        replacements = {}
+        for own in own_entities:
+            same_kind = [entity for entity in others if _get_kind(entity) == _get_kind(own)]
+            replacements[own] = [entity for entity in same_kind if entity not in own_entities]
         replaceable = [own for own in own_entities if replacements[own]]
         if replaceable:
             replaced = rng.choice(replaceable)
@@ -251,15 +253,18 @@ class SelfAssessor:
         return self._evaluate("direct", words, self._score(gate), gate.threshold)
 
     def assess_gate(self, spec: str) -> SelfAssessment:
-        """Measure a gate at its own threshold: skipping means known, retrieving means unknown (UAR in Table 3)."""
+        """Measure how well the decisions of a gate tell known from unknown questions. Skipping retrieval means known.
+
+        The spec names the gate, such as 'logprob:mean'. It decides at its own threshold, as UAR in Table 3 of the paper.
+        """
         gate = bind_gate(load_gate(spec, plug_in=self.plug_in), self.model, self.prompts)
         return self._evaluate(get_gate_name(spec), "-", self._score(gate), gate.threshold)
 
     def assess_with_history(self, words: str) -> list[SelfAssessment]:
-        """Measure asking the LLM after showing it similar logged questions (section 3).
+        """Measure asking the LLM whether it knows the answer, after showing it similar logged questions (section 3).
 
-        Returns three results that share one forward pass: without calibration, calibrated as in the paper's formula,
-        and as in its published code, which differs in a sign.
+        Returns three results from the same pass of the LLM: without calibration, calibrated as in the formula of the paper,
+        and calibrated as in its published code, which differs from the formula in a sign.
         """
         gate = DhiclGate(str(self.history), k=self.k, words=words)
         bound = bind_gate(gate, self.model, self.prompts)
@@ -287,9 +292,11 @@ class SelfAssessor:
             for language, statement in zip(languages, statements, strict=True)
         ]
         replies = [samples[0].text for samples in judge.generate(judge_prompts, max_tokens=VERDICT_TOKENS)]
-        known = read_known_labels(self.questions)
-        parsed = zip([parse_verdict(reply) for reply in replies], known, strict=True)
-        verdicts = [(verdict, is_known) for verdict, is_known in parsed if verdict is not None]
+        verdicts = []  # pairs: whether the LLM says that it knows, and whether it does
+        for reply, is_known in zip(replies, read_known_labels(self.questions), strict=True):
+            verdict = parse_verdict(reply)
+            if verdict is not None:
+                verdicts.append((verdict, is_known))
         return SelfAssessment(
             "free statement",
             words="-",
@@ -306,7 +313,14 @@ class SelfAssessor:
         return score_questions(gate, self.questions, readings)
 
     def _evaluate(self, method: str, words: str, needs: Sequence[float], threshold: float) -> SelfAssessment:
-        """Compare needs with `meta.known`: a need at or below the threshold predicts a known question."""
+        """Measure how well needs for retrieval tell known from unknown questions.
+
+        Args:
+            method: Name of the method, for the table.
+            words: Words with which the LLM answers, for the table.
+            needs: Need of each question, from 0 (the LLM knows) to 1.
+            threshold: A question with a need at or below this value is predicted to be known.
+        """
         known = np.array(read_known_labels(self.questions))
         predicted_known = np.array([need <= threshold for need in needs])
         n, n_known = len(known), int(predicted_known.sum())

@@ -71,26 +71,26 @@ def sweep_betas(table: LabelTable, gate: TableScores, betas: Sequence[float] = B
 
 
 def select_unsure_questions(gate: TableScores, beta: float) -> BoolArray:
-    """Return for each question whether to retrieve, because the gate's confidence is at or below beta.
+    """Return for each question whether the gate's confidence that the LLM knows is at or below beta, so it retrieves.
 
-    Confidence is 1 minus the uncalibrated score (`raw`) of a fitted gate (CBDR, eq. 2), or 1 - need for other gates.
+    The confidence is 1 minus the score of the gate: the uncalibrated score (`raw`) of a fitted gate, as in equation 2 of
+    the CBDR paper, and the need for retrieval of other gates.
     """
     confidence = 1 - (gate.needs if gate.raw is None else gate.raw)
     return np.asarray(confidence <= beta + 1e-12)  # the tolerance absorbs rounding errors of the subtraction
 
 
 def measure_decisions(table: LabelTable, retrieve: BoolArray) -> tuple[str, ...]:
-    """Measure decisions and format them as cells of a table.
+    """Measure decisions and format the results as cells of a table.
 
     Args:
-        table: Label runs.
-        retrieve: Whether to retrieve for each question.
+        table: Questions with graded answers, without passages (closed) and with passages (open).
+        retrieve: For each question, whether to retrieve.
 
     Returns:
-        Retrieval rate, accuracy, accuracy of random retrieval at that rate, gain over random, difference to always
-        retrieving with its 95 % interval (paired bootstrap), harm, waste, and share of questions judged right: retrieved
-        for if the LLM does not know the answer, skipped if it does. Without open-book answers, only the first and the
-        last are known.
+        Eight cells, of which only the first and the last are known without open answers: retrieval rate; accuracy;
+        accuracy of retrieving for as many questions at random; gain over random; difference to always retrieving, with a
+        95 % interval; harm; waste; and the share of right decisions (retrieve if the LLM does not know the answer).
     """
     judged_right = format_percent(float((retrieve == ~table.closed_right).mean()))
     rate = float(retrieve.mean())
@@ -112,9 +112,9 @@ def measure_decisions(table: LabelTable, retrieve: BoolArray) -> tuple[str, ...]
 
 
 def measure_majority_decisions(table: LabelTable) -> tuple[str, ...]:
-    """Measure deciding the same for every question: retrieve if the LLM does not know most of them, else skip.
+    """Measure the baseline that decides the same for every question, and return the cells of `measure_decisions`.
 
-    A useful gate must have a higher 'judged right' than this.
+    It retrieves if the LLM does not know most of the questions. A useful gate must decide right more often.
     """
     is_unknown = float((~table.closed_right).mean()) > 0.5
     return measure_decisions(table, np.full(len(table.rows), is_unknown))
@@ -136,8 +136,8 @@ def sweep_variants(table: LabelTable, prefix: str) -> TextTable:
     rows = []
     for name in names:
         gate = score_gate(table, name)
-        rate, accuracy, random, gain, *_ = measure_decisions(table, gate.needs > gate.threshold)
-        rows.append((gate.name, format_auroc(table, gate), rate, accuracy, random, gain))
+        cells = measure_decisions(table, gate.needs > gate.threshold)
+        rows.append((gate.name, format_auroc(table, gate), *cells[:4]))  # retrieval rate, accuracy, random and gain
     columns = ("gate", "AUROC", "retrieval", "accuracy", "random", "gain")
     return TextTable(f"Variants of {prefix}", columns, tuple(rows))
 
@@ -164,7 +164,10 @@ def sweep_plug_in(gates: Sequence[str], runs: Sequence[Path]) -> TextTable:
 
 
 def _make_transfer_cell(table: LabelTable, gate: str) -> str:
-    """Format the AUROC of a gate on a label run, or the error that prevents it."""
+    """Format the AUROC of a gate on a label run, with '*' if the gate was fitted on another LLM.
+
+    If the gate cannot be used on the run, the cell shows the error in parentheses.
+    """
     try:
         table = drop_seen_rows(table, [gate])
         scores = score_gate(table, gate, plug_in=True)
@@ -194,18 +197,24 @@ def sweep_transfer(
 
 
 def _fit_on_run(spec: str, run: Path, folder: Path, notify: Callable[[str], None]) -> Path:
-    """Fit a gate on one label run and return its folder."""
+    """Fit a gate on one label run and return its folder.
+
+    `spec` is the name of the gate, with options of its fit if needed: 'ik:mode=text,tokens=8'.
+    """
     from knowgate.training.gate import fit, load_fit_function
 
-    name, text = split_spec(spec)
-    options = FAST_FIT_OPTIONS.get(name, {}) | parse_fit_options(read_fit_options(load_fit_function(name)), text)
+    name, option_text = split_spec(spec)
+    given_options = parse_fit_options(read_fit_options(load_fit_function(name)), option_text)
+    options = FAST_FIT_OPTIONS.get(name, {}) | given_options
     notify(f"fitting {name} on {run.name}")
     fit(name, run, out=folder / run.name, target="known", **options)
     return folder / run.name
 
 
 def parse_fit_options(model: type[Options], text: str) -> dict[str, Any]:
-    """Parse fit options written as 'key=value,key=value'. The fit function checks them.
+    """Parse options of a fit function, such as 'mode=text,tokens=8' -> {"mode": "text", "tokens": 8}.
+
+    The values are not checked here, but by the fit function.
 
     Args:
         model: Options of the fit function, whose types say which values are texts.
@@ -213,8 +222,8 @@ def parse_fit_options(model: type[Options], text: str) -> dict[str, Any]:
     """
     hints = get_type_hints(model)
     options: dict[str, Any] = {}
-    for part in (part for part in text.split(",") if part.strip()):
-        key, _, value = (piece.strip() for piece in part.partition("="))
+    for assignment in filter(str.strip, text.split(",")):
+        key, _, value = (part.strip() for part in assignment.partition("="))
         hint = hints.get(key, str)
         is_text = hint is str or str in get_args(hint)
         options[key] = value
@@ -256,9 +265,12 @@ def time_gates(
             "are not timed. Give more questions."
         )
     bound = [bind_gate(load_gate(gate, plug_in=plug_in), model, prompts) for gate in gates]
-    times = [[_time_decision(gate, question, model, prompts) for gate in bound] for question in questions]
-    by_gate = zip(*times[WARMUP_QUESTIONS:], strict=True)  # turns rows of questions into rows of gates
-    return [GateLatency(get_gate_name(gate), seconds) for gate, seconds in zip(gates, by_gate, strict=True)]
+    rows = [[_time_decision(gate, question, model, prompts) for gate in bound] for question in questions]
+    latencies = []
+    for column, gate in enumerate(gates):
+        seconds = tuple(row[column] for row in rows[WARMUP_QUESTIONS:])
+        latencies.append(GateLatency(get_gate_name(gate), seconds))
+    return latencies
 
 
 def _time_decision(gate: Gate, question: Question, model: Model, prompts: AnswerPrompts) -> float:

@@ -25,24 +25,9 @@ from knowgate.pipeline.execution import GenerateFunction, GenerationTask, as_que
 from knowgate.pipeline.question_state import QuestionState, measure_time
 from knowgate.pipeline.stages import RERANK_CANDIDATES, RetrievalStage
 from knowgate.pipeline.traffic_log import CompleteDraftGate, TrafficLog
-from knowgate.types import (
-    Answer,
-    AnswerEvent,
-    Arbiter,
-    Decision,
-    DecisionEvent,
-    DecisionNote,
-    Gate,
-    Model,
-    Passage,
-    PassageFilter,
-    PassagesEvent,
-    Question,
-    Reranker,
-    Retriever,
-    StreamEvent,
-    TextEvent,
-)
+from knowgate.types import Decision, DecisionNote, Gate, Passage, Question
+from knowgate.types.protocols import Arbiter, Model, PassageFilter, Reranker, Retriever
+from knowgate.types.records import Answer, AnswerEvent, DecisionEvent, PassagesEvent, StreamEvent, TextEvent
 
 BATCH_SIZE = 64  # questions that the model reads together; limits the memory of their caches
 
@@ -172,19 +157,19 @@ class AdaptiveRAG:
 
     def decide_many(self, questions: Sequence[str | Question]) -> list[Decision]:
         """Decide for several questions whether they need retrieval, without retrieving or answering."""
-        # All questions are checked before the first is decided.
-        checked = [question for batch in batch_questions(questions, BATCH_SIZE) for question in batch]
+        execution.check_not_text(questions)
+        checked = [as_question(question) for question in questions]  # all of them, before the first is decided
         return [decided.decision for decided in self.decide_stream(checked)]
 
     def decide_stream(
         self, questions: Iterable[str | Question], batch: int = BATCH_SIZE, *, first: int | None = None
     ) -> Iterator[DecidedQuestion]:
-        """Yield questions with their decisions in order, a batch at a time.
+        """Yield each question with the decision whether to retrieve for it, in order. Questions are decided in batches.
 
-        `first` is the size of the first batch; the following ones double up to `batch`.
+        `batch` is the number of questions per batch. With `first`, batches start at that size and double up to `batch`.
         """
-        for taken in batch_questions(questions, batch, first):
-            states = self._decide(taken, [self.bound_gate])
+        for question_batch in batch_questions(questions, batch, first):
+            states = self._decide(question_batch, [self.bound_gate])
             yield from (DecidedQuestion(state.question, state.final_decision) for state in states)
 
     def stream(
@@ -205,8 +190,8 @@ class AdaptiveRAG:
             What is item 0?
             What is item 1?
         """
-        for taken in batch_questions(questions, batch, first):
-            yield from self._answer(taken)
+        for question_batch in batch_questions(questions, batch, first):
+            yield from self._answer(question_batch)
 
     def answer_stream(self, question: str | Question) -> Generator[StreamEvent, None, None]:
         """Answer one question and yield events meanwhile.
@@ -218,16 +203,16 @@ class AdaptiveRAG:
         yield AnswerEvent(answer)
 
     def retrieve(self, question: str | Question) -> tuple[Passage, ...]:
-        """Return the passages for a question, whether or not the gate would retrieve.
+        """Search passages for a question without asking the gate, and return the best `k`.
 
-        Passages that do not fit the context window are not dropped here.
+        They may be too long for the context window of the LLM.
         """
         state = QuestionState(as_question(question))
         self._retrieval.retrieve([state])
         return state.passages
 
     def replace(self, **changes: Any) -> AdaptiveRAG:
-        """Return a copy with some arguments changed, such as gate or threshold; it shares this pipeline's lock."""
+        """Return a copy with other arguments, such as gate or threshold. Both use their shared parts one at a time."""
         other = dataclasses.replace(self, **changes)
         object.__setattr__(other, "_lock", self._lock)
         return other
@@ -270,9 +255,9 @@ class AdaptiveRAG:
 
     @functools.cached_property
     def bound_arbiter(self) -> Arbiter | None:
-        """The arbiter, checked against this model; None if the open-book answer is always given.
+        """The arbiter, which chooses between the answers with and without passages, checked for use with this model.
 
-        If the gate is a policy, which has an arbiter of its own, that one replaces the default arbiter.
+        The arbiter of a policy (a gate with its own arbiter) replaces the default one. None: passages always win.
         """
         arbiter = self.arbiter
         if arbiter is RULES_ARBITER:
@@ -291,9 +276,9 @@ class AdaptiveRAG:
 
     @property
     def proven_loss(self) -> float | None:
-        """Largest loss of accuracy, compared with always retrieving, that the guarantee of the gate allows.
+        """Maximum loss of accuracy (0 to 1) by skipping retrieval that the gate guarantees, against always retrieving.
 
-        None if nothing is proven, or the guarantee does not hold for this pipeline.
+        None if the gate has no guarantee, or if it does not hold for the LLM, index and settings of this pipeline.
         """
         return deployment.get_proven_loss(self.bound_gate, self._deployment)
 
@@ -342,9 +327,14 @@ class AdaptiveRAG:
     def _process(
         self, questions: Sequence[Question], generate: GenerateFunction
     ) -> Generator[StreamEvent, None, list[Answer]]:
-        """Take questions through all stages, yield events, and return the answers.
+        """Answer questions. Yield events on the way, and return the answers.
 
-        Batches and streams differ only in `generate`, the function that generates answers.
+        1. Decide for each question whether to retrieve.
+        2. Retrieve passages where it is decided, and answer with them ("open book"), some questions in several rounds.
+        3. Let the arbiter choose between this answer and a draft without passages, if there is one.
+        4. Answer all other questions without passages ("closed book"), or compute the answer if it is arithmetic.
+
+        `generate` is the function that generates answers, either as a batch or as a stream of text.
         """
         states = self._decide(questions, [self.bound_gate, *self._draft_readers])
         yield from (DecisionEvent(state.final_decision) for state in states)
@@ -368,9 +358,9 @@ class AdaptiveRAG:
         return answers
 
     def _decide(self, questions: Sequence[Question], readers: Sequence[Gate]) -> list[QuestionState]:
-        """Let the model read all questions once, then decide by gate, rules and shadow mode.
+        """Decide for each question whether to retrieve: by the gate, unless a rule or shadow mode (`shadow`) overrides it.
 
-        `readers` are all gates whose signals are read in that pass: the gate itself, and one that requests a draft.
+        First the LLM reads all questions in one pass, which gives the signals (such as a draft) that `readers` request.
         """
         gate, states = self.bound_gate, [QuestionState(question) for question in questions]
         with measure_time(states, "read"):
@@ -388,7 +378,7 @@ class AdaptiveRAG:
 
     @property
     def _draft_readers(self) -> list[Gate]:
-        """A gate that makes the model generate a complete draft, if the log or the arbiter needs one; else empty."""
+        """A helper gate that requests a complete answer without passages (draft), if log or arbiter needs it, or []."""
         arbiter = self.bound_arbiter
         log_needs_drafts = self.log is not None and self.log.drafts
         arbiter_needs_drafts = arbiter is not None and arbiter.makes_drafts and self.retriever is not None
@@ -399,9 +389,10 @@ class AdaptiveRAG:
             return list(stages.arbitrate(self.bound_arbiter, states))
 
     def _retrieve_further(self, states: list[QuestionState], generate: GenerateFunction) -> Iterator[StreamEvent]:
-        """Run further rounds: search with question and last answer, then answer again.
+        """Run further rounds of retrieval: search with the question and its last answer, then answer again.
 
-        A question is finished when no new passages are found, its answer stays the same or its rounds are used up.
+        A question is finished when no new passages are found, its answer stays the same or its rounds are used up. Its
+        final answer must be yielded once: while it is generated, or, if only afterwards it turns out to be final, here.
         """
         current = 1
         while remaining := [state for state in states if state.max_rounds > current]:
@@ -424,9 +415,9 @@ class AdaptiveRAG:
                     yield TextEvent(state.text)
 
     def _answer_closed_book(self, states: list[QuestionState], generate: GenerateFunction) -> Iterator[StreamEvent]:
-        """Answer without passages. Drafts that were begun while the gate read the question are continued.
+        """Answer questions without passages. If the LLM began an answer while the gate read the question, continue it.
 
-        Questions with and without such a draft cannot share a batch, so there may be two.
+        Continued and new answers cannot share a batch, so there may be two batches.
         """
         tasks = [GenerationTask(state, self.prompts.closed(state.question), state.reading.resume) for state in states]
         resumed = [task for task in tasks if task.resume is not None]

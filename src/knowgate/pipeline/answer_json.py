@@ -17,12 +17,12 @@ def answer_record(answer: Answer, rag: AdaptiveRAG) -> dict[str, Any]:
         answer: The answer.
         rag: The pipeline that gave it.
     """
-    return {
-        **({"id": answer.question.id} if answer.question.id else {}),
+    record = {
+        "id": answer.question.id or None,
         "question": answer.question.text,
-        **({"asked": answer.question.meta["asked"]} if "asked" in answer.question.meta else {}),
+        "asked": answer.question.meta.get("asked"),
         "answer": answer.text,
-        **({} if answer.finished else {"finished": False}),
+        "finished": None if answer.finished else False,
         **decision_record(answer.decision),
         "model": rag.model.name,
         "passages": [_passage_record(passage) for passage in answer.passages],
@@ -35,22 +35,28 @@ def answer_record(answer: Answer, rag: AdaptiveRAG) -> dict[str, Any]:
         **_draft_record(answer, rag.max_tokens),
         **_choice_record(answer.choice),
     }
+    return {name: value for name, value in record.items() if value is not None}
 
 
 def decision_record(decision: Decision) -> dict[str, Any]:
-    """Convert a decision to plain data for JSON. Fields without a value, such as `rule`, are left out."""
-    return {
+    """Convert a decision to plain data for JSON. Fields without a value, such as `rule`, are left out.
+
+    `need` is the score of the gate (0: the LLM knows, 1: retrieve), and `raw` the same before calibration. `distance`
+    tells how unlike the training questions this one is, and `neighbours` are similar questions from the history.
+    """
+    record = {
         "retrieve": decision.retrieve,
         "need": round(decision.need, 6),
-        **({} if decision.raw is None else {"raw": round(decision.raw, 6)}),
+        "raw": None if decision.raw is None else round(decision.raw, 6),
         "threshold": decision.threshold,
         "gate": decision.gate,
         "reason": decision.reason,
-        **({"rule": decision.rule} if decision.rule else {}),
+        "rule": decision.rule or None,
         "notes": list(decision.notes),
-        **({"distance": round(decision.distance, 4)} if decision.distance is not None else {}),
-        **({"neighbours": [asdict(neighbor) for neighbor in decision.neighbors]} if decision.neighbors else {}),
+        "distance": None if decision.distance is None else round(decision.distance, 4),
+        "neighbours": [asdict(neighbor) for neighbor in decision.neighbors] or None,
     }
+    return {name: value for name, value in record.items() if value is not None}
 
 
 def _passage_record(passage: Passage) -> dict[str, Any]:
@@ -58,7 +64,10 @@ def _passage_record(passage: Passage) -> dict[str, Any]:
 
 
 def _timing_record(answer: Answer) -> dict[str, Any]:
-    """Return the seconds of each stage. In a batch they are not known per question, so return the batch size."""
+    """Return the seconds that each stage took or, for an answer from a batch, the number of questions in the batch.
+
+    The questions of a batch are processed together, so the seconds of a single one are not known.
+    """
     if answer.batch_size == 1:
         return {"seconds": {stage: round(value, 4) for stage, value in answer.seconds.items()}}
     return {"batch": answer.batch_size}
@@ -75,21 +84,21 @@ def _count_prompt_tokens(answer: Answer, rag: AdaptiveRAG) -> dict[str, int]:
 
 
 def _draft_record(answer: Answer, max_tokens: int) -> dict[str, Any]:
-    """Return the complete answer without passages that the open-book answer replaced; empty if there is none.
+    """Return the field `draft`: the complete answer without passages, if the question was also answered with passages.
 
-    `knowgate replay` reads it.
+    `knowgate replay` reads this field. It is left out if there is no draft, or only the beginning of one.
     """
     draft = answer.draft
-    if not answer.passages or draft is None or not is_complete_draft(draft, max_tokens):
-        return {}
-    return {"draft": draft.text}
+    if answer.passages and draft is not None and is_complete_draft(draft, max_tokens):
+        return {"draft": draft.text}
+    return {}
 
 
 def _choice_record(choice: ArbiterChoice | None) -> dict[str, Any]:
-    """Return which of two answers the arbiter gave and why; empty without an arbiter.
+    """Return the field `choice`: which of two answers the arbiter chose, and why. Empty if no arbiter chose.
 
-    The answers are the draft (from memory) and the one from the passages. `believed` holds the probabilities that each
-    of them is right, if the arbiter estimated them.
+    The two answers are the draft, which is without passages, and the answer with passages. `believed` has the estimated
+    probability of each to be right, if the arbiter estimates it.
     """
     if choice is None:
         return {}

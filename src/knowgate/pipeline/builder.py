@@ -28,18 +28,8 @@ from knowgate.retrieval.engines.pgvector import PgvectorRetriever
 from knowgate.retrieval.index import build_index
 from knowgate.retrieval.rerankers import load_reranker
 from knowgate.retrieval.rerankers.cross_encoder import CrossEncoderReranker, describe_llm_mismatch, is_aligned_reranker
-from knowgate.types import (
-    Arbiter,
-    Completion,
-    Model,
-    Passage,
-    PassageFilter,
-    Question,
-    Reading,
-    Reranker,
-    Retriever,
-    Token,
-)
+from knowgate.types import Completion, Passage, Question, Reading, Token
+from knowgate.types.protocols import Arbiter, Model, PassageFilter, Reranker, Retriever
 
 log = logging.getLogger(__name__)
 
@@ -193,10 +183,10 @@ def build_cached_index(docs: Path, kind: str) -> Path:
 
 
 def load_gate_models(rag: AdaptiveRAG) -> None:
-    """Load the models of a fitted gate, such as its judge or embedding model, by scoring one question.
+    """Load the models of a fitted gate, such as its judge or embedding model, by letting it score an example.
 
-    Otherwise they are loaded in the first request, which can take longer than the timeout of the gate. If this fails,
-    it is not reported here, but by the requests that use the gate.
+    Otherwise the first request would load them, which can take longer than the timeout of the gate. Errors are ignored
+    here, because the requests that use the gate report them.
     """
     if not isinstance(rag.bound_gate, FittedGate):
         return
@@ -206,9 +196,10 @@ def load_gate_models(rag: AdaptiveRAG) -> None:
 
 
 def load_search_models(rag: AdaptiveRAG) -> None:
-    """Load the embedding model of the index and the reranker by embedding and scoring one question.
+    """Load the embedding model of the index, and the reranker, by using them once with an example question.
 
-    Search engines and rerank servers are not called. If this fails, it is not reported here, but by the searches.
+    Otherwise the first search would load them. Only models in this process are loaded; remote search engines and rerank
+    servers are not called. Errors are ignored here, because the searches report them.
     """
     retriever, reranker = rag.retriever, rag.reranker
     with suppress(Exception):
@@ -230,9 +221,8 @@ def apply_preset(settings: PipelineOptions) -> PipelineOptions:
     """Return the settings with a preset (such as 'cbdr') replaced by the options that it stands for."""
     if settings.preset is None:
         if settings.beta is not None:
-            raise BadSetting(
-                "`beta` has an effect only with preset='cbdr'. Without this preset, set `threshold` instead."
-            )
+            message = "`beta` has an effect only with preset='cbdr'. Without this preset, set `threshold` instead."
+            raise BadSetting(message)
         return settings
     if settings.preset not in PRESETS:
         raise BadSetting(f"preset='{settings.preset}' is unknown. Use one of: {', '.join(PRESETS)}.")
@@ -240,10 +230,11 @@ def apply_preset(settings: PipelineOptions) -> PipelineOptions:
 
 
 def _apply_cbdr(settings: PipelineOptions) -> PipelineOptions:
-    """Set the options of the preset 'cbdr': answer directly if a probe's confidence is above beta, else retrieve and rerank.
+    """Return the settings with the options that the preset 'cbdr' (the method of the CBDR paper) stands for.
 
-    Beta applies to the probe's confidence before calibration, as in the CBDR paper. The spec of the gate therefore ends
-    with `verdict=own`, which turns calibration off.
+    A probe, i.e. a classifier of the LLM's hidden states, estimates how confident the LLM is. If the confidence is above
+    `beta`, the LLM answers directly. Otherwise passages are retrieved and reranked. As in the paper, the confidence is not
+    calibrated: `verdict=own` in the spec of the gate turns calibration off.
     """
     folder = _find_probe_folder(settings.gate)
     if settings.rerank is None or not is_aligned_reranker(settings.rerank):
@@ -260,7 +251,11 @@ def _apply_cbdr(settings: PipelineOptions) -> PipelineOptions:
 
 
 def _find_probe_folder(gate: str) -> str:
-    """Return the folder of the probe that a gate spec names; raise unless it predicts whether the LLM knows."""
+    """Return the folder of the fitted probe that a gate spec names.
+
+    Raises:
+        BadSetting: The spec names another gate, or a probe that does not predict whether the LLM knows the answer.
+    """
     spec = parse_fitted_spec(gate)
     manifest = read_artifact(spec.folder).manifest if spec else {}
     if spec is None or manifest["gate"] != "probe":

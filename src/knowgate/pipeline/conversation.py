@@ -37,8 +37,10 @@ FUNCTION_WORDS = frozenset([*_FUNCTION_WORDS.split(), *"的了呢吗吧是在那
 def rewrite_follow_up(model: Model, exchanges: Sequence[Exchange], text: str) -> str:
     """Rewrite a follow-up question so that it can be understood without the conversation before it.
 
-    Questions that are no follow-up, or that a rule decides (such as small talk), are returned unchanged. If the LLM's
-    rewrite is no question, or lost the words of this one, the previous question is put before this one instead.
+    Example: "When was she born?" after "Who wrote Emma?" -> "When was Jane Austen born?"
+
+    Questions that are no follow-up, or that a rule decides (such as small talk), are returned unchanged. If the rewrite of
+    the LLM is not plausible, the previous question is put before the follow-up question instead.
 
     Args:
         model: The LLM that rewrites.
@@ -60,29 +62,35 @@ def _is_plausible(rewritten: str, exchanges: Sequence[Exchange], text: str) -> b
     It must be a question, keep the words of the follow-up except for pronouns and the like, add a word of the
     conversation, and not repeat an earlier question.
     """
-    words, follow_up = _find_content_words(rewritten), _find_content_words(REFERENCE_PATTERN.sub(" ", text))
-    earlier = _find_content_words(" ".join(f"{exchange.question} {exchange.answer}" for exchange in exchanges))
-    adds_context = not earlier.isdisjoint(words - follow_up)
+    conversation = " ".join(f"{exchange.question} {exchange.answer}" for exchange in exchanges)
+    rewritten_words, conversation_words = _find_content_words(rewritten), _find_content_words(conversation)
+    own_words = _find_content_words(REFERENCE_PATTERN.sub(" ", text))  # without pronouns
+    added_words = rewritten_words - own_words
+    adds_context = not conversation_words.isdisjoint(added_words)
     is_repeated = any(tokenize(rewritten) == tokenize(exchange.question) for exchange in exchanges)
     is_question = QUESTION_END.search(rewritten) is not None
-    return is_question and follow_up <= words and adds_context and not is_repeated
+    return is_question and own_words <= rewritten_words and adds_context and not is_repeated
 
 
 def _find_content_words(text: str) -> set[str]:
-    """Return the words of a text that name its topic, in lower case and without plural s; Chinese as characters."""
+    """Return the words of a text without function words such as "the", in lower case and without the s of a plural.
+
+    Example: "Who wrote the novels?" -> {"wrote", "novel"}. Chinese text is split into characters.
+    """
     words = {word for word in tokenize(text) if word not in FUNCTION_WORDS}
     return {word if len(word) < MIN_PLURAL_LENGTH else word.removesuffix("s") for word in words}
 
 
 def _concatenate(exchanges: Sequence[Exchange], text: str) -> str:
-    """Put the previous question before a follow-up question.
+    """Put the previous question before a follow-up question: "Who wrote Emma? When was she born?".
 
-    If the previous question was itself joined from several, only its first part, which names the topic, and its last part
-    are kept.
+    The previous question may itself consist of several sentences. If they are too many, only the first, which names the
+    topic, and the last are used.
     """
-    parts = [part.strip() for part in QUESTION_SENTENCE.findall(exchanges[-1].question) if part.strip()]
-    kept = parts if len(parts) < MAX_JOINED_QUESTIONS else [parts[0], parts[-1]]
-    return " ".join([*kept, text])
+    sentences = [part.strip() for part in QUESTION_SENTENCE.findall(exchanges[-1].question) if part.strip()]
+    if len(sentences) >= MAX_JOINED_QUESTIONS:
+        sentences = [sentences[0], sentences[-1]]
+    return " ".join([*sentences, text])
 
 
 def _rewrite_question(model: Model, exchanges: Sequence[Exchange], text: str, id: str) -> Question:
@@ -129,14 +137,14 @@ def question_from_messages(model: Model, messages: Sequence[Mapping[str, Any]], 
     Raises:
         BadInput: A message has no text, or the last one is not the user's.
     """
-    chat = [_read_message(message) for message in messages]
-    if not chat or chat[-1][0] != "user":
+    chat = [_read_message(message) for message in messages]  # pairs of role and text
+    last_role, question = chat[-1] if chat else ("", "")
+    if last_role != "user":
         raise BadInput("the last message must be a question of the user: {'role': 'user', 'content': '...'}.")
     exchanges = []
     for (role, text), (next_role, reply) in itertools.pairwise(chat):
         if role == "user" and next_role == "assistant":
             exchanges.append(Exchange(text, reply))
-    _, question = chat[-1]
     return _rewrite_question(model, exchanges, question, id)
 
 

@@ -47,12 +47,15 @@ def check_not_text(questions: object) -> None:
 def batch_questions(
     questions: Iterable[str | Question], size: int, first: int | None = None
 ) -> Iterator[list[Question]]:
-    """Yield questions in batches of `size`. With `first`, the batches begin with that size and double up to `size`."""
+    """Yield questions in batches of `size`. With `first`, the first batches are smaller, for early results.
+
+    Example: size=8, first=2 -> batches of 2, 4, 8, 8, ... questions.
+    """
     check_not_text(questions)
-    iterator, current = iter(questions), first or size
-    while batch := [as_question(question) for question in islice(iterator, current)]:
+    iterator, batch_size = iter(questions), first or size
+    while batch := [as_question(question) for question in islice(iterator, batch_size)]:
         yield batch
-        current = min(size, 2 * current)
+        batch_size = min(size, 2 * batch_size)
 
 
 # --- generation -----------------------------------------------------------------------------------
@@ -60,12 +63,13 @@ def batch_questions(
 
 @dataclass(frozen=True)
 class GenerationTask:
-    """A prompt to generate an answer for.
+    """A prompt for which the LLM generates an answer.
 
     Attributes:
-        state: The question that is answered.
+        state: The question, with everything that is known about it so far. It receives the answer.
         prompt: The prompt.
-        resume: Handle of a draft that the model has begun while the gate read the question; generation continues it.
+        resume: Handle with which the model continues an answer that it began while the gate read the question. None
+            to generate a new answer.
     """
 
     state: QuestionState
@@ -77,15 +81,13 @@ GenerateFunction = Callable[[Model, Sequence[GenerationTask], int], Iterable[Tex
 
 
 def generate_batch(model: Model, tasks: Sequence[GenerationTask], max_tokens: int) -> Iterable[TextEvent]:
-    """Generate the answers of all tasks in one call of the model. Yields no text events.
+    """Generate the answers of all tasks in one call of the model, and store them in the states of the tasks.
 
-    Either all tasks must resume a draft, or none.
+    Either all tasks continue an answer (`resume`), or none. There are no text events, in contrast to `generate_stream`.
     """
-    handles = [task.resume for task in tasks]
+    prompts, handles = [task.prompt for task in tasks], [task.resume for task in tasks]
     with measure_time([task.state for task in tasks], "answer"):
-        rows = model.generate(
-            [task.prompt for task in tasks], max_tokens=max_tokens, resume=None if None in handles else handles
-        )
+        rows = model.generate(prompts, max_tokens=max_tokens, resume=None if None in handles else handles)
     for task, completions in zip(tasks, rows, strict=True):
         task.state.take_completion(completions[0])
     return ()
@@ -101,15 +103,17 @@ def generate_stream(model: Model, tasks: Sequence[GenerationTask], max_tokens: i
             yield from generate_batch(model, [task], max_tokens)
             continue
         stream = model.stream(task.prompt, max_tokens=max_tokens, resume=task.resume)
-        task.state.take_completion((yield from _stream_text(task.state, stream)))
+        completion = yield from _stream_text(task.state, stream)
+        task.state.take_completion(completion)
 
 
 def _stream_text(state: QuestionState, stream: TextStream) -> Generator[TextEvent, None, Completion]:
-    """Yield the text of a stream, but hold it back as long as the arbiter may replace it. Returns the completion.
+    """Yield the text of a stream, and return the complete answer.
 
-    Only generation is timed, not what the caller does with the text.
+    An arbiter may replace the answer later. As long as that is possible, the text is held back. Only the time of the model
+    is measured, not what the caller does with the text.
     """
-    pending = ""
+    pending = ""  # text that is held back
     try:
         while True:
             with measure_time([state], "answer"):
@@ -151,11 +155,10 @@ async def run_in_model_thread(model: Model, work: Callable[[], Result]) -> Resul
 
 
 async def iterate_in_model_thread(model: Model, steps: Generator[Item, None, None]) -> AsyncGenerator[Item, None]:
-    """Iterate over a blocking generator in a thread of the model.
+    """Yield the items of a blocking generator, which runs in a thread of the model.
 
-    Each item is a separate job, so that several streams of one model can take turns.
-
-    If cancelled or closed, the current item stops at the next token, and then the generator is closed.
+    Each item is a separate job of the thread, so that several streams of one model take turns. If this generator is
+    cancelled or closed, the current job stops at the next token, and then `steps` is closed.
     """
     running = None
     with open_stoppable_context() as context:

@@ -63,13 +63,15 @@ class QuestionState:
 
     @property
     def final_decision(self) -> Decision:
-        """The decision with everything noted since it was made."""
+        """The decision, with the notes that were added since it was made, and the reason of the arbiter's choice."""
         if self.decision is None:
             raise RuntimeError("the question has no decision yet")
-        chosen = [self.choice.reason] if self.choice and self.choice.was_arbitrated else []
-        noted = [note for note in self.notes if note is not DecisionNote.DRAFT_GIVEN]  # the choice gives its own reason
-        reason = "; ".join([self.decision.reason, *describe_notes(noted), *chosen])
-        return replace(self.decision, reason=reason, notes=tuple(self.notes))
+        # The arbiter's own reason says more than the note DRAFT_GIVEN.
+        notes = [note for note in self.notes if note is not DecisionNote.DRAFT_GIVEN]
+        reasons = [self.decision.reason, *describe_notes(notes)]
+        if self.choice and self.choice.was_arbitrated:
+            reasons.append(self.choice.reason)
+        return replace(self.decision, reason="; ".join(reasons), notes=tuple(self.notes))
 
     @property
     def may_retrieve_again(self) -> bool:
@@ -78,9 +80,10 @@ class QuestionState:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the given answer ended by itself and was not cut off by the token limit."""
-        given = self.reading.draft if self.choice and self.choice.is_closed_book else self.completion
-        return given is None or given.finished
+        """Whether the answer that the user gets ended by itself, and was not cut off by the token limit."""
+        uses_draft = self.choice is not None and self.choice.is_closed_book
+        answer = self.reading.draft if uses_draft else self.completion
+        return answer is None or answer.finished
 
     def take_completion(self, completion: Completion) -> None:
         """Store a generated answer, and add its tokens to those of earlier rounds of retrieval."""
@@ -95,18 +98,18 @@ class QuestionState:
         self.notes.append(DecisionNote.QUOTED)
 
     def build_answer(self, batch_size: int) -> Answer:
-        """Build the answer record; `batch_size` is the number of questions that were processed together."""
+        """Return the finished answer. `batch_size` is the number of questions that were processed together."""
         return Answer(
-            self.question,
-            self.text,
-            self.final_decision,
-            self.passages,
-            {**self.seconds, "total": sum(self.seconds.values())},
-            self.reading.draft,
-            self.n_tokens,
-            self.choice,
-            batch_size,
-            self.is_finished,
+            question=self.question,
+            text=self.text,
+            decision=self.final_decision,
+            passages=self.passages,
+            seconds={**self.seconds, "total": sum(self.seconds.values())},
+            draft=self.reading.draft,
+            n_tokens=self.n_tokens,
+            choice=self.choice,
+            batch_size=batch_size,
+            finished=self.is_finished,
         )
 
 

@@ -133,7 +133,8 @@ def load_settings(config: str | Path | None = None, **values: Any) -> PipelineOp
         5
     """
     given = {key: value for key, value in values.items() if value is not None}
-    merged = {**_drop_replaced_source(_read_config(config), given), **given}
+    file_values = _drop_replaced_source(_read_config(config), given)
+    merged = {**file_values, **given}
     empty = [key for key, value in merged.items() if value == ""]
     if empty:
         raise BadSetting(f"the setting '{empty[0]}' is empty. Give it a value or leave it out.")
@@ -158,9 +159,8 @@ def _read_config(config: str | Path | None) -> dict[str, Any]:
     try:
         values = parse_toml(read_text(path, maximum=MAX_CONFIG_BYTES), f"the config file '{path}'")
     except OSError as error:
-        raise BadSetting(
-            f"cannot read the config file '{path}': {error.strerror}. Check the path in `config`."
-        ) from None
+        message = f"cannot read the config file '{path}': {error.strerror}. Check the path in `config`."
+        raise BadSetting(message) from None
     except BadInput as error:
         raise BadSetting(str(error)) from None
     unknown = sorted(set(values) - set(PipelineOptions.model_fields))
@@ -169,6 +169,8 @@ def _read_config(config: str | Path | None) -> dict[str, Any]:
             f"the config file '{path}' has the unknown key '{unknown[0]}'. Remove it, or use one of "
             f"{', '.join(PipelineOptions.model_fields)}."
         )
-    given = {key: value for key, value in values.items() if value != ""}
-    read_options(PipelineOptions, given, f"the config file '{path}'")  # Checked here so that errors name the file.
+    # `load_settings` checks the values again. They are checked here, too, so that errors name the file.
+    read_options(
+        PipelineOptions, {key: value for key, value in values.items() if value != ""}, f"the config file '{path}'"
+    )
     return values

@@ -20,20 +20,8 @@ from knowgate.models.prompts.answers import AnswerPrompts
 from knowgate.pipeline.question_state import QuestionState, is_complete_draft, measure_time
 from knowgate.retrieval.passages import MAX_ROUNDS, build_follow_up_query, has_new_passages, merge_passages
 from knowgate.retrieval.rerankers import can_skip_reranking, rerank
-from knowgate.types import (
-    AnswerPair,
-    Arbiter,
-    Decision,
-    DecisionNote,
-    Gate,
-    Model,
-    Passage,
-    PassageFilter,
-    Question,
-    Reranker,
-    Retriever,
-    TextEvent,
-)
+from knowgate.types import Decision, DecisionNote, Gate, Passage, Question, TextEvent
+from knowgate.types.protocols import AnswerPair, Arbiter, Model, PassageFilter, Reranker, Retriever
 
 MIN_DIGITS, MAX_DIGITS = 2, 9  # decimals of need and threshold in a reason
 
@@ -42,10 +30,10 @@ MIN_DIGITS, MAX_DIGITS = 2, 9  # decimals of need and threshold in a reason
 
 
 def apply_gate(gate: Gate, threshold: float, states: Sequence[QuestionState]) -> None:
-    """Score questions with the gate and set the decision of each: retrieve if the score is above the threshold.
+    """Let the gate decide on questions, and store in each state its decision and its maximum number of search rounds.
 
-    The score is the need for retrieval (0: the LLM knows, 1: retrieve). Also sets the maximum number of retrieval
-    rounds of each question.
+    The gate scores the need for retrieval of each question (0: the LLM knows, 1: retrieve). The decision is to retrieve
+    if the need is above the threshold.
     """
     questions, readings = [state.question for state in states], [state.reading for state in states]
     scores = score_with_raw(gate, questions, readings)
@@ -77,12 +65,14 @@ def apply_gate(gate: Gate, threshold: float, states: Sequence[QuestionState]) ->
 
 
 def _explain_decision(gate: Gate, need: float, threshold: float, explanation: str) -> str:
-    """Explain a decision in words: what it means, the need with its threshold in percent, and what the gate adds.
+    """Explain a decision in words, with the need for retrieval (0: the LLM knows, 1: retrieve) as a percentage.
 
-    Gates that do the same for every question have no need worth showing.
+    Example: "the LLM may not know (need 61 %, threshold 50 %): EXPLANATION". If the gate decides the same for every question,
+    the need is left out.
     """
     details = "; ".join(filter(None, [explanation, gate.note]))
-    if not (summary := describe_constant(gate, threshold)):
+    summary = describe_constant(gate, threshold)
+    if not summary:
         digits = _count_digits(need, threshold) - 2  # percentages have two decimals fewer than fractions
         verdict = "the LLM may not know" if need > threshold else "the LLM probably knows"
         summary = f"{verdict} (need {100 * need:.{digits}f} %, threshold {100 * threshold:.{digits}f} %)"
@@ -90,9 +80,9 @@ def _explain_decision(gate: Gate, need: float, threshold: float, explanation: st
 
 
 def describe_constant(gate: Gate, threshold: float) -> str:
-    """Describe a gate that decides the same for every question; '' for every other gate.
+    """Return a sentence that describes a gate that decides the same for every question, or '' for every other gate.
 
-    Needs are at least 0, so a gate with a threshold below 0 always retrieves.
+    A gate retrieves if the need is above its threshold. Needs are at least 0, so with a threshold below 0 it always does.
     """
     if isinstance(gate, AlwaysGate | NeverGate):
         verb = "retrieves" if isinstance(gate, AlwaysGate) else "skips retrieval"
@@ -146,10 +136,10 @@ def force_retrieval(reason: str, states: Sequence[QuestionState]) -> None:
 
 
 def bind_arbiter(arbiter: Arbiter | None, gate: Gate, model: Model, prompts: AnswerPrompts) -> Arbiter | None:
-    """Check that an arbiter works with this model and return it ready for use.
+    """Check that an arbiter, which chooses between two answers, works with this model, and return it ready for use.
 
-    If the gate has a guarantee that was proven without an arbiter, the default arbiter is left out, because the guarantee
-    would not hold with it.
+    Returns None if there is no arbiter. The default arbiter is also left out if the guarantee of the gate was proven
+    without an arbiter, because the guarantee would not hold with it.
 
     Raises:
         UnsupportedSignal: The arbiter needs signals that the model does not provide.
@@ -166,9 +156,10 @@ def bind_arbiter(arbiter: Arbiter | None, gate: Gate, model: Model, prompts: Ans
 
 
 def mark_replaceable_answers(arbiter: Arbiter | None, states: Sequence[QuestionState], max_tokens: int) -> None:
-    """Mark questions whose open-book answer the arbiter may still replace by the draft (the closed-book answer).
+    """Mark the questions whose answer with passages may be replaced by the draft, because an arbiter will choose.
 
-    Text of a marked answer is streamed only once the arbiter cannot replace it any more.
+    A mark is the function `may_show`: it tells for the beginning of an answer whether the arbiter is sure to keep it. The
+    text of a marked answer is streamed only then.
     """
     if arbiter is None:
         return
@@ -178,7 +169,10 @@ def mark_replaceable_answers(arbiter: Arbiter | None, states: Sequence[QuestionS
 
 
 def arbitrate(arbiter: Arbiter | None, states: Sequence[QuestionState]) -> Iterator[TextEvent]:
-    """Let the arbiter choose between draft and open-book answer where it may, and yield the texts not streamed yet."""
+    """Let the arbiter choose between the draft and the answer with passages, for questions that have both.
+
+    Yields the chosen answers, except those that were already streamed.
+    """
     replaceable = [state for state in states if state.may_show is not None]
     if arbiter is None or not replaceable:
         return
@@ -228,7 +222,10 @@ class RetrievalStage:
     lock: threading.Lock
 
     def retrieve(self, states: Sequence[QuestionState]) -> None:
-        """Run the first round of retrieval: set the passages of each question, or note why it has none."""
+        """Search passages for each question, and store them in its state, or a note why there are none.
+
+        If there is a second look (a model that judges whether passages are useful), useless passages are dropped.
+        """
         results = self._search(states, [state.question.text for state in states])
         with self.lock, measure_time(states, "second look"):
             is_useful = self._judge_usefulness([state.question for state in states], results)
@@ -255,16 +252,21 @@ class RetrievalStage:
         return [self._add_new_passages(state, passages) for state, passages in zip(states, results, strict=True)]
 
     def _add_new_passages(self, state: QuestionState, passages: Sequence[Passage]) -> bool:
-        """Replace the passages of a question if there are new ones among those that fit; return whether there are."""
+        """Use other passages for a question if some of them are new and fit the context window. Return whether they do."""
         fitting = self.fit_passages(state.question, passages)
-        is_new = has_new_passages(state.passages, fitting)
-        state.passages = fitting if is_new else state.passages
-        return is_new
+        has_new = has_new_passages(state.passages, fitting)
+        if has_new:
+            state.passages = fitting
+        return has_new
 
     def _search(self, states: Sequence[QuestionState], queries: Sequence[str]) -> list[list[Passage]]:
-        """Return the k best passages of each question, out of new results and the passages it already has."""
+        """Search with a query for each question, and return its k best passages.
+
+        In later rounds, the new passages are merged with those that the question already has.
+        """
+        count = self.k if self.reranker is None else RERANK_CANDIDATES
         with self.lock, measure_time(states, "retrieve"):
-            results = self.retriever.search(queries, self.k if self.reranker is None else RERANK_CANDIDATES)
+            results = self.retriever.search(queries, count)
         merged = [
             merge_passages(state.passages, passages) if state.passages else passages
             for state, passages in zip(states, results, strict=True)
@@ -276,9 +278,10 @@ class RetrievalStage:
     def _rerank(
         self, reranker: Reranker, states: Sequence[QuestionState], queries: Sequence[str], results: list[list[Passage]]
     ) -> list[list[Passage]]:
-        """Rerank the passages of each question, except where the best passage is far ahead (`rerank_margin`).
+        """Order the passages of each question with the reranker, and keep the best k.
 
-        Later rounds are always reranked, because their scores come from several searches and cannot be compared.
+        In the first round, reranking is skipped if the best passage leads the second by `rerank_margin`. In later rounds the
+        scores come from several searches, so they cannot be compared.
         """
         chosen = []  # indices of the questions to rerank
         for i, state in enumerate(states):

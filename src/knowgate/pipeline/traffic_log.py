@@ -26,7 +26,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CompleteDraftGate(Gate):
-    """Makes the model generate a complete answer without passages. It decides nothing: its score is always 0."""
+    """A helper gate that decides nothing. It only requests a draft: a complete answer of the LLM without passages.
+
+    The pipeline reads all signals that its gates request in one pass. The draft is for the log or the arbiter.
+    """
 
     max_tokens: int = 32
     needs = frozenset({Signal.DRAFT})
@@ -100,7 +103,9 @@ class TrafficLog:
         self.log_entries(entries)
 
     def log_entries(self, entries: Sequence[LogEntry]) -> Future[bool]:
-        """Write entries in the background. Thread-safe.
+        """Queue entries, which a background thread writes to the history, and return at once. Thread-safe.
+
+        The thread is started at the first call. If it has died, the entries are counted as lost.
 
         Returns:
             A future that says whether the entries were written. If it is canceled, they are written nevertheless.
@@ -129,7 +134,10 @@ class TrafficLog:
             self.n_lost += count
 
     def flush(self) -> None:
-        """Wait until all entries that were logged before this call are written."""
+        """Wait until all entries that were logged before this call are written.
+
+        An empty list of entries is queued. When the thread has processed it, all earlier ones are written.
+        """
         flushed: Future[bool] = Future()
         with self._lock:
             writer = self._writer
@@ -149,7 +157,7 @@ class TrafficLog:
 
 
 class LogWriter(threading.Thread):
-    """The background thread that writes queued entries; None in the queue stops it.
+    """Thread that writes queued entries to a history of questions. The entry None in the queue stops the thread.
 
     Errors are logged, not raised, so that a broken log does not stop the pipeline from answering.
 
@@ -165,13 +173,16 @@ class LogWriter(threading.Thread):
         self.queue: queue.SimpleQueue[tuple[list[LogEntry], Future[bool]] | None] = queue.SimpleQueue()
 
     def run(self) -> None:
-        """Write entries until None arrives, then close the connection of this thread."""
+        """Write queued entries until None arrives, then close the connection of this thread.
+
+        Each item of the queue is a list of entries with a future, which receives whether the entries were written.
+        """
         while (item := self.queue.get()) is not None:
-            entries, written = item
-            is_awaited = written.set_running_or_notify_cancel()  # false if the caller no longer waits
+            entries, future = item
+            is_awaited = future.set_running_or_notify_cancel()  # false if the caller has cancelled the future
             is_written = self._write(entries)
             if is_awaited:
-                written.set_result(is_written)
+                future.set_result(is_written)
         close_connection(self.store)
 
     def _write(self, entries: list[LogEntry]) -> bool:
@@ -198,7 +209,7 @@ def label_by_agreement(answer: Answer, max_tokens: int) -> KnowledgeLabel | None
 
     Args:
         answer: The answer with passages, and its draft: the answer without passages.
-        max_tokens: Maximum length of an answer, by which a complete draft is told from the beginning of one.
+        max_tokens: Maximum length of an answer. A shorter draft that did not end by itself is incomplete.
 
     Returns:
         The label; None if one of the two answers is missing, incomplete or empty.
@@ -206,7 +217,8 @@ def label_by_agreement(answer: Answer, max_tokens: int) -> KnowledgeLabel | None
     draft = answer.draft
     if not answer.passages or draft is None or not is_complete_draft(draft, max_tokens):
         return None
-    closed_book, open_book = (canonical_answer(text, answer.question) for text in (draft.text, answer.open_text))
+    closed_book = canonical_answer(draft.text, answer.question)
+    open_book = canonical_answer(answer.open_text, answer.question)
     if not closed_book or not open_book:
         return None
     return KnowledgeLabel.KNOWN if closed_book == open_book else KnowledgeLabel.UNKNOWN

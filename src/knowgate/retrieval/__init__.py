@@ -73,7 +73,13 @@ def load_retriever(spec_or_dir: str, kind: str | None = None) -> Retriever:
 
 
 def _load(name: str, argument: str, kind: str | None) -> Retriever:
-    """Create the retriever that is registered as `name`; `kind`, if given, must be the same name."""
+    """Create the retriever that is registered as `name`, such as 'bm25', from the rest of its spec.
+
+    Args:
+        name: Name of the retriever.
+        argument: The part of the spec after the name, such as an index folder.
+        kind: The kind of retriever that the caller asked for, if any. It must not contradict the spec.
+    """
     if kind not in (None, name):
         raise BadSetting(
             f"'{name}:{argument}' is a {name} retriever and cannot be opened as kind='{kind}'. Leave `kind` out."

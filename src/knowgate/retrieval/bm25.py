@@ -38,12 +38,15 @@ IntArray = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class PostingsBlock:
-    """How often each term occurs in each passage of a block, sorted by term and then by passage.
+    """How often each term occurs in each passage of a block.
+
+    An entry says that a term occurs so often in a passage. Entries are stored in three arrays of equal length, sorted by
+    term and then by passage.
 
     Args:
-        terms: The number of the term of each entry (its column in the score matrix).
-        passages: The row of the passage of each entry.
-        counts: How often that term occurs in that passage.
+        terms: The term of each entry, as a number (its column in the score matrix).
+        passages: The passage of each entry, as its row in the index.
+        counts: How often the term occurs in the passage.
     """
 
     terms: IntArray
@@ -53,10 +56,12 @@ class PostingsBlock:
     def find_runs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return, for each distinct term, the index of its first entry and its number of entries.
 
-        A term has one entry per passage that contains it. Its entries are adjacent, because they are sorted.
+        For the terms [3, 3, 3, 7], these are [0, 3] and [3, 1]. Entries of a term are adjacent, because they are sorted.
         """
-        starts = np.flatnonzero(np.diff(self.terms, prepend=-1))  # where an entry has another term than the one before
-        return starts, np.diff(np.append(starts, len(self.terms)))
+        changes = np.diff(self.terms, prepend=-1)  # is not 0 where another term begins
+        starts = np.flatnonzero(changes)
+        sizes = np.diff(np.append(starts, len(self.terms)))
+        return starts, sizes
 
 
 @dataclass
@@ -80,9 +85,9 @@ class Postings:
         Args:
             passages: The list of terms of each passage, in the order of the index.
         """
-        # Passages are counted in blocks, to limit the memory. A block holds the term numbers of its passages.
-        iterator = iter(passages)
-        while block := [array("i", self._number_terms(terms)) for terms in itertools.islice(iterator, BLOCK_PASSAGES)]:
+        numbered = (array("i", self._number_terms(terms)) for terms in passages)
+        # Passages are counted in blocks, to limit the memory.
+        while block := list(itertools.islice(numbered, BLOCK_PASSAGES)):
             postings = _count_terms(block, first_row=len(self.lengths))
             self.lengths.extend(map(len, block))
             self._blocks.append(postings if self.scratch is None else self._write(postings, self.scratch))
@@ -95,10 +100,11 @@ class Postings:
         return [self.vocabulary.setdefault(term, len(self.vocabulary)) for term in terms]
 
     def compute_scores(self, k1: float, b: float) -> dict[str, Any]:
-        """Return the sparse score matrix in the format of bm25s: terms are columns, passages are rows.
+        """Return the sparse matrix of BM25 scores (Lucene's variant) in the format of bm25s.
 
-        The scores follow Lucene's variant of BM25. The blocks are read twice: first to count in how many passages each
-        term occurs, then to compute the scores.
+        Terms are columns and passages are rows. The scores of a term are stored next to each other. So the blocks are
+        read twice: first to count in how many passages each term occurs, which gives the place of its scores, and then
+        to compute the scores.
         """
         frequencies = np.zeros(len(self.vocabulary), dtype=np.int64)  # how many passages contain each term
         for block in self._read_blocks():
@@ -122,9 +128,12 @@ class Postings:
         return {"data": data, "indices": rows, "indptr": offsets, "num_docs": len(self.lengths)}
 
     def _read_blocks(self) -> Iterator[PostingsBlock]:
-        """Yield all blocks in order, from memory or from disk."""
+        """Yield all blocks in order, from memory or from the files that `_write` wrote."""
         for block in self._blocks:
-            yield block if isinstance(block, PostingsBlock) else PostingsBlock(*np.load(block))
+            if isinstance(block, Path):
+                terms, passages, counts = np.load(block)
+                block = PostingsBlock(terms, passages, counts)
+            yield block
 
     def _write(self, block: PostingsBlock, folder: Path) -> Path:
         """Write a block to a new file and return its path."""
@@ -133,8 +142,8 @@ class Postings:
         return path
 
     def _create_array(self, name: str, size: int, dtype: type[np.generic]) -> NDArray[Any]:
-        """Create an uninitialized array, as a file in the scratch folder if there is one (a file cannot be empty)."""
-        if self.scratch is None or not size:
+        """Create an uninitialized array, as a file in the scratch folder if there is one, otherwise in memory."""
+        if self.scratch is None or not size:  # an empty file cannot be mapped into memory
             return np.empty(size, dtype=dtype)
         return np.lib.format.open_memmap(self.scratch / f"{name}.npy", mode="w+", dtype=dtype, shape=(size,))
 
@@ -143,17 +152,17 @@ def _count_terms(passages: list[array[int]], first_row: int) -> PostingsBlock:
     """Count how often each term occurs in each passage of a block.
 
     Args:
-        passages: The term numbers of each passage.
-        first_row: The row of the first passage in the index.
+        passages: The terms of each passage, as numbers.
+        first_row: The row in the index of the first of these passages.
     """
-    lengths = np.array([len(terms) for terms in passages])
+    n = len(passages)
     arrays = [np.frombuffer(terms, dtype=np.int32) for terms in passages if terms]
     terms = np.concatenate(arrays or [np.empty(0, np.int32)])
-    owners = np.repeat(np.arange(len(passages)), lengths)  # the passage that each term occurs in
-    # Each (term, passage) pair becomes one integer, so that a single np.unique sorts and counts the pairs.
-    pairs, counts = np.unique(terms.astype(np.int64) * len(passages) + owners, return_counts=True)
-    columns = (pairs // len(passages), pairs % len(passages) + first_row, counts)
-    return PostingsBlock(*(column.astype(np.int32) for column in columns))
+    owners = np.repeat(np.arange(n), [len(terms) for terms in passages])  # the passage that each term occurs in
+    # Each pair of a term and a passage becomes one integer, so that a single np.unique sorts and counts the pairs.
+    pairs, counts = np.unique(terms.astype(np.int64) * n + owners, return_counts=True)
+    distinct_terms, rows = pairs // n, pairs % n + first_row
+    return PostingsBlock(distinct_terms.astype(np.int32), rows.astype(np.int32), counts.astype(np.int32))
 
 
 def _compute_idf(frequencies: NDArray[np.int64], n: int) -> NDArray[np.float32]:
@@ -163,10 +172,11 @@ def _compute_idf(frequencies: NDArray[np.int64], n: int) -> NDArray[np.float32]:
         frequencies: For each term, the number of passages that contain it (df).
         n: The number of passages (N).
     """
-    # Many terms have the same df, so the slow logarithm is computed once per distinct value.
-    distinct, inverse = np.unique(frequencies, return_inverse=True)
+    # Many terms have the same df, so the slow logarithm is computed once per distinct value. `positions` says where
+    # among the distinct values the df of each term is.
+    distinct, positions = np.unique(frequencies, return_inverse=True)
     values = [math.log(1 + (n - df + 0.5) / (df + 0.5)) for df in distinct.tolist()]
-    return np.array(values, dtype=np.float32)[inverse]
+    return np.array(values, dtype=np.float32)[positions]
 
 
 def _compute_length_norms(lengths: IntArray, k1: float, b: float) -> NDArray[np.float64]:
@@ -179,10 +189,12 @@ class TermScorer:
     """Computes the BM25 score of every passage for a query, as the sum of the scores of its terms.
 
     Terms are added in the order of the query, so that the rounded sums equal those of bm25s. The scores of a common
-    term are cached as a dense column, because adding a column is many times faster than adding scattered values.
+    term are cached as an array with one value per passage, because adding such an array is many times faster than
+    adding single values.
 
     Args:
-        arrays: The sparse score matrix of bm25s: `data`, `indices`, `indptr` and `num_docs`.
+        arrays: The sparse score matrix of bm25s in CSC format, with a column for each term and a row for each passage:
+            the values `data`, their rows `indices`, the start of each column `indptr`, and the number of rows `num_docs`.
     """
 
     def __init__(self, arrays: Mapping[str, Any]):
@@ -218,28 +230,30 @@ class TermScorer:
         return self._columns[term]
 
     def _find_common_terms(self) -> frozenset[int]:
-        """Return the terms to cache as dense columns: the most common ones whose columns fit into memory."""
+        """Return the terms whose scores are cached: the most common ones, as many as fit into MAX_COLUMN_BYTES.
+
+        A term is common if at least one in COMMON_TERM_RATIO passages contains it.
+        """
         frequencies = np.diff(self._starts)  # how many passages contain each term
         max_columns = MAX_COLUMN_BYTES // max(1, 4 * self._n_passages)  # a float32 score takes 4 bytes
-        # A common term occurs in at least one passage, also if there are fewer than COMMON_TERM_RATIO passages.
-        common = np.flatnonzero(frequencies * COMMON_TERM_RATIO >= max(self._n_passages, COMMON_TERM_RATIO))
-        most_common = common[np.argsort(-frequencies[common], kind="stable")[:max_columns]]
-        return frozenset(most_common.tolist())
+        min_frequency = max(1, self._n_passages / COMMON_TERM_RATIO)
+        common = np.flatnonzero(frequencies >= min_frequency)
+        most_common_first = common[np.argsort(-frequencies[common], kind="stable")]
+        return frozenset(most_common_first[:max_columns].tolist())
 
 
 def select_candidate_rows(scores: NDArray[Any], k: int) -> NDArray[np.intp]:
     """Return the rows that may be among the k best, in increasing order, without sorting all scores.
 
-    The result contains the k best rows with a positive score, all rows tied with them, and possibly more. The scores
-    are divided into segments. If k segments each have a row that reaches some score, rows below that score cannot be
-    among the k best. With a million passages, this halves the time of a search.
+    The result contains the k best rows with a positive score, all rows tied with them, and possibly more. To find them
+    quickly, the scores are divided into segments. The k-th highest maximum of a segment is a threshold: at least k rows
+    reach it, so rows below it cannot be among the k best. With a million passages, this halves the time of a search.
     """
-    n_segmented = len(scores) - len(scores) % SEGMENT_ROWS  # rows in complete segments
-    if k > n_segmented // SEGMENT_ROWS:
+    n_segments = len(scores) // SEGMENT_ROWS
+    if k > n_segments:
         return np.flatnonzero(scores > 0)
-    segment_maxima = scores[:n_segmented].reshape(-1, SEGMENT_ROWS).max(axis=1)
-    # The k-th highest maximum: k segments have a row that reaches it.
-    threshold = np.partition(segment_maxima, len(segment_maxima) - k)[len(segment_maxima) - k]
+    maxima = scores[: n_segments * SEGMENT_ROWS].reshape(n_segments, SEGMENT_ROWS).max(axis=1)
+    threshold = np.partition(maxima, n_segments - k)[n_segments - k]
     return np.flatnonzero(scores >= threshold) if threshold > 0 else np.flatnonzero(scores > 0)
 
 
@@ -256,9 +270,13 @@ class Bm25Retriever:
         passages: The passages, in the order of the rows of `matrix`.
         tokenizer: The tokenizer that the index was built with. It splits the queries in the same way.
         fingerprint: A hash that identifies the documents and the settings of the index.
+
+    Attributes:
+        folder: The index folder, from which another process can open the same index; None if it is only in memory.
     """
 
     name = "bm25"
+    folder: Path | None = None
 
     def __init__(self, matrix: Any, passages: Sequence[Passage], *, tokenizer: Tokenizer, fingerprint: str):
         self._matrix = matrix
@@ -275,7 +293,8 @@ class Bm25Retriever:
     def search_texts(self, queries: Sequence[str], k: int) -> list[list[str]]:
         """Return only the texts of the passages that `search` returns, which takes half the time."""
         check_k(k)
-        return [[self._passages[row].text for row in self._find_hits(query, k).rows.tolist()] for query in queries]
+        results = [self._find_hits(query, k).rows.tolist() for query in queries]
+        return [[self._passages[row].text for row in rows] for rows in results]
 
     def _search(self, query: str, k: int) -> list[Passage]:
         hits = self._find_hits(query, k)
@@ -390,18 +409,18 @@ def _check_arrays(folder: Path, n_passages: int, last_term: int) -> None:
 
     The scores of term `t` are `data[starts[t]:starts[t + 1]]`, and `rows` names the passage of each score. Row numbers
     are checked only in arrays of up to `MAX_SCANNED_VALUES` values, because reading larger ones takes seconds.
+
+    Args:
+        folder: The folder with the arrays.
+        n_passages: The number of passages in the index.
+        last_term: The highest number of a term in the vocabulary.
     """
     data = read_array(folder / "data.csc.index.npy", kind=np.floating, axes=1)
     rows = read_array(folder / "indices.csc.index.npy", kind=np.integer, axes=1)
     starts = read_array(folder / "indptr.csc.index.npy", kind=np.integer, axes=1)
-    is_consistent = (
-        len(starts) > 0
-        and starts[0] == 0
-        and int(starts[-1]) == len(data) == len(rows)
-        and bool((np.diff(starts) >= 0).all())
-        and last_term < len(starts) - 1
-    )
-    if not is_consistent:
+    is_increasing = len(starts) > 0 and starts[0] == 0 and bool((np.diff(starts) >= 0).all())
+    has_equal_lengths = is_increasing and int(starts[-1]) == len(data) == len(rows)
+    if not has_equal_lengths or last_term >= len(starts) - 1:
         raise BadInput("the BM25 arrays (data, indices, indptr) do not match each other.")
     if 0 < len(rows) <= MAX_SCANNED_VALUES and not (int(rows.min()) >= 0 and int(rows.max()) < n_passages):
         raise BadInput(f"the BM25 arrays refer to passages beyond the {n_passages} of the index.")

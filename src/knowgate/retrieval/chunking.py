@@ -59,7 +59,7 @@ def split_text(text: str, max_words: int = MAX_PASSAGE_WORDS) -> list[str]:
 def _count_units(text: str) -> int:
     """Return the length of a text in units: 25 for a word, 12 for a Chinese or Japanese character.
 
-    With these units, lengths are integers, although a character counts as 0.48 words.
+    A Chinese or Japanese character counts as 0.48 words. Lengths in units are integers, so that sums are exact.
     """
     words = sum(1 for _ in _WORD.finditer(text))
     characters = sum(1 for _ in CJK_CHARACTER.finditer(text))
@@ -67,10 +67,10 @@ def _count_units(text: str) -> int:
 
 
 def _pack(text: str, level: int, limit: int) -> list[str]:
-    """Split a text at one kind of separator and pack the pieces into passages of at most `limit` units.
+    """Split a text into passages of at most `limit` units, preferably between paragraphs.
 
-    A piece that is too long by itself is split at the next kind of separator. A heading at the end of a passage moves to
-    the next passage.
+    The text is split at one kind of separator, and as many pieces as fit are packed into each passage. A piece that is
+    too long by itself is split at the next kind of separator. A heading at the end of a passage moves to the next one.
 
     Args:
         text: The text to split.
@@ -90,9 +90,9 @@ def _pack(text: str, level: int, limit: int) -> list[str]:
         body, heading = "".join(current), ""
         if level < len(_SEPARATORS) - 1:  # between words there are no headings
             body, heading = _split_trailing_heading(body)
-        *complete, last = _pack(heading + piece, level + 1, limit)
-        passages += [body, *complete]
-        current, size = [last], _count_units(last)
+        parts = _pack(heading + piece, level + 1, limit)
+        passages += [body, *parts[:-1]]
+        current, size = [parts[-1]], _count_units(parts[-1])  # more pieces may still fit behind the last part
     return [*passages, "".join(current)]
 
 
@@ -106,9 +106,12 @@ def _split_at(text: str, level: int) -> Iterator[str]:
 
 
 def _split_trailing_heading(text: str) -> tuple[str, str]:
-    """Return a text without the Markdown heading on its last line, and that heading ('' if there is none).
+    """Split a Markdown heading off the end of a text, because it belongs to the text that follows.
 
-    A heading belongs to the text after it, so it moves to the next passage.
+    Returns:
+        The text before the heading, and the heading ('' if there is none). "One.\\n# Two\\n" gives "One.\\n", "# Two\\n".
     """
-    line_start = text.rfind("\n", 0, len(text.rstrip())) + 1
-    return (text[:line_start], text[line_start:]) if _HEADING.match(text, line_start) else (text, "")
+    last_line_start = text.rfind("\n", 0, len(text.rstrip())) + 1
+    if not _HEADING.match(text, last_line_start):
+        return text, ""
+    return text[:last_line_start], text[last_line_start:]

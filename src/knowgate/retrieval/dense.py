@@ -55,7 +55,7 @@ class HybridRetriever:
         """Return up to k passages for each query, best first, with their fused scores."""
         check_k(k)
         results = [retriever.search(queries, max(k, self._depth)) for retriever in self._retrievers]
-        return [fuse_rankings(rankings)[:k] for rankings in zip(*results, strict=True)]
+        return [fuse_rankings([rankings[i] for rankings in results])[:k] for i in range(len(queries))]
 
 
 def fuse_rankings(rankings: Sequence[Sequence[Passage]]) -> list[Passage]:
@@ -103,8 +103,8 @@ class VectorSearch(Protocol):
 class ExactVectorSearch:
     """Exact search, which compares each query with every vector.
 
-    A fast matrix product selects candidates, which are scored again exactly. How many candidates are needed depends on
-    the rounding error of the product, which is bounded by the largest norm of a vector.
+    A fast matrix product, which has rounding errors, selects candidates. These are scored again exactly. So that no
+    true neighbor is missed, all vectors whose score is within the largest possible rounding error are candidates.
 
     Args:
         vectors: The vectors to search, one per row.
@@ -112,8 +112,7 @@ class ExactVectorSearch:
     """
 
     def __init__(self, vectors: Vector, *, block_rows: int = BLOCK_ROWS):
-        self._vectors = vectors
-        self._block_rows = block_rows
+        self._vectors, self._block_rows = vectors, block_rows
 
     def nearest(self, queries: Vector, k: int) -> list[NearestHits]:
         return find_nearest_rows(self._vectors, queries, k, max_norm=self._max_norm, block_rows=self._block_rows)
@@ -127,8 +126,8 @@ class ExactVectorSearch:
 class AnnVectorSearch:
     """Approximate search with faiss, which divides the vectors into lists and reads only those nearest to a query.
 
-    faiss is asked for a few more rows than needed. These candidates are scored and ranked as in exact search, so ties
-    are broken in the same way, unless more rows are tied than that.
+    faiss returns a few more rows than needed. These candidates are scored and ranked as in exact search, so that rows
+    with equal scores come in the same order.
 
     Args:
         path: The file that `build_ann_index` wrote.
@@ -141,8 +140,7 @@ class AnnVectorSearch:
 
         index: Any = faiss.read_index(str(path), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
         faiss.ParameterSpace().set_index_parameter(index, "nprobe", visited)
-        self._index = index
-        self._vectors = vectors
+        self._index, self._vectors = index, vectors
 
     def __len__(self) -> int:
         return int(self._index.ntotal)
@@ -172,7 +170,8 @@ def train_ann_index(vectors: Vector, lists: int) -> Any:
     import faiss
 
     index = faiss.index_factory(vectors.shape[1], f"IVF{lists},Flat", faiss.METRIC_INNER_PRODUCT)
-    step = max(1, len(vectors) // (_TRAINING_ROWS_PER_LIST * lists))
+    n_training_rows = _TRAINING_ROWS_PER_LIST * lists
+    step = max(1, len(vectors) // n_training_rows)  # every `step`-th vector is used
     index.train(np.ascontiguousarray(vectors[::step]))
     return index
 
@@ -251,9 +250,9 @@ def write_vectors(
     Args:
         path: The `.npy` file to write.
         passages: The passages. There must be at least one.
-        previous_rows: For each passage its row in `previous_vectors`, or -1 if it must be embedded.
-        previous_vectors: The vectors of the previous version of the index, if there is one to reuse.
-        embedder: The model that embeds the passages without a previous vector.
+        previous_rows: For each passage, the row of its vector in `previous_vectors`; -1 for a new or changed passage.
+        previous_vectors: The vectors of the previous version of the index; None if they cannot be reused.
+        embedder: The model that embeds new and changed passages.
         progress: Called after each batch with the stage `embed`, the number of embedded passages and their total.
 
     Returns:

@@ -101,18 +101,20 @@ def find_documents(source: Path) -> Corpus:
 def _find_in_folder(folder: Path) -> Corpus:
     """List the supported files of a folder and count the others by suffix; raise BadInput if none is supported."""
     listing = list_files(folder, DOCUMENT_SUFFIXES)
-    paths = [Path(path) for path in listing.files]
-    files = tuple(folder / path for path in paths if path.suffix.lower() in DOCUMENT_SUFFIXES)
+    files: list[Path] = []
+    skipped: Counter[str] = Counter()
+    for path in map(Path, listing.files):
+        if path.suffix.lower() in DOCUMENT_SUFFIXES:
+            files.append(folder / path)
+        else:
+            skipped[path.suffix.lower() or path.name] += 1
     if not files:
-        problem = "".join(f" '{path}' is left out: {reason}." for path, reason in list(listing.problems.items())[:1])
+        problems = [f" '{path}' is left out: {reason}." for path, reason in listing.problems.items()]
         raise BadInput(
             f"the folder '{folder}' contains no documents. Put files ending in {', '.join(DOCUMENT_SUFFIXES)} into "
-            f"it.{problem}"
+            f"it.{''.join(problems[:1])}"
         )
-    skipped = Counter(
-        path.suffix.lower() or path.name for path in paths if path.suffix.lower() not in DOCUMENT_SUFFIXES
-    )
-    return Corpus(folder, files, dict(skipped), listing.problems)
+    return Corpus(folder, tuple(files), dict(skipped), listing.problems)
 
 
 # --- the files of a folder ------------------------------------------------------------------------
@@ -134,13 +136,13 @@ class FolderListing:
 def list_files(folder: Path, suffixes: tuple[str, ...]) -> FolderListing:
     """List the files of a folder and its subfolders, except hidden ones (names that start with a dot).
 
-    Links to files inside the folder are followed. Links to other files are not, because a folder that others can write
-    to could make private files searchable. Links to folders are not followed, because they could be circular.
+    Links to files inside the folder are followed. Links to files outside are not, because somebody who can write to the
+    folder could use them to make private files searchable. Links to folders are not, because they could be circular.
 
     Args:
         folder: The folder to list.
-        suffixes: Suffixes of documents. A path with one of them that is not a regular file is reported as a problem.
-            Other such paths are ignored.
+        suffixes: Suffixes of documents. A link, pipe or the like is reported as a problem if it has one of them, and
+            ignored otherwise.
     """
     listing, pending = FolderListing(), [""]
     while pending:  # A stack of subfolders, because Python limits recursion to a depth of about a thousand.
@@ -176,10 +178,9 @@ def _scan_visible(folder: Path, subfolder: str) -> Iterator[tuple[str, str]]:
 def _classify(entry: os.DirEntry[str], root: Path) -> str:
     """Return 'file', 'folder', or the reason why an entry below the folder `root` is neither of them."""
     try:
-        if entry.is_symlink() and entry.is_file() and not Path(entry.path).resolve().is_relative_to(root.resolve()):
-            return "a link to a file outside the folder, which is not followed"
         if entry.is_file():
-            return "file"
+            is_outside = entry.is_symlink() and not Path(entry.path).resolve().is_relative_to(root.resolve())
+            return "a link to a file outside the folder, which is not followed" if is_outside else "file"
         if entry.is_dir(follow_symlinks=False):
             return "folder"
         if entry.is_symlink():

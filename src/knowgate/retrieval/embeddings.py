@@ -57,8 +57,7 @@ class SentenceEmbedder:
 
     def __init__(self, spec: str = DEFAULT_EMBEDDER, *, device: str | None = None, batch_size: int = 64):
         self.spec = str(Path(spec).resolve()) if Path(spec).is_dir() else spec
-        self._device = device
-        self._batch_size = batch_size
+        self._device, self._batch_size = device, batch_size
         self._lock = threading.Lock()
 
     @cached_property
@@ -71,10 +70,10 @@ class SentenceEmbedder:
             config = getattr(self._model[0].auto_model, "config", None)
             return sha256_text("hub", self.spec, str(getattr(config, "_commit_hash", None)))
         files = {path for pattern in _FINGERPRINTED_FILES for path in self._folder.rglob(pattern)}
-        names = [path.relative_to(self._folder) for path in files]
-        names.sort(key=lambda name: name.parts)  # comparing Path objects ignores case on Windows
-        hashes = (sha256_file(self._folder / name) for name in names)
-        return sha256_text(*(name.as_posix() for name in names), *hashes)
+        paths = sorted(files, key=lambda path: path.parts)  # comparing Path objects ignores case on Windows
+        names = [path.relative_to(self._folder).as_posix() for path in paths]
+        hashes = [sha256_file(path) for path in paths]
+        return sha256_text(*names, *hashes)
 
     def embed(self, texts: Sequence[str]) -> Vector:
         """Return one unit vector per text, in order."""

@@ -182,11 +182,17 @@ class _TextBuilder:
             self.body.append(re.sub(r"\s+", " ", text))
 
     def _add_break(self, tag: str) -> None:
-        """Add the white space that a tag stands for: a line, a space between cells, or a blank line."""
+        """Add the white space that a tag stands for.
+
+        This is a line break for tags such as <br>, a space for table cells, nothing for inline tags such as <b>, and a
+        blank line for all others, such as <p>.
+        """
         if tag in _LINE_TAGS:
             self.body.append("\n")
+        elif tag in _CELL_TAGS:
+            self.body.append(" ")
         elif tag not in _INLINE_TAGS:
-            self.body.append(" " if tag in _CELL_TAGS else "\n\n")
+            self.body.append("\n\n")
 
 
 # --- PDF ------------------------------------------------------------------------------------------

@@ -78,12 +78,10 @@ class IndexReport:
         """Return a line that counts the documents that could not be read and names the first five; '' if none."""
         if not self.problems:
             return ""
-        first = list(self.problems.items())[:MAX_NAMED_PROBLEMS]
+        n, first = len(self.problems), list(self.problems.items())[:MAX_NAMED_PROBLEMS]
         names = "; ".join(f"{name!a}: {' '.join(reason.split())[:300]}" for name, reason in first)
-        more = f"; and {len(self.problems) - MAX_NAMED_PROBLEMS} more" if len(self.problems) > len(first) else ""
-        return (
-            f"{len(self.problems)} of the documents could not be read and will be missing from the index: {names}{more}"
-        )
+        more = f"; and {n - len(first)} more" if n > len(first) else ""
+        return f"{n} of the documents could not be read and will be missing from the index: {names}{more}"
 
 
 class _NothingChangedError(Exception):
@@ -161,7 +159,7 @@ def _choose_embedder(kind: IndexKind, embedder: str | Embedder | None) -> Embedd
 
 def _make_settings(options: IndexOptions, embedder: Embedder | None) -> IndexSettings:
     """Return the settings to store in the manifest of the index."""
-    stem = None if options.kind == "dense" else can_stem()
+    stem = None if options.kind == "dense" else can_stem()  # a dense index contains no words
     if embedder is None:
         return IndexSettings(options.max_words, stem)
     spec = getattr(embedder, "spec", type(embedder).__name__)
@@ -205,13 +203,14 @@ class PreviousIndex:
 
 
 def read_previous_index(folder: Path) -> PreviousIndex:
-    """Read the existing index in a folder completely, before it is updated.
+    """Read and check the existing index in a folder, before it is updated.
 
     Returns an empty `PreviousIndex` if the index is missing, damaged or of another version, so that it is rebuilt.
     """
     try:
         manifest = index_folder.read_index_manifest(folder)
         index_folder.check_index_files(folder, manifest)
+        # Passages and BM25 scores are opened only to check them.
         index_folder.open_passage_store(folder, manifest)
         if manifest.kind != "dense":
             index_folder.open_bm25_matrix(folder, manifest)
@@ -285,11 +284,12 @@ class CorpusScan:
         if not passages:
             self.without_text += 1
             return None
-        row = DocumentRow(document.id, sha256_text(document.title, document.text), len(writer), len(passages))
+        digest = sha256_text(document.title, document.text)
+        row = DocumentRow(document.id, digest, first=len(writer), count=len(passages))
         writer.write(passages)
         self.documents += 1
         old_row = self.previous.find(document.id, self.max_words)
-        if old_row and (old_row.sha256, old_row.count) == (row.sha256, row.count):  # the document did not change
+        if old_row and old_row.sha256 == digest and old_row.count == row.count:  # the document did not change
             self.previous_rows.extend(range(old_row.first, old_row.first + old_row.count))
             return row
         self.previous_rows.extend([-1] * row.count)  # these passages have no row in the previous index
@@ -311,15 +311,18 @@ class CorpusScan:
 
     def make_report(self, corpus: Corpus, written: bool) -> IndexReport:
         """Return the report of a finished scan."""
-        remaining = self.documents - self.added  # documents that the previous index has, too
+        in_both = self.documents - self.added  # number of documents that the previous index has, too
+        skipped = dict(corpus.skipped)
+        if self.without_text:
+            skipped[NO_TEXT] = self.without_text
         return IndexReport(
             documents=self.documents,
             passages=len(self.previous_rows),
             added=self.added,
             changed=self.changed,
-            removed=len(self.previous.rows) - remaining,
-            unchanged=remaining - self.changed,
-            skipped={**corpus.skipped, **({NO_TEXT: self.without_text} if self.without_text else {})},
+            removed=len(self.previous.rows) - in_both,
+            unchanged=in_both - self.changed,
+            skipped=skipped,
             written=written,
             problems=self.problems,
         )
@@ -330,7 +333,8 @@ def _write_search_files(
 ) -> None:
     """Write the BM25 scores (kinds bm25 and hybrid) and the vectors (kinds dense and hybrid) of all passages.
 
-    With many vectors and faiss installed, also build the approximate index.
+    With many vectors and faiss installed, also build the approximate index. Vectors of unchanged passages are taken from
+    the previous index, if the same embedding model made them.
     """
     folder, store = scan.folder, PassageStore(scan.folder)
     if manifest.kind != "dense":
@@ -341,12 +345,13 @@ def _write_search_files(
         progress("bm25", len(store), len(store))
     if embedder is None:
         return
-    reused = scan.previous.get_vectors(embedder)
+    previous_vectors = scan.previous.get_vectors(embedder)
+    all_new = np.full(len(store), -1)  # no passage has a vector in the previous index
     vectors = dense.write_vectors(
         folder / index_folder.VECTORS_FILE,
         store,
-        previous_rows=np.array(scan.previous_rows) if reused is not None else np.full(len(store), -1),
-        previous_vectors=reused,
+        previous_rows=all_new if previous_vectors is None else np.array(scan.previous_rows),
+        previous_vectors=previous_vectors,
         embedder=embedder,
         progress=progress,
     )

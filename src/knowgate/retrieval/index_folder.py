@@ -193,12 +193,14 @@ def open_bm25(folder: str | Path) -> Bm25Retriever:
             f"the index '{folder}' contains stemmed words, but PyStemmer is not installed. Install it with "
             "pip install 'knowgate[stem]', or rebuild the index without stemming with `knowgate index`."
         )
-    return Bm25Retriever(
+    retriever = Bm25Retriever(
         open_bm25_matrix(folder, manifest),
         open_passage_store(folder, manifest),
         tokenizer=Tokenizer(stem),
         fingerprint=sha256_text("bm25", manifest.fingerprint),
     )
+    retriever.folder = folder.absolute()
+    return retriever
 
 
 def open_dense(folder: str | Path, embedder: Embedder | None = None) -> dense.DenseRetriever:
@@ -237,13 +239,13 @@ def open_hybrid(folder: str | Path, embedder: Embedder | None = None) -> HybridR
 
 
 def _read_manifest_for(kind: str, folder: Path, required: str, names: Collection[str]) -> IndexManifest:
-    """Read the manifest of an index and check that the index can be searched as `kind`.
+    """Read the manifest of an index, and check that the index can be searched as `kind` and is not damaged.
 
     Args:
         kind: `bm25` or `dense`.
         folder: The index folder.
-        required: The file or subfolder that this kind of search needs.
-        names: The files and subfolders whose digests are checked.
+        required: The file or subfolder that only indexes for this kind of search have.
+        names: The files and subfolders that this kind of search reads. Their digests are checked.
     """
     manifest = read_index_manifest(folder)
     if not (folder / required).exists():
@@ -327,10 +329,11 @@ def iterate_passages_by_document(folder: str | Path, seed: int = 0) -> Iterator[
 def _shuffle_rows(document: DocumentRow, seed: int) -> list[int]:
     """Return the rows of a document's passages in random order.
 
-    The order depends on the position of a passage within its document, not on its row, which other documents shift.
+    The order does not change if other documents are added before this one. So it depends on the number of a passage
+    within its document, and not on its row.
     """
-    rows = range(document.first, document.first + document.count)
-    return sorted(rows, key=lambda row: _hash_for_order(seed, f"{document.id} {row - document.first}"))
+    numbers = sorted(range(document.count), key=lambda number: _hash_for_order(seed, f"{document.id} {number}"))
+    return [document.first + number for number in numbers]
 
 
 def _hash_for_order(seed: int, name: str) -> str:

@@ -97,10 +97,10 @@ def count_passages_containing(retriever: Retriever, phrases: Sequence[str], k: i
 
 
 def _count_containing(phrase: str, texts: Sequence[str]) -> int:
-    """Count the texts that contain a phrase as consecutive words.
+    """Count the texts that contain a phrase word for word.
 
-    Tokenization is slow, and most texts lack one of the phrase's words. So texts are first searched for those words of
-    the phrase that tokenization leaves unchanged, and only texts that contain all of them are tokenized.
+    Tokenizing a text is slow, and most texts lack one of the phrase's words. So only texts in which a plain search finds
+    all words of the phrase are tokenized.
     """
     phrase_tokens = join_tokens(phrase)
     if not phrase_tokens.strip():

@@ -46,11 +46,12 @@ class Tokenizer:
 
     def __call__(self, text: str) -> list[str]:
         terms: list[str] = []
-        word_indices: list[int] = []  # positions of the words in `terms`, so that one call stems them all
+        word_indices: list[int] = []  # positions of English words in `terms`, so that one call stems them all
         for run in _RUN.finditer(_normalize(text)):
+            word = run[0].removesuffix("'s")
             if run["cjk"]:
                 terms += split_bigrams(run[0])
-            elif (word := run[0].removesuffix("'s")) not in STOP_WORDS:
+            elif word not in STOP_WORDS:
                 word_indices.append(len(terms))
                 terms.append(word)
         if self.stem:

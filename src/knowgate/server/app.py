@@ -87,14 +87,14 @@ def create_app(
 
 
 async def delete_expired_hourly(service: Service) -> None:
-    """Delete decisions and cached responses of web searches that are too old, now and then once an hour."""
+    """Delete expired decisions and expired cached web searches: first at the start, and then every hour."""
     while True:
         if service.decision_log is not None:
             service.decision_log.delete_expired()
         retriever = service.gate_service.rag.retriever
         if isinstance(retriever, FingerprintCachingRetriever) and isinstance(retriever.retriever, WebRetriever):
             await asyncio.to_thread(retriever.retriever.delete_expired)
-        del retriever  # a reload replaces it, and frees the old one
+        del retriever  # otherwise this task would keep the old index in memory after a reload of the settings
         await asyncio.sleep(CLEANUP_SECONDS)
 
 
@@ -124,16 +124,17 @@ class EndpointApp:
                 self.service.spans.export(request.method, path, status, trace, request.headers)
 
     async def _respond(self, request: Request, trace: RequestTrace) -> Response:
-        """Check the API key, its rate and the number of active requests, wait for the body, then run the handler.
+        """Check the API key and its limits, receive the request body, and return the response of the handler.
 
-        Public endpoints need no key. GET and HEAD requests do not count as active. A streaming response counts as an active
-        request until its last event has been sent.
+        The number of active requests is limited. A request is active after its body has arrived, until its handler
+        returns or the last event of a streaming response has been sent. GET and HEAD requests are not limited.
         """
         service = self.service
         try:
             key = None if self.endpoint.is_public else service.access_policy.authenticate(request)
             service.access_policy.authorize(key, needs_admin=self.endpoint.needs_admin)
-            trace.owner, trace.is_admin = ("", True) if key is None else (key.name, key.admin)
+            trace.owner = "" if key is None else key.name
+            trace.is_admin = key is None or key.admin
             trace.shares_labels = trace.is_admin or service.options.share_labels
             request.state.key = key
             await service.count_requests(key)
@@ -206,10 +207,12 @@ def build_service(settings: PipelineOptions, options: ServeOptions) -> Service:
 
 
 def build_gate_service(settings: PipelineOptions, options: ServeOptions, model: Model | None = None) -> GateService:
-    """Build the gate service, which decides and searches.
+    """Build the gate service, which decides whether questions need retrieval, and searches for passages.
+
+    If the server forwards requests to an upstream (another server, which runs the LLM), no LLM is loaded.
 
     Args:
-        settings: Options of the pipeline.
+        settings: Options of the pipeline: LLM, gate, documents and rules.
         options: Options of the server.
         model: LLM that is already loaded. Default: load the one that the settings name.
 
@@ -217,15 +220,16 @@ def build_gate_service(settings: PipelineOptions, options: ServeOptions, model: 
         BadSetting: The options of the server do not fit the gate or arbiter of the pipeline.
     """
     if options.upstream is not None:
-        names_no_gate = settings.gate == DEFAULT_GATE
-        model = model or UpstreamDraftModel(options.upstream, options.upstream_model, asks_upstream=names_no_gate)
+        # The default gate depends on whether the upstream returns log-probabilities, so the upstream is asked.
+        is_default_gate = settings.gate == DEFAULT_GATE
+        model = model or UpstreamDraftModel(options.upstream, options.upstream_model, asks_upstream=is_default_gate)
     elif options.way is not None:
         raise BadSetting("`way` works only with `upstream`. Remove `way`, or set `upstream`.")
     rag = build_pipeline(settings, model=model)
     if isinstance(rag.model, UpstreamDraftModel):
         check_upstream_logprobs(rag.gate, rag.model)
     if rag.log is not None:
-        rag.log.load_embedder()  # takes seconds, in which the first label would wait
+        rag.log.load_embedder()  # takes seconds, for which the first logged question would have to wait
     load_search_models(rag)
     if rag.retriever is not None:
         rag = rag.replace(retriever=FingerprintCachingRetriever(rag.retriever))
@@ -305,7 +309,10 @@ class SettingsReloader:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {RELOAD_SIGNAL})  # it was deferred while the server started
 
     def _start_reload(self) -> None:
-        """Start a reload in the background, unless one waits for another. Called by the signal handler."""
+        """Start to reload the settings in the background. Called when the process receives SIGHUP.
+
+        Does nothing if one reload runs and a second one waits for it: the second will read the newest settings.
+        """
         if len(self._tasks) > 1:
             return
         task = asyncio.ensure_future(self.reload())
@@ -313,7 +320,7 @@ class SettingsReloader:
         task.add_done_callback(self._tasks.discard)
 
     async def reload(self) -> bool:
-        """Read the settings and apply them.
+        """Read the settings again, and use them for new requests. The LLM stays loaded if they name the same one.
 
         Returns:
             Whether the new settings are in effect. If they are invalid, the error is logged and the old ones are kept.
@@ -332,10 +339,10 @@ class SettingsReloader:
                 reason = error if isinstance(error, KnowgateError) else f"{type(error).__name__}: {error}"
                 log.error("The new settings cannot be used, so the old ones stay in effect: %s", reason)
                 return False
-            # After the deadline, all requests that use the old gate service have ended.
+            # Requests in progress still use the old gate service. After the deadline, all of them have ended.
             self.loop.call_later(self._service.options.deadline, close_old)
             self.loop.call_later(self._service.options.deadline, gc.collect)
-            gc.collect()  # closes the files of the old index, unless a request in progress uses it
+            gc.collect()  # closes the files of the old index now, if no request uses it
             self._settings = settings
             log.warning("The settings were reloaded: gate %s.", gate_service.rag.gate.name)
             return True

@@ -61,10 +61,10 @@ class AnnouncedServer(uvicorn.Server):
 
 
 class WorkerSupervisor(Multiprocess):
-    """Supervises the workers of uvicorn, and gives a worker that replaces another one time to load its models.
+    """Starts and replaces the worker processes of uvicorn. A new worker has time to load its models.
 
-    SIGHUP stays blocked, and workers inherit that, so it cannot end a worker that starts. The supervisor looks for a
-    pending SIGHUP. Several that arrive during a reload lead to one more reload.
+    The signal SIGHUP asks for a reload. It is blocked here and in the workers, because it would end a worker that still
+    starts. The supervisor polls for a pending SIGHUP instead. Several during a reload lead to one more reload.
     """
 
     def __init__(self, config: uvicorn.Config, sockets: list[socket.socket]):
@@ -93,9 +93,7 @@ class WorkerSupervisor(Multiprocess):
             if not new.wait_until_ready(START_SECONDS, self.should_exit):
                 new.kill()
                 if not self.should_exit.is_set():
-                    log.error(
-                        "A new worker could not start, so the reload ends. The other workers keep their settings."
-                    )
+                    log.error("A new worker could not start, so the reload ends. Other workers keep their settings.")
                 return
             old.terminate()
             self.processes[index] = new
@@ -106,7 +104,8 @@ class WorkerSupervisor(Multiprocess):
         """Replace workers that have ended or hang, and log it."""
         before = list(self.processes)
         for process in before:
-            process.child_conn.close()  # this copy of the worker's end would hide that the worker has ended
+            # If this process kept the worker's side of their pipe open, it would not notice that the worker has ended.
+            process.child_conn.close()
         super().keep_subprocess_alive()
         for old, new in zip(before, self.processes, strict=True):
             if new is not old:
@@ -201,7 +200,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._stop_timer("_header_timer")
 
     def _on_header_timeout(self) -> None:
-        """Reject a request whose headers are late. If an earlier request is being answered, wait once more."""
+        """Reject a request whose headers did not arrive in time.
+
+        While an earlier request of the same connection is being answered, the time limit starts again.
+        """
         if self.cycle is not None and not self.cycle.response_complete:
             self._header_timer = self.loop.call_later(HEADER_SECONDS, self._on_header_timeout)
             return
@@ -230,13 +232,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._reject(400, "The request is not valid HTTP.")
 
     def _parse_without_upgrade(self, rest: bytes) -> None:
-        """Parse a request again without its Upgrade header, as HTTP/1.1 allows.
+        """Parse the current request again without its Upgrade header, which HTTP/1.1 allows a server to ignore.
 
-        The parser stops after the headers of a request that asks for another protocol, such as HTTP/2 in the default
-        settings of Java's client. Its body would be taken for the next request.
+        Some clients, such as that of Java, ask to upgrade to HTTP/2. The parser then stops after the headers, and would
+        take the body for the next request.
 
         Args:
-            rest: Bytes after the headers.
+            rest: The bytes that follow the headers.
         """
         method, version = self.parser.get_method(), self.parser.get_http_version().encode()
         headers = [name + b": " + value + b"\r\n" for name, value in self.headers if name != b"upgrade"]
@@ -282,8 +284,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.cycle.send = partial(self._send, self.cycle)  # type: ignore[method-assign]
 
     def on_message_complete(self) -> None:
-        """Note that the body of a request is complete. If it was answered before, close the connection now."""
-        if self.parser.should_upgrade():  # the request is parsed again
+        """Finish reading a request, whose body is complete now. Called by the parser.
+
+        If the response was sent before the body was complete, as after status 413, the connection is closed now.
+        """
+        if self.parser.should_upgrade():  # `_parse_without_upgrade` parses the request again
             return
         super().on_message_complete()
         if self._responded_early and self.cycle.response_complete:
@@ -293,16 +298,17 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._reject(431, f"The headers exceed {MAX_HEADER_BYTES:,} bytes.")
 
     def _reject(self, status: int, message: str) -> None:
-        """Reject what the client sends now, and close the connection.
+        """Send an error response to the request that is arriving, and close the connection.
 
-        If complete requests are still being answered, the connection is closed after their responses. An error response
-        is sent only if no other response is under way.
+        If earlier requests of the connection are still being answered, no error is sent, because it would mix with
+        their responses. The connection is closed after these responses.
         """
         self._stop_waiting()
         if self.transport.is_closing() or self._ignores_input:
             return
         self._log_rejection(status, message)
         is_idle = self.cycle is None or self.cycle.response_complete
+        # A request whose body is still arriving can be answered with the error, unless its response has started.
         can_respond = is_idle or (self.cycle.more_body and not self.cycle.response_started and not self.pipeline)
         if can_respond:
             head = f"content-type: text/plain\r\ncontent-length: {len(message)}\r\nconnection: close\r\n\r\n{message}"
@@ -313,7 +319,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _log_rejection(self, status: int, message: str) -> None:
-        """Log that a request was rejected, at most once in LOG_SECONDS for each status."""
+        """Log that a request was rejected. To keep the log short, each status is logged at most once in LOG_SECONDS.
+
+        All connections share `rejections`: status -> time of the last line, and number of rejections since then.
+        """
         rejections: dict[int, tuple[float, int]] = vars(self.server_state).setdefault("rejections", {})
         last_time, skipped = rejections.get(status, (float("-inf"), 0))
         if self.loop.time() < last_time + LOG_SECONDS:
@@ -323,24 +332,26 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         log.warning("A request was rejected with status %d: %s (%d more since the last line)", status, message, skipped)
 
     def _close_after_responses(self) -> None:
-        """Read no further requests, and close the connection after the responses to all complete ones."""
+        """Ignore further requests, and close the connection after the responses to all requests received so far."""
         self._ignores_input = True
-        self.cycle.keep_alive = False  # the latest request, whose response is the last one
+        # `cycle` is the latest request. Uvicorn closes the connection after its response.
+        self.cycle.keep_alive = False
 
     # --- responses --------------------------------------------------------------------------------
 
     async def _send(self, cycle: RequestResponseCycle, message: Any) -> None:
-        """Send the start or a part of the body of a response, in place of `cycle.send`.
+        """Send the headers or a part of the body of a response. Replaces uvicorn's `cycle.send`, to handle two cases.
 
-        A response may start before the body of its request is complete, for example with status 413. Then the client is
-        told that the connection ends with this response.
+        An early response starts before the body of its request has arrived, for example with status 413. Its client is
+        told that the connection will be closed. A response of unknown length to an HTTP/1.0 client ends with the
+        connection, because HTTP/1.0 has no chunks.
         """
         is_start = message["type"] == "http.response.start"
         is_early = is_start and cycle.more_body
         if is_start:
             has_length = any(name.lower() == b"content-length" for name, _ in message["headers"])
             self._ends_with_connection = cycle.scope["http_version"] == "1.0" and not has_length
-            if self._ends_with_connection:  # HTTP/1.0 has no chunks
+            if self._ends_with_connection:
                 cycle.chunked_encoding, cycle.keep_alive = False, False
         elif self._ends_with_connection:
             cycle.expected_content_length = len(message.get("body", b""))  # so that uvicorn accepts any length
@@ -353,7 +364,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             cycle.keep_alive, self._responded_early = True, True
 
     def on_response_complete(self) -> None:
-        """Finish a response. After an early one, wait a while for the rest of the request, then close the connection."""
+        """Finish a response, which uvicorn has sent completely.
+
+        A response may be sent before the request body has arrived, as with status 413. Then wait LINGER_SECONDS for the
+        rest of the body before closing, because the client may read the response only afterwards.
+        """
         super().on_response_complete()
         if self._responded_early and self.cycle.more_body:
             self._addresses[self._address].waiting[self] = self.loop.time()

@@ -67,7 +67,7 @@ REQUEST_TABLES = (
 )
 DECISION_MIGRATIONS = (DECISION_TABLES, OWNER_COLUMNS, DELETION_TABLES)
 RATE_LIMIT_MIGRATIONS = (RATE_LIMIT_TABLES, REQUEST_TABLES)
-ADD_COLUMN = re.compile(r"ALTER TABLE (\w+) ADD COLUMN (\w+)")
+ADD_COLUMN = re.compile(r"ALTER TABLE (?P<table>\w+) ADD COLUMN (?P<column>\w+)")
 TABLE_COLUMNS = {  # table name -> names of its columns, parsed from the statements above
     match[1]: frozenset(
         [column.split()[0] for column in match[2].split(", ")]
@@ -196,10 +196,15 @@ def open_store(location: str, steps: Sequence[Sequence[str]], *, lock_timeout: f
 def _open_sqlite(
     path: Path, steps: Sequence[Sequence[str]], lock_timeout: float, is_durable: bool
 ) -> sqlite3.Connection:
-    """Open an SQLite file in WAL mode, and create or upgrade its tables.
+    """Open an SQLite file, and create or upgrade its tables. A new file can be read only by its owner.
 
-    A new file can be read only by its owner; so can the files that SQLite puts next to it. Retries while another
-    process creates the file.
+    If the file is locked, because another process creates its tables, this is tried OPEN_ATTEMPTS times.
+
+    Args:
+        path: The file.
+        steps: SQL statements of each version of the tables.
+        lock_timeout: Seconds to wait while another process writes.
+        is_durable: Whether commits must survive a power failure.
 
     Raises:
         ArtifactError: A newer knowgate made the file.
@@ -216,18 +221,23 @@ def _open_sqlite(
         except (ArtifactError, sqlite3.Error) as error:
             connection.close()
             # The lowest byte of an extended error code is the primary error code.
-            if not attempts_left or getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_BUSY:
+            is_locked = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+            if not attempts_left or not is_locked:
                 raise
             time.sleep(OPEN_RETRY_SECONDS)  # SQLite ignores the lock timeout while another process creates the file
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
 def _upgrade_sqlite(connection: sqlite3.Connection, path: Path, steps: Sequence[Sequence[str]]) -> None:
-    """Upgrade the tables of an SQLite file to the latest version.
+    """Create the tables of an SQLite file, or upgrade them to the latest version.
 
-    Version N is what the first N of the `steps` make, each a list of SQL statements. The file stores its version as SQLite's
-    `user_version`; files of knowgate 0.1 have none. Before a file with tables is changed, it is copied to `NAME.backup-vN`,
-    where N is its old version.
+    The file stores the version of its tables as SQLite's `user_version`. Before tables are upgraded, the file is copied
+    to `NAME.backup-vN`, where N is the old version.
+
+    Args:
+        connection: Connection to the file.
+        path: The file.
+        steps: SQL statements of each version, from version 1 to the latest. Running a step twice does no harm.
     """
     if _get_sqlite_version(connection, path, steps) == len(steps):
         return
@@ -237,7 +247,7 @@ def _upgrade_sqlite(connection: sqlite3.Connection, path: Path, steps: Sequence[
         if 0 < version < len(steps):
             _back_up(path, path.with_name(f"{path.name}.backup-v{version}"))
         if version < len(steps):  # otherwise another process has upgraded the file in the meantime
-            for statements in steps:  # a step changes nothing if it was run before
+            for statements in steps:
                 for statement in _list_missing(connection, statements):
                     connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {len(steps)}")
@@ -267,18 +277,22 @@ def _back_up(path: Path, copy: Path) -> None:
 
 
 def _list_missing(connection: sqlite3.Connection, statements: Sequence[str]) -> list[str]:
-    """Return the statements in SQLite's dialect, without those that add a column that exists already."""
+    """Translate statements to SQLite's dialect, and leave out those that add a column that already exists."""
     missing = []
     for statement in statements:
-        addition = ADD_COLUMN.match(statement)  # groups: table, column
-        columns = connection.execute(f"PRAGMA table_info({addition[1]})").fetchall() if addition else []
-        if not addition or addition[2] not in {column[1] for column in columns}:
+        addition = ADD_COLUMN.match(statement)
+        columns = connection.execute(f"PRAGMA table_info({addition['table']})").fetchall() if addition else []
+        column_names = {column[1] for column in columns}
+        if not addition or addition["column"] not in column_names:
             missing.append(_to_sqlite(statement))
     return missing
 
 
 def _to_sqlite(statement: str) -> str:
-    """Translate a CREATE statement from PostgreSQL to SQLite, and let it do nothing if its table or index exists."""
+    """Translate a CREATE statement from PostgreSQL to SQLite, and add IF NOT EXISTS, so that it can be run again.
+
+    Example: CREATE TABLE t (at DOUBLE PRECISION) -> CREATE TABLE IF NOT EXISTS t (at REAL)
+    """
     statement = statement.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS")
     statement = re.sub(r"^CREATE( UNIQUE)? INDEX", r"CREATE\1 INDEX IF NOT EXISTS", statement)
     number_type = "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY"

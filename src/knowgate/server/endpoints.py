@@ -106,15 +106,14 @@ def _describe_operation(endpoint: Endpoint) -> dict[str, Any]:
 
 
 def _describe_content(model: type[BaseModel] | None, media_types: Sequence[str] = (JSON_MEDIA_TYPE,)) -> dict[str, Any]:
-    """Describe a body for each of its media types: JSON by a reference to the schema of its model, others as text."""
-    text = {"type": "string"}
-    json_schema = text if model is None else {"$ref": REFERENCE.format(model=model.__name__)}
-    return {"content": {kind: {"schema": json_schema if kind == JSON_MEDIA_TYPE else text} for kind in media_types}}
+    """Return the OpenAPI field `content` of a request or response body, with a schema for each of its media types.
 
-
-def build_docs_page(endpoints: Sequence[Endpoint]) -> str:
-    """Return an HTML page that lists the endpoints and their request schemas. It loads no external resources."""
-    return f"{DOCS_PAGE_HEAD}{''.join(_format_endpoint(endpoint) for endpoint in endpoints)}</html>"
+    A JSON body has the schema of its pydantic model. Bodies of other types are described as text.
+    """
+    text_schema = {"type": "string"}
+    json_schema = text_schema if model is None else {"$ref": REFERENCE.format(model=model.__name__)}
+    schemas = {name: json_schema if name == JSON_MEDIA_TYPE else text_schema for name in media_types}
+    return {"content": {name: {"schema": schema} for name, schema in schemas.items()}}
 
 
 def _format_endpoint(endpoint: Endpoint) -> str:
@@ -143,12 +142,13 @@ def _dump_openapi() -> bytes:
 
 async def get_docs(service: Service, request: Request, trace: RequestTrace) -> Response:
     """Answer GET /docs with a web page that describes all endpoints."""
-    return HTMLResponse(_dump_docs_page())
+    return HTMLResponse(_build_docs_page())
 
 
 @cache
-def _dump_docs_page() -> str:
-    return build_docs_page(ENDPOINTS)
+def _build_docs_page() -> str:
+    """Return an HTML page that lists all endpoints and their request schemas. It loads no external resources."""
+    return f"{DOCS_PAGE_HEAD}{''.join(_format_endpoint(endpoint) for endpoint in ENDPOINTS)}</html>"
 
 
 # fmt: off

@@ -87,9 +87,8 @@ def _check_port(options: ServeOptions) -> None:
         socket.create_server((options.host, options.port), family=family).close()
     except OSError as error:
         address = f"{options.host}:{options.port}"
-        raise BadSetting(
-            f"cannot listen on {address}: {error.strerror}. Free the port, or set another `port`."
-        ) from None
+        message = f"cannot listen on {address}: {error.strerror}. Free the port, or set another `port`."
+        raise BadSetting(message) from None
 
 
 def _create_worker_app(
@@ -111,7 +110,10 @@ def _create_worker_app(
 
 
 def _stop_with_parent() -> None:
-    """Wait until the parent of this worker has ended, then stop the worker. A killed parent does not stop it itself."""
+    """Wait until the parent process of this worker ends, and then stop the worker.
+
+    Usually the parent stops its workers, but it cannot do so if it is killed.
+    """
     if (parent := multiprocessing.parent_process()) is not None:
         parent.join()
         os.kill(os.getpid(), signal.SIGTERM)

@@ -59,9 +59,21 @@ class ApiError(Exception):
 
 
 def make_missing_error(component: str, option: str, code: str) -> ApiError:
-    """Return the error for a request that needs a component of the server which an option enables."""
+    """Return the error for a request that needs a component of the server that is not enabled.
+
+    Args:
+        component: The missing component, with "no": "no reranker".
+        option: Option of `knowgate serve` that enables the component.
+        code: Identifier of the error for programs.
+    """
     fix = f"Its operator can set the option `{option}` of `knowgate serve` and restart it."
     return ApiError(404, f"this server has {component}. {fix}", code)
+
+
+def make_unknown_decision_error(id: str) -> ApiError:
+    """Return the error for the id of a decision that does not exist, or belongs to another API key."""
+    message = f"the decision log has no decision '{id[:80]}' of this API key. Send the header x-knowgate-id of one"
+    return ApiError(404, f"{message} of its responses. Decisions are deleted after a while.", "no_decision")
 
 
 def dump_json(value: Any, *, is_large: bool = False) -> bytes:
@@ -69,7 +81,7 @@ def dump_json(value: Any, *, is_large: bool = False) -> bytes:
 
     Args:
         value: The value.
-        is_large: Write it more slowly, but let other threads run meanwhile, which `json.dumps` does not.
+        is_large: Whether other threads must be able to run meanwhile. This is slower. Otherwise they wait.
     """
     encoder = json.JSONEncoder(separators=(",", ":"))
     return ("".join(encoder.iterencode(value)) if is_large else encoder.encode(value)).encode()
@@ -104,8 +116,8 @@ async def read_body(
         request: The request.
         max_bytes: Maximum size of the body.
         timeout: Maximum seconds until the whole body has arrived.
-        reserve: Called with the size of each part that arrives and, at the end, with the negative sum. It can reject
-            the request with an ApiError.
+        reserve: Reserves memory: called with the size of each part that arrives, and at the end with the negative sum of
+            these sizes. It can raise an ApiError to reject the request.
 
     Raises:
         ApiError: 413 if the body is larger than `max_bytes`, 408 if it takes longer than `timeout` seconds, 400 if the
@@ -133,10 +145,10 @@ async def read_body(
 
 
 def count_json_values(body: bytes, limit: int) -> int:
-    """Estimate how many values a JSON text has, without parsing it, to find out whether there are more than `limit`.
+    """Estimate the number of values in a JSON text without parsing it, to check that there are at most `limit`.
 
-    Values are counted by the commas and opening brackets before them. Those inside strings are left out only if they
-    could make the difference, because that takes longer.
+    Every value follows a comma or an opening bracket, so these are counted. If there are more than `limit` of them,
+    they are counted again outside of strings, which takes longer.
     """
     count = sum(map(body.count, JSON_SEPARATORS))
     if count <= limit:
@@ -145,7 +157,7 @@ def count_json_values(body: bytes, limit: int) -> int:
     string_count = body.count(b'"') // 2
     if string_count > 2 * limit:  # too many even if every second string is a key rather than a value
         return string_count // 2
-    outside_strings = b" ".join(body.split(b'"')[::2])
+    outside_strings = b" ".join(body.split(b'"')[::2])  # every second part is between two quotes
     return sum(map(outside_strings.count, JSON_SEPARATORS))
 
 
@@ -161,9 +173,8 @@ def parse_json_object(body: bytes, max_values: int = MAX_JSON_VALUES) -> dict[st
     try:
         value = parse_json(body.decode(), "the request")
     except UnicodeDecodeError as error:
-        raise ApiError(
-            400, f"the request body is not valid UTF-8. The first invalid byte is at position {error.start}."
-        ) from None
+        message = f"the request body is not valid UTF-8. The first invalid byte is at position {error.start}."
+        raise ApiError(400, message) from None
     except BadInput as error:
         raise ApiError(400, str(error), "invalid_json") from None
     if not isinstance(value, dict):

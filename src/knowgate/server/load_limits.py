@@ -68,7 +68,9 @@ class CircuitBreaker:
         self.last_success = self.clock()
 
     def record_failure(self, start: float | None = None) -> None:
-        """Report that a call failed, which may open the breaker.
+        """Report that a call failed. After several failures in a row, the breaker opens.
+
+        With `is_confirmed_by_probe`, it becomes half-open instead, so that its owner can probe the component first.
 
         Args:
             start: Time at which the call started. If another call succeeded since then, the component works for
@@ -110,15 +112,16 @@ class BreakersByKey:
 
     @property
     def state(self) -> str:
-        """The worst state of all keys: "open", "half-open" or "closed".
+        """The worst state of the component for any API key: "open", "half-open" or "closed".
 
-        A key at which the component fails does not count if the component works for another key: if it has succeeded
-        there after the last failure, or shortly before.
+        A key whose requests fail does not count if a request of another key succeeded later or shortly before. Then the
+        component works, and the requests of this key are the cause.
         """
         states = set()
         for breaker in self._breakers.values():
-            others = (other.last_success for other in self._breakers.values() if other is not breaker)
-            if breaker.last_failure - RECOVERY_SECONDS > max(others, default=float("-inf")):
+            successes = [other.last_success for other in self._breakers.values() if other is not breaker]
+            works_for_others = max(successes, default=float("-inf")) >= breaker.last_failure - RECOVERY_SECONDS
+            if not works_for_others:
                 states.add(breaker.state)
         return next((state for state in ("open", "half-open") if state in states), "closed")
 
@@ -243,13 +246,21 @@ class CallBudget:
         self._used[owner] = max(0.0, self._used.get(owner, 0.0) - count)
 
     def allows(self, owner: str, count: int) -> bool:
-        """Return whether calls for a request of an API key can be reserved now."""
+        """Return whether `count` LLM calls for an audit can be reserved now.
+
+        If API keys share the budget, a key may use at most half of an hour's calls, and not more than it leaves for
+        other keys. The first audit of a key only needs enough remaining calls.
+
+        Args:
+            owner: Name of the API key.
+            count: Number of calls.
+        """
         self._refill()
         used = self._used.get(owner, 0.0)
-        if not self.shares or not used:  # the first audit of a key needs only enough remaining calls
+        if not self.shares or not used:
             return self.remaining >= count
-        # A key gets at most half of an hour's calls, and not more than remain for others afterwards.
-        return used + count <= min(self.calls_per_hour / 2, self.remaining - count)
+        left_for_others = self.remaining - count
+        return used + count <= min(self.calls_per_hour / 2, left_for_others)
 
     def describe_pause(self, count: int) -> str:
         """Return why some or all audits pause, or "" if none does.
@@ -264,7 +275,10 @@ class CallBudget:
         return f"audits of {paused} API keys are paused: their shares of the budget are used up" if paused else ""
 
     def _refill(self) -> None:
-        """Add the calls for the time that has passed to the budget, and half of them to the share of each key."""
+        """Add the LLM calls that became available since the last refill: `calls_per_hour`, evenly over the hour.
+
+        A key may use half of the budget, so half of the new calls are subtracted from the used calls of each key.
+        """
         now = self.clock()
         refill = (now - self._last_refill) * self.calls_per_hour / HOUR_SECONDS
         self.remaining = min(float(self.calls_per_hour), self.remaining + refill)

@@ -156,9 +156,8 @@ class ServeOptions(Options):
             return None
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or "," in url:
-            raise BadSetting(
-                f"upstream={redact_secrets(url)!r} is not a valid URL. Use one such as http://127.0.0.1:8000/v1."
-            )
+            message = f"upstream={redact_secrets(url)!r} is not a valid URL. Use one such as http://127.0.0.1:8000/v1."
+            raise BadSetting(message)
         return url.rstrip("/")
 
     @field_validator("decisions")

@@ -218,11 +218,11 @@ class PassageSummary(ApiResponse):
 class RequestReport(DecisionSummary):
     """The `knowgate` object of a response, which reports how the request was processed.
 
-    `way` says how it was answered, such as "in-process" or "draft". `gated` is false if no decision was made, and
-    `why_not` is the reason. `arm` is the gate of the A/B test, and `mode` says why the server retrieved regardless of
-    the gate ("shadow", "canary" or "alarm"). `choice` is the choice of the arbiter between the answers with and without
-    passages, and `unweighed` the reason why there was none. `degraded` lists the components that failed, and `ignored`
-    the request fields that had no effect.
+    `way` says how it was answered, such as "in-process" or "draft". `gated` says whether it was decided to retrieve or not;
+    if nothing was decided, `why_not` is the reason. `arm` is the gate of the A/B test, and `mode` says why the server
+    retrieved regardless of the gate ("shadow", "canary" or "alarm"). `choice` tells which answer the arbiter chose, that
+    with or without passages, and `unweighed` why it could not compare them. `degraded` lists the components that failed,
+    and `ignored` the request fields that had no effect.
     """
 
     id: str

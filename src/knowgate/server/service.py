@@ -28,7 +28,7 @@ from knowgate.server.learning.learner import TrafficLearner, build_learner, reco
 from knowgate.server.load_limits import UPLOAD_FACTOR, BreakersByKey, CircuitBreaker, RequestSlots, UploadBudget
 from knowgate.server.options import ServeOptions
 from knowgate.server.streaming import EventStreamResponse, run_while_connected
-from knowgate.server.telemetry.decision_log import DecisionLog, RecentDecisions, make_unknown_decision_error
+from knowgate.server.telemetry.decision_log import DecisionLog, RecentDecisions
 from knowgate.server.telemetry.metrics import ServerMetrics
 from knowgate.server.telemetry.snapshot import MetricsSnapshot, SnapshotExchange
 from knowgate.server.telemetry.spans import RequestSpans, create_tracer_provider
@@ -72,11 +72,11 @@ class Service:
     upload_budget: UploadBudget = field(init=False, default_factory=UploadBudget)
 
     def __post_init__(self) -> None:
-        """Create all components that the options enable, except for the learner (`start_learning`)."""
+        """Create the components that the options enable, except for the learner, which `start_learning` creates."""
         options = self.options
-        # On a server with API keys, one key can use only half of the capacity, rounded up.
-        share = options.waiting if options.keys is None else math.ceil(options.waiting / 2)
-        self.active_requests = RequestSlots(options.waiting, share)
+        # On a server with API keys, the requests of one key can use only half of the capacity, rounded up.
+        max_per_client = options.waiting if options.keys is None else math.ceil(options.waiting / 2)
+        self.active_requests = RequestSlots(options.waiting, max_per_client)
         self.unfinished_bodies = RequestSlots(UPLOAD_FACTOR * options.waiting, options.waiting)
         self._parser_lock = asyncio.Lock()
         self.access_policy, self.metrics = AccessPolicy(options), ServerMetrics(self.breakers)
@@ -121,31 +121,34 @@ class Service:
         )
 
     async def replace_gate_service(self, gate_service: GateService, settings: PipelineOptions) -> Callable[[], None]:
-        """Use another gate service for new requests. Requests in progress keep the old one.
-
-        A thread reads the stored audits, because many of them take seconds, in which other requests are answered.
+        """Use another gate service, with new settings, for new requests. Requests in progress keep the old one.
 
         Returns:
             A function that closes the old gate service. Call it when no request uses that service any more.
         """
-        forwarder = self.forwarder and UpstreamForwarder(self.forwarder.upstream, gate_service, self.options)
+        forwarder = None
+        if self.forwarder is not None:
+            forwarder = UpstreamForwarder(self.forwarder.upstream, gate_service, self.options)
         budget = None if self.learner is None else self.learner.auditor.budget
-        stores = (self.decision_log, self.recent, budget)
-        learner = await asyncio.to_thread(build_learner, settings, self.options, gate_service, forwarder, *stores)
-        old, self.gate_service, self.forwarder = self.gate_service, gate_service, forwarder
+        learner_arguments = (self.options, gate_service, forwarder, self.decision_log, self.recent, budget)
+        # In a thread, so that other requests are answered meanwhile: reading many stored audits takes seconds.
+        learner = await asyncio.to_thread(build_learner, settings, *learner_arguments)
+        close_old = self.gate_service.make_closer()
+        self.gate_service, self.forwarder = gate_service, forwarder
         if self.local_chat is not None:
             self.local_chat = LocalChat(gate_service, self.options)
         self.metrics.breakers = self.breakers
         if self.learner is not None:
             self.learner.auditor.stop()
         self.learner = learner
-        return old.make_closer()
+        return close_old
 
     async def close(self) -> None:
         """Write all pending data, and close all components."""
         if self.learner is not None:
             await self.learner.close()
-        self.gate_service.make_closer()()
+        close_gate_service = self.gate_service.make_closer()
+        close_gate_service()
         await self.snapshot_exchange.close()
         for component in (self.decision_log, self.metrics, self.spans, self.rate_limiter):
             if component is not None:
@@ -323,7 +326,7 @@ class Service:
         """
         decision = await self._require_decision_log().find(id, _get_owner_filter(trace))
         if decision is None:
-            raise make_unknown_decision_error(id)
+            raise json_api.make_unknown_decision_error(id)
         return decision
 
     async def get_decision(self, request: Request, trace: RequestTrace) -> Response:
@@ -352,11 +355,13 @@ class Service:
         return json_api.json_response(await self._delete("", question, trace))
 
     async def _delete(self, id: str, question: str | None, trace: RequestTrace) -> schemas.DeletionResponse:
-        """Delete a decision, and all decisions on a question, from the decision log, the memory and the history.
+        """Delete a decision, and all decisions on a question, from the decision log, from memory and from the history.
 
-        The history does not record who added an entry, and all keys use it. So only an admin key deletes from it.
+        A request deletes the decisions of its own API key, or of all keys if it has an admin key. Only an admin key deletes
+        from the history, which does not record whose questions it has. `id` may be "", and `question` None.
         """
-        owner, may_remain = _get_owner_filter(trace), False
+        owner = _get_owner_filter(trace)
+        may_remain = False  # whether the log may have texts about the question that cannot be found
         ids = set(await self.recent.find_ids(question, owner) if question else ())
         if self.decision_log is not None:
             ids.update(await self.decision_log.delete(id=id, question=question or "", owner=owner))
@@ -370,19 +375,21 @@ class Service:
         return response
 
     def _delete_from_history(self, question: str | None, is_admin: bool) -> tuple[int, bool]:
-        """Delete a question from the history, if there is one and the request is that of an admin.
+        """Delete a question from the history of questions, if the request has an admin key.
 
         Args:
             question: The question, or None if its text is not stored.
-            is_admin: Whether the request may delete for all keys.
+            is_admin: Whether the request has an admin key. Without one, nothing is deleted.
 
         Returns:
-            The number of deleted entries, and whether the history certainly does not hold the question any more.
+            The number of deleted entries, and whether it is certain that the history does not have the question now.
         """
         history = self.gate_service.rag.log
-        if history is None or question is None:
-            return 0, history is None
-        history.flush()  # so that pending entries are found, too
+        if history is None:
+            return 0, True
+        if question is None:
+            return 0, False
+        history.flush()  # so that entries that are not yet written are found, too
         try:
             ids = history.store.find_ids(question_key(question))
             return (history.store.forget(ids=ids), True) if is_admin else (0, not ids)
@@ -413,21 +420,26 @@ class Service:
         return Response(self.metrics.format(self.learner), media_type=PROMETHEUS_CONTENT_TYPE)
 
     async def get_readiness(self, request: Request, trace: RequestTrace) -> Response:
-        """Answer GET /ready. The status is 503 while the upstream's breaker is open, or the API keys are unreadable."""
-        states, has_keys = {item.name: item.state for item in self.breakers}, self.access_policy.list_keys() is not None
-        is_ready = states.get("upstream") != "open" and has_keys
+        """Answer GET /ready: whether the server can answer requests, and which components do not work.
+
+        The status is 503 if the upstream failed repeatedly (its circuit breaker is open) or the API keys are unreadable.
+        """
+        states = {breaker.name: breaker.state for breaker in self.breakers}
+        can_read_keys = self.access_policy.list_keys() is not None
+        is_ready = states.get("upstream") != "open" and can_read_keys
         lost = self.get_snapshot().combine(await self.snapshot_exchange.read_others()).lost_decisions
+        problems = [f"{name} is {state}" for name, state in states.items() if state != "closed"]
+        if lost:
+            problems.append(f"{lost} decisions could not be stored")
+        if not can_read_keys:
+            problems.append("the file of API keys cannot be read")
+        if self.rate_limiter is not None and self.rate_limiter.problem:
+            problems.append(self.rate_limiter.problem)
+        if self.learner is not None:
+            problems += self.learner.list_problems()
+        gate, stale = self.gate_service.rag.gate.name, self.gate_service.staleness
         readiness = schemas.ReadyResponse(
-            ready=is_ready,
-            breakers=states,
-            gate=self.gate_service.rag.gate.name,
-            stale=self.gate_service.staleness,
-            degraded=[f"{name} is {state}" for name, state in states.items() if state != "closed"]
-            + ([f"{lost} decisions could not be stored"] if lost else [])
-            + ([] if has_keys else ["the file of API keys cannot be read"])
-            + ([self.rate_limiter.problem] if self.rate_limiter and self.rate_limiter.problem else [])
-            + ([] if self.learner is None else self.learner.list_problems()),
-            lost_decisions=lost,
+            ready=is_ready, breakers=states, gate=gate, stale=stale, degraded=problems, lost_decisions=lost
         )
         return json_api.json_response(readiness, 200 if is_ready else 503)
 

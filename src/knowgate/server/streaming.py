@@ -52,11 +52,10 @@ TURN_LOCKS: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKey
 
 
 class WorkSlice:
-    """Lets other tasks run each time a stream has processed SLICE_LINES lines or SLICE_BYTES bytes.
+    """Lets other tasks of the event loop run after every SLICE_LINES lines or SLICE_BYTES bytes of a stream.
 
-    A stream whose data is always available would otherwise never wait, so that neither other requests nor deadlines
-    run. All streams of an event loop queue for their next slice. In one turn of the loop only one of them gets it, so
-    that other requests do not wait longer if there are more streams.
+    A stream whose data arrives faster than it is processed never waits for data, so it would block all other requests.
+    Streams take turns: while the other tasks run once, only one stream processes a slice.
     """
 
     def __init__(self) -> None:
@@ -78,24 +77,30 @@ class WorkSlice:
 
 
 def drop_repetitions(chunk: bytes) -> bytes:
-    """Shorten runs of blank lines to one blank line, and runs of events that are only a comment to the last one."""
+    r"""Remove blank lines and comments of an event stream that have no effect, because a server may send very many.
+
+    Two or more blank lines become one. Of events that consist only of a comment (a line that starts with a colon) and
+    follow each other, the last one remains. Example: b"data: 1\n\n\n\n" -> b"data: 1\n\n"
+    """
     if b"\n\n\n" in chunk or b"\r\n\r\n\r\n" in chunk:
         chunk = BLANK_RUN.sub(lambda match: b"\r\n\r\n" if match[0].startswith(b"\r") else b"\n\n", chunk)
     return REPEATED_COMMENT.sub(b"", chunk) if b"\n:" in chunk else chunk
 
 
 async def split_lines(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
-    """Split a byte stream into lines, which end in LF, CR LF or CR. Each line keeps its line ending.
+    r"""Split a byte stream into lines, which end in LF, CR LF or CR. Each line keeps its line ending.
 
-    A blank line that follows a blank line is dropped, because it means nothing. So are most comments (lines that start
-    with a colon) that follow each other.
+    Repeated blank lines and most repeated comments (lines that start with a colon) are dropped, as they have no effect.
+    Example: chunks b"data: 1\n\n\nda", b"ta: 2\n" -> lines b"data: 1\n", b"\n", b"data: 2\n"
 
     Raises:
         InvalidResponse: A line exceeds MAX_EVENT_BYTES, or there are more than MAX_STREAM_LINES lines.
     """
     parts: list[bytes] = []  # the parts of the current line, which may be spread over several chunks
     size = 0  # bytes of the current line
-    line_count, was_blank, ends_in_cr, work = 0, True, False, WorkSlice()
+    line_count, work = 0, WorkSlice()
+    was_blank = True  # whether the previous line was blank
+    ends_in_cr = False  # whether the previous chunk ended in CR
     async for chunk in chunks:
         await work.add(len(chunk))
         if ends_in_cr and chunk.startswith(b"\n"):  # CR LF was split, and CR has already ended the line
@@ -159,8 +164,10 @@ async def chain_lines(first: Iterable[bytes], remaining: AsyncIterable[bytes]) -
 def parse_event_data(line: bytes) -> dict[str, Any] | None:
     """Return the JSON object of a `data:` line of an event stream, or None if the line contains no JSON object."""
     text = line.removeprefix(b"data:").strip()
+    if not line.startswith(b"data:") or not text.startswith(b"{"):
+        return None
     with suppress(ValueError, RecursionError):
-        value = load_json(text) if line.startswith(b"data:") and text.startswith(b"{") else None
+        value = load_json(text)
         return value if isinstance(value, dict) else None
     return None
 
@@ -179,14 +186,16 @@ def remove_logprobs(completion: dict[str, Any]) -> None:
 
 
 def check_chunk(line: bytes) -> None:
-    """Check a line of a streamed answer. To save time, only lines that may be invalid are parsed.
+    """Check that a line of a streamed answer can be forwarded. To save time, only suspicious lines are parsed.
 
     Raises:
         InvalidResponse: `choices` is not a list, or the JSON is nested too deeply.
     """
-    may_have_invalid_choices = b'"choices"' in line and not any(marker in line for marker in CHOICES_MARKERS)
+    has_choices_list = any(marker in line for marker in CHOICES_MARKERS)  # such as b'"choices":['
+    has_other_choices = b'"choices"' in line and not has_choices_list
     may_be_deep = line.count(b"[") + line.count(b"{") > MAX_DEPTH
-    if not line.startswith(b"data:") or not (may_have_invalid_choices or may_be_deep):
+    is_suspicious = has_other_choices or may_be_deep
+    if not line.startswith(b"data:") or not is_suspicious:
         return
     try:
         value = load_json(line[len(b"data:") :])
@@ -213,7 +222,10 @@ class StreamAnnotator:
         self.has_annotated_first = False
 
     def annotate(self, line: bytes) -> bytes:
-        """Return the line to send to the client. Lines that need no change are returned byte for byte.
+        """Return a line of a streamed answer as the client gets it, unchanged if possible.
+
+        The first and the last chunk get the `knowgate` object, which reports how the request was processed. NaN becomes
+        null. Log-probabilities may be removed, and the tokens of further LLM calls are added to the usage.
 
         Raises:
             InvalidResponse: The line has invalid `choices`, or its JSON is nested too deeply.
@@ -221,8 +233,9 @@ class StreamAnnotator:
         check_chunk(line)
         if b"NaN" in line or b"Infinity" in line:
             line = b"data: " + replace_non_finite(line.removeprefix(b"data:")).strip() + b"\n"
-        is_last = b'"finish_reason"' in line and not any(marker in line for marker in UNFINISHED_MARKERS)
-        is_last = is_last or any(marker in line for marker in COMPLETED_MARKERS)
+        # The last chunk of a chat has a finish reason. The Responses API has a special last event.
+        has_finish_reason = b'"finish_reason"' in line and not any(marker in line for marker in UNFINISHED_MARKERS)
+        is_last = has_finish_reason or any(marker in line for marker in COMPLETED_MARKERS)
         adds_report = is_last or not self.has_annotated_first
         adds_usage = self.trace.extra_usage != TokenUsage() and b'"usage"' in line
         if not (adds_report or adds_usage or self.hides_logprobs):
@@ -243,12 +256,6 @@ class StreamAnnotator:
 # --- client connections ---------------------------------------------------------------------------
 
 
-async def wait_for_disconnect(receive: Receive) -> None:
-    """Wait until the client closes its connection."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 class CancelOnDisconnect:
     """Context manager that cancels its body when the client disconnects, and then raises DisconnectError.
 
@@ -267,18 +274,21 @@ class CancelOnDisconnect:
         self._watcher = asyncio.ensure_future(self._watch())
 
     async def _watch(self) -> None:
-        """Cancel the body when the client disconnects."""
-        await wait_for_disconnect(self._receive)
+        """Wait until the client disconnects, and then cancel the body."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
         self._is_disconnected = True
         self._body.cancel()
 
     async def __aexit__(self, exception_type: type[BaseException] | None, *_: object) -> None:
-        """Stop watching, and replace the cancellation by DisconnectError if the client disconnected."""
+        """Stop watching the connection. If the client disconnected, raise DisconnectError instead of CancelledError.
+
+        As in asyncio.timeout, CancelledError is kept if the task was also cancelled by someone else.
+        """
         self._watcher.cancel()
         if self._is_disconnected:
-            # As in asyncio.timeout: if someone else cancelled the task, too, that cancellation must go on.
-            was_cancelled_here = self._body.uncancel() <= self._earlier_cancellations
-            if was_cancelled_here and exception_type is asyncio.CancelledError:
+            is_only_cancellation = self._body.uncancel() <= self._earlier_cancellations
+            if is_only_cancellation and exception_type is asyncio.CancelledError:
                 raise DisconnectError
 
 

@@ -86,7 +86,10 @@ class Bootstrap:
         return 1 + math.ceil(self.resamples / PORTION_SIZE)
 
     def iter_blocks(self, number: int) -> Iterator[WeightMatrix]:
-        """Yield how often each question is drawn, in blocks (resamples x questions) that fit into memory.
+        """Draw the resamples of one portion, and yield how often each resample draws each question.
+
+        The counts come in blocks (resamples x questions) that fit into memory. A portion is a fixed number of resamples
+        with its own random generator, so that portions can be drawn in parallel.
 
         Args:
             number: Number of the portion. Portion 0 is the original sample; each other one has PORTION_SIZE resamples.
@@ -95,16 +98,16 @@ class Bootstrap:
             yield unit_weights(self.n)
             return
         n_in_earlier_portions = (number - 1) * PORTION_SIZE
-        left = min(PORTION_SIZE, self.resamples - n_in_earlier_portions)
+        n_left = min(PORTION_SIZE, self.resamples - n_in_earlier_portions)
         block_size = PORTION_SIZE if self.n <= LARGE_SAMPLE else max(1, MAX_COUNTS_IN_MEMORY // self.n)
         rng = np.random.default_rng([self.seed, number])
-        while left:
-            size = min(left, block_size)
+        while n_left:
+            size = min(n_left, block_size)
             # Row r holds the questions drawn in resample r, plus r * n. So one bincount counts for all rows at once.
             picks = rng.integers(0, self.n, (size, self.n)) + np.arange(size)[:, None] * self.n
             counts = np.bincount(picks.ravel(), minlength=size * self.n).reshape(size, self.n)
             yield counts.astype(np.float32, order="F")  # rank-based metrics read it column by column
-            left -= size
+            n_left -= size
 
     def apply(self, metrics: Sequence[WeightedMetric]) -> list[dict[str, FloatArray]]:
         """Compute each metric on the original sample and on every resample."""
@@ -115,10 +118,10 @@ class Bootstrap:
         return self._compute(range(1, self.n_portions), metrics) if self.resamples else [{} for _ in metrics]
 
     def _compute(self, portions: Sequence[int], metrics: Sequence[WeightedMetric]) -> list[dict[str, FloatArray]]:
-        """Compute metrics on some portions of the resamples in parallel.
+        """Compute metrics on some portions of the resamples, each portion in a thread.
 
         Returns:
-            For each metric, its named values over all resamples of the portions.
+            For each metric, its values over all resamples of the portions, by name.
         """
 
         def compute_portion(number: int) -> list[list[Mapping[str, FloatArray]]]:
@@ -127,13 +130,14 @@ class Bootstrap:
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:  # numpy releases the GIL
             blocks = [block for portion in pool.map(compute_portion, portions) for block in portion]
         results = []
-        for parts in zip(*blocks, strict=True):  # the values of one metric, block by block
-            results.append({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+        for index in range(len(metrics)):
+            values = [block[index] for block in blocks]  # the values of one metric, block by block
+            results.append({name: np.concatenate([part[name] for part in values]) for name in values[0]})
         return results
 
 
 def summarize_resamples(values: FloatArray) -> Estimate:
-    """Make an estimate with a 95 % interval.
+    """Make an estimate with a 95 % interval from bootstrap resamples.
 
     Args:
         values: Value on the original sample, followed by the values on the resamples. Values of resamples that are not
@@ -179,25 +183,27 @@ def _estimate_mean_of_counts(values: FloatArray, distinct: FloatArray, resamples
         resamples: Number of resamples.
     """
     n = len(values)
-    shares = np.bincount(np.searchsorted(distinct, values)) / n  # share of each distinct value in the sample
+    value_numbers = np.searchsorted(distinct, values)  # index of each value in `distinct`
+    shares = np.bincount(value_numbers) / n  # share of each distinct value in the sample
     counts = np.random.default_rng([0, n]).multinomial(n, shares, resamples)  # resamples x distinct values
     original = weighted_mean(unit_weights(n), values)
     return summarize_resamples(np.concatenate([original, counts @ distinct / n]))
 
 
 def estimate_means(columns: Sequence[FloatArray], resamples: int = DEFAULT_RESAMPLES) -> list[Estimate]:
-    """Estimate the mean of each column.
+    """Estimate the mean of each column, with a bootstrap interval.
 
     Columns of equal length share their resamples, so they take little more time than one column. NaN marks a missing
     value, which is left out. The estimate of a column without values is not defined.
     """
     estimates: dict[int, Estimate] = {}  # by column number
-    by_size: dict[int, dict[int, FloatArray]] = {}  # columns of equal length, which share their resamples
+    by_size: dict[int, dict[int, FloatArray]] = {}  # by length and column number: columns that share their resamples
     for number, column in enumerate(columns):
-        if not len(column) or np.isnan(column).any():
-            estimates[number] = _estimate_mean_of_known(column, resamples)
-        elif len(column) > LARGE_SAMPLE:
-            estimates[number] = estimate_mean(column, resamples)
+        known = column[~np.isnan(column)]
+        if not len(known):
+            estimates[number] = Estimate(None)
+        elif len(known) < len(column) or len(column) > LARGE_SAMPLE:
+            estimates[number] = estimate_mean(known, resamples)
         else:
             by_size.setdefault(len(column), {})[number] = column
     for size, same_size in by_size.items():
@@ -206,19 +212,16 @@ def estimate_means(columns: Sequence[FloatArray], resamples: int = DEFAULT_RESAM
 
 
 def _estimate_shared(columns: Mapping[int, FloatArray], bootstrap: Bootstrap) -> dict[int, Estimate]:
-    """Estimate the means of columns of equal length, given and returned by column number, on the same resamples."""
+    """Estimate the means of columns of equal length on the same resamples.
+
+    The columns and the estimates are keyed by the number of the column.
+    """
 
     def compute_means(weights: WeightMatrix) -> dict[str, FloatArray]:
         return {str(number): weighted_mean(weights, column) for number, column in columns.items()}
 
-    # Metrics are named by texts, so the column numbers are converted to texts and back.
-    return {int(name): estimate for name, estimate in _estimate(compute_means, bootstrap).items()}
-
-
-def _estimate_mean_of_known(column: FloatArray, resamples: int) -> Estimate:
-    """Estimate the mean of the values that are not NaN."""
-    known = column[~np.isnan(column)]
-    return estimate_mean(known, resamples) if len(known) else Estimate(None)
+    estimates = _estimate(compute_means, bootstrap)  # keyed by text, as all metrics are
+    return {number: estimates[str(number)] for number in columns}
 
 
 def estimate_quality(needed: BoolArray, needs: FloatArray, resamples: int = DEFAULT_RESAMPLES) -> dict[str, Estimate]:

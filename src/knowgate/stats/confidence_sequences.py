@@ -63,7 +63,8 @@ class MeanConfidenceSequence:
     def add(self, value: float) -> None:
         """Add an observation between 0 and 1."""
         _check_value(value)
-        guess = (0.5 + self.total) / (1 + self.n)  # the mean so far, as if 0.5 had been observed first
+        # The variation compares each observation with a guess made before it: the mean so far, with 0.5 as a start.
+        guess = (0.5 + self.total) / (1 + self.n)
         self.variation += (value - guess) ** 2
         self.total += value
         self.n += 1
@@ -95,10 +96,11 @@ class MeanConfidenceSequence:
         return low
 
     def _is_excluded(self, total: float, mean: float) -> bool:
-        """Return whether the observations, whose sum is `total`, exclude this mean as too small.
+        """Return whether the observations, whose sum is `total`, are so large that the true mean is not this one.
 
-        If it were the true mean, exp(log_evidence), averaged over lambdas, would be a supermartingale that starts at 1.
-        By Ville's inequality it would ever reach 2 / delta with probability at most delta / 2.
+        If it were, the evidence exp(log_evidence), averaged over several parameters lambda, would start at 1 and not grow
+        in the long run (a supermartingale). By Ville's inequality it would ever reach 2 / delta with probability at most
+        delta / 2. The module docstring has the formula.
         """
         log_evidence = LAMBDAS * (total - self.n * mean) - PSI * self.variation  # one value per lambda
         return _log_mean_exp(log_evidence) >= math.log(2 / self.delta)
@@ -108,8 +110,8 @@ class MeanConfidenceSequence:
 class GuaranteeTest:
     """Sequential test whether a mean exceeds a guaranteed limit.
 
-    The test bets that the mean is above the limit. While the guarantee holds, bets do not win in the long run, so
-    capital that has grown is evidence against the guarantee. The probability of a false alarm (`is_violated` ever
+    The test bets play money on observations above the limit. While the guarantee holds, bets do not win in the long run,
+    so capital that has grown is evidence against the guarantee. The probability of a false alarm (`is_violated` ever
     becomes True though the guarantee holds) is at most delta. Start a new test after you changed the system.
 
     Attributes:
@@ -117,8 +119,8 @@ class GuaranteeTest:
         delta: Maximum probability of a false alarm.
         n: Number of observations.
         is_violated: Whether the guarantee was found to be violated. Once True, it stays True.
-        capital: Current capital of each bet.
-        bets: How much of its capital each bet stakes; each suits another mean above the limit.
+        capital: Current capital of each of several bets, which run at the same time.
+        bets: How much of its capital each bet stakes. High stakes detect large violations soon, low stakes small ones.
     """
 
     limit: float
@@ -139,7 +141,7 @@ class GuaranteeTest:
     def add(self, value: float) -> None:
         """Add an observation between 0 and 1: bets win if it is above the limit, and lose if it is below."""
         _check_value(value)
-        # Some capital is bet only from now on, so that a late violation need not first win back earlier losses.
+        # The initial capital is bet little by little, so that a late violation need not first win back earlier losses.
         new_capital = _unspent_capital(self.n) - _unspent_capital(self.n + 1)
         growth = [1 + bet * (value - self.limit) for bet in self.bets]
         self.capital = [(amount + new_capital) * factor for amount, factor in zip(self.capital, growth, strict=True)]
@@ -150,13 +152,13 @@ class GuaranteeTest:
     def evidence(self) -> float:
         """Evidence against the guarantee: 1 at the start; at 1 / delta, the guarantee counts as violated.
 
-        This is the mean capital of the bets plus the capital that is not yet bet.
+        This is the mean capital of the bets, plus the part of the initial capital 1 that is not yet bet.
         """
         return sum(self.capital) / len(ODDS_RATIOS) + _unspent_capital(self.n)
 
     @property
     def evidence_share(self) -> float:
-        """Evidence on a log scale from 0 (none) to 1 (violated)."""
+        """Evidence on a log scale, as a share of what a violation takes: from 0 (none) to 1 (violated)."""
         if self.is_violated:
             return 1.0
         return min(1.0, max(0.0, math.log(self.evidence) / math.log(1 / self.delta)))

@@ -48,13 +48,14 @@ def weighted_mean(weights: WeightMatrix, values: NDArray[Any]) -> FloatArray:
     """Return the weighted mean over the questions for each row of weights.
 
     Args:
-        weights: Weights (resamples x questions).
+        weights: Weights (resamples x questions): how often each resample draws each question.
         values: One value per question, or a table (questions x columns) to average each column.
     """
     sums = (weights @ values.astype(weights.dtype)).astype(np.float64)
-    total = weights.sum(axis=1, dtype=np.float64)
-    # The totals are one column if `values` is a table, so that they divide all of its columns.
-    return safe_divide(sums, total.reshape(-1, *[1] * (values.ndim - 1)))
+    totals = weights.sum(axis=1, dtype=np.float64)
+    if values.ndim == 2:
+        totals = totals[:, None]  # divides every column of the sums
+    return safe_divide(sums, totals)
 
 
 def weighted_accuracy(
@@ -80,9 +81,10 @@ def weighted_brier(weights: WeightMatrix, needed: BoolArray, needs: FloatArray) 
 
 
 def weighted_ece(weights: WeightMatrix, needed: BoolArray, needs: FloatArray) -> FloatArray:
-    """Return the expected calibration error (ECE) of each row of weights, over N_ECE_BINS bins of equal width.
+    """Return the expected calibration error (ECE) of each bootstrap resample, over N_ECE_BINS bins of equal width.
 
-    Needs (0 to 1) are the predictions, `needed` the truth. The questions are processed in blocks, to save memory.
+    Needs (0 to 1) are the predictions, `needed` the truth. `weights` (resamples x questions) says how often each resample
+    draws each question. The questions are processed in blocks, to save memory.
     """
     # For each resample (row) and bin (column), the sum of prediction minus truth.
     gaps: NDArray[Any] = np.zeros((len(weights), N_ECE_BINS), dtype=weights.dtype)
@@ -90,7 +92,7 @@ def weighted_ece(weights: WeightMatrix, needed: BoolArray, needs: FloatArray) ->
         block = slice(start, start + ECE_BLOCK_SIZE)
         in_bin = (assign_ece_bins(needs[block])[:, None] == np.arange(N_ECE_BINS)).astype(weights.dtype)
         errors = (needs[block] - needed[block])[:, None].astype(weights.dtype)
-        gaps += weights[:, block] @ (in_bin * errors)
+        gaps += weights[:, block] @ (in_bin * errors)  # (in_bin * errors) is questions x bins
     return safe_divide(np.abs(gaps).sum(axis=1, dtype=np.float64), weights.sum(axis=1, dtype=np.float64))
 
 
@@ -120,9 +122,10 @@ class NeedRanking:
         return np.flatnonzero(np.diff(self.needs[self.order], prepend=np.nan) != 0)  # NaN: the first always starts one
 
     def sort(self, weights: WeightMatrix) -> WeightMatrix:
-        """Transpose weights (resamples x questions) and sort the questions by need, as `auroc` and `areas` expect them.
+        """Convert weights of questions to the form that `auroc` and `areas` expect.
 
-        With one row per question, cumulative sums add whole rows, which is several times faster.
+        Weights (resamples x questions) say how often each resample draws each question. The result has one row per
+        question, from the lowest need up. So cumulative sums add whole rows, which is several times faster.
         """
         return weights.T[self.order]
 
@@ -139,7 +142,7 @@ class NeedRanking:
         """Return the areas under the ROC curve, the precision-recall curve and the risk-coverage curve.
 
         Args:
-            sorted_weights: Weights (questions sorted by need x resamples).
+            sorted_weights: Weights from `sort` (questions sorted by need, a score from 0 to 1, x resamples).
             needed: Whether each question needed retrieval, in the original order. These questions are the positives.
 
         Returns:
@@ -150,7 +153,8 @@ class NeedRanking:
         # Positives and questions up to and including each group, from the lowest need.
         hits, seen = _cumulate(positive), _cumulate(both)
         n_positive, total = hits[-1].copy(), seen[-1].copy()
-        # The arrays are large, so steps write into existing arrays (`out`), which halves the time.
+        # The arrays are large, so steps write into existing arrays (`out`), which halves the time. Without that, the
+        # steps would be: risk = hits / max(seen, 1), and so on.
         scratch = np.maximum(seen, 1)
         risk = np.divide(hits, scratch, out=scratch)
         aurc = safe_divide(_column_dot(both, risk), total.astype(np.float64))
@@ -164,12 +168,12 @@ class NeedRanking:
         return {"auroc": auroc, "auprc": auprc, "aurc": aurc}
 
     def _auroc(self, positive: WeightMatrix, negative: WeightMatrix, below: WeightMatrix) -> FloatArray:
-        """Return the AUROC of each resample: the share of pairs whose positive has a higher need than its negative.
+        """Return the AUROC of each resample: the share of pairs whose positive has a higher score than its negative.
 
         Args:
-            positive: Weight of the questions in each group that needed retrieval (groups of equal needs x resamples).
+            positive: Weight of the questions that needed retrieval, in each group of equal needs (groups x resamples).
             negative: Weight of the other questions in each group.
-            below: Weight of the negatives at or below the need of each group.
+            below: Weight of the negatives in each group and all groups of lower need.
         """
         pairs = _column_dot(positive, below)
         if self.has_ties:
@@ -185,18 +189,21 @@ class NeedRanking:
         """Sum the weights within each group of equal needs.
 
         Returns:
-            The sums of the questions that needed retrieval, and the sums of those that did not.
+            (positive, negative): the sums over the questions that needed retrieval, and over those that did not.
         """
         positive = sorted_weights * needed[self.order, None].astype(sorted_weights.dtype)
         negative = sorted_weights - positive
         return self._sum_groups(positive), self._sum_groups(negative)
 
     def _sum_groups(self, rows: WeightMatrix) -> WeightMatrix:
-        """Sum the rows (questions) of each group of equal needs, much faster than np.add.reduceat."""
+        """Sum the rows (questions) of each group of equal needs, much faster than np.add.reduceat.
+
+        The sum of a group is the cumulative sum up to its last row, minus that up to the group before.
+        """
         if not self.has_ties:  # every group is one question
             return rows
         last_rows = np.append(self.starts[1:], len(rows)) - 1
-        sums: WeightMatrix = _cumulate(rows)[last_rows]  # sums from the first group up to each group
+        sums: WeightMatrix = _cumulate(rows)[last_rows]
         sums[1:] -= sums[:-1].copy()
         return sums
 
@@ -215,7 +222,8 @@ def _cumulate(rows: WeightMatrix) -> WeightMatrix:
     blocks = sums[:n_in_blocks].reshape(-1, block_size, rows.shape[1])
     for row in range(1, block_size):  # in all blocks at once
         blocks[:, row] += blocks[:, row - 1]
-    blocks[1:] += np.cumsum(blocks[:, -1], axis=0)[:-1, None]
+    block_totals = blocks[:, -1]
+    blocks[1:] += np.cumsum(block_totals, axis=0)[:-1, None]  # the totals of earlier blocks
     for row in range(n_in_blocks, len(rows)):  # the rows after the last whole block
         sums[row] += sums[row - 1]
     return sums
@@ -285,7 +293,8 @@ def _first(values: FloatArray) -> float | None:
 class Frontier:
     """Accuracy of the answers at every retrieval rate, if passages are retrieved for the highest needs first.
 
-    The retrieval rate is the share of questions for which passages are retrieved.
+    A need is a gate's score from 0 (the LLM knows) to 1 (retrieve). The retrieval rate is the share of questions for
+    which passages are retrieved.
 
     Attributes:
         rates: Retrieval rates k / n, for k = 0 to n.
@@ -305,7 +314,7 @@ class Frontier:
 
 
 def compute_frontier(closed_right: BoolArray, open_right: BoolArray, needs: FloatArray) -> Frontier:
-    """Compute the frontier of a gate: the accuracy of the answers at every retrieval rate.
+    """Compute the frontier of a gate: the accuracy at every retrieval rate, if the highest needs are retrieved for first.
 
     Args:
         closed_right: Whether each closed-book answer is correct.
@@ -335,7 +344,7 @@ def _list_retrieval_rates(n: int) -> FloatArray:
 
 
 def compute_oracle_frontier(closed_right: BoolArray, open_right: BoolArray) -> Frontier:
-    """Compute the best possible frontier, of a gate that knows which questions retrieval helps.
+    """Compute the best possible accuracy at every retrieval rate, of a gate that knows which questions retrieval helps.
 
     Retrieval starts with the questions that it helps and ends with those that it harms.
     """

@@ -61,7 +61,7 @@ def wilson_interval(hits: int, n: int) -> tuple[float, float]:
 def upper_confidence_limit(hits: int, n: int, error: float) -> float:
     """Return the one-sided upper confidence limit of a proportion (Clopper and Pearson 1934).
 
-    The limit is the share with which so few hits have the probability `error`. It is found by bisection.
+    If the true share were the limit, so few hits would have the probability `error`. Bisection finds that share.
 
     Args:
         hits: Number of cases that count.
@@ -142,7 +142,8 @@ def measure_agreement(side: str, names: tuple[str, str], pairs: Sequence[tuple[b
     """
     return GraderAgreement(
         side,
-        *names,
+        first=names[0],
+        second=names[1],
         n=len(pairs),
         agree=sum(first == second for first, second in pairs) / max(1, len(pairs)),
         kappa=cohens_kappa(pairs),
@@ -205,8 +206,8 @@ def mcnemar_test(first: BoolArray, second: BoolArray) -> tuple[float, int, int]:
         second: Whether the second system answers each question correctly.
 
     Returns:
-        The p-value, the number of questions that only the first system answers correctly, and the number that only the
-        second system answers correctly.
+        (p-value, only_first, only_second), where the last two are the numbers of questions that only the first system and
+        only the second system answers correctly.
     """
     with require_extra("comparing gates", "train"):
         from scipy.stats import binomtest

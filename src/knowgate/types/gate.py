@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 else:
 
     class default_property:  # noqa: N801 - used like `property`
-        """Property of a gate that a subclass may override with a class attribute or a dataclass field."""
+        """Property of a gate that a subclass may override with a class attribute or a dataclass field.
+
+        A plain `property` does not allow that: a dataclass would take the property object as the default of the field.
+        """
 
         def __init__(self, getter: Callable[[Gate], Any]):
             self.getter, self.__doc__ = getter, getter.__doc__
@@ -77,9 +80,9 @@ class Gate(ABC):
     """
 
     def __init_subclass__(cls) -> None:
-        """Raise TypeError if a subclass defines a member under its name of version 0.1.
+        """Raise TypeError if a subclass was written for version 0.1 and uses a name that a member no longer has.
 
-        Without the error, the member would silently have no effect.
+        Without the error, that member of the subclass would silently have no effect.
         """
         super().__init_subclass__()
         for name in RENAMED_MEMBERS.keys() & vars(cls).keys():
@@ -139,10 +142,10 @@ class Gate(ABC):
 
     @default_property
     def is_pure(self) -> bool:
-        """Whether `score` is a short computation without side effects. Default: False.
+        """Whether `score` may be called on an event loop and from several threads at once. Default: False.
 
-        It may then be called on an event loop and from several threads at once. Such a gate uses no model, file or
-        network of its own and has no mutable state.
+        This is allowed if `score` is a short computation without side effects: the gate uses no model, file or network
+        of its own and has no mutable state.
         """
         return False
 
@@ -187,9 +190,9 @@ class Gate(ABC):
 
     @default_property
     def recorded_signal(self) -> str:
-        """Key of `Reading.signals` under which a label run may have recorded the LLM's answer to the label prompt.
+        """Key of `Reading.signals` that may hold the LLM's answer to the prompt of `build_label_prompts`.
 
-        If all readings have a recorded answer, the LLM is not called. Empty if the answer is never recorded.
+        Label runs record such answers. If all readings have one, the LLM is not called. Empty if none is ever recorded.
         """
         return ""
 

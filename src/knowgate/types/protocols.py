@@ -29,7 +29,7 @@ TextStream = Generator[str, None, Completion]  # yields pieces of text and retur
 class ModelIdentity(Protocol):
     """Identity of an LLM, to check that a fitted gate belongs to it.
 
-    Models implement it, and label runs implement it for the LLM that they were made with. It is a protocol and not a
+    Models implement it, and so do label runs (recorded answers), for the LLM that they were made with. It is a protocol and not a
     record, because the fingerprint of a model behind a server may require a request.
     """
 
@@ -103,14 +103,14 @@ class Model(ModelIdentity, Protocol):
         ...
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        """Return how probable each label is at each marked position of the prompts.
+        """Return how probably the LLM answers with each label, at the end of each piece of the prompts.
 
         Args:
-            prompts: Prompts with marked positions.
+            prompts: Prompts in one or more pieces.
             labels: Answer words, such as yes and no.
 
         Returns:
-            One array (marked positions x labels) of logits or log-probabilities per prompt.
+            For each prompt, an array (pieces x labels) of logits or log-probabilities.
         """
         ...
 
@@ -203,7 +203,10 @@ class ServedModel(Protocol):
 
     @property
     def reads_inner_labels(self) -> bool:
-        """Whether the logits of labels can be read at positions inside a prompt, not only at its end."""
+        """Whether the logits of labels (answer words) can be read inside a prompt, not only at its end.
+
+        Needed for a `LabelPrompt` of several pieces.
+        """
         ...
 
     def check_request(self, request: SignalRequest, /) -> None:
@@ -253,9 +256,9 @@ class AnswerPair:
 
 @dataclass(frozen=True)
 class Belief:
-    """An arbiter's estimate of how probably each answer of a pair is correct.
+    """How probably the answers to a question without passages (closed) and with passages (open) are correct.
 
-    If the probabilities are equal, the open-book answer is chosen.
+    An arbiter estimates this to choose one of them. If the probabilities are equal, the open-book answer is chosen.
 
     Attributes:
         closed: Probability that the closed-book answer is correct.
@@ -285,7 +288,7 @@ class Arbiter(Protocol):
     def fingerprint(self) -> str:
         """Hash that identifies the behavior of the arbiter.
 
-        A guarantee for a gate with an arbiter holds only for the arbiter with this fingerprint.
+        The proof that a gate with an arbiter loses few answers (its guarantee) holds only for this fingerprint.
         """
         ...
 
@@ -321,7 +324,7 @@ class Arbiter(Protocol):
         return self
 
     def accepts_beginning(self, beginning: str) -> bool:
-        """Return whether the open-book answer is certain to be chosen if it begins like this.
+        """Return whether the arbiter will choose the open-book answer, whatever follows this beginning of it.
 
         Such an answer can be streamed to the user before it is complete.
         """

@@ -87,11 +87,13 @@ class Prompt:
 
 @dataclass(frozen=True)
 class LabelPrompt:
-    """Prompt with marked positions at which the logits of labels, such as yes and no, are read.
+    """Prompt that asks the LLM one or more questions with fixed answer words (labels), such as yes and no.
+
+    The logits of the labels are read at the end of each piece of the text.
 
     Attributes:
-        parts: Pieces of the text. The logits are read at the end of each piece. Every piece except the first begins
-            with the label that was given as the answer at the previous position.
+        parts: Pieces of the text, such as ("Is it true? ", "yes. Is it new? "). Every piece except the first begins with
+            the label that was given as the answer to the piece before.
         raw: If False, there is one piece, which is a chat message of the user. The logits are then read at the start of
             the LLM's answer.
         prefix: Text before the first piece that many prompts share, so that a backend can cache its computation.
@@ -192,7 +194,11 @@ class SignalRequest:
         return not (self.draft_tokens or self.layers or self.samples)
 
     def __or__(self, other: SignalRequest) -> SignalRequest:
-        """Combine two requests into one that covers both. Where they conflict, `self` takes precedence."""
+        """Combine two requests into one that reads all signals of both.
+
+        Lengths and numbers are the larger of the two. What can have only one value, such as the sampling parameters, is
+        that of `self` if it requests the signal.
+        """
         return SignalRequest(
             draft_tokens=max(self.draft_tokens, other.draft_tokens),
             layers=tuple(sorted({*self.layers, *other.layers})),
@@ -241,7 +247,8 @@ class Reading:
         labels: Logits (marked positions x labels), keyed by the name of the gate that asked for them.
         neighbors: Similar logged questions, most similar first, keyed by the name of the gate that searched for them.
         signals: Numbers that a label run computed and stored in place of larger signals, keyed by name.
-        resume: Handle with which `Model.generate` continues the draft without processing the prompt again.
+        resume: Handle with which `Model.generate` continues the draft without processing the prompt again; None if the
+            LLM cannot.
         sample_states: Hidden state at the end of each sampled answer (samples x dimensions).
     """
 
@@ -309,10 +316,11 @@ class Decision:
 
     @property
     def _facts(self) -> list[tuple[str, str]]:
-        """Name and value of each part of the decision, for display."""
-        neighbors = [(f"similar, {item.label}", f"{item.question} ({item.similarity:.2f})") for item in self.neighbors]
+        """(name, value) of each part of the decision, for display."""
         facts = [("decision", format_verdict(self.retrieve)), ("because", self.reason), ("gate", self.gate)]
-        return [*facts, *neighbors]
+        for neighbor in self.neighbors:
+            facts.append((f"similar, {neighbor.label}", f"{neighbor.question} ({neighbor.similarity:.2f})"))
+        return facts
 
 
 @dataclass(frozen=True)
@@ -340,7 +348,7 @@ class ArbiterChoice:
 
     @property
     def was_arbitrated(self) -> bool:
-        """Whether the arbiter was called and found one of the answers more probable."""
+        """Whether the two answers differ, so that the arbiter was called, and it found one of them more probable."""
         return self.closed_probability != self.open_probability
 
 
@@ -354,7 +362,7 @@ class Answer:
         decision: Whether passages were retrieved, and why.
         passages: Passages that the LLM was given; empty if none were retrieved.
         seconds: Duration of each stage in seconds, keyed by its name, and 'total'.
-        draft: Closed-book draft that the gate read; None if it read none.
+        draft: Beginning of an answer without passages that the gate read; None if it read none.
         n_tokens: Number of tokens generated for `text`, including its draft.
         choice: Choice of the arbiter between two answers; None without an arbiter or without retrieval.
         batch_size: Number of questions that were answered together. `seconds` is an equal share of their time.

@@ -79,7 +79,7 @@ def test_its_weights_are_safetensors_and_nothing_that_runs_code(single):
 def test_several_seeds_are_averaged(examples, base, tmp_path):
     gate = JudgeGate.load(str(make(tmp_path, examples, base, epochs=1, seeds=2)))
     cut = gate.judge.encode_answer("a b c?", "x a", "")
-    votes = gate.judge.predict_members([cut])
+    votes = [gate.judge.predict_member(number, [cut]) for number in range(2)]
     assert votes[0] != votes[1]
     assert gate.judge.predict_known([cut])[0] == pytest.approx((votes[0][0] + votes[1][0]) / 2)
 

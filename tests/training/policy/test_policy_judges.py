@@ -1,6 +1,7 @@
 """Fine-tuned judges of a policy: trained once per fold, and used together without a further training."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -74,3 +75,33 @@ def test_small_encoders_learn_only_what_is_known(evidence):
     recipes = candidates.list_gate_recipes(evidence, PolicyOptions(base="small"), has_gpu=False)
     assert "judge" in {recipe.name for recipe in recipes}
     assert "judge (gain)" not in {recipe.name for recipe in recipes}
+
+
+class Rows(list):
+    """Rows of an LLM behind an API."""
+
+    @property
+    def settings(self):
+        return {"model": "openai:my-llm"}
+
+
+@pytest.mark.parametrize(
+    ("n", "signals", "base", "has_gpu", "expected"),
+    [
+        (2_000, {}, None, False, "small"),  # recorded texts, few enough for a CPU
+        (2_001, {}, None, False, None),
+        (2_001, {}, "small", False, "small"),
+        (2_001, {}, None, True, "small"),
+        (200, {"has_logprobs": True}, None, False, None),  # better signals than texts are at hand
+        (200, {"has_states": True}, None, False, None),
+        (200, {}, "none", False, None),
+        (200, {}, "none", True, None),
+    ],
+)
+def test_small_judges_are_tried_unasked_where_rows_are_texts_and_few(n, signals, base, has_gpu, expected):
+    rows = SimpleNamespace(table=Rows(range(n)), **{"has_logprobs": False, "has_states": False, **signals})
+    assert candidates.choose_base(rows, PolicyOptions(base=base), has_gpu) == expected
+
+
+def test_a_local_llm_is_its_own_judge_on_a_gpu(evidence, base):
+    assert candidates.choose_base(evidence, PolicyOptions(), True) == evidence.table.settings["model"]

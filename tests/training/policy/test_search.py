@@ -23,8 +23,9 @@ from tests.support.pairs_by_hand import pair_row, pair_rows
 
 @pytest.fixture(autouse=True)
 def without_text(monkeypatch):
-    """Leave out the embedding model: the fake rows have log-probabilities, which are enough."""
+    """Leave out embedding model and judges: the fake rows have log-probabilities, which are enough."""
     monkeypatch.setattr(candidates, "DEFAULT_GATES", ())
+    monkeypatch.setattr(candidates, "MAX_CPU_ROWS", 0)
     monkeypatch.setattr(MemoryEmbedder, "embed", embed_parity)
 
 
@@ -97,6 +98,12 @@ def test_never_retrieving_is_written_if_retrieval_changes_nothing(tmp_path):
     assert "Retrieval hardly pays here" in " ".join(policy.summary)
     assert policy.gate.threshold == 1.0
     assert policy.gate.artifact.manifest["gate"] == "constant"
+
+
+def test_the_first_message_says_how_to_try_a_judge_where_none_is_tried(good_run, tmp_path):
+    messages = []
+    fit_policy(good_run, out=tmp_path / "policy", topics="none", watch=lambda progress: messages.append(progress.words))
+    assert "No judge is fine-tuned here unless you name one: base='small'" in messages[0]
 
 
 def test_few_rows_give_the_policy_to_always_retrieve_and_say_how_many_would_do(tmp_path):

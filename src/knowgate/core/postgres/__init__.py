@@ -67,7 +67,8 @@ def open_postgres(
 
 def _close_all() -> None:
     """Close the databases that this process opened, but not those that it inherited by a fork."""
-    for (process, *_), database in list(_OPEN.items()):
-        if process == os.getpid():
+    for key, database in list(_OPEN.items()):
+        process_id = key[0]
+        if process_id == os.getpid():
             with contextlib.suppress(KnowgateError):
                 database.close()

@@ -51,11 +51,11 @@ def is_postgres_address(spec: str) -> bool:
 
 
 def parse_database_address(spec: str, *, schema: str = DEFAULT_SCHEMA) -> DatabaseAddress:
-    """Parse the address of a database.
+    """Parse the address of a database, such as postgresql://USER:PASSWORD@HOST/DATABASE?schema=NAME.
 
     Args:
         spec: The address.
-        schema: Schema to use if the address names none.
+        schema: The PostgreSQL schema to use if the address names none.
 
     Raises:
         BadSetting: The text is not an address, or the name of its schema is not allowed.
@@ -71,18 +71,19 @@ def parse_database_address(spec: str, *, schema: str = DEFAULT_SCHEMA) -> Databa
     query = f"?{urlencode(parameters, quote_via=quote)}" if parameters else ""
     conninfo = f"{SCHEMES[0]}{login}{'@' if login else ''}{path}{query}"
     password = unquote(login.partition(":")[2])
-    values = [password, *(parameters.get(key, "") for key in SECRET_PARAMETERS)]
-    # A server may repeat a secret as it is or percent-encoded. Longer secrets are replaced first.
-    forms = {form for value in values for form in (value, quote(value, safe="")) if len(form) > 2}
-    return DatabaseAddress(conninfo, schema, redact_secrets(spec), tuple(sorted(forms, key=len, reverse=True)))
+    secrets = [password, *(parameters.get(key, "") for key in SECRET_PARAMETERS)]
+    # A server may repeat a secret as it is or percent-encoded. Longer texts are replaced first, very short ones never.
+    secrets += [quote(secret, safe="") for secret in secrets]
+    longest_first = sorted({secret for secret in secrets if len(secret) > 2}, key=len, reverse=True)
+    return DatabaseAddress(conninfo, schema, redact_secrets(spec), tuple(longest_first))
 
 
 def _split(spec: str) -> tuple[str, str, dict[str, str]]:
     """Split an address into 'USER:PASSWORD', 'HOST:PORT/DATABASE' and the parameters after the question mark."""
-    scheme = next((scheme for scheme in SCHEMES if spec.startswith(scheme)), None)
-    if scheme is None:
+    scheme, separator, rest = spec.partition("://")
+    if scheme + separator not in SCHEMES:
         raise BadSetting(f"'{redact_secrets(spec)}' is not the address of a database. Write {EXAMPLE_ADDRESS}.")
-    location, _, parameters = spec.removeprefix(scheme).partition("?")
+    location, _, parameters = rest.partition("?")
     login, _, path = location.rpartition("@")
     return login, path, dict(parse_qsl(parameters, keep_blank_values=True))
 

@@ -93,10 +93,10 @@ class PostgresDatabase:
                 raise translate_error(self.address, error) from None
 
     def read(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Run a query and return its rows.
+        """Run a query and return its rows. It uses question marks for the parameters `values`.
 
-        If the connection is lost, for instance because the server was restarted, the query is run once more on a
-        connection that is known to work.
+        To save time, the connection is not checked first. If it turns out to be lost, for instance because the server
+        was restarted, the query is run once more on a connection that was checked.
         """
         try:
             with self._open_pool().connection() as connection:

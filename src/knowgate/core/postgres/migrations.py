@@ -94,7 +94,7 @@ def set_search_path(connection: Connection, address: DatabaseAddress) -> None:
     row = connection.execute(
         "SELECT n.nspname FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'vector'"
     ).fetchone()
-    names = [address.schema, *(str(name) for name in row or ())]
+    names = [address.schema] if row is None else [address.schema, str(row[0])]
     path = sql.SQL(", ").join(sql.Identifier(name) for name in names)
     connection.execute(sql.SQL("SET search_path TO {}").format(path))
 
@@ -124,15 +124,17 @@ def _migrate(connection: Connection, address: DatabaseAddress, schema: TableSche
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s)", [MIGRATION_LOCK_ID])
         _create_schema(connection, address)
-        version = _get_version(connection, address, schema)
-        if version is None and (foreign := set(schema.tables) & set(_get_columns(connection, address))):
-            raise make_schema_error(address, f"the table '{min(foreign)}' has no recorded version")
-        if (version or 0) > schema.version:
+        recorded = _get_version(connection, address, schema)
+        existing = set(schema.tables) & set(_get_columns(connection, address))
+        if recorded is None and existing:
+            raise make_schema_error(address, f"the table '{min(existing)}' has no recorded version")
+        version = recorded or 0
+        if version > schema.version:
             raise ArtifactError(
                 f"a newer version of knowgate made the tables '{schema.name}' in {address.redacted} (format "
                 f"{version}; this version reads up to {schema.version}). Update knowgate: pip install -U knowgate"
             )
-        for statements in schema.steps[version or 0 :]:
+        for statements in schema.steps[version:]:
             for statement in statements:
                 connection.execute(statement.encode())
         connection.execute(
@@ -161,8 +163,8 @@ def _get_version(connection: Connection, address: DatabaseAddress, schema: Table
 
 
 def _check_tables(connection: Connection, address: DatabaseAddress, schema: TableSchema) -> None:
-    """Raise an error if a table or column of the latest version is missing."""
-    existing = _get_columns(connection, address)
+    """Raise ArtifactError if a table or column of the latest version is missing."""
+    existing = _get_columns(connection, address)  # of each table that exists
     for table, columns in schema.tables.items():
         if missing := columns - existing.get(table, set()):
             problem = f"table '{table}' has no column '{min(missing)}'" if table in existing else f"no table '{table}'"

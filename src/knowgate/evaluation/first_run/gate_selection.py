@@ -53,12 +53,13 @@ class GateChoice:
     """The gate that a first run has chosen.
 
     Attributes:
-        gate: Folder or spec; ALWAYS_RETRIEVE_GATE if nothing is proven.
-        threshold: Threshold of a gate without a folder of its own; None for the gate's own.
-        guarantee: What is proven about it, in one sentence; '' if nothing is.
+        gate: Folder of a fitted gate, or spec of a gate such as 'logprob:min'. ALWAYS_RETRIEVE_GATE if no gate is proven
+            to lose few answers.
+        threshold: Threshold to use; None if the folder of the gate stores it.
+        guarantee: How many answers the gate loses at most, in one sentence; '' if nothing is proven.
         alternatives: Gates that were tried and not chosen.
         explanations: How the choice was made, in sentences.
-        is_policy: Whether the gate is the folder of a policy, which contains its arbiter.
+        is_policy: Whether `gate` is the folder of a policy, which contains gate, threshold and arbiter.
     """
 
     gate: str = ALWAYS_RETRIEVE_GATE
@@ -117,8 +118,9 @@ class CalibratedCandidate(NamedTuple):
 
     @property
     def is_useful(self) -> bool:
-        """Whether a threshold is proven and skips enough searches."""
-        return self.calibration.threshold != ALWAYS_RETRIEVE and self.skip_rate >= MIN_SKIP_RATE
+        """Whether the gate skips enough searches, at a threshold that is proven to lose few answers."""
+        is_proven = self.calibration.threshold != ALWAYS_RETRIEVE  # the threshold if nothing can be proven
+        return is_proven and self.skip_rate >= MIN_SKIP_RATE
 
 
 @dataclass
@@ -150,10 +152,11 @@ class GateSelector:
             return GateChoice(explanations=(explanation,))
         n_fit = count_graded_questions(self.labeled.runs("fit"))
         untrained = self._find_untrained_gate(runs)
-        # If two gates compete, they share the allowed error probability.
+        # If two gates compete, they share the allowed probability that a proof is wrong (delta).
         is_shared = n_fit >= MIN_GRADED_ROWS and untrained is not None
         delta = (1 - CONFIDENCE) / (2 if is_shared else 1)
-        candidates = [candidate for candidate in (untrained, self._train_gate(n_fit)) if candidate is not None]
+        trained = self._train_gate(n_fit)
+        candidates = [candidate for candidate in (untrained, trained) if candidate is not None]
         results = [self._calibrate(candidate, delta) for candidate in candidates]
         calibrated = [result for result in results if result is not None]
         return self._choose(calibrated, candidates, n, is_shared=is_shared)
@@ -177,9 +180,9 @@ class GateSelector:
         return None
 
     def _train_gate(self, n: int) -> GateCandidate | None:
-        """Train a cheap fusion gate. Returns None if there are too few questions or it is not better than chance.
+        """Train a gate on the questions of the part 'fit'. It combines signals that the LLM gives without extra calls.
 
-        Adds an explanation in each case.
+        Returns None if there are too few questions or the gate is not better than chance. Adds an explanation in each case.
         """
         if n < MIN_GRADED_ROWS:
             self.explanations.append(
@@ -218,9 +221,9 @@ class GateSelector:
     # --- choice -----------------------------------------------------------------------------------
 
     def _calibrate(self, candidate: GateCandidate, delta: float) -> CalibratedCandidate | None:
-        """Choose the threshold of a candidate so that its loss is proven.
+        """Choose the threshold of a gate that skips most searches and provably loses at most `max_loss` of the answers.
 
-        Returns None and adds an explanation if nothing can be proven.
+        Returns None and adds an explanation if there are too few questions for a proof.
 
         Args:
             candidate: The gate.
@@ -267,25 +270,28 @@ class GateSelector:
             return GateChoice(alternatives=tried, explanations=tuple(self.explanations))
         best = max(useful, key=lambda each: each.skip_rate)
         candidate, guarantee = best.candidate, best.calibration.sentence
-        first = [
-            f"Chosen: {candidate.description}. It skips {100 * best.skip_rate:.0f} % of the searches there. {guarantee}"
-        ]
+        skipped = f"It skips {100 * best.skip_rate:.0f} % of the searches there."
+        reasons = [f"Chosen: {candidate.description}. {skipped} {guarantee}"]
         if is_shared:
-            first.append(_explain_shared_confidence(1 - CONFIDENCE))
+            confidence_of_each = f"each had to be proven at {50 * (1 + CONFIDENCE):g} %"
+            reasons.append(
+                f"Two gates competed, so {confidence_of_each}; that leaves {100 * CONFIDENCE:g} % for the chosen one."
+            )
         chosen = str(candidate.folder or candidate.gate)
         return GateChoice(
             chosen,
-            None if candidate.folder else best.calibration.threshold,
-            guarantee,
-            tuple(gate for gate in tried if gate != chosen),
-            (*first, *self.explanations),
+            threshold=None if candidate.folder else best.calibration.threshold,
+            guarantee=guarantee,
+            alternatives=tuple(gate for gate in tried if gate != chosen),
+            explanations=(*reasons, *self.explanations),
         )
 
 
 def fit_first_policy(labeled: LabeledParts, options: FirstRunOptions, reporter: ProgressReporter) -> GateChoice | None:
-    """Fit a policy (gate, arbiter and threshold together) on the questions of the parts 'fit' and 'calibration'.
+    """Fit a policy on the questions of the parts 'fit' and 'calibration'; the part 'test' is left for the report.
 
-    The part 'test' is left for the report.
+    A policy is a gate, its threshold, and an arbiter that chooses between the answers with and without passages. They
+    are fitted together.
 
     Args:
         labeled: The label runs.
@@ -293,8 +299,8 @@ def fit_first_policy(labeled: LabeledParts, options: FirstRunOptions, reporter: 
         reporter: Receives the progress.
 
     Returns:
-        The policy as a choice; always retrieving, if the policy is not proven. None if there are too few graded
-        questions or a policy cannot be fitted on them: then a gate is selected instead.
+        The policy or, if it is not proven to lose few answers, the choice to always retrieve. None if there are too few
+        graded questions or fitting fails: then a gate is selected instead.
     """
     runs = labeled.runs("fit", "calibration")
     n = count_graded_questions(runs)
@@ -321,20 +327,19 @@ def fit_first_policy(labeled: LabeledParts, options: FirstRunOptions, reporter: 
 
 
 def _make_choice(policy: FittedPolicy, max_loss: float) -> GateChoice:
-    """Choose the policy if it saves searches and its guarantee is within the limit; else always retrieve."""
+    """Choose the policy if it skips searches and provably loses at most `max_loss` of the answers; else always retrieve."""
     evidence = policy.gate.artifact.manifest.get("guarantee")
-    saves = policy.gate.threshold != ALWAYS_RETRIEVE
-    if evidence is not None and saves and evidence["epsilon"] <= max_loss:  # epsilon is the loss that is proven
+    if policy.gate.threshold == ALWAYS_RETRIEVE:
+        return GateChoice(ALWAYS_RETRIEVE_GATE, explanations=policy.summary)
+    if evidence is not None and evidence["epsilon"] <= max_loss:  # epsilon is the loss that is proven
         guarantee = summarize_threshold(policy.gate.threshold, "guarantee", evidence)
         return GateChoice(str(policy.path), guarantee=guarantee, explanations=policy.summary, is_policy=True)
-    if not saves:
-        return GateChoice(ALWAYS_RETRIEVE_GATE, explanations=policy.summary)
     limit = f"It is not proven to lose at most {100 * max_loss:g} % of the answers."
     return GateChoice(ALWAYS_RETRIEVE_GATE, alternatives=(str(policy.path),), explanations=(*policy.summary, limit))
 
 
 def count_graded_questions(runs: Sequence[Path]) -> int:
-    """Count the questions of label runs whose closed-book answer is graded; failed questions do not count."""
+    """Count the questions of label runs whose answer without passages is graded; failed questions do not count."""
     rows = (row for run in runs for row in RunFolder(run).rows())
     return sum(row.error is None and row.closed is not None and row.closed.correct is not None for row in rows)
 
@@ -354,19 +359,14 @@ def _format_auroc(auroc: Estimate) -> str:
     return f" (AUROC {auroc.value:.2f}, {interval}, on questions it never saw)"
 
 
-def _explain_shared_confidence(delta: float) -> str:
-    """Say that two gates share the error probability `delta` of the proof."""
-    return (
-        f"Two gates competed, so each had to be proven at {100 * (1 - delta / 2):g} %; that leaves "
-        f"{100 * (1 - delta):g} % for the chosen one."
-    )
-
-
 # --- what a number of questions can prove ---------------------------------------------------------
 
 
 def smallest_provable_loss(n: int, delta: float = 1 - CONFIDENCE) -> float:
-    """Return the smallest loss that n questions can prove, if skipping harms none of them: (1 - loss)^n = delta.
+    """Return the smallest loss that n questions can prove, if skipping searches loses none of their answers.
+
+    The loss is the share of answers that skipping loses. If it were larger than the returned value, n questions without
+    a lost answer would have a probability below delta: (1 - loss)^n < delta. So 100 questions prove a loss of 3 %.
 
     Args:
         n: Number of questions.
@@ -385,9 +385,9 @@ def describe_provable_loss(n: int, max_loss: float | None = None, delta: float =
 
     `delta` is the allowed probability that the proof is wrong.
     """
-    losses = {*COMMON_LOSSES, *([max_loss] if max_loss else [])}
-    out_of_reach = sorted((loss for loss in losses if not can_prove(n, loss, delta)), reverse=True)
-    needed = ", ".join(f"{100 * loss:g} % takes {compute_required_rows(loss, delta)}" for loss in out_of_reach)
+    losses = set(COMMON_LOSSES) | ({max_loss} if max_loss else set())
+    unprovable = [loss for loss in sorted(losses, reverse=True) if not can_prove(n, loss, delta)]
+    needed = ", ".join(f"{100 * loss:g} % takes {compute_required_rows(loss, delta)}" for loss in unprovable)
     confidence = f"with {100 * (1 - delta):.3g} % confidence"
     if not n:
         return f"Questions needed to prove, {confidence}, that skipping loses at most this share of answers: {needed}."

@@ -5,6 +5,7 @@ Before the slow steps, say what the questions can prove and how long labeling wi
 
 from __future__ import annotations
 
+import itertools
 import math
 import shutil
 import time
@@ -44,9 +45,12 @@ LABEL_LAYERS = "mid,late,last"  # include those that packaged gates read
 
 @dataclass(frozen=True)
 class LabelRound:
-    """Questions of one part (fit, calibration or test) that are labeled together.
+    """Questions that are labeled together: answered by the LLM and graded, with and without passages.
 
-    `name` is the folder of their label run, `ids` are the ids of the questions.
+    Attributes:
+        name: Folder of their label run, such as 'fit-1'.
+        part: What the questions are used for: to fit a gate, to calibrate its threshold, or to test it.
+        ids: Ids of the questions.
     """
 
     name: str
@@ -84,8 +88,8 @@ def split_into_parts(questions: Sequence[Question]) -> Mapping[QuestionPart, lis
     """
     rotation: tuple[QuestionPart, ...] = PART_ROTATION if len(questions) >= MIN_QUESTIONS_TO_SPLIT else ("test",)
     parts: dict[QuestionPart, list[Question]] = {part: [] for part in QUESTION_PARTS}
-    for index, question in enumerate(questions):
-        parts[rotation[index % len(rotation)]].append(question)
+    for question, part in zip(questions, itertools.cycle(rotation), strict=False):  # the rotation repeats
+        parts[part].append(question)
     return parts
 
 
@@ -108,7 +112,7 @@ def write_rounds(folder: Path, rounds: LabelRounds) -> None:
 
 @dataclass(frozen=True)
 class LabeledParts:
-    """The label runs of a first run, by part: fit, calibration and test.
+    """The label runs (folders of graded answers) of a first run, by part: fit, calibration and test.
 
     Attributes:
         folder: Folder that holds the label runs.
@@ -134,18 +138,19 @@ def label_parts(
     seed: int,
     reporter: ProgressReporter,
 ) -> LabeledParts:
-    """Answer and grade the questions of all rounds, with and without passages.
+    """Let the LLM answer all questions with and without passages, and grade the answers.
 
-    An interrupted run continues where it stopped, and failed questions are tried again. Without gold answers, returns
-    copies of the label runs that are graded by agreement.
+    The questions are labeled in rounds, each of which is a label run. An interrupted run continues where it stopped, and
+    failed questions are tried again. Without gold answers, an answer without passages counts as right if it agrees with
+    the one with passages.
     """
     folder = _get_label_folder(questions, out, model, retriever, seed)
     rounds = read_rounds(folder).add(questions.questions)
     write_rounds(folder, rounds)
     by_id = {question.id: question for question in questions.every}
-    n_before = 0  # questions of the rounds before
+    n_before = 0  # number of questions in earlier rounds
     for each in rounds.rounds:
-        # A default argument, because the variable has changed when a later round is shown.
+        # The default argument keeps the count of this round, because the variable changes with the next round.
         def show(progress: LabelProgress, n_before: int = n_before) -> None:
             pace = f"{progress.fresh / progress.seconds:.2f} questions/s" if progress.seconds else ""
             reporter.show("labeling", n_before + progress.done, rounds.n_questions, "questions", pace)
@@ -184,7 +189,7 @@ def count_labeled(questions: FirstRunQuestions, out: Path, model: Model, retriev
 
 
 def _grade_by_agreement(labeled: LabeledParts) -> LabeledParts:
-    """Copy all label runs and grade them without gold answers: an answer is right if it agrees with the open-book one."""
+    """Copy all label runs and grade them without gold answers: right is what agrees with the answer with passages."""
     for each in labeled.rounds.rounds:
         grade_by_agreement(RunFolder(labeled.folder / each.name), labeled.folder / AGREEMENT_FOLDER / each.name)
     return replace(labeled, folder=labeled.folder / AGREEMENT_FOLDER, key=f"{labeled.key} {AGREEMENT_FOLDER}")
@@ -197,6 +202,7 @@ def grade_by_agreement(run: RunFolder, out: Path) -> None:
     The loss that is proven this way is the share of answers that change if retrieval is skipped. The real loss is not
     larger, because answers that agree are equally right.
     """
+    # 'hash' is computed again, because it covers the grader. The manifest of the copy gets its own version and settings.
     settings = {key: value for key, value in run.settings().items() if key not in ("hash", "depth")}
     settings["grader"] = AGREEMENT_GRADER
     manifest = {key: value for key, value in run.manifest().items() if key not in ("version", "settings")}
@@ -209,12 +215,13 @@ def grade_by_agreement(run: RunFolder, out: Path) -> None:
 
 
 def _regrade(row: LabelRow) -> LabelRow:
-    """Grade the open-book answer as right, and the closed-book answer as right if it agrees with it."""
+    """Grade the answer with passages as right, and the answer without passages as right if it agrees with that one."""
     if row.error is not None or row.closed is None or row.open is None:
         return replace(row, grader=AGREEMENT_GRADER)
     agree = answers_agree(row)
+    benefit = 0 if agree else 1  # retrieval turns a wrong answer right if the answers differ
     closed_book, open_book = replace(row.closed, correct=agree), replace(row.open, correct=True)
-    return replace(row, grader=AGREEMENT_GRADER, benefit=int(not agree), closed=closed_book, open=open_book)
+    return replace(row, grader=AGREEMENT_GRADER, benefit=benefit, closed=closed_book, open=open_book)
 
 
 def check_label_runs(runs: Sequence[Path]) -> None:
@@ -258,9 +265,9 @@ class Provability:
     def required(self) -> int:
         """Number of questions that are needed to prove `max_loss`, if skipping loses no answer."""
         # An untrained and a trained gate may both be tested, so each gets half of the allowed error probability.
-        tested = compute_required_rows(self.max_loss, (1 - CONFIDENCE) / 2)
-        # The other questions, those of the part "test", only measure and prove nothing.
-        return max(MIN_QUESTIONS_TO_SPLIT, math.ceil(tested / PROOF_SHARE))
+        n_for_proof = compute_required_rows(self.max_loss, (1 - CONFIDENCE) / 2)
+        # Only this share of the questions is used for the proof. The others are kept to measure the result.
+        return max(MIN_QUESTIONS_TO_SPLIT, math.ceil(n_for_proof / PROOF_SHARE))
 
     @property
     def is_enough(self) -> bool:
@@ -278,14 +285,15 @@ class Provability:
         if not self.is_enough:
             return (
                 f"{self.count} questions cannot prove {loss}: that takes {self.required} or more, better {self.proposed}. "
-                f"{self._name_missing()}This run only measures; its settings will retrieve for every question."
+                f"{self._describe_training_need()}This run only measures; its settings will retrieve for every question."
             )
         more = "" if self.count >= POLICY_QUESTIONS else f" {self._suggest_more()}"
         return f"{self.count} questions can prove {loss}, if few are lost.{more}"
 
-    def _name_missing(self) -> str:
-        """Say how many questions training a gate takes; '' if there are enough."""
-        needed = math.ceil(MIN_GRADED_ROWS * len(PART_ROTATION) / PART_ROTATION.count("fit"))
+    def _describe_training_need(self) -> str:
+        """Say how many questions are needed to train a gate; '' if there are enough."""
+        fit_share = PART_ROTATION.count("fit") / len(PART_ROTATION)  # share of the questions that gates are trained on
+        needed = math.ceil(MIN_GRADED_ROWS / fit_share)
         return f"Training a gate takes {needed}. " if self.count < needed else ""
 
     def _suggest_more(self) -> str:
@@ -326,10 +334,11 @@ def report_label_time(
 
 def time_question(question: Question, model: Model, retriever: Retriever) -> float:
     """Return the seconds that answering a question takes, once without and once with passages."""
-    prompts, start = load_answer_prompts(model=model), time.perf_counter()
-    (passages,) = retriever.search([question.text], 3)
+    prompts = load_answer_prompts(model=model)
+    start = time.perf_counter()
+    passages = retriever.search([question.text], 3)[0]
     for prompt in (prompts.closed(question), prompts.open(question, passages)):
-        if model.fits([prompt], ANSWER_TOKENS)[0]:
+        if model.fits([prompt], ANSWER_TOKENS)[0]:  # a prompt that is too long for the LLM is not timed
             model.generate([prompt], max_tokens=ANSWER_TOKENS)
     return time.perf_counter() - start
 

@@ -67,11 +67,8 @@ class FirstRunOptions(Options):
         The output paths `out` and `config` are not compared.
         """
         current = {name: value for name, value in self.to_record().items() if name not in ("out", "config")}
-        return [
-            f"`{name}` was '{earlier[name]}', now '{value}'"
-            for name, value in current.items()
-            if name in earlier and earlier[name] != value
-        ]
+        changed = [name for name in current if name in earlier and earlier[name] != current[name]]
+        return [f"`{name}` was '{earlier[name]}', now '{current[name]}'" for name in changed]
 
 
 # --- reporting ------------------------------------------------------------------------------------
@@ -197,9 +194,10 @@ def read_progress(folder: Path) -> ProgressRecord | None:
         record = read_json(file)
     except BadInput as error:
         raise ArtifactError(f"{str(error).rstrip('.')}. {advice}") from None
-    options, steps = (record.get(OPTIONS_KEY), record.get("steps", {})) if isinstance(record, dict) else (None, None)
+    content = record if isinstance(record, dict) else {}
+    options, steps = content.get(OPTIONS_KEY), content.get("steps", {})
     if not isinstance(options, dict) or not isinstance(steps, dict):
         raise ArtifactError(f"{file} is damaged. {advice}")
-    if record.get("version") != PROGRESS_VERSION:
+    if content.get("version") != PROGRESS_VERSION:
         raise ArtifactError(f"{file} was written by another version of knowgate. {advice}")
     return ProgressRecord(options, steps)

@@ -45,9 +45,9 @@ class FirstRunQuestions:
     """The questions of a first run.
 
     Attributes:
-        questions: The questions to label: as many as the user asked for, or all if there are fewer.
-        every: All questions, including those that are not labeled.
-        source: Fingerprint of all questions.
+        questions: The questions to label: the first ones of `every`, as many as the option `count` asks for.
+        every: All questions that the user gave or an LLM wrote, without duplicates.
+        source: Fingerprint of where the questions come from. Labels are reused as long as it stays the same.
     """
 
     questions: list[Question]
@@ -71,9 +71,9 @@ class FirstRunQuestions:
 
 
 def load_first_run_questions(options: FirstRunOptions, reporter: ProgressReporter) -> FirstRunQuestions:
-    """Load the user's questions, without duplicates, in an order that depends on their hashes only.
+    """Load the user's questions, without duplicates, in a random order that depends only on each question and the seed.
 
-    So a run with a larger `count` uses all questions of a run with a smaller one.
+    So a later run with a larger `count` also uses all questions of this run.
     """
     loaded = load_questions(guess_data_spec(options.questions))
     distinct: dict[str, Question] = {}
@@ -81,8 +81,8 @@ def load_first_run_questions(options: FirstRunOptions, reporter: ProgressReporte
         distinct.setdefault(fingerprint_text_loosely(question.text), question)
     if len(distinct) < len(loaded):
         reporter.say(f"{len(loaded) - len(distinct)} duplicate questions are left out.")
-    ordered = sorted(distinct.items(), key=lambda item: hash_to_unit("first run", str(options.seed), item[0]))
-    every = [question for _, question in ordered]
+    shuffled_keys = sorted(distinct, key=lambda key: hash_to_unit("first run", str(options.seed), key))
+    every = [distinct[key] for key in shuffled_keys]
     questions = FirstRunQuestions(every[: options.count], every, fingerprint_questions(loaded))
     reporter.say(_describe_questions(questions))
     return questions
@@ -207,16 +207,15 @@ class QuestionWriter:
     on_progress: Callable[[int, int, int], None]
 
     def write(self, passages: Iterable[IndexedPassage], count: int, max_passages: int) -> None:
-        """Write one question per passage, until `count` are usable or `max_passages` were tried.
+        """Write one question per passage, until `count` questions are usable or `max_passages` were tried.
 
-        Passages that an earlier call has tried count, and are not tried again. `_write_batch` adds usable questions to
-        `usable`.
+        Stored questions of an earlier, interrupted call count, and their passages are not tried again.
         """
         rows = self.folder.written()
+        # Fingerprints of the usable questions. `_write_batch` adds new ones to this set.
         usable = {fingerprint_text_loosely(row["question"]) for row in rows if not row["refused"]}
-        is_complete = len(usable) >= count
-        limit = 0 if is_complete else max_passages - len(rows)
-        pending = _select_passages(passages, {row["id"] for row in rows}, limit)
+        n_untried = 0 if len(usable) >= count else max_passages - len(rows)
+        pending = _select_passages(passages, {row["id"] for row in rows}, n_untried)
         done, total = len(rows), len(rows) + len(pending)
         self.on_progress(done, total, len(usable))
         for batch in LocalRunner(largest=32).run(pending, lambda questions: self._write_batch(questions, usable)):
@@ -227,22 +226,23 @@ class QuestionWriter:
                 return
 
     def _write_batch(self, passages: Sequence[Question], seen: set[str]) -> list[dict[str, Any]]:
-        """Write one question for each passage, and return the rows to store.
+        """Let the LLM write one question for each passage, and return the rows to store.
 
         Args:
             passages: Placeholder questions, each with a passage as its only context, because runners take questions.
             seen: Fingerprints of usable questions so far; new ones are added.
         """
-        is_local = self.model.depth > 0
+        is_local = self.model.depth > 0  # a local LLM continues a raw text, others answer a chat message
         prompts = [build_question_prompt(passage.contexts[0], raw=is_local) for passage in passages]
-        completions = self.model.generate(prompts, max_tokens=MAX_WRITTEN_TOKENS)
-        return [
-            _make_row(passage, first.text, seen) for passage, (first, *_) in zip(passages, completions, strict=True)
-        ]
+        texts = [samples[0].text for samples in self.model.generate(prompts, max_tokens=MAX_WRITTEN_TOKENS)]
+        return [_make_row(passage, text, seen) for passage, text in zip(passages, texts, strict=True)]
 
 
 def _select_passages(passages: Iterable[IndexedPassage], done: set[str], limit: int) -> list[Question]:
-    """Return the first `limit` passages whose ids are not in `done`, each as the context of a placeholder question."""
+    """Return the first `limit` passages whose row numbers are not in `done`.
+
+    Each passage is returned as the only context of a placeholder question, because runners take questions.
+    """
     selected: list[Question] = []
     for row, passage in passages:
         if len(selected) >= limit:
@@ -253,9 +253,15 @@ def _select_passages(passages: Iterable[IndexedPassage], done: set[str], limit: 
 
 
 def _make_row(placeholder: Question, text: str, seen: set[str]) -> dict[str, Any]:
-    """Parse the question and answer that an LLM wrote, and make the row to store; `refused` says why it is unusable.
+    """Parse the question and answer that an LLM wrote, and make the row to store.
 
-    The fingerprint of a usable question is added to `seen`.
+    Args:
+        placeholder: Holds the passage that the question was written from.
+        text: What the LLM wrote.
+        seen: Fingerprints of usable questions so far. That of a new usable question is added.
+
+    Returns:
+        The row. Its field 'refused' says why the question cannot be used; '' if it can.
     """
     passage = placeholder.contexts[0]
     written = parse_generated_question(text)

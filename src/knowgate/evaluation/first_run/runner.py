@@ -52,7 +52,7 @@ CONFIG_HEADER = "# Written by knowgate start"
 
 @dataclass(frozen=True)
 class FirstRunResult:
-    """The result of a first run.
+    """The result of a first run (`knowgate start`), which chooses a gate for an LLM and documents.
 
     Attributes:
         choice: The chosen gate.
@@ -110,12 +110,12 @@ class _FirstRun:
 
     def run(self) -> FirstRunResult:
         """Label questions, choose a gate on most of them, measure it on the rest, and write report and settings."""
-        options = self.options
+        options, reporter = self.options, self.reporter
         self.progress = open_progress(options.out, options)
         # Wrong options raise an error in this block, before any slow step. The progress file is then restored.
         with self.progress.record_options():
-            loaded = load_first_run_questions(options, self.reporter) if options.questions else None
-            labeling.report_plan(len(loaded.questions) if loaded else options.count, options.max_loss, self.reporter)
+            loaded = load_first_run_questions(options, reporter) if options.questions else None
+            labeling.report_plan(len(loaded.questions) if loaded else options.count, options.max_loss, reporter)
             index = self._build_index()
             retriever = as_retriever(index)
             model = self.model or self._load_model(options.model)
@@ -123,10 +123,8 @@ class _FirstRun:
         questions = loaded or self._write_questions(index, retriever, model)
         # Labeling records the LLM's closed-book and open-book answers and their grades; it is the slow step.
         n_labeled = labeling.count_labeled(questions, options.out, model, retriever, seed=options.seed)
-        labeling.report_label_time(questions.questions, n_labeled, model, retriever, self.reporter)
-        labeled = labeling.label_parts(
-            questions, options.out, model, retriever, seed=options.seed, reporter=self.reporter
-        )
+        labeling.report_label_time(questions.questions, n_labeled, model, retriever, reporter)
+        labeled = labeling.label_parts(questions, options.out, model, retriever, seed=options.seed, reporter=reporter)
         runs = labeled.runs("fit", "calibration", "test")
         labeling.check_label_runs(runs)
         choice = self._select_gate(labeled, model)
@@ -170,16 +168,16 @@ class _FirstRun:
         return resolve_model(spec)
 
     def _select_gate(self, labeled: labeling.LabeledParts, model: Model) -> GateChoice:
-        """Fit a policy or, with too few questions for that, select a gate.
+        """Fit a policy (gate, threshold and arbiter together) or, with too few questions for that, select a gate.
 
         If an earlier run has done this with the same inputs, return its choice.
         """
 
         def choose() -> dict[str, Any]:
-            if (policy := fit_first_policy(labeled, self.options, self.reporter)) is not None:
-                return {"choice": policy.to_record()}
-            selector = GateSelector(labeled, model, self.options.out, self.options.max_loss, self.reporter)
-            return {"choice": selector.select().to_record()}
+            choice = fit_first_policy(labeled, self.options, self.reporter)
+            if choice is None:
+                choice = GateSelector(labeled, model, self.options.out, self.options.max_loss, self.reporter).select()
+            return {"choice": choice.to_record()}
 
         def list_outputs(result: dict[str, Any]) -> list[Path]:  # if one is missing, the choice is made again
             gates = [Path(gate) for gate in (result["choice"]["gate"], *result["choice"]["others"])]
@@ -214,17 +212,17 @@ class _FirstRun:
 
 
 def write_first_report(labeled: labeling.LabeledParts, choice: GateChoice, out: Path, max_loss: float) -> str:
-    """Write the report on the test questions and return the verdict in words.
+    """Evaluate the chosen gate on the test questions, write the report, and return the verdict in words.
 
-    If gates cannot be compared, the report shows what the LLM knows.
+    The report also shows the gates that were tried but not chosen, and all gates that need no training. If gates cannot
+    be compared, it only shows what the LLM knows.
     """
     runs = labeled.runs("test")
-    others = [gate for gate in choice.alternatives if Path(gate).is_dir()]
-    gates: list[str | Gate] = [load_chosen_gate(choice), *others, "auto"]
+    not_chosen = [gate for gate in choice.alternatives if Path(gate).is_dir()]
+    gates: list[str | Gate] = [load_chosen_gate(choice), *not_chosen, "auto"]
     try:
-        evaluation: Evaluation = evaluate(
-            [gate for gate in gates if gate != ALWAYS_RETRIEVE_GATE], runs, drop_seen=True
-        )
+        compared = [gate for gate in gates if gate != ALWAYS_RETRIEVE_GATE]
+        evaluation: Evaluation = evaluate(compared, runs, drop_seen=True)
     except (BadInput, BadSetting) as error:
         write_report(runs, out)
         return f"Gates cannot be compared: {error}"
@@ -235,8 +233,8 @@ def write_first_report(labeled: labeling.LabeledParts, choice: GateChoice, out: 
 
 
 def _add_guarantee(evaluation: Evaluation, choice: GateChoice, max_loss: float) -> Evaluation:
-    """Add the guarantee of a gate that has no folder to store it in."""
-    if choice.threshold is None:
+    """Add the guarantee (proof of a small loss) of the chosen gate, unless the gate has a folder that stores it."""
+    if choice.threshold is None:  # the folder stores threshold and guarantee, and the evaluation has read it
         return evaluation
     guarantee = GateGuarantee(choice.guarantee, holds=True, max_loss=max_loss)
     return replace(evaluation, guarantees={**evaluation.guarantees, _name_chosen_gate(choice): guarantee})
@@ -248,7 +246,7 @@ def _name_chosen_gate(choice: GateChoice) -> str:
 
 
 def _count_right_answers(evaluation: Evaluation, choice: GateChoice) -> str:
-    """Count the right answers with the chosen gate, with retrieval for every question, and closed-book."""
+    """Say how many answers are right with the chosen gate, with retrieval for every question, and without passages."""
     table = evaluation.table
     always, never = int(table.always_right.sum()), int(table.closed_right.sum())
     baselines = f"{always} with retrieval for each, {never} from memory"
@@ -263,7 +261,7 @@ def _count_right_answers(evaluation: Evaluation, choice: GateChoice) -> str:
 
 
 def load_chosen_gate(choice: GateChoice) -> str | Gate:
-    """Return the chosen gate with its chosen threshold; if it stores its threshold itself, return its spec."""
+    """Return the chosen gate with its chosen threshold, or only its folder or spec if it has a threshold of its own."""
     if choice.threshold is None:
         return choice.gate
     return copy_with_threshold(load_gate(choice.gate), choice.threshold, _name_chosen_gate(choice))
@@ -293,16 +291,19 @@ def hash_config(file: Path) -> str:
 def render_config(options: FirstRunOptions, choice: GateChoice, caveats: list[str]) -> str:
     """Render the settings file as TOML text, with comments.
 
-    If the gate has a guarantee, arbiters are switched off, because the guarantee was proven without one.
+    If the gate has a guarantee, arbiters (which choose between both answers after a search) are switched off, because the
+    guarantee was proven without one.
     """
     comments = [choice.guarantee or NO_GUARANTEE_MESSAGE]
+    # A caveat is left out if the guarantee already mentions it, in the words before the colon.
     comments += [caveat for caveat in caveats if caveat.partition(":")[0] not in comments[0]]
     source = ("docs", _shorten_path(options.docs)) if options.docs else ("index", options.index)
     values = [("model", options.model), source, ("gate", _name_gate(choice.gate))]
     lines = [f"{CONFIG_HEADER}. `knowgate ask` reads it in this folder; flags override it."]
     lines += ["# " + " ".join(comment.split()) for comment in comments]
     lines += [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values]
-    lines += [f"threshold = {choice.threshold:g}"] if choice.threshold is not None else []
+    if choice.threshold is not None:
+        lines.append(f"threshold = {choice.threshold:g}")
     if choice.is_policy:
         lines.append("# The gate is a policy: it contains its threshold and its arbiter.")
     elif choice.guarantee:
@@ -313,7 +314,10 @@ def render_config(options: FirstRunOptions, choice: GateChoice, caveats: list[st
 
 
 def _name_gate(gate: str) -> str:
-    """Return a spec as it is, a folder by its path, and a packaged gate by the name that works on every machine."""
+    """Return how the settings file names a gate: the path of a folder, or a spec such as 'logprob:min' as it is.
+
+    A gate that comes with knowgate is called `DEFAULT_GATE`, because its path differs between machines.
+    """
     if Path(gate).resolve().parent == PACKAGED_GATES.resolve():
         return DEFAULT_GATE
     return _shorten_path(gate) if Path(gate).is_dir() else gate

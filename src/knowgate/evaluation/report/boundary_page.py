@@ -42,14 +42,13 @@ def render_boundary_page(runs: Sequence[RunReport]) -> str:
 def build_boundary_sections(runs: Sequence[RunReport]) -> list[str]:
     """Build the HTML sections that show what LLMs know: warnings first, then a summary, charts, and details."""
     counts = [run.boundary.counts for run in runs]
-    texts = [describe_synthetic(count.synthetic, count.rows) for count in counts]
-    cautions = [text for text in texts if text]
+    cautions = [describe_synthetic(count.synthetic, count.rows) for count in counts]
     settings = [html.render_table(tables.build_settings_table(runs))]
-    # Imported answers have no samples, so neither mastery nor certainty.
-    is_closed = not all(run.boundary.counts.with_open for run in runs)
-    has_effects = is_closed or any(tables.has_effects(runs, side) for side in tables.SIDE_NAMES)
+    # Imported answers have no samples, so the effect sections would be empty. Of a run without passages they say that.
+    lacks_passages = not all(run.boundary.counts.with_open for run in runs)
+    has_effects = lacks_passages or any(tables.has_effects(runs, side) for side in tables.SIDE_NAMES)
     return [
-        html.render_cautions(cautions),
+        html.render_cautions([text for text in cautions if text]),
         _build_summary_section(runs),
         _build_accuracy_section(runs),
         _build_saving_section(runs) if has_effects else "",
@@ -84,14 +83,13 @@ def _build_accuracy_section(runs: Sequence[RunReport]) -> str:
 
 
 def _build_effect_section(runs: Sequence[RunReport]) -> str:
-    """Build the section on the effects of retrieval by mastery and certainty."""
-    sides = ("closed", *tables.list_sampled_sides(runs))
+    """Build the section on when retrieval helps and harms, depending on mastery and certainty.
+
+    Mastery is the share of sampled answers that are right, certainty how far they agree.
+    """
     parts = [_draw_run_effects(run) for run in runs]
-    parts += [
-        html.render_table(tables.build_effect_table(runs, indicator, side))
-        for side in sides
-        for indicator in INDICATORS
-    ]
+    for side in ("closed", *tables.list_sampled_sides(runs)):
+        parts += [html.render_table(tables.build_effect_table(runs, name, side)) for name in INDICATORS]
     parts.append(html.render_table(tables.build_correlation_table(runs)))
     return html.render_folded_section("effects", "Who is helped, who is harmed", INTROS["effects"], parts)
 
@@ -99,8 +97,8 @@ def _build_effect_section(runs: Sequence[RunReport]) -> str:
 def _draw_run_effects(run: RunReport) -> str:
     """Draw how the effect of retrieval depends on what the LLM knows, for one run.
 
-    There are two charts, by mastery and by certainty, for answers without passages, and two more for each other way of
-    answering (with passages, with masked passages) if answers were sampled that way.
+    There are two charts, by mastery (share of right samples) and by certainty (how far they agree), for answers without
+    passages. There are two more for each other way of answering (with passages, with masked passages) that was sampled.
     """
     if not run.boundary.counts.with_open:
         return html.render_remark(f"{run.name}: {tables.NO_OPEN_ANSWERS}.")
@@ -113,14 +111,14 @@ def _draw_run_effects(run: RunReport) -> str:
 
 
 def _build_saving_section(runs: Sequence[RunReport]) -> str:
-    """Build the section on what skipping retrieval by mastery or certainty saves and costs."""
+    """Build the section on what is saved and lost if retrieval is skipped for questions of high mastery or certainty.
+
+    Mastery is the share of sampled answers that are right, certainty how far they agree.
+    """
     drawings = {name: draw_saving_chart(runs, name) for name in INDICATORS}
     figures = [html.render_figure(svg, f"Skipping by {name}") for name, svg in drawings.items() if svg]
-    remarks = [
-        html.render_remark(f"{run.name}: {tables.NO_OPEN_ANSWERS}.")
-        for run in runs
-        if not run.boundary.counts.with_open
-    ]
+    runs_without_passages = [run for run in runs if not run.boundary.counts.with_open]
+    remarks = [html.render_remark(f"{run.name}: {tables.NO_OPEN_ANSWERS}.") for run in runs_without_passages]
     saving_tables = [html.render_table(tables.build_saving_table(runs, name)) for name in INDICATORS]
     parts = [html.render_pair(figures), *remarks, *saving_tables]
     return html.render_section("savings", "Retrieval saved, accuracy kept", INTROS["savings"], parts)
@@ -190,21 +188,21 @@ def _describe_ungraded(run: RunReport) -> str:
 
 
 def _describe_passages(run: RunReport) -> str:
-    """Say how accurate the answers with passages are, and what passages change."""
+    """Say how accurate the answers with passages are, and how many answers passages turn right or wrong."""
     accuracy, benefit = run.boundary.accuracy, run.boundary.benefit
     if not accuracy.open.n:
         return "No question was answered with passages, so the effect of retrieval is unknown."
     n = benefit.helps + benefit.neutral + benefit.hurts
-    wrong = n - accuracy.open.hits - benefit.hurts  # with and without passages
-    counts = (benefit.helps, benefit.hurts, benefit.neutral, benefit.neutral - wrong, wrong)
-    helps, hurts, neutral, both_right, both_wrong = (format_percent(count / n) for count in counts)
+    both_wrong = n - accuracy.open.hits - benefit.hurts  # wrong with passages, but not because of them
+    both_right = benefit.neutral - both_wrong
     is_subset = accuracy.open.n < accuracy.closed.n
     questions = f"{accuracy.open.n:,} questions that found passages" if is_subset else "same questions"
     return (
         f"With passages it is right on {format_percent(accuracy.open.value)}{_format_interval(accuracy.open)} of the "
-        f"{questions}, without them on {format_percent(accuracy.matched.value)}: they turn {helps} of "
-        f"the answers right, spoil {hurts}, and change nothing for {neutral} ({both_right} right and {both_wrong} wrong "
-        "both ways)."
+        f"{questions}, without them on {format_percent(accuracy.matched.value)}: they turn "
+        f"{format_percent(benefit.helps / n)} of the answers right, spoil {format_percent(benefit.hurts / n)}, and change "
+        f"nothing for {format_percent(benefit.neutral / n)} ({format_percent(both_right / n)} right and "
+        f"{format_percent(both_wrong / n)} wrong both ways)."
     )
 
 
@@ -261,18 +259,14 @@ def _make_part_bar(name: str, share: float) -> Bar:
 def draw_accuracy_chart(runs: Sequence[RunReport]) -> str:
     """Draw the accuracy of each run without passages, with passages and with masked passages (KBM, Figure 1)."""
     sides = [side for side in SIDE_STYLES if any(getattr(run.boundary.accuracy, side).n for run in runs)]
-    groups = [
-        BarGroup(run.name, [_make_share_bar(*SIDE_STYLES[side], _get_accuracy(run, side)) for side in sides])
-        for run in runs
-    ]
+    groups = []
+    for run in runs:
+        accuracy = run.boundary.accuracy
+        # To be compared, closed-book answers are those to questions that also have open-book answers.
+        shares = {"closed": tables.get_matched_accuracy(run), "open": accuracy.open, "mask": accuracy.mask}
+        groups.append(BarGroup(run.name, [_make_share_bar(*SIDE_STYLES[side], shares[side]) for side in sides]))
     key = charts.build_color_key([SIDE_STYLES[side] for side in sides])
     return charts.draw_bar_chart(PlotArea(Axis(""), Axis("accuracy")), groups, "Accuracy") + key
-
-
-def _get_accuracy(run: RunReport, side: str) -> Proportion:
-    """Return the accuracy of the closed, open or masked answers; the closed ones on questions that also have open ones."""
-    accuracy = run.boundary.accuracy
-    return {"closed": tables.get_matched_accuracy(run), "open": accuracy.open, "mask": accuracy.mask}[side]
 
 
 def draw_copy_rate_chart(runs: Sequence[RunReport]) -> str:
@@ -302,14 +296,11 @@ def _make_share_bar(name: str, css_class: str, share: Proportion) -> Bar:
 
 def draw_effect_chart(run: RunReport, indicator: str, side: str = "closed") -> str:
     """Draw the effects of retrieval by interval as stacked bars (a panel of KBM's Figure 3)."""
-    groups = [
-        BarGroup(
-            tables.format_interval(item),
-            [_make_effect_bar(item, effect) for effect in EFFECT_STYLES],
-            f"n = {item.n}" if item.n else "empty",
-        )
-        for item in tables.get_effect_intervals(run, indicator, side)
-    ]
+    groups = []
+    for interval in tables.get_effect_intervals(run, indicator, side):
+        bars = [_make_effect_bar(interval, effect) for effect in EFFECT_STYLES]
+        note = f"n = {interval.n}" if interval.n else "empty"
+        groups.append(BarGroup(tables.format_interval(interval), bars, note))
     name = f"{tables.SIDE_NAMES[side]} {indicator}"
     area = PlotArea(Axis(name), Axis("share of questions"), SMALL_WIDTH, SMALL_HEIGHT)
     title = f"Effect of retrieval by {name}"
@@ -324,9 +315,13 @@ def _make_effect_bar(item: EffectInterval, effect: str) -> Bar:
 
 
 def draw_saving_chart(runs: Sequence[RunReport], indicator: str) -> str:
-    """Draw accuracy against searches saved, with random skipping for comparison. Empty if no run has both answers."""
-    pairs = [(run, run.boundary.savings[indicator]) for run in runs]
-    curves = [(run, curve) for run, curve in pairs if curve is not None]
+    """Draw accuracy against searches saved, if questions with a high value of the indicator are skipped.
+
+    The indicator is 'mastery' (share of right samples) or 'certainty' (how far they agree). Each run has a second line,
+    straight, for skipping at random. The chart is '' if no run has answers with and without passages.
+    """
+    savings = [(run, run.boundary.savings[indicator]) for run in runs]
+    curves = [(run, curve) for run, curve in savings if curve is not None]
     if not curves:
         return ""
     lines: list[PlotLine] = []

@@ -16,6 +16,7 @@ from knowgate.evaluation.boundary_measures import (
     summarize_slice,
 )
 from knowgate.stats.proportions import Proportion, format_proportion
+from knowgate.types.markup import shorten
 
 NO_OPEN_ANSWERS = "no open-book answers in this run"
 NO_MASK_ANSWERS = "no MASK answers in this run"
@@ -133,7 +134,7 @@ def summarize_accuracies(run: RunReport) -> str:
 
 
 def build_correlation_table(runs: Sequence[RunReport]) -> TextTable:
-    """Build the table of the correlation between mastery and certainty."""
+    """Build the table of the correlation between mastery (share of right samples) and certainty (how far they agree)."""
     correlations = [run.boundary.correlation for run in runs]
     rows = [
         ("Pearson's r", *(format_number(correlation.r, NOT_DEFINED) for correlation in correlations)),
@@ -150,7 +151,8 @@ def build_effect_table(runs: Sequence[RunReport], indicator: str, side: str = "c
 
     Args:
         runs: The runs.
-        indicator: 'mastery' or 'certainty'. The table has a row for each interval of its values.
+        indicator: 'mastery' (share of sampled answers that are right) or 'certainty' (how far they agree). The table has
+            a row for each interval of its values.
         side: The answers that the indicator is measured on: 'closed' (without passages), 'open' (with passages) or
             'mask' (with masked passages). The title names them unless they are closed-book.
     """
@@ -166,10 +168,10 @@ def build_effect_table(runs: Sequence[RunReport], indicator: str, side: str = "c
 
 
 def get_effect_intervals(run: RunReport, indicator: str, side: str) -> tuple[EffectInterval, ...]:
-    """Return the effects of retrieval by interval of 'mastery' or 'certainty'.
+    """Return how often retrieval helps and harms, by interval of 'mastery' or 'certainty' (`indicator`).
 
-    `side` names the answers that the indicator is measured on: 'closed' (without passages), 'open' (with passages) or
-    'mask' (with masked passages).
+    Mastery is the share of sampled answers that are right, certainty how far they agree. `side` names the answers that
+    the indicator is measured on: 'closed' (without passages), 'open' (with passages) or 'mask' (with masked passages).
     """
     effects = run.boundary.effects if side == "closed" else run.boundary.panels[side]
     return effects[indicator]
@@ -191,7 +193,7 @@ def format_interval(item: EffectInterval) -> str:
 
 
 def _make_interval_cells(item: EffectInterval) -> tuple[str, ...]:
-    """Make the cells of an interval: its limits, number of questions, and share of each effect."""
+    """Make the cells of an interval: its limits, its number of questions, and how often retrieval helps or harms them."""
     if not item.n:
         return format_interval(item), "0", "empty"
     shares = (count / item.n for count in (item.beneficial, item.neutral, item.harmful))
@@ -266,28 +268,36 @@ def build_run_slice_tables(runs: Sequence[RunReport]) -> list[TextTable]:
 
 
 def _build_slice_table(runs: Sequence[RunReport], dimension: str) -> TextTable | None:
-    """Build the table of one dimension, such as the language; None if no run has several groups."""
-    # For each run, the groups of this dimension by their value, such as 'en'.
-    by_value = [{item.value: item for item in run.boundary.slices if item.dimension == dimension} for run in runs]
-    if not any(len(groups) > 1 for groups in by_value):
+    """Build the table of one dimension, such as the language; None if no run has several groups of questions.
+
+    The table has a row for each group, such as 'en', and run.
+    """
+    # For each run, its groups of questions by value.
+    groups_of_runs = [{part.value: part for part in run.boundary.slices if part.dimension == dimension} for run in runs]
+    if not any(len(groups) > 1 for groups in groups_of_runs):
         return None
     rows = []
-    for value in sorted({value for groups in by_value for value in groups}, key=_get_slice_order):
+    values = {value for groups in groups_of_runs for value in groups}
+    for value in sorted(values, key=_get_slice_order):
         empty = summarize_slice(dimension, value, ())
-        for run, groups in zip(runs, by_value, strict=True):
+        for run, groups in zip(runs, groups_of_runs, strict=True):
             rows.append((value, run.name, *_make_slice_cells(groups.get(value, empty))))
     columns = (dimension, "run", "n", "both ways", "closed", "open", "mean benefit", "mastery", "certainty")
     return TextTable(f"By {dimension}", columns, _blank_repeats(rows))
 
 
 def _get_slice_order(value: str) -> tuple[bool, int, str]:
-    """Return the sort key of a slice: by name, but thirds by frequency in their own order, and unknown values last."""
+    """Return the sort key of a group of questions, such as 'en'.
+
+    Groups are sorted by name, but thirds by answer frequency ('rare' to 'frequent') in their own order. Questions of
+    unknown group come last, because False sorts before True.
+    """
     third = FREQUENCY_THIRDS.index(value) if value in FREQUENCY_THIRDS else -1
     return value == NOT_GIVEN, third, value
 
 
 def _make_slice_cells(item: RunSlice) -> tuple[str, ...]:
-    """Make the cells of a group of questions: how many, accuracies, benefit, mastery and certainty."""
+    """Make the cells of a group of questions, such as a language: its size, accuracies and mean indicators."""
     if not item.n:
         return "0", "empty"
     return (
@@ -302,7 +312,7 @@ def _make_slice_cells(item: RunSlice) -> tuple[str, ...]:
 
 
 def build_agreement_table(runs: Sequence[RunReport]) -> TextTable:
-    """Build the table of how far graders agree."""
+    """Build the table of how far graders agree, with a row for each run, kind of answer and pair of graders."""
     rows: list[tuple[str, ...]] = []
     for run in runs:
         if not run.boundary.agreements:
@@ -326,24 +336,18 @@ def build_agreement_table(runs: Sequence[RunReport]) -> TextTable:
 
 def _build_extremes_table(run: RunReport, name: str) -> TextTable:
     """Build the table of the questions that retrieval 'harmed' or 'helped' most."""
-    rows = [_make_extreme_cells(row) for row in getattr(run.boundary, name)[:MAX_EXTREMES]]
-    start = 0 if run.boundary.correlation.n else 1  # without samples there is no mastery
-    columns = ("mastery", "benefit", "question", "closed", "open")[start:]
-    table = tuple(row[start:] for row in rows or [("", "", "none")])
-    return TextTable(f"Most {name} questions of {run.name}", columns, table)
+    columns: tuple[str, ...] = ("mastery", "benefit", "question", "closed", "open")
+    rows = [_make_extreme_cells(row) for row in getattr(run.boundary, name)[:MAX_EXTREMES]] or [("", "", "none")]
+    if not run.boundary.correlation.n:  # without samples there is no mastery
+        columns, rows = columns[1:], [row[1:] for row in rows]
+    return TextTable(f"Most {name} questions of {run.name}", columns, tuple(rows))
 
 
 def _make_extreme_cells(row: LabelRow) -> tuple[str, ...]:
-    """Make the cells of a question: change of mastery, benefit, and shortened texts."""
-    rise, benefit = measure_retrieval_change(row)
+    """Make the cells of a question: how retrieval changes the share of right samples and the answer, and its texts."""
+    change = measure_retrieval_change(row)
     texts = (row.question, row.closed.text if row.closed else "", row.open.text if row.open else "")
-    return f"{rise:+.2f}", f"{benefit:+d}", *map(_shorten, texts)
-
-
-def _shorten(text: str) -> str:
-    """Return a text on one line, cut to `MAX_TEXT_WIDTH` characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= MAX_TEXT_WIDTH else line[: MAX_TEXT_WIDTH - 1] + "…"
+    return f"{change.mastery:+.2f}", f"{change.benefit:+d}", *(shorten(text, MAX_TEXT_WIDTH) for text in texts)
 
 
 def _blank_repeats(rows: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:

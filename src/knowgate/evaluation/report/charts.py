@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from knowgate.core.chart import Axis, ChartPoint
 from knowgate.core.display import sanitize_line
-from knowgate.types.markup import escape_html
+from knowgate.types.markup import escape_html, shorten
 
 TICK_STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5)
 MAX_TICKS = 6
@@ -73,6 +73,7 @@ def render_svg(area: PlotArea, parts: Sequence[str], title: str, description: st
         description: What the chart shows, in words.
         css_class: Class of the element.
     """
+    # The script of the page reads the scale, to show the values under the pointer.
     scale = {
         "x": [LEFT, area.width - RIGHT, area.x.low, area.x.high],
         "y": [area.bottom, TOP, area.y.low, area.y.high],
@@ -101,12 +102,11 @@ def draw_grid(area: PlotArea, *, with_x_ticks: bool = True) -> Iterator[str]:
 
 
 def compute_ticks(axis: Axis) -> list[float]:
-    """Return at most `MAX_TICKS` round numbers along an axis."""
-    span = axis.high - axis.low
-    # 1e-9 absorbs rounding errors, here and below.
-    fitting_steps = [step for step in TICK_STEPS if span / step <= MAX_TICKS - 1 + 1e-9]
+    """Return at most `MAX_TICKS` round numbers along an axis, such as 0.5, 0.55, ..., 0.7 for an axis from 0.48 to 0.71."""
+    span, tolerance = axis.high - axis.low, 1e-9  # the tolerance absorbs rounding errors
+    fitting_steps = [step for step in TICK_STEPS if span / step <= MAX_TICKS - 1 + tolerance]
     step = fitting_steps[0] if fitting_steps else span / (MAX_TICKS - 1)
-    first, last = math.ceil(axis.low / step - 1e-9), math.floor(axis.high / step + 1e-9)
+    first, last = math.ceil(axis.low / step - tolerance), math.floor(axis.high / step + tolerance)
     return [round(number * step, 6) for number in range(first, last + 1)]
 
 
@@ -268,7 +268,8 @@ def draw_bar_chart(area: PlotArea, groups: Sequence[BarGroup], title: str, *, is
     for number, group in enumerate(groups):
         start = LEFT + number * width
         parts += _draw_stack(area, group, start, width) if is_stacked else _draw_bars(area, group, start, width)
-        parts.append(draw_text(start + width / 2, area.bottom + 20, _shorten(group.name, MAX_BAR_NAME), "middle"))
+        name = shorten(sanitize_line(group.name), MAX_BAR_NAME)
+        parts.append(draw_text(start + width / 2, area.bottom + 20, name, "middle"))
         if group.note:
             parts.append(draw_text(start + width / 2, area.bottom + 36, group.note, "middle"))
     description = "; ".join(f"{group.name}, {bar.tooltip}" for group in groups for bar in group.bars)
@@ -331,11 +332,14 @@ class DotRow:
 
 
 def draw_dot_chart(rows: Sequence[DotRow], title: str, axis_title: str) -> str:
-    """Draw differences as rows of dots, with a vertical line at 0. Tooltips describe the chart to screen readers."""
+    """Draw differences as rows of dots, with a vertical line at 0. Tooltips describe the chart to screen readers.
+
+    Each row has its name on the left. The lowest value, 0, the highest value and the title of the axis are below the rows.
+    """
     values = [0.0, *(value for row in rows for value in (row.value, row.low, row.high) if value is not None)]
     padding = (max(values) - min(values)) * 0.06 or 0.01
     axis = Axis(axis_title, min(values) - padding, max(values) + padding)
-    height = ROW_HEIGHT * len(rows) + 56
+    height = ROW_HEIGHT * len(rows) + 56  # 8 pixels above the rows, 48 below
     parts = [f'<path class="axis" d="M{_get_row_x(axis, 0.0):.1f} 8V{height - 44}"/>']
     for number, row in enumerate(rows):
         parts += _draw_dot_row(axis, row, 8 + ROW_HEIGHT * (number + 0.5))
@@ -349,7 +353,7 @@ def draw_dot_chart(rows: Sequence[DotRow], title: str, axis_title: str) -> str:
 
 def _draw_dot_row(axis: Axis, row: DotRow, y: float) -> Iterator[str]:
     """Draw the name, interval and dot of a row at y coordinate `y`."""
-    yield draw_text(ROW_NAME_WIDTH - 14, y + 5, _shorten(row.name, MAX_ROW_NAME), "end")
+    yield draw_text(ROW_NAME_WIDTH - 14, y + 5, shorten(sanitize_line(row.name), MAX_ROW_NAME), "end")
     if row.low is not None and row.high is not None:
         low, high = _get_row_x(axis, row.low), _get_row_x(axis, row.high)
         yield f'<path class="whisker k0" d="M{low:.1f} {y:.1f}H{high:.1f}"/>'
@@ -360,9 +364,3 @@ def _draw_dot_row(axis: Axis, row: DotRow, y: float) -> Iterator[str]:
 def _get_row_x(axis: Axis, value: float) -> float:
     """Return the x coordinate of a value in a dot chart, to the right of the row names."""
     return ROW_NAME_WIDTH + (ROW_END - ROW_NAME_WIDTH) * axis.scale(value)
-
-
-def _shorten(name: str, max_length: int) -> str:
-    """Return a name on one line, cut to `max_length` characters."""
-    line = sanitize_line(name)
-    return line if len(line) <= max_length else line[: max_length - 1] + "…"

@@ -75,12 +75,9 @@ def describe_pairing(diff: EvaluationDiff) -> str:
 
 def describe_uncompared_gates(diff: EvaluationDiff) -> str:
     """Name the gates that only one evaluation has; empty if there are none."""
-    parts = [
-        f"only {side} has {', '.join(gates)}"
-        for side, gates in (("A", diff.only_first), ("B", diff.only_second))
-        if gates
-    ]
-    return f"Not compared: {'; '.join(parts)}." if parts else ""
+    uncompared = {"A": diff.only_first, "B": diff.only_second}
+    texts = [f"only {side} has {', '.join(gates)}" for side, gates in uncompared.items() if gates]
+    return f"Not compared: {'; '.join(texts)}." if texts else ""
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -107,15 +104,17 @@ def build_short_diff_table(diff: EvaluationDiff) -> TextTable:
 
 
 def build_diff_table(diff: EvaluationDiff) -> TextTable:
-    """Build the table of all gates and measures."""
+    """Build the table of all gates: each measure has three columns, its value in A, in B, and the difference."""
     measures = [measure for measure in MEASURE_NAMES if any(measure in gate.changes for gate in diff.gates)]
     columns = ["gate"]
     for measure in measures:
         columns += [f"{MEASURE_NAMES[measure]}, A", "B", "B - A"]
-    rows = [
-        (gate.gate, *(cell for measure in measures for cell in _make_measure_cells(gate, measure)))
-        for gate in diff.gates
-    ]
+    rows = []
+    for gate in diff.gates:
+        cells = [gate.gate]
+        for measure in measures:
+            cells += _make_measure_cells(gate, measure)
+        rows.append(tuple(cells))
     return TextTable("Differences with 95 % intervals, in points", tuple(columns), tuple(rows))
 
 

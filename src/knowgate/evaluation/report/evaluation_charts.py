@@ -60,10 +60,10 @@ class HighlightedPolicy:
 
 
 def select_policy(evaluation: Evaluation, recommendation: Recommendation) -> HighlightedPolicy | None:
-    """Select the recommended policy, or else the best gate at its own threshold.
+    """Select the gate and threshold that the report shows in detail: the recommended ones, or else the best gate.
 
     Returns:
-        None without open-book answers or without a gate that ranks questions.
+        None without answers with passages, or without a gate that ranks questions.
     """
     if not evaluation.has_open_answers:
         return None
@@ -80,7 +80,11 @@ def select_policy(evaluation: Evaluation, recommendation: Recommendation) -> Hig
 
 
 def rank_gates(evaluation: Evaluation) -> list[GateResult]:
-    """Sort the gates by the area under their frontier, or by AUROC without open-book answers; best first."""
+    """Sort the gates from best to worst.
+
+    The best has the highest mean accuracy over all retrieval rates (area under its frontier) or, without answers with
+    passages, the highest AUROC.
+    """
 
     def get_quality(gate: GateResult) -> float:
         return gate.frontier.area if gate.frontier is not None else gate.measures["auroc"].value or 0.0
@@ -176,7 +180,7 @@ def _make_gate_line(
 
 
 def _make_policy_mark(policy: HighlightedPolicy) -> PlotMark:
-    """Make the dot at the accuracy and retrieval rate of the highlighted policy."""
+    """Make the dot at the accuracy and retrieval rate of the gate and threshold that the report shows in detail."""
     accuracy, rate = estimate_mean(policy.right.astype(float)), 1 - float(policy.skips.mean())
     tooltip = f"{policy.name}: {format_percent(accuracy.value)} right at {format_percent(rate)} searches"
     return PlotMark(ChartPoint(rate, accuracy.value or 0.0), tooltip, accuracy.low, accuracy.high)
@@ -189,7 +193,7 @@ def _make_end_mark(evaluation: Evaluation, name: str, rate: float) -> PlotMark:
 
 
 def draw_slice_chart(slices: Sequence[PolicySlice], resamples: int) -> str:
-    """Draw the change of accuracy against always retrieving, for each slice."""
+    """Draw the change of accuracy against always retrieving, for each group of questions, such as a language."""
     rows = []
     for part in slices:
         change = estimate_mean(part.changes, resamples)
@@ -206,26 +210,22 @@ def draw_slice_chart(slices: Sequence[PolicySlice], resamples: int) -> str:
 def draw_roc_chart(evaluation: Evaluation, gates: Sequence[GateResult]) -> str:
     """Draw ROC curves: the share of unknown questions that a gate retrieves for, against that of known questions."""
     unknown = ~evaluation.table.closed_right
-    lines = [
-        PlotLine(
-            f"{gate.gate} ({gate.measures['auroc'].format(2)})",
-            compute_roc_points(unknown, gate.needs),
-            charts.pick_line_style(number),
-        )
-        for number, gate in enumerate(gates)
-    ]
+    lines = []
+    for number, gate in enumerate(gates):
+        name = f"{gate.gate} ({gate.measures['auroc'].format(2)})"
+        lines.append(PlotLine(name, compute_roc_points(unknown, gate.needs), charts.pick_line_style(number)))
     description = "; ".join(line.name for line in lines)
-    area = PlotArea(
-        Axis("known questions retrieved for"), Axis("unknown questions retrieved for"), SMALL_WIDTH, SMALL_HEIGHT
-    )
+    x_axis, y_axis = Axis("known questions retrieved for"), Axis("unknown questions retrieved for")
+    area = PlotArea(x_axis, y_axis, SMALL_WIDTH, SMALL_HEIGHT)
     return charts.draw_line_plot(area, [*lines, PlotLine("chance", DIAGONAL, "kgrey d2")], "ROC curves", description)
 
 
 def compute_roc_points(unknown: BoolArray, needs: FloatArray) -> list[ChartPoint]:
-    """Return the points of a ROC curve: the shares of known (x) and unknown (y) questions above each threshold.
+    """Return the points of a ROC curve: the shares of known (x) and unknown (y) questions whose need is above a threshold.
 
-    The thresholds are quantiles of the needs. The result is empty if all questions are known, or all unknown.
+    The result is empty if all questions are known, or all unknown.
     """
+    # Thresholds from high to low: needs that occur, with about as many questions between them.
     thresholds = np.unique(np.quantile(needs, np.linspace(0, 1, FINE_STEPS), method="inverted_cdf"))[::-1]
     known_needs, unknown_needs = np.sort(needs[~unknown]), np.sort(needs[unknown])
     if not len(known_needs) or not len(unknown_needs):
@@ -243,7 +243,7 @@ def _compute_share_above(sorted_values: FloatArray, threshold: float) -> float:
 
 
 def draw_reliability_chart(evaluation: Evaluation, gate: GateResult) -> str:
-    """Draw how often the closed-book answer is wrong among questions of similar need."""
+    """Draw how often the answer without passages is wrong, among questions of similar need (0 to 1)."""
     bins = np.minimum((gate.needs * BIN_COUNT).astype(int), BIN_COUNT - 1)
     wrong = ~evaluation.table.closed_right
     marks = []
@@ -260,11 +260,12 @@ def draw_reliability_chart(evaluation: Evaluation, gate: GateResult) -> str:
 
 
 def draw_need_histogram(evaluation: Evaluation, gate: GateResult) -> str:
-    """Draw the distribution of need over questions that the LLM knows and does not know."""
+    """Draw two histograms of need (0 to 1), side by side: of questions that the LLM knows, and of those that it does not."""
     edges = np.linspace(0, 1, BIN_COUNT + 1)
     known = evaluation.table.closed_right
     styles = (("closed-book answer right", "k0"), ("wrong", "k1"))
-    shares = [np.histogram(gate.needs[part], edges)[0] / max(1, len(known)) for part in (known, ~known)]
+    # For known and for unknown questions: the share of all questions in each bin.
+    shares = [np.histogram(gate.needs[rows], edges)[0] / max(1, len(known)) for rows in (known, ~known)]
     groups = []
     for number in range(BIN_COUNT):
         bars = [

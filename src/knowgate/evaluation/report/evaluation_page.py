@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -192,10 +193,8 @@ def _make_cost_row(
     """
     always, _, gated = amounts
     saved = None if always is None or gated is None else always - gated
-    cells = [
-        UNKNOWN_AMOUNT if amount is None else format_amount(SAVINGS_QUESTIONS * amount) for amount in (*amounts, saved)
-    ]
-    return (name, *cells)
+    totals = [None if amount is None else SAVINGS_QUESTIONS * amount for amount in (*amounts, saved)]
+    return (name, *(UNKNOWN_AMOUNT if total is None else format_amount(total) for total in totals))
 
 
 def _describe_break_even(verdict: EvaluationVerdict, assumptions: CostAssumptions) -> str:
@@ -215,7 +214,7 @@ def _describe_break_even(verdict: EvaluationVerdict, assumptions: CostAssumption
 
 
 def _build_policy_slice_section(evaluation: Evaluation, policy: HighlightedPolicy) -> str:
-    """Build the section on what the policy changes in each group of questions."""
+    """Build the section on how a gate and threshold change the accuracy in each group of questions, such as a language."""
     title = "Where it helps and hurts"
     intro = (
         f"How skipping searches with {policy.name} changes accuracy in each part of the questions, including those it "
@@ -244,8 +243,8 @@ class DecisionKind:
     Attributes:
         title: Heading of the examples.
         is_good: Whether the decision was right.
-        rows: The questions decided so.
-        lowest_need_first: Whether to show the questions of lowest need, or those of highest.
+        rows: Mask of the questions with this kind of decision.
+        lowest_need_first: Whether the examples are the questions of lowest need (0 to 1), or those of highest.
     """
 
     title: str
@@ -257,12 +256,14 @@ class DecisionKind:
 def classify_decisions(evaluation: Evaluation, policy: HighlightedPolicy) -> list[DecisionKind]:
     """Divide decisions into good and bad skips, and searches that helped and harmed."""
     closed, opened, skips = evaluation.table.closed_right, evaluation.table.always_right, policy.skips
-    # Of skips, those of lowest need are shown; of searches, those of highest need.
+    # The surest skips are those of lowest need, the surest searches those of highest need.
+    skip = partial(DecisionKind, lowest_need_first=True)
+    search = partial(DecisionKind, lowest_need_first=False)
     return [
-        DecisionKind("Good skips: right without a search", True, skips & closed, True),
-        DecisionKind("Bad skips: right only with a search", False, skips & opened & ~closed, True),
-        DecisionKind("Saved by retrieval: wrong without it", True, ~skips & opened & ~closed, False),
-        DecisionKind("Harmed by retrieval: right without it", False, ~skips & closed & ~opened, False),
+        skip("Good skips: right without a search", is_good=True, rows=skips & closed),
+        skip("Bad skips: right only with a search", is_good=False, rows=skips & opened & ~closed),
+        search("Saved by retrieval: wrong without it", is_good=True, rows=~skips & opened & ~closed),
+        search("Harmed by retrieval: right without it", is_good=False, rows=~skips & closed & ~opened),
     ]
 
 
@@ -313,7 +314,7 @@ def _build_folded_sections(evaluation: Evaluation, policy: HighlightedPolicy | N
 
 
 def _build_ranking_section(evaluation: Evaluation, policy: HighlightedPolicy | None) -> str:
-    """Build the section with ROC curves, calibration and distribution of needs; '' without gates."""
+    """Build the section on how well needs (scores from 0 to 1) predict what the LLM does not know; '' without gates."""
     intro = "How well the need score predicts what the LLM does not know, and whether it is a calibrated probability."
     gates = _order_by_auroc(evaluation, policy)
     if not gates:

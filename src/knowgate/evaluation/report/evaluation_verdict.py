@@ -47,7 +47,7 @@ MAX_LISTED_SLICES = 3
 
 @dataclass(frozen=True)
 class KeyFigure:
-    """A number that stands out, and what it is."""
+    """A number that stands out, such as '41.2 %', and what it is, such as 'of the searches skipped'."""
 
     value: str
     description: str
@@ -79,9 +79,9 @@ class EvaluationVerdict:
 
     @property
     def level(self) -> str:
-        """The level of the recommendation; 'saves' or 'may-save' if it is not known to save money.
+        """The level of the recommendation: 'use', 'try', 'leave' or 'unknown', and these variants of the first two.
 
-        'gains' if it saves no searches, but its arbiter gains right answers.
+        'saves' (for 'use') and 'may-save' (for 'try') if it is not known to save money, 'gains' if it saves no searches.
         """
         level = self.recommendation.level
         if self.recommendation.is_positive and self.recommendation.skips_nothing:
@@ -90,7 +90,7 @@ class EvaluationVerdict:
 
     @property
     def label(self) -> str:
-        """The level in two to five words; it says so if the policy is known to save no money."""
+        """The level in words, such as 'Worth using' or, if it is known to save no money, 'Saves searches, not money'."""
         is_unpaid = self.level in UNPAID_LEVELS.values() and self.savings.money is not None
         return f"{LEVEL_LABELS[self.level]}, not money" if is_unpaid else LEVEL_LABELS[self.level]
 
@@ -116,7 +116,8 @@ def build_verdict(evaluation: Evaluation, assumptions: CostAssumptions, max_loss
     gated_cost = _estimate_recommended_cost(evaluation, recommendation) if recommendation.gate else always_cost
     savings = Savings(always_cost, gated_cost, assumptions)
     arbiter_sentences = _describe_arbiter(evaluation, recommendation)
-    not_counted = NOT_COUNTED if {recommendation.gate, recommendation.arbiter} & evaluation.with_judge else ""
+    uses_judge = recommendation.gate in evaluation.with_judge or recommendation.arbiter in evaluation.with_judge
+    not_counted = NOT_COUNTED if uses_judge else ""
     if not recommendation.is_positive:
         sentences = [*_explain_no_gate(recommendation, evaluation), *arbiter_sentences]
         if evaluation.has_open_answers:
@@ -146,7 +147,7 @@ def build_verdict(evaluation: Evaluation, assumptions: CostAssumptions, max_loss
 
 
 def _estimate_recommended_cost(evaluation: Evaluation, recommendation: Recommendation) -> QuestionCost:
-    """Estimate the mean cost per question of the recommended policy, on held-out questions like its accuracy."""
+    """Estimate the mean cost per question of the recommended gate, on the questions that its accuracy is measured on."""
     gate = None if recommendation.is_without_retrieval else evaluation.gate(str(recommendation.gate))
     skips, has_arbiter = recommendation.held_out_skips, bool(recommendation.arbiter)
     return estimate_gated_cost(evaluation.table, skips, gate, has_arbiter=has_arbiter)
@@ -196,7 +197,7 @@ def _warn_about_distance(recommendation: Recommendation, evaluation: Evaluation)
 
 
 def _write_headline(recommendation: Recommendation, savings: Savings) -> str:
-    """Write the advice of a positive recommendation, which depends on whether it saves money, and what is in doubt."""
+    """Write the advice of a recommendation to use or try a gate, or to do without retrieval, and what is in doubt."""
     is_certain = recommendation.level == "use"
     doubt = "" if is_certain else f", but {_describe_doubt(recommendation)}"
     if recommendation.is_without_retrieval:
@@ -215,7 +216,7 @@ def _write_headline(recommendation: Recommendation, savings: Savings) -> str:
 
 
 def _describe_choice(recommendation: Recommendation, evaluation: Evaluation) -> str:
-    """Describe how gate and threshold were chosen, and which guarantees are stored."""
+    """Describe how gate and threshold were chosen, and which proofs of a small loss (guarantees) are stored."""
     if recommendation.at_own_threshold or not recommendation.agreeing_folds:
         return f"Nothing was chosen on these questions, so all of them measure it. {_list_guarantees(evaluation)}."
     return (
@@ -229,8 +230,9 @@ def _describe_choice(recommendation: Recommendation, evaluation: Evaluation) -> 
 
 
 def _list_guarantees(evaluation: Evaluation) -> str:
-    """List the stored guarantees of the evaluated gates; none of them applies to the recommendation."""
-    if texts := [f"with '{name}': {item.text}" for name, item in evaluation.guarantees.items() if item.text]:
+    """List the stored guarantees (proofs of a small loss) of the gates; none of them applies to the recommendation."""
+    texts = [f"with '{name}': {item.text}" for name, item in evaluation.guarantees.items() if item.text]
+    if texts:
         return f"This choice has no guarantee; one is stored {' One is stored '.join(texts)}".rstrip(".")
     if any(gate.gate in evaluation.table.recorded_needs for gate in evaluation.gates):
         return "This choice has no guarantee. To get one, fit the gate and run `knowgate calibrate` on its folder"
@@ -241,20 +243,20 @@ def _describe_difference(recommendation: Recommendation) -> str:
     """Say how many searches are skipped, how accuracy changes by that, and on which questions."""
     difference = f"{format_points(recommendation.difference.value or 0.0)} points of accuracy against always retrieving"
     skipped = f"it skips {format_percent(recommendation.held_out_skipped.value)} of the searches"
-    place = _name_questions(recommendation).capitalize()
-    return f"{place} {skipped}: {difference}{format_interval(recommendation.difference)}."
+    questions = _name_questions(recommendation).capitalize()
+    return f"{questions} {skipped}: {difference}{format_interval(recommendation.difference)}."
 
 
 def _name_questions(recommendation: Recommendation) -> str:
-    """Name the questions that all figures of the verdict are measured on."""
-    has_choice = recommendation.agreeing_folds and not recommendation.at_own_threshold
-    return "on held-out questions" if has_choice else "on these questions"
+    """Name the questions that the verdict is measured on: held-out ones, if gate and threshold were chosen here."""
+    was_chosen_here = recommendation.agreeing_folds and not recommendation.at_own_threshold
+    return "on held-out questions" if was_chosen_here else "on these questions"
 
 
 def _describe_chance(recommendation: Recommendation) -> str:
-    """Say how often chance gets the verdict of a gate that was chosen here, and its gain if that might be chance."""
-    is_choice = recommendation.agreeing_folds and not recommendation.is_without_retrieval
-    count = CHANCE_COUNTS[recommendation.level] if is_choice else 0
+    """Say how often meaningless scores get the same verdict, if a gate was chosen here, and its gain if that is small."""
+    is_chosen_gate = recommendation.agreeing_folds and not recommendation.is_without_retrieval
+    count = CHANCE_COUNTS[recommendation.level] if is_chosen_gate else 0
     doubt = "this one may be chance, too" if count > 0.05 * 400 else "this one is hardly chance"
     verdicts = f"Of 400 evaluations with shuffled scores, {count} got this verdict, so {doubt}" if count else ""
     gain = "" if recommendation.beats_chance else f"{describe_gain(recommendation).capitalize()}{STRICTER_TEST}"
@@ -325,7 +327,7 @@ def _write_negative_headline(recommendation: Recommendation, evaluation: Evaluat
 
 
 def _explain_no_gate(recommendation: Recommendation, evaluation: Evaluation) -> list[str]:
-    """Explain why no gate is recommended."""
+    """Return sentences that explain why no gate is recommended, and what to do about it."""
     if not evaluation.has_open_answers:
         return ["Label with passages to see it: `knowgate label` with an index.", *_describe_best_ranking(evaluation)]
     if not evaluation.ranking_gates:
@@ -385,7 +387,7 @@ def _describe_best_ranking(evaluation: Evaluation) -> list[str]:
 
 
 def describe_savings(savings: Savings) -> str:
-    """Describe in one to three sentences what a policy saves, and at which price it breaks even."""
+    """Describe in one to three sentences what a gate saves, and at which price it breaks even."""
     start = f"On {SAVINGS_QUESTIONS:,} questions that saves {savings.searches:,.0f} searches"
     prices = describe_prices(savings.assumptions)
     if savings.money is None:

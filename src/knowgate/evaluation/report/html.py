@@ -12,9 +12,9 @@ from string import Template
 from typing import Any
 
 from knowgate.core import VERSION
-from knowgate.core.display import MISSING_VALUE, TextTable, format_number
+from knowgate.core.display import TextTable, format_number
 from knowgate.data.runs.rows import GradedAnswer, LabelRow
-from knowgate.evaluation.boundary import measure_retrieval_change
+from knowgate.evaluation.boundary import NO_CHANGE, measure_retrieval_change
 from knowgate.types import Passage
 from knowgate.types.markup import escape_html
 
@@ -177,10 +177,10 @@ def _render_row(row: Sequence[str], width: int, *, is_highlighted: bool = False)
 
 
 def render_extreme_question(row: LabelRow) -> str:
-    """Render a question that retrieval helped or harmed, marked with the change of mastery."""
-    rise, benefit = measure_retrieval_change(row)
-    css_class = "harmed" if (rise, benefit) < (0, 0) else "helped"
-    return render_question(row, f'<span class="change {css_class}">{rise:+.2f}</span>', f"benefit {benefit:+d}")
+    """Render a question that retrieval helped or harmed, marked with the change of its share of right samples."""
+    change = measure_retrieval_change(row)
+    mark = f'<span class="change {"harmed" if change < NO_CHANGE else "helped"}">{change.mastery:+.2f}</span>'
+    return render_question(row, mark, f"benefit {change.benefit:+d}")
 
 
 def render_question(row: LabelRow, mark: str, note: str) -> str:
@@ -206,10 +206,10 @@ def render_question(row: LabelRow, mark: str, note: str) -> str:
 
 
 def _render_answer(answer: GradedAnswer) -> str:
-    """Render an answer with its grade and, if known, its mastery and certainty."""
+    """Render an answer with its grade and, if known, its mastery (share of right samples) and certainty (agreement)."""
     verdict = {True: "right", False: "wrong", None: "not graded"}[answer.correct]
-    indicators = [f"mastery {format_number(answer.mastery)}", f"certainty {format_number(answer.certainty)}"]
-    known = [text for text in indicators if not text.endswith(MISSING_VALUE)]
+    indicators = {"mastery": answer.mastery, "certainty": answer.certainty}
+    known = [f"{name} {format_number(value)}" for name, value in indicators.items() if value is not None]
     text = _render_short(answer.text) if answer.text else "<em>text not on record</em>"
     return f'{text} <span class="verdict-mark {verdict.split()[0]}">{", ".join([verdict, *known])}</span>'
 

@@ -47,8 +47,13 @@ class RerankerVerdict:
 
 
 def build_reranker_verdict(comparison: RerankerComparison) -> RerankerVerdict:
-    """Judge the best reranker by the first source of preferences, and by the answers of LLMs if there are any."""
-    measures = next(iter(comparison.rankings.values())).measures
+    """Judge whether the best reranker is worth using.
+
+    It is judged by how early it puts passages that help, as the first source of preferences measured that, and by the
+    answers of LLMs if there are any.
+    """
+    first_source = next(iter(comparison.rankings))
+    measures = comparison.rankings[first_source].measures
     means = measures.means[MAIN_MEASURE]
     rerankers = [name for name in measures.rankers if is_reranker(name)]
     if not rerankers:
@@ -89,10 +94,13 @@ class _AnswerEffect:
 
 
 def _list_answer_effects(comparison: RerankerComparison, reranker: str) -> list[_AnswerEffect]:
-    """List the effect on each LLM and data set, with the fewest passages that were shown."""
+    """List how a reranker changes the accuracy of each LLM on each data set, compared with the retriever's order.
+
+    If the LLMs answered with several numbers of passages, the effect is that with the fewest.
+    """
     effects = []
     for (llm, data), measures in comparison.answers.items():
-        shown = next(iter(measures.values))
+        shown = next(iter(measures.values))  # the first is the smallest number, such as 'top 1'
         effects.append(_AnswerEffect(llm, data, shown, measures.differences[RETRIEVER][shown][reranker]))
     return effects
 
@@ -150,17 +158,13 @@ def build_reranker_sections(comparison: RerankerComparison) -> Iterator[str]:
 def _build_chart_section(comparison: RerankerComparison) -> str:
     """Build the section with charts of each ranker against the retriever."""
     intro = "Each ranker against the retriever's own order, on the same questions. Right of the line is better."
-    figures = [
-        _draw_differences(
-            result.measures, MAIN_MEASURE, f"A passage that helps comes first ({MAIN_MEASURE}): preferences by {source}"
-        )
-        for source, result in comparison.rankings.items()
-    ]
-    figures += [
-        _draw_differences(measures, shown, f"Right answers of {llm} to {data}, {shown}")
-        for (llm, data), measures in comparison.answers.items()
-        for shown in measures.values
-    ]
+    figures = []
+    for source, result in comparison.rankings.items():
+        title = f"A passage that helps comes first ({MAIN_MEASURE}): preferences by {source}"
+        figures.append(_draw_differences(result.measures, MAIN_MEASURE, title))
+    for (llm, data), measures in comparison.answers.items():
+        for shown in measures.values:
+            figures.append(_draw_differences(measures, shown, f"Right answers of {llm} to {data}, {shown}"))
     content = html.render_pair([figure for figure in figures if figure])
     return html.render_section("picture", "What reranking changes", intro, [content])
 

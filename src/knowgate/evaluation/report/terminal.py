@@ -31,16 +31,17 @@ class TerminalTable:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         columns = [_Column.measure(self.table, index) for index in range(len(self.table.columns))]
         n_fitting = _count_fitting(columns, options.max_width)
-        widths = _assign_widths(columns[:n_fitting], options.max_width)
+        shown, left_out = columns[:n_fitting], columns[n_fitting:]
+        widths = _assign_widths(shown, options.max_width)
         table = Table(box=None, padding=(0, COLUMN_GAP, 0, 0), pad_edge=False)
-        for column, width in zip(columns, widths, strict=False):
+        for column, width in zip(shown, widths, strict=True):
             table.add_column(Text(column.name), width=width, overflow="fold")
         for row in self.table.rows:
-            cells = zip(row[:n_fitting], widths, strict=False)
+            cells = zip(row[:n_fitting], widths, strict=False)  # a row may have fewer cells than columns
             table.add_row(*(Text(_break_before_interval(sanitize_line(cell), width)) for cell, width in cells))
         yield table
-        if left_out := [column.name for column in columns[n_fitting:]]:
-            yield Text(f"(no room for: {'; '.join(left_out)})", "dim")
+        if left_out:
+            yield Text(f"(no room for: {'; '.join(column.name for column in left_out)})", "dim")
 
 
 def render_tables(tables: Iterable[TextTable]) -> Group:
@@ -61,10 +62,10 @@ class _Column:
 
     @classmethod
     def measure(cls, table: TextTable, index: int) -> _Column:
-        """Measure the widths of a column of a table.
+        """Measure the widths of a column of a table: of its longest cell, and the smallest at which nothing is cut.
 
-        The smallest width fits every word and every interval. Beyond that, texts are wrapped at `MIN_TEXT_WIDTH`, and
-        intervals are put below their numbers.
+        A number and its interval, as in '0.8 [0.7, 0.9]', may stand on two lines, and longer texts are wrapped. But no
+        word and no interval is broken, and texts get at least `MIN_TEXT_WIDTH`.
         """
         name = sanitize_line(table.columns[index])
         cells = [sanitize_line(row[index]) for row in table.rows if index < len(row)]
@@ -101,10 +102,13 @@ def _assign_widths(columns: Sequence[_Column], width: int) -> list[int]:
     widths = [column.min_width for column in columns]
     spare = width - _sum_widths(widths)
     # Each round gives one character to every column that is still too narrow.
-    while spare > 0 and (narrow := [i for i, column in enumerate(columns) if widths[i] < column.natural_width]):
+    while spare > 0:
+        narrow = [index for index, column in enumerate(columns) if widths[index] < column.natural_width]
+        if not narrow:
+            break
         for index in narrow[:spare]:
             widths[index] += 1
-        spare -= len(narrow[:spare])
+        spare -= len(narrow)
     return widths
 
 

@@ -71,10 +71,6 @@ class AnswerJudge(Protocol):
         """Return the start of a text, cut after `n_tokens` tokens of the judge."""
         ...
 
-    def predict_members(self, prompts: Sequence[LabelPromptTokens]) -> list[FloatArray]:
-        """Return the probability that the LLM knows the answer, as predicted by each member of the ensemble."""
-        ...
-
     def predict_known(self, prompts: Sequence[LabelPromptTokens]) -> FloatArray:
         """Return the probability that the LLM knows the answer, averaged over the members of the ensemble."""
         ...

@@ -185,16 +185,13 @@ class CausalJudge:
 
     def predict_known(self, prompts: Sequence[LabelPromptTokens]) -> FloatArray:
         """Predict P(known) / (P(known) + P(unknown)) at the last label of each prompt, averaged over the members."""
-        return np.asarray(np.mean(self.predict_members(prompts), axis=0))
+        return np.asarray(np.mean([self.predict_member(i, prompts) for i in range(len(self.members) or 1)], axis=0))
 
-    def predict_members(self, prompts: Sequence[LabelPromptTokens]) -> list[FloatArray]:
-        """Predict P(known) / (P(known) + P(unknown)) at the last label of each prompt, for each member."""
-        return [self._predict(member, prompts) for member in self.members or (JudgeMember(self.model),)]
-
-    def _predict(self, member: JudgeMember, prompts: Sequence[LabelPromptTokens]) -> FloatArray:
+    def predict_member(self, number: int, prompts: Sequence[LabelPromptTokens]) -> FloatArray:
         """Predict P(known) / (P(known) + P(unknown)) at the last label of each prompt, with one ensemble member."""
         from knowgate.models.hf.local_model import read_label_logits
 
+        member = self.members[number] if self.members else JudgeMember(self.model)
         with member.activate() as model:
             logits = model.run_batched(
                 [prompt.ids for prompt in prompts],
@@ -367,14 +364,11 @@ class LlamaJudge:
         """Return the start of a text, cut after `n_tokens` tokens."""
         return self.members[0].decode(self.members[0].tokenize(text.strip())[:n_tokens]).strip()
 
-    def predict_members(self, prompts: Sequence[LabelPromptTokens]) -> list[FloatArray]:
-        """Return the probability that the LLM knows the answer, as predicted by each member."""
-        pair = self.options.pair
-        return [np.array([member.score_token_pair(item.ids, pair) for item in prompts]) for member in self.members]
-
     def predict_known(self, prompts: Sequence[LabelPromptTokens]) -> FloatArray:
         """Return the probability that the LLM knows the answer, averaged over the members."""
-        return np.asarray(np.mean(self.predict_members(prompts), axis=0))
+        pair = self.options.pair
+        votes = [[member.score_token_pair(prompt.ids, pair) for prompt in prompts] for member in self.members]
+        return np.asarray(np.mean(votes, axis=0))
 
     def measure_deviation(self, n_prompts: int | None = None) -> float:
         """Return the largest difference of a prediction for a reference prompt from that before the export.

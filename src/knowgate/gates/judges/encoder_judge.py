@@ -132,14 +132,13 @@ class EncoderJudge:
         )["offset_mapping"]
         return text.strip()[: offsets[-1][1]] if offsets else ""
 
-    def predict_members(self, prompts: Sequence[LabelPromptTokens]) -> list[FloatArray]:
-        """Return the probability that the LLM knows the answer, as predicted by each encoder."""
-        rows = [prompt.ids for prompt in prompts]
-        return [encoder.predict_known(rows) for encoder in self.encoders]
+    def predict_member(self, number: int, prompts: Sequence[LabelPromptTokens]) -> FloatArray:
+        """Return the probability that the LLM knows the answer, as predicted by one encoder."""
+        return self.encoders[number].predict_known([prompt.ids for prompt in prompts])
 
     def predict_known(self, prompts: Sequence[LabelPromptTokens]) -> FloatArray:
         """Return the probability that the LLM knows the answer, averaged over the encoders."""
-        return np.asarray(np.mean(self.predict_members(prompts), axis=0))
+        return np.asarray(np.mean([self.predict_member(i, prompts) for i in range(len(self.encoders))], axis=0))
 
 
 def is_encoder_spec(spec: str) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from knowgate.core.stop_flag import check_stop_flag
@@ -43,22 +44,22 @@ DEVICE_ERROR_MARKERS = (
     "CUBLAS_STATUS",
 )
 RESUME_HINT = "Finished rows are kept: run the same command again to continue"
-CPU_DEVICE = torch.device("cpu")
+CPU = torch.device("cpu")
 BatchWork = Callable[[list[int]], list[Result]]  # takes the indices of a batch's prompts
 
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """Maximum size of one batch.
+    """Maximum size of one batch. Several answers may be generated to each of its prompts; each is a row.
 
     Args:
         prompts: Maximum number of prompts.
         prompt_tokens: Maximum number of prompt tokens in one forward pass, including padding.
-        rows: Maximum number of answers generated in parallel.
-        row_tokens: Maximum number of prompt tokens summed over all answers. It matters if each answer has its own copy
-            of the prompt's keys and values; None if answers share them.
+        rows: Maximum number of answers to all prompts, which are generated in parallel.
+        row_tokens: If each answer has its own copy of its prompt's keys and values: maximum number of tokens of all
+            copies. None if the answers to a prompt share one copy.
         cached_tokens: Maximum number of prompt tokens whose keys and values are kept, including padding. Several
-            forward passes may fill the cache before answers are generated.
+            forward passes may fill this cache before answers are generated.
     """
 
     prompts: int
@@ -70,9 +71,7 @@ class BatchLimits:
 
 # Less than 1.5 GB for a model of 135 million parameters.
 CPU_LIMITS = BatchLimits(prompts=64, prompt_tokens=4_096, rows=256, row_tokens=16_384, cached_tokens=4_096)
-CUDA_LIMITS = BatchLimits(
-    prompts=2_048, prompt_tokens=131_072, rows=8_192, row_tokens=1_000_000, cached_tokens=1_000_000
-)
+CUDA_LIMITS = BatchLimits(2_048, prompt_tokens=131_072, rows=8_192, row_tokens=1_000_000, cached_tokens=1_000_000)
 
 
 @dataclass(frozen=True)
@@ -93,11 +92,12 @@ class GpuMemory:
     def max_share(self) -> float:
         """Maximum share of the GPU's memory, from 0 to 1, that this process may hold.
 
-        It may take MAX_FREE_SHARE of the free memory, up to MAX_TOTAL_SHARE of the whole, and keeps what it already uses.
+        This is what it already uses plus MAX_FREE_SHARE of the free memory, but at most MAX_TOTAL_SHARE. It is never
+        less than what the process already uses.
         """
-        used = self.used / self.total
-        allowed = used + MAX_FREE_SHARE * self.free / self.total
-        return max(used, min(MAX_TOTAL_SHARE, allowed))
+        used_share = self.used / self.total
+        desired_share = used_share + MAX_FREE_SHARE * self.free / self.total
+        return max(used_share, min(MAX_TOTAL_SHARE, desired_share))
 
     @property
     def planned(self) -> float:
@@ -114,30 +114,32 @@ def read_gpu_memory(device: torch.device) -> GpuMemory:
 
 @contextlib.contextmanager
 def limit_gpu_memory(device: torch.device) -> Iterator[None]:
-    """Keep PyTorch from taking more of the GPU than `GpuMemory.max_share` while the block runs."""
+    """Keep PyTorch from taking more of the GPU than `GpuMemory.max_share` while the block runs.
+
+    Other programs may use the same GPU. Afterwards, the limit that was set before applies again.
+    """
     if device.type != "cuda":
         yield
         return
-    # PyTorch refuses a device without a number here.
-    number = torch.cuda.current_device() if device.index is None else device.index
-    # Older releases of PyTorch cannot tell the current limit.
-    get_limit = getattr(torch.cuda, "get_per_process_memory_fraction", None)
-    limit_before = float(get_limit(number)) if get_limit is not None else 1.0
-    torch.cuda.set_per_process_memory_fraction(min(limit_before, read_gpu_memory(device).max_share), number)
+    # The device 'cuda' without a number is the current GPU. PyTorch's limit needs the number.
+    gpu = torch.cuda.current_device() if device.index is None else device.index
+    get_limit = getattr(torch.cuda, "get_per_process_memory_fraction", None)  # older releases do not have it
+    old_limit = float(get_limit(gpu)) if get_limit is not None else 1.0
+    torch.cuda.set_per_process_memory_fraction(min(old_limit, read_gpu_memory(device).max_share), gpu)
     try:
         yield
     finally:
-        torch.cuda.set_per_process_memory_fraction(limit_before, number)
+        torch.cuda.set_per_process_memory_fraction(old_limit, gpu)
 
 
 @dataclass(frozen=True)
 class MemoryCost:
-    """Estimated memory in bytes that a forward pass takes.
+    """Estimated memory in bytes that a forward pass takes. Each answer to a prompt is a row.
 
     Args:
-        prompt_token: Bytes per token of a prompt.
-        row_token: Bytes per prompt token of each answer that has its own copy of the prompt's keys and values.
-        row: Bytes per answer, for its logits and its own tokens.
+        prompt_token: Bytes for each token of a prompt.
+        row_token: Bytes for each token of a prompt's keys and values, once more for each answer that has its own copy.
+        row: Bytes for each answer, for its logits and its own tokens.
     """
 
     prompt_token: int
@@ -159,11 +161,8 @@ def estimate_memory_cost(model: Any) -> MemoryCost:
     feed_forward = 4 * feed_forward_width * bytes_per_number  # about four arrays of this width at once
     logits = 4 * 4 * int(config.vocab_size)  # four arrays of float32 numbers
     # A decoding step copies the cache, so the cache counts twice.
-    return MemoryCost(
-        prompt_token=2 * cache + hidden_states + feed_forward,
-        row_token=2 * cache,
-        row=logits + PLANNED_ANSWER_TOKENS * cache,
-    )
+    prompt_token = 2 * cache + hidden_states + feed_forward
+    return MemoryCost(prompt_token, row_token=2 * cache, row=logits + PLANNED_ANSWER_TOKENS * cache)
 
 
 def compute_batch_limits(model: Any, device: torch.device, *, shared: bool = False) -> BatchLimits:
@@ -176,41 +175,38 @@ def compute_batch_limits(model: Any, device: torch.device, *, shared: bool = Fal
     """
     if device.type != "cuda":
         return replace(CPU_LIMITS, row_tokens=None) if shared else CPU_LIMITS
-    planned, cost = read_gpu_memory(device).planned, estimate_memory_cost(model)
+    planned_bytes, cost = read_gpu_memory(device).planned, estimate_memory_cost(model)
 
     def limit(maximum: int, bytes_each: int) -> int:
         """Return how many items of `bytes_each` bytes fit into the planned memory, from 1 to `maximum`."""
-        return max(1, min(maximum, int(planned / bytes_each)))
+        return max(1, min(maximum, int(planned_bytes / bytes_each)))
 
+    max_row_tokens = CUDA_LIMITS.row_tokens or 1  # it is never None; `or 1` tells the type checker so
     return BatchLimits(
         prompts=CUDA_LIMITS.prompts,
         prompt_tokens=limit(CUDA_LIMITS.prompt_tokens, cost.prompt_token),
         rows=limit(CUDA_LIMITS.rows, cost.row),
-        row_tokens=None if shared else limit(CUDA_LIMITS.row_tokens or 1, cost.row_token),  # `or 1` is for mypy only
+        row_tokens=None if shared else limit(max_row_tokens, cost.row_token),
         cached_tokens=limit(CUDA_LIMITS.cached_tokens, cost.row_token),
     )
 
 
 def run_in_batches(
-    ids: Sequence[Sequence[int]],
-    limits: BatchLimits,
-    work: BatchWork[Result],
-    rows: int = 1,
-    device: torch.device = CPU_DEVICE,
+    ids: Sequence[list[int]], limits: BatchLimits, work: BatchWork[Result], rows: int = 1, device: torch.device = CPU
 ) -> list[Result]:
-    """Run `work` on batches of prompts of similar length and return its results in the order of the prompts.
+    """Run `work` on batches of prompts of similar length and return one result per prompt, in order.
 
     Args:
         ids: Token ids of each prompt.
         limits: Maximum size of a batch.
-        work: Takes the indices of a batch's prompts and returns their results. It may be called again with half a batch
-            if memory runs out.
+        work: Takes the indices of a batch's prompts and returns a result for each. If memory runs out, it is called
+            again with half of the batch.
         rows: Number of answers generated per prompt.
         device: Where the model runs.
     """
-    results: dict[int, Result] = {}
+    results: dict[int, Result] = {}  # by index of the prompt
     with torch.inference_mode(), limit_gpu_memory(device):
-        for batch in split_into_batches([len(row) for row in ids], limits, rows):
+        for batch in split_into_batches([len(tokens) for tokens in ids], limits, rows):
             results.update(zip(batch, _run_halving(batch, work), strict=True))
     return [results[index] for index in range(len(ids))]
 
@@ -240,24 +236,26 @@ def _exceeds(limits: BatchLimits, prompts: int, length: int, rows: int) -> bool:
         limits: The limits.
         prompts: Number of prompts in the batch.
         length: Number of tokens that each prompt is padded to.
-        rows: Number of answers per prompt. A single answer needs no copy of the prompt's keys and values.
+        rows: Number of answers per prompt.
     """
+    # Only several answers to a prompt need copies of its keys and values.
+    copied_tokens = prompts * rows * length if rows > 1 else 0
     return (
         prompts > limits.prompts
         or prompts * length > limits.prompt_tokens
         or prompts * rows > limits.rows
-        or (rows > 1 and limits.row_tokens is not None and prompts * rows * length > limits.row_tokens)
+        or (limits.row_tokens is not None and copied_tokens > limits.row_tokens)
     )
 
 
 def run_single(work: Callable[[], Result]) -> Result:
-    """Run `work` on one prompt in PyTorch's inference mode, and translate GPU errors.
+    """Call `work`, which runs the model on one prompt, and return its result. GPU errors are translated.
 
-    Inference mode applies to a thread, so it is entered for each call and not held between the steps of a stream.
+    PyTorch's inference mode applies to a thread, so each step of a stream enters it again.
     """
     with torch.inference_mode():
-        # A batch of one prompt is never halved: if memory runs out, this raises OutOfMemory.
-        return _run_halving([0], lambda _: [work()])[0]
+        # A batch with a single index is never halved: if memory runs out, this raises OutOfMemory.
+        return _run_halving([0], lambda _batch: [work()])[0]
 
 
 def _run_halving(batch: list[int], work: BatchWork[Result]) -> list[Result]:
@@ -310,3 +308,40 @@ def translate_device_errors() -> Iterator[None]:
             f"the GPU failed ({reason}), and this process can no longer use it. {RESUME_HINT}. To use the CPU instead, "
             "set CUDA_VISIBLE_DEVICES= (empty)."
         ) from error
+
+
+def pad_left(ids: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return token ids padded on the left to equal length, and their attention mask (0 for padding, else 1).
+
+    With pad_id=9, [[1, 2], [3]] becomes [[1, 2], [9, 3]] and [[1, 1], [0, 1]].
+    """
+    width = max(map(len, ids))
+    tokens_and_mask = np.zeros(
+        (2, len(ids), width), dtype=np.int64
+    )  # one array is copied to the device faster than two
+    tokens, mask = tokens_and_mask
+    tokens[:] = pad_id
+    for row, row_ids in enumerate(ids):
+        start = width - len(row_ids)
+        tokens[row, start:] = row_ids
+        mask[row, start:] = 1
+    tensor = torch.from_numpy(tokens_and_mask)
+    if device.type == "cuda":  # without pinned memory, the host would wait until the GPU has finished its work
+        tensor = tensor.pin_memory()
+    return tuple(tensor.to(device, non_blocking=True))
+
+
+def compute_positions(mask: torch.Tensor) -> torch.Tensor:
+    """Return the position of each token under an attention mask with padding on the left."""
+    return (mask.cumsum(dim=1) - 1).clamp(min=0)
+
+
+def make_inputs(
+    ids: Sequence[Sequence[int]], n_cached: int, cache: Any, pad_id: int, device: torch.device
+) -> dict[str, Any]:
+    """Return the arguments of a forward pass over prompts, of which the first `n_cached` tokens are in the cache."""
+    tokens, mask = pad_left([row[n_cached:] for row in ids], pad_id, device)
+    mask = torch.cat([mask.new_ones(len(ids), n_cached), mask], dim=1)
+    positions = compute_positions(mask)[:, n_cached:]
+    inputs = {"input_ids": tokens, "attention_mask": mask, "position_ids": positions}
+    return {**inputs, "past_key_values": cache, "use_cache": True}

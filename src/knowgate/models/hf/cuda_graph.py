@@ -21,11 +21,12 @@ MIN_REPLAYS = 5  # capturing takes about as long as two steps, so it does not pa
 
 @dataclass
 class GraphedStep(Generic[Result]):
-    """Runs the same function on a GPU many times, and replays its recorded kernels from the third call on.
+    """Runs the same function on a GPU many times. From the second call on, it replays the recorded kernels if possible.
 
-    The function must read and write the same tensors in each call, and must not make the host wait for the device. Its
-    results are tensors that the next call overwrites. The first call runs it as usual, which loads its kernels. The second
-    call captures its kernels without running them. If that fails, each call runs the function as usual.
+    The first call runs the function as usual, which loads its kernels. The second call records them as a CUDA graph and
+    replays it, like all later calls. If recording fails, each call runs the function as usual. The function must read
+    and write the same tensors in each call, and must not make the host wait for the device. The next call overwrites
+    the tensors that it returned.
 
     Args:
         device: Where the function runs. Only CUDA devices have graphs; elsewhere each call runs the function.
@@ -40,14 +41,17 @@ class GraphedStep(Generic[Result]):
     n_calls: int = 0
 
     def run(self, function: Callable[[], Result], n_left: int) -> Result:
-        """Run the function or replay it; `n_left` is the number of calls that may follow, including this one.
+        """Run the function, or replay its recorded kernels.
 
-        The function is not stored, because a reference to its tensors would keep their memory from being freed.
+        Args:
+            function: The function, the same in every call. It is not stored, because a reference to its tensors would
+                keep their memory from being freed.
+            n_left: Number of calls that may follow, including this one. If they are few, recording does not pay.
         """
         self.n_calls += 1
         if self.device.type not in GRAPH_DEVICES:
             return function()
-        if self.n_calls == 1:
+        if self.n_calls == 1:  # kernels must have run once before they can be recorded
             with use_capture_stream(self.device):
                 return function()
         if self.n_calls == 2 and n_left >= MIN_REPLAYS:
@@ -92,7 +96,10 @@ def capture_graph(function: Callable[[], Result], device: torch.device) -> tuple
 
 @contextlib.contextmanager
 def use_capture_stream(device: torch.device) -> Iterator[None]:
-    """Run the block in a stream other than the default one, which cannot be captured, in order with the current stream."""
+    """Run the block in a CUDA stream of its own, because CUDA cannot record the default stream.
+
+    The block starts after earlier work of the current stream, and later work of the current stream waits for the block.
+    """
     stream, current = _get_capture_stream(device), torch.cuda.current_stream(device)
     stream.wait_stream(current)
     with torch.cuda.stream(stream):

@@ -17,8 +17,8 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from knowgate.core.stop_flag import check_stop_flag
-from knowgate.models.hf.batching import make_nan_error
-from knowgate.models.hf.forward_pass import PartialPass, PrefixCache, compute_positions, pad_left, run_lower_layers
+from knowgate.models.hf.batching import make_inputs, make_nan_error
+from knowgate.models.hf.forward_pass import PartialPass, PrefixCache, run_lower_layers
 from knowgate.models.local_backend import TokenStep
 from knowgate.types import Sampling
 
@@ -27,7 +27,7 @@ INITIAL_TOP_P_WIDTH = 256  # most probable tokens to try first; sorting a whole 
 
 @dataclass
 class DecodedRow:
-    """One answer while it is being generated.
+    """One answer while it is being generated. It belongs to one row of a `DecodingBatch`.
 
     Args:
         steps: Statistics of greedily chosen tokens; empty for sampled answers.
@@ -110,15 +110,15 @@ class DecodingBatch:
         index = torch.tensor(rows, device=self.mask.device)
         self.cache.batch_select_indices(index)
         smaller = self._select(index, self.cache)
-        vars(self).update(vars(smaller))  # take over all fields of the smaller batch
+        vars(self).update(vars(smaller))  # replaces all fields of this object by those of the smaller batch
 
     def copy(self, rows: Sequence[int], repeat: int = 1) -> DecodingBatch:
         """Return a new batch with `repeat` copies of each of the given rows."""
         index = torch.tensor(rows, device=self.mask.device).repeat_interleave(repeat)
         cache = DynamicCache([(layer.keys[index], layer.values[index]) for layer in self.cache.layers])
-        if self.partial is not None:  # the upper layers have no keys and values yet
-            missing = len(self.model.base_model.layers) - len(cache.layers)
-            cache.layers.extend(DynamicLayer() for _ in range(missing))
+        if self.partial is not None:  # only the lower layers have keys and values so far; the others start empty
+            n_upper_layers = len(self.model.base_model.layers) - len(cache.layers)
+            cache.layers.extend(DynamicLayer() for _ in range(n_upper_layers))
         return self._select(index, cache)
 
     def _select(self, index: torch.Tensor, cache: Any) -> DecodingBatch:
@@ -132,9 +132,6 @@ class DecodingBatch:
             pending=None if self.pending is None else self.pending[index],
             partial=None if self.partial is None else self.partial.select(index, cache),
         )
-
-
-# --- prefill --------------------------------------------------------------------------------------
 
 
 def prefill(
@@ -155,53 +152,41 @@ def prefill(
         pad_id: Token for padding on the left.
         device: The device that the model runs on.
         layers: Layers whose hidden states at the last token are kept.
-        prefix_cache: Keys and values of prefixes that prompts share.
-        states_only: Run only the layers up to the highest of `layers`, because no tokens will be generated at first.
-            A later continuation runs the others.
+        prefix_cache: Keys and values of prefixes that prompts share, so that they need not be computed again.
+        states_only: Run only the layers up to the highest of `layers`, if only hidden states are needed for now. If
+            an answer is generated later, the other layers are run then.
     """
-    # The first `computed` tokens of all prompts are in the cache already, so only the others are fed.
-    computed, cache = (prefix_cache or PrefixCache()).start(model, ids, device)
-    tokens, mask = pad_left([row[computed:] for row in ids], pad_id, device)
-    mask = torch.cat([mask.new_ones(len(ids), computed), mask], dim=1)
-    inputs = {
-        "input_ids": tokens,
-        "attention_mask": mask,
-        "position_ids": compute_positions(mask)[:, computed:],
-        "past_key_values": cache,
-        "use_cache": True,
-    }
+    n_cached, cache = (prefix_cache or PrefixCache()).start(model, ids, device)
+    inputs = make_inputs(ids, n_cached, cache, pad_id, device)
     if states_only and layers and max(layers) < len(model.base_model.layers):
-        return _prefill_lower_layers(model, mask, layers, inputs)
+        return _prefill_lower_layers(model, layers, inputs)
     output = model(**inputs, logits_to_keep=1, output_hidden_states=bool(layers))
     hidden = {layer: output.hidden_states[layer][:, -1].clone() for layer in layers}
-    return DecodingBatch(model, cache, mask, output.logits[:, -1], hidden)
+    return DecodingBatch(model, cache, inputs["attention_mask"], output.logits[:, -1], hidden)
 
 
-def _prefill_lower_layers(
-    model: Any, mask: torch.Tensor, layers: Sequence[int], inputs: dict[str, Any]
-) -> DecodingBatch:
-    """Run the prefill only up to the highest of `layers`, and keep the hidden states at each of them.
+def _prefill_lower_layers(model: Any, layers: Sequence[int], inputs: dict[str, Any]) -> DecodingBatch:
+    """Run the model over prompts only up to the highest of `layers`, and keep the hidden states of these layers.
 
-    The hidden state of a layer number is the input of the layer with that index, because number 0 is the embeddings.
+    A hook stores the input of each of these layers. Hidden state number n is the input of layer n, because number 0 is
+    the embeddings.
     """
     hidden: dict[int, torch.Tensor] = {}
 
-    def capture_input(layer: int) -> Any:
-        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            hidden[layer] = (args[0] if args else kwargs["hidden_states"])[:, -1].clone()
+    def add_hook(layer: int) -> Any:
+        def store_input(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            states = args[0] if args else kwargs["hidden_states"]
+            hidden[layer] = states[:, -1].clone()
 
-        return model.base_model.layers[layer].register_forward_pre_hook(hook, with_kwargs=True)
+        return model.base_model.layers[layer].register_forward_pre_hook(store_input, with_kwargs=True)
 
-    hooks = [capture_input(layer) for layer in layers]
+    hooks = [add_hook(layer) for layer in layers]
     try:
         partial = run_lower_layers(model, max(layers), **inputs)
     finally:
         for hook in hooks:
             hook.remove()
-    return DecodingBatch(model, inputs["past_key_values"], mask, None, hidden, partial=partial)
-
-
-# --- greedy drafts --------------------------------------------------------------------------------
+    return DecodingBatch(model, inputs["past_key_values"], inputs["attention_mask"], None, hidden, partial=partial)
 
 
 def decode_greedily(
@@ -210,14 +195,14 @@ def decode_greedily(
     """Extend answers greedily until they end or have `max_tokens` tokens.
 
     Args:
-        batch: The decoding batch.
+        batch: The decoding batch, with one row per answer. Rows of finished answers are removed from it.
         rows: The answers of the batch, extended in place.
         max_tokens: Maximum number of tokens per answer, including those it already has.
         stop_ids: Tokens that end an answer.
-        layers: Layers whose states at the last token are stored in `final_states`.
+        layers: Layers whose hidden states at the last token of each answer are stored in `final_states`.
 
     Returns:
-        Indices of the rows that are not finished, in the order in which the batch holds them.
+        Indices of the unfinished answers. The rows that are left in the batch belong to them, in this order.
     """
     for _ in iter_greedy_steps(batch, rows, max_tokens, stop_ids, layers):
         pass
@@ -230,23 +215,23 @@ def iter_greedy_steps(
     """Extend answers greedily like `decode_greedily`, but yield after each token, so that the caller can stream it.
 
     Args:
-        batch: The decoding batch, one row per answer.
+        batch: The decoding batch, with one row per answer. Rows of finished answers are removed from it.
         rows: The answers of the batch, extended in place.
         max_tokens: Maximum number of tokens per answer, including those it already has.
         stop_ids: Tokens that end an answer.
         layers: Layers whose hidden states at the last token of each answer are stored in `final_states`.
     """
+    # `active` are the indices of the answers that are still in the batch. They all have the same length.
     active, states = list(range(len(rows))), FinalStates(len(rows))
-    # `active` are the indices of the rows that are still in the batch. They all have the same length.
     while active and len(rows[active[0]].tokens) < max_tokens:
         steps = pick_greedy_steps(batch.compute_logits(layers))
         states.store(batch, active)
-        for row, step in zip((rows[i] for i in active), steps, strict=True):
+        for index, step in zip(active, steps, strict=True):
             if step.token in stop_ids:
-                row.finished = True
+                rows[index].finished = True
             else:
-                row.steps.append(step)
-                row.tokens.append(step.token)
+                rows[index].steps.append(step)
+                rows[index].tokens.append(step.token)
         batch.append(torch.tensor([step.token for step in steps], device=batch.mask.device))
         active = _drop_finished(batch, rows, active)
         yield
@@ -257,8 +242,11 @@ def iter_greedy_steps(
 class FinalStates:
     """Collects the hidden states at the last token of each answer (row) while the answers are generated.
 
-    After every step, the states at the newest token of each row replace those stored before, until the answer ends.
-    `blocks` has one tensor (rows x width) per layer, because slicing thousands of rows takes longer than the pass.
+    After every step, the states at the newest token of each answer replace those stored before, until the answer ends.
+
+    Args:
+        n_rows: Number of answers.
+        blocks: Layer -> states of all answers (answers x width). One tensor per answer would take longer to write.
     """
 
     n_rows: int
@@ -274,9 +262,10 @@ class FinalStates:
             block[index] = state
 
     def finish(self, batch: DecodingBatch, rows: list[DecodedRow], active: list[int], layers: Sequence[int]) -> None:
-        """Set `final_states` of all rows to the states at their last tokens.
+        """Set `final_states` of all answers to the hidden states at their last tokens.
 
-        Rows still in the batch (`active`) reached the token limit. One more pass computes the states at their last tokens.
+        The model has not read the last tokens of answers that are still in the batch (`active`), because they reached the
+        token limit. One more forward pass computes the states at these tokens.
         """
         if layers and active:
             batch.compute_logits(layers)  # sets `batch.hidden`; the logits are not needed
@@ -300,29 +289,26 @@ def _drop_finished(batch: DecodingBatch, rows: list[DecodedRow], active: list[in
 
 
 def pick_greedy_steps(logits: torch.Tensor) -> list[TokenStep]:
-    """Return the most probable token of each row with its statistics."""
-    tokens, logprob, entropy, margin = compute_step_statistics(logits)
-    if not bool(torch.isfinite(logprob).all()):
+    """Return the most probable token of each row of logits, with its log-probability, entropy and margin."""
+    tokens, logprobs, entropies, margins = compute_step_statistics(logits)
+    if not bool(torch.isfinite(logprobs).all()):
         raise make_nan_error()
-    columns = (tokens.tolist(), logprob.tolist(), entropy.tolist(), margin.tolist())
-    return [TokenStep(*values) for values in zip(*columns, strict=True)]
+    rows = zip(tokens.tolist(), logprobs.tolist(), entropies.tolist(), margins.tolist(), strict=True)
+    return [TokenStep(*row) for row in rows]
 
 
 def compute_step_statistics(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the most probable token of each row of logits, with statistics, as tensors on the device.
+    """Find the most probable token of each row of logits, and statistics of each row.
 
     Returns:
-        The tokens, their log-probabilities, the entropies in nats, and the margins: the probability of the most
-        probable token minus that of the second.
+        Four tensors with one value per row: the token, its log-probability, the entropy of the distribution in nats,
+        and the margin, which is the probability of the most probable token minus that of the second.
     """
     logp = torch.log_softmax(logits.float(), dim=-1)
     top = logp.topk(2, dim=-1)
     entropy = -(logp.exp() * logp).nan_to_num().sum(dim=-1)  # a forbidden token has p log p = 0 * -inf
     first, second = top.values.unbind(dim=-1)
     return top.indices[:, 0], first, entropy, first.exp() - second.exp()
-
-
-# --- samples --------------------------------------------------------------------------------------
 
 
 def sample_rows(
@@ -341,11 +327,12 @@ def sample_rows(
         uniforms: Uniform random numbers (rows x tokens). An answer depends only on its own numbers, not on the batch.
         sampling: Temperature, top_p and top_k.
         stop_ids: Tokens that end an answer.
-        layers: Layers whose states are stored in `final_states`.
-        past_end: Store the states at the token that ended the answer, instead of at its last token. Such an answer
-            stays in the batch for one more forward pass, which computes them.
+        layers: Layers whose hidden states at the last token of each answer are stored in `final_states`.
+        past_end: Store the states at the token that ended the answer instead. Such an answer stays in the batch for one
+            more forward pass, which computes them.
     """
     rows = [DecodedRow() for _ in range(len(batch))]
+    # `active` are the indices of the answers that are still in the batch.
     active, states = list(range(len(rows))), FinalStates(len(rows))
     for position in range(uniforms.shape[1]):
         batch.compute_logits(layers)  # sets `batch.hidden`, which is stored next
@@ -383,7 +370,12 @@ def draw_tokens(logits: torch.Tensor, uniforms: NDArray[np.float64], sampling: S
 def draw_tokens_on_device(
     logits: torch.Tensor, uniforms: torch.Tensor, sampling: Sampling
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw one token per uniform number (rows x numbers) without making the host wait for the device.
+    """Draw tokens by inverse transform sampling, without making the host wait for the device.
+
+    Args:
+        logits: Logits of the next token (rows x vocabulary).
+        uniforms: Uniform random numbers in [0, 1) (rows x numbers). Each draws one token.
+        sampling: Temperature, top_k and top_p.
 
     Returns:
         The tokens (rows x numbers), and a tensor that tells whether all probabilities are finite.
@@ -391,9 +383,10 @@ def draw_tokens_on_device(
     scaled = logits if sampling.temperature == 1 else logits.float() / sampling.temperature
     if sampling.is_whole:  # neither top_k nor top_p excludes any token
         return _invert_cdf(torch.softmax(scaled, dim=-1, dtype=torch.float32), uniforms, logits.shape[1] - 1)
+    # The columns of `probabilities` are sorted. `tokens` has the token of each column.
     probabilities, tokens = filter_top_tokens(scaled.float(), sampling)
-    last_columns = (probabilities > 0).sum(dim=-1, keepdim=True) - 1  # of the tokens that top_k and top_p keep
-    columns, are_finite = _invert_cdf(probabilities, uniforms, last_columns)
+    last_kept = (probabilities > 0).sum(dim=-1, keepdim=True) - 1  # last column that top_k and top_p keep
+    columns, are_finite = _invert_cdf(probabilities, uniforms, last_kept)
     return tokens.gather(1, columns), are_finite
 
 
@@ -404,7 +397,8 @@ def filter_top_tokens(scaled: torch.Tensor, sampling: Sampling) -> tuple[torch.T
     """
     probabilities, tokens = _top_k(scaled, sampling.top_k) if sampling.top_k else _top_p(scaled, sampling.top_p)
     # A token is kept if the tokens before it do not reach top_p yet.
-    is_kept = probabilities.cumsum(dim=-1) - probabilities < sampling.top_p
+    sums_before = probabilities.cumsum(dim=-1) - probabilities
+    is_kept = sums_before < sampling.top_p
     is_kept[:, 0] = True  # sums are rounded; the most probable token always stays
     # NaN is kept too, so that the caller can detect it.
     return probabilities.where(is_kept | probabilities.isnan(), 0), tokens
@@ -439,10 +433,10 @@ def _invert_cdf(
     Args:
         probabilities: Token probabilities (rows x tokens). They need not add up to 1.
         uniforms: Uniform numbers in [0, 1) (rows x numbers).
-        last_column: Largest column to return. It matters if rounding makes a uniform number 1.
+        last_column: Last column with a token that may be drawn. Rounding could otherwise lead beyond it.
 
     Returns:
-        The columns (rows x numbers), and a tensor that tells whether all probabilities are finite.
+        The columns of the tokens (rows x numbers), and a tensor that tells whether all probabilities are finite.
     """
     cumulative = probabilities.cumsum(dim=-1)
     total = cumulative[:, -1:]

@@ -15,7 +15,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import AttentionInterface, DynamicCache
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -34,58 +33,38 @@ HAS_BMM_OUT_DTYPE = torch.__version__ >= (2, 8)
 _active_cache: ContextVar[Cache] = ContextVar(ATTENTION_NAME)
 
 
-# --- inputs ---------------------------------------------------------------------------------------
-
-
-def pad_left(ids: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return token ids padded on the left to equal length, and their attention mask."""
-    width = max(map(len, ids))
-    tokens, mask = arrays = np.zeros((2, len(ids), width), dtype=np.int64)  # torch.tensor is slow with nested lists
-    tokens[:] = pad_id
-    for number, row in enumerate(ids):
-        tokens[number, width - len(row) :], mask[number, width - len(row) :] = row, 1
-    both = torch.from_numpy(arrays)
-    if device.type == "cuda":  # without pinned memory, the host would wait until the GPU has finished its work
-        both = both.pin_memory()
-    return tuple(both.to(device, non_blocking=True))
-
-
-def compute_positions(mask: torch.Tensor) -> torch.Tensor:
-    """Return the position of each token under an attention mask with padding on the left."""
-    return (mask.cumsum(dim=1) - 1).clamp(min=0)
-
-
-# --- cached prefixes ------------------------------------------------------------------------------
-
-
 @dataclass
 class PrefixCache:
     """Cache of the keys and values of recently used prompt prefixes.
 
     Most prompts of a run begin with the same system message and instruction. With the cache, the model computes these
-    tokens only once. The results are the same up to rounding.
+    tokens only once. The results are the same up to rounding. `entries` maps the tokens of a prefix to its keys and
+    values, with the most recently used prefix last.
     """
 
     entries: OrderedDict[tuple[int, ...], LayerCaches] = field(default_factory=OrderedDict)
 
     def start(
-        self, model: Any, ids: Sequence[Sequence[int]], device: torch.device, worth_keeping: int = 0
+        self, model: Any, ids: Sequence[Sequence[int]], device: torch.device, n_reusable: int = 0
     ) -> tuple[int, DynamicCache]:
-        """Return how many leading tokens of the prompts need not be computed, and their keys and values.
+        """Return the keys and values of a prefix that all prompts share.
 
-        Computes and caches a shared prefix if that saves work.
+        If the prefix is not cached yet, it is computed, provided that this saves work.
 
         Args:
             model: The transformers model.
             ids: Token ids of each prompt.
             device: The device that the model runs on.
-            worth_keeping: Number of leading tokens that later prompts will share. They are cached even if there is only
-                one prompt now.
+            n_reusable: Number of leading tokens that later prompts will have in common with these. They are cached even
+                if there is only one prompt now.
+
+        Returns:
+            The number of tokens of the prefix, 0 for none, and its keys and values for each prompt.
         """
         shared = tuple(find_common_prefix(ids))
         prefix = self._choose_prefix(shared, len(ids))
-        if MIN_PREFIX_TOKENS <= worth_keeping <= len(shared) and len(prefix) < worth_keeping:
-            prefix = shared[:worth_keeping]
+        if len(prefix) < n_reusable and MIN_PREFIX_TOKENS <= n_reusable <= len(shared):
+            prefix = shared[:n_reusable]
         if not prefix:
             return 0, DynamicCache()
         if prefix not in self.entries:
@@ -98,17 +77,18 @@ class PrefixCache:
         expanded = [(keys.expand(shape), values.expand(shape)) for keys, values in self.entries[prefix]]
         return len(prefix), DynamicCache(expanded)
 
-    def _choose_prefix(self, shared: tuple[int, ...], rows: int) -> tuple[int, ...]:
-        """Return the prefix to use for prompts that begin with the tokens `shared`; it may be empty.
+    def _choose_prefix(self, shared: tuple[int, ...], n_prompts: int) -> tuple[int, ...]:
+        """Return the prefix to use for prompts that all begin with the tokens `shared`; it may be empty.
 
-        A cached prefix is used if it covers most of the shared tokens, or if there is only one prompt (`rows`). Otherwise
-        all shared tokens become a new prefix, if they are enough to make this worthwhile.
+        This is the longest cached prefix if it covers most of the shared tokens, or if there is only one prompt.
+        Otherwise all shared tokens become a new prefix, unless they are too few to save work.
         """
         cached = [prefix for prefix in self.entries if shared[: len(prefix)] == prefix]
         longest = max(cached, key=len, default=())
-        if len(longest) >= MIN_PREFIX_COVERAGE * len(shared) or rows == 1:
+        covers_most = len(longest) >= MIN_PREFIX_COVERAGE * len(shared)
+        if covers_most or n_prompts == 1 or len(shared) < MIN_PREFIX_TOKENS:
             return longest
-        return shared if len(shared) >= MIN_PREFIX_TOKENS else longest
+        return shared
 
 
 def _compute_prefix(model: Any, prefix: Sequence[int], device: torch.device) -> LayerCaches:
@@ -117,9 +97,6 @@ def _compute_prefix(model: Any, prefix: Sequence[int], device: torch.device) -> 
     ids = torch.tensor([list(prefix)], device=device)
     model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
     return [(layer.keys, layer.values) for layer in cache.layers]
-
-
-# --- lower layers only ----------------------------------------------------------------------------
 
 
 class _StopForward(Exception):
@@ -152,16 +129,22 @@ class PartialPass:
         for layer in model.base_model.layers[self.layer :]:
             output = layer(states, **self.arguments)
             states = output[0] if isinstance(output, tuple) else output
-        logits: torch.Tensor = model.get_output_embeddings()(model.base_model.norm(states[:, -1:]))[:, -1]
+        last_states, output_layer = model.base_model.norm(states[:, -1:]), model.get_output_embeddings()
+        logits: torch.Tensor = output_layer(last_states)[:, -1]
         return logits
 
 
 def supports_partial_pass(model: Any) -> bool:
     """Return whether the model is a plain decoder (Llama, Qwen, Mistral, ...) whose layers can be run one by one."""
     base, config = model.base_model, model.config.get_text_config()
-    attention_kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    plain = not getattr(config, "final_logit_softcapping", None) and not getattr(config, "logit_scale", None)
-    return hasattr(base, "layers") and hasattr(base, "norm") and attention_kinds == {"full_attention"} and plain
+    has_layers = hasattr(base, "layers") and hasattr(base, "norm")
+    changes_logits = bool(getattr(config, "final_logit_softcapping", None) or getattr(config, "logit_scale", None))
+    return has_layers and _has_full_attention(config) and not changes_logits
+
+
+def _has_full_attention(config: Any) -> bool:
+    """Return whether every layer attends to all earlier tokens."""
+    return set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
 
 
 def run_lower_layers(model: Any, layer: int, **inputs: Any) -> PartialPass:
@@ -195,15 +178,17 @@ def _select_rows(value: Any, rows: torch.Tensor, size: int) -> Any:
     return value
 
 
-# --- answers that share a prompt ------------------------------------------------------------------
-
-
 class SharedCacheLayer(CacheLayerMixin):  # type: ignore[misc]
     """Key-value cache of one layer, where all answers to a prompt share the keys and values of the prompt.
 
-    The prompts' tensors are read-only and have the shape (prompts, heads, tokens, width). The answers' tensors have room
-    for all tokens from the start and have the shape (prompts, heads, answers, tokens, width). `position` is a tensor with
-    the index of the token that the model reads now, the same for all answers and layers.
+    The answers' own `keys` and `values` (prompts x heads x answers x tokens x width) have room for all tokens from the
+    start.
+
+    Args:
+        prompt_keys: Keys of the prompts, read only (prompts x heads x tokens x width).
+        prompt_values: Values of the prompts.
+        shape: Number of answers per prompt, and maximum number of tokens per answer.
+        position: A tensor with the index of the answer token that the model reads now. All layers share it.
     """
 
     is_sliding = False
@@ -219,20 +204,21 @@ class SharedCacheLayer(CacheLayerMixin):  # type: ignore[misc]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write one token per answer and return the answers' keys and values, with room for tokens to come."""
+        """Store the keys and values of one new token per answer, and return those of all tokens of the answers."""
         for buffer, states in ((self.keys, key_states), (self.values, value_states)):
             prompts, heads, answers = buffer.shape[:3]
-            # The model returns one row per answer of every prompt. The buffer is ordered by prompt, head and answer.
-            buffer.index_copy_(3, self.position, states.view(prompts, answers, heads, 1, -1).transpose(1, 2))
+            # The new states have one row per answer of every prompt. The buffer is ordered by prompt, head and answer.
+            ordered = states.view(prompts, answers, heads, 1, -1).transpose(1, 2)
+            buffer.index_copy_(3, self.position, ordered)
         return self.keys, self.values
 
-    def select(self, prompts: torch.Tensor | None, rows: torch.Tensor, columns: torch.Tensor) -> None:
+    def select(self, prompts: torch.Tensor, answers: torch.Tensor, *, has_all_prompts: bool) -> None:
         """Keep only some answers; takes the arguments of `SharedCache.select`."""
-        # Answers are on the third axis. They are moved to the second for the selection, and back.
-        self.keys = self.keys.transpose(1, 2)[rows, columns].transpose(1, 2).contiguous()
-        self.values = self.values.transpose(1, 2)[rows, columns].transpose(1, 2).contiguous()
-        if prompts is not None:
-            self.prompt_keys, self.prompt_values = self.prompt_keys[prompts], self.prompt_values[prompts]
+        # The axes are prompts, heads, answers, ... To index prompts and answers, heads and answers change places.
+        self.keys = self.keys.transpose(1, 2)[prompts, answers].transpose(1, 2).contiguous()
+        self.values = self.values.transpose(1, 2)[prompts, answers].transpose(1, 2).contiguous()
+        if not has_all_prompts:
+            self.prompt_keys, self.prompt_values = self.prompt_keys[prompts[:, 0]], self.prompt_values[prompts[:, 0]]
 
     def lazy_initialization(self, *args: Any) -> None:
         """Do nothing: the buffers exist from the start."""
@@ -244,7 +230,7 @@ class SharedCacheLayer(CacheLayerMixin):  # type: ignore[misc]
     get_seq_length = get_max_cache_shape = get_max_length  # the second is its name in transformers 5.0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return how many keys a query sees and the index of the first; shared attention needs no mask made from it."""
+        """Return how many keys a query sees, and the index of the first one."""
         return self.get_max_length(), 0
 
 
@@ -252,8 +238,14 @@ class SharedCache(Cache):  # type: ignore[misc]
     """Key-value cache of all layers, where all answers to a prompt share the keys and values of the prompt.
 
     All tensors keep their size and memory while answers grow, so that a step can be captured as a CUDA graph. `padding`
-    (prompts x 1 x 1 x tokens) is added to the attention scores. It is -inf for padding tokens of the prompt and for tokens
-    of the answer that do not exist yet, and 0 for others.
+    (prompts x 1 x 1 x tokens) is added to the attention scores to hide tokens. It is -inf for padding tokens of the
+    prompt and for tokens of the answer that do not exist yet, and 0 for others.
+
+    Args:
+        prompt_cache: Keys and values of the prompts.
+        mask: Attention mask of the prompts, 0 for padding and 1 for tokens (prompts x tokens).
+        answers: Number of answers per prompt.
+        max_tokens: Maximum number of tokens per answer.
     """
 
     def __init__(self, prompt_cache: Cache, mask: torch.Tensor, answers: int, max_tokens: int):
@@ -265,23 +257,22 @@ class SharedCache(Cache):  # type: ignore[misc]
         self.prompt_width, self.max_tokens = mask.shape[1], max_tokens
 
     def start_token(self) -> None:
-        """Prepare for the next token of every answer, which the layers are about to write."""
+        """Move on to the next token of every answer: the layers write it now, and attention no longer hides it."""
         self.position += 1
         self.padding.index_fill_(3, self.position + self.prompt_width, 0.0)
 
-    def select(self, prompts: torch.Tensor | None, rows: torch.Tensor, columns: torch.Tensor) -> None:
-        """Remove all answers from the cache except those to keep, and all prompts without such answers.
-
-        Every remaining prompt keeps the same number of answers. `rows` and `columns` together index the answers to keep.
+    def select(self, prompts: torch.Tensor, answers: torch.Tensor, *, has_all_prompts: bool) -> None:
+        """Keep only some prompts, and the same number of answers to each of them.
 
         Args:
-            prompts: Indices of the prompts that remain; None if all do. A prompt may be repeated, once per answer.
-            rows: Indices of the remaining prompts as a column (remaining prompts x 1), also if all remain.
-            columns: For each remaining prompt, the numbers of its answers to keep (remaining prompts x answers to keep).
+            prompts: Indices of the prompts to keep (kept prompts x 1). A prompt may be repeated, once per answer.
+            answers: For each of these prompts, the indices of its answers to keep (kept prompts x kept answers).
+            has_all_prompts: Whether all prompts are kept, in order. Then their keys and values need not be copied.
         """
         for layer in self.layers:
-            layer.select(prompts, rows, columns)
-        self.padding = self.padding if prompts is None else self.padding[prompts]
+            layer.select(prompts, answers, has_all_prompts=has_all_prompts)
+        if not has_all_prompts:
+            self.padding = self.padding[prompts[:, 0]]
 
 
 def supports_shared_cache(model: Any) -> bool:
@@ -290,18 +281,16 @@ def supports_shared_cache(model: Any) -> bool:
     This requires plain attention over all earlier tokens, without sliding windows or soft caps.
     """
     config = model.config.get_text_config()
-    attention_kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    plain = not getattr(config, "sliding_window", None) and not getattr(config, "attn_logit_softcapping", None)
-    return (
-        bool(getattr(model, "_supports_attention_backend", False)) and attention_kinds == {"full_attention"} and plain
-    )
+    has_backend = bool(getattr(model, "_supports_attention_backend", False))  # its attention function can be replaced
+    is_special = bool(getattr(config, "sliding_window", None) or getattr(config, "attn_logit_softcapping", None))
+    return has_backend and _has_full_attention(config) and not is_special
 
 
 @contextlib.contextmanager
 def use_shared_attention(model: Any, cache: SharedCache) -> Iterator[None]:
-    """Make the model attend to a shared cache while the block runs. The caller must hold the model's lock.
+    """Make the model use a shared cache while the block runs. The caller must hold the model's lock.
 
-    The model calls `compute_shared_attention` instead of its own attention, which reads the cache from `_active_cache`.
+    In the block, the model calls `compute_shared_attention`, which reads the shared cache, instead of its own attention.
     """
     config = model.config.get_text_config()
     implementation, token = config._attn_implementation, _active_cache.set(cache)
@@ -345,6 +334,7 @@ def compute_shared_attention(
     prompts, heads, answers, length, _ = key.shape
     groups = query.shape[1] // heads
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    # The matrix products below have one batch entry per prompt and key head, or per prompt, key head and answer.
     queries = (query * scale).view(prompts, answers, heads, groups, -1).transpose(1, 2)  # heads x answers x groups
     queries = queries.reshape(prompts * heads, answers * groups, -1)
     prompt_scores = _multiply(queries, layer.prompt_keys.flatten(0, 1).transpose(1, 2))
@@ -374,13 +364,15 @@ AttentionInterface.register(ATTENTION_NAME, compute_shared_attention)
 class SharedDecodingBatch:
     """A batch of answers that are generated in parallel and share the keys and values of their prompts.
 
-    A step reads and writes the same tensors as the step before, so on a GPU it is replayed as a CUDA graph.
+    In each step, the model reads one token of every answer. All steps use the same tensors, so on a GPU a step can be
+    replayed as a CUDA graph.
 
     Args:
         model: The transformers model.
         cache: Keys and values of the prompts and answers.
-        rows: Original indices of the answers that are still in the batch (prompts x answers per prompt).
-        positions: Position of the next token of each answer in its prompt and answer (prompts times answers, x 1).
+        rows: The answers that are still in the batch (prompts x answers), as indices among all answers at the start.
+        positions: Position of the next token of each answer, counted from the start of its prompt. One row per answer
+            and a single column, as the model takes it.
         n_left: Number of tokens that each answer still has room for.
     """
 
@@ -410,7 +402,11 @@ class SharedDecodingBatch:
         return output
 
     def _read_tokens(self, layers: Sequence[int]) -> StepOutput:
-        """Run the model on `_tokens`. Everything that differs between steps is in tensors that are changed in place."""
+        """Run the model on `_tokens`, one token per answer.
+
+        A CUDA graph repeats exactly the same operations. So everything that differs between steps is in tensors that
+        are changed in place.
+        """
         self.cache.start_token()
         with use_shared_attention(self.model, self.cache):
             output = self.model(
@@ -425,23 +421,23 @@ class SharedDecodingBatch:
         hidden = {layer: output.hidden_states[layer][:, -1].view(*shape, -1) for layer in layers}
         return output.logits[:, -1].view(*shape, -1), hidden
 
-    def select(self, prompts: torch.Tensor | None, rows: torch.Tensor, columns: torch.Tensor) -> None:
-        """Remove all answers but those at (rows, columns) from the batch; takes the arguments of `SharedCache.select`."""
-        self.cache.select(prompts, rows, columns)
-        self.positions = self.positions.view_as(self.rows)[rows, columns].reshape(-1, 1)
-        self.rows = self.rows[rows, columns]
-        self.__post_init__()  # the captured step uses tensors that are replaced now
+    def select(self, prompts: torch.Tensor, answers: torch.Tensor, *, has_all_prompts: bool) -> None:
+        """Keep only some prompts and answers of the batch; takes the arguments of `SharedCache.select`."""
+        self.cache.select(prompts, answers, has_all_prompts=has_all_prompts)
+        self.positions = self.positions.view_as(self.rows)[prompts, answers].reshape(-1, 1)
+        self.rows = self.rows[prompts, answers]
+        self.__post_init__()  # the tensors of the captured step have been replaced, so it must be captured again
 
 
 def start_shared_decoding(
     model: Any, prompt_cache: Cache, mask: torch.Tensor, answers: int, max_tokens: int
 ) -> SharedDecodingBatch:
-    """Create a batch with `answers` empty answers for each prompt of a prefill.
+    """Create a batch with `answers` empty answers to each prompt.
 
     Args:
         model: The transformers model.
-        prompt_cache: Keys and values of the prefill; not changed.
-        mask: Attention mask of the prefill.
+        prompt_cache: Keys and values of the prompts; not changed.
+        mask: Attention mask of the prompts.
         answers: Number of answers per prompt.
         max_tokens: Maximum number of tokens per answer.
     """

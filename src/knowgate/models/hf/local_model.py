@@ -15,7 +15,8 @@ import torch
 
 from knowgate.models import tokenization
 from knowgate.models.hf import batching
-from knowgate.models.hf.forward_pass import PrefixCache, compute_positions, pad_left, supports_shared_cache
+from knowgate.models.hf.batching import BatchLimits, BatchWork
+from knowgate.models.hf.forward_pass import PrefixCache, supports_shared_cache
 from knowgate.models.hf.loader import (
     LoadedModel,
     LoraAdapters,
@@ -98,7 +99,7 @@ class LocalModel:
         return FIRST_BATCH_SIZES.get(self.loaded.device.type, DEFAULT_FIRST_BATCH_SIZE)
 
     def share_weights(self) -> Self:
-        """Return a second model that uses the loaded weights of this one, so that another LoRA adapter can be active in it.
+        """Return a second model with the same loaded weights, for use with another LoRA adapter.
 
         It has a prefix cache of its own, because keys and values depend on the active adapter.
         """
@@ -144,8 +145,8 @@ class LocalModel:
         """
         if not self.has_template:
             return text
-        if self._plain_turn is not None and tokenization.is_plain_text(text):
-            return self._plain_turn.render(text)
+        if self._fast_template is not None and tokenization.is_plain_text(text):
+            return self._fast_template.render(text)
         return self._apply_template(text)
 
     def _apply_template(self, text: str) -> str:
@@ -156,10 +157,13 @@ class LocalModel:
         return str(self.tokenizer.apply_chat_template([message], add_generation_prompt=True, tokenize=False))
 
     @functools.cached_property
-    def _plain_turn(self) -> tokenization.TurnTemplate | None:
-        """A fast replacement for the chat template, valid for plain text; None if there is none."""
+    def _fast_template(self) -> tokenization.TurnTemplate | None:
+        """A fast replacement for the chat template, to be used only for text without brackets, braces and bars.
+
+        None if the chat template cannot be replaced, for example because it prints the current date.
+        """
         tokenizer = self.tokenizer
-        return tokenization.extract_plain_turn_template(
+        return tokenization.extract_fast_template(
             self._apply_template, tokenizer.all_special_tokens, str(tokenizer.chat_template)
         )
 
@@ -205,16 +209,12 @@ class LocalModel:
         encoding = self.tokenizer(texts, add_special_tokens=special, return_attention_mask=False)
         return [array("i", ids) for ids in encoding["input_ids"]]
 
-    def compute_limits(self) -> batching.BatchLimits:
+    def compute_limits(self) -> BatchLimits:
         """Return the largest batch that fits the memory that is free now."""
         return batching.compute_batch_limits(self.loaded.model, self.loaded.device, shared=self.shares_prompt_cache)
 
     def run_batched(
-        self,
-        ids: list[list[int]],
-        work: batching.BatchWork[Result],
-        rows: int = 1,
-        limits: batching.BatchLimits | None = None,
+        self, ids: list[list[int]], work: BatchWork[Result], rows: int = 1, limits: BatchLimits | None = None
     ) -> list[Result]:
         """Run `work` on batches of prompts that fit the memory, holding the model's lock.
 
@@ -260,30 +260,23 @@ def read_label_logits(
     Returns:
         An array (positions x labels) per prompt.
     """
-    device = model.loaded.device
-    # Cached tokens return no states, so the cached beginning must end before the first label position.
+    llm, device = model.loaded.model, model.loaded.device
+    # Cached tokens return no states, so the cached prefix must end before the first label position.
     first_position = min(prompt.positions[0] for prompt in prompts)
     beginnings = [prompt.ids[: first_position + 1] for prompt in prompts]
-    worth_keeping = min(prompt.prefix for prompt in prompts)
-    computed, cache = model.prefix_cache.start(model.loaded.model, beginnings, device, worth_keeping)
-    tokens, mask = pad_left([prompt.ids[computed:] for prompt in prompts], model.pad_id, device)
-    mask = torch.cat([mask.new_ones(len(prompts), computed), mask], dim=1)
-    states = model.loaded.model.base_model(
-        input_ids=tokens,
-        attention_mask=mask,
-        position_ids=compute_positions(mask)[:, computed:],
-        past_key_values=cache,
-        use_cache=True,
-    ).last_hidden_state
-    # Rows are padded on the left, so a position of a prompt is shifted by the number of padding tokens.
-    width = tokens.shape[1]
+    n_reusable = min(prompt.prefix for prompt in prompts)
+    n_cached, cache = model.prefix_cache.start(llm, beginnings, device, n_reusable)
+    inputs = batching.make_inputs([prompt.ids for prompt in prompts], n_cached, cache, model.pad_id, device)
+    states = llm.base_model(**inputs).last_hidden_state
+    # Rows are padded on the left, so all prompts end in the last column. Positions are counted from there.
     rows = [row for row, prompt in enumerate(prompts) for _ in prompt.positions]
-    columns = [width - len(prompt.ids) + position for prompt in prompts for position in prompt.positions]
-    values: Vector = apply_lm_head(model.loaded.model, states[rows, columns], label_ids).cpu().numpy()
+    columns = [position - len(prompt.ids) for prompt in prompts for position in prompt.positions]
+    values: Vector = apply_lm_head(llm, states[rows, columns], label_ids).cpu().numpy()
     if not np.isfinite(values).all():
         raise batching.make_nan_error("NaN label logits")
-    ends = np.cumsum([len(prompt.positions) for prompt in prompts])[:-1]
-    return [part.copy() for part in np.split(values, ends)]
+    # `values` has the positions of all prompts below each other. It is split where the next prompt begins.
+    prompt_starts = np.cumsum([len(prompt.positions) for prompt in prompts])[:-1]
+    return [logits.copy() for logits in np.split(values, prompt_starts)]
 
 
 def apply_lm_head(model: Any, states: torch.Tensor, token_ids: Sequence[int] | None = None) -> torch.Tensor:
@@ -310,18 +303,19 @@ def apply_lm_head(model: Any, states: torch.Tensor, token_ids: Sequence[int] | N
 
 def compute_mean_logprobs(model: LocalModel, rows: Sequence[AnsweredPrompt]) -> list[float]:
     """Compute the mean log-probability of each row's answer tokens in one forward pass."""
-    tokens, mask = pad_left([row.ids for row in rows], model.pad_id, model.loaded.device)
+    tokens, mask = batching.pad_left([row.ids for row in rows], model.pad_id, model.loaded.device)
     states = model.loaded.model.base_model(
-        input_ids=tokens, attention_mask=mask, position_ids=compute_positions(mask), use_cache=False
+        input_ids=tokens, attention_mask=mask, position_ids=batching.compute_positions(mask), use_cache=False
     ).last_hidden_state
-    # Rows are padded on the left, so every answer ends in the last column. There is one pair of row and column per
-    # answer token.
-    width = tokens.shape[1]
-    row_indices = [number for number, row in enumerate(rows) for _ in range(row.answer_length)]
-    columns = [width - row.answer_length + step for row in rows for step in range(row.answer_length)]
+    # Every answer token has an entry in both lists: its row, and its column counted from the end. Rows are padded on the
+    # left, so all answers end in the last column, -1.
+    token_rows = [number for number, row in enumerate(rows) for _ in range(row.answer_length)]
+    columns = [column for row in rows for column in range(-row.answer_length, 0)]
     preceding = [column - 1 for column in columns]  # the state at a token predicts the next token
-    logp = torch.log_softmax(apply_lm_head(model.loaded.model, states[row_indices, preceding]), dim=-1)
-    values = logp.gather(1, tokens[row_indices, columns][:, None])[:, 0]
-    if not bool(torch.isfinite(values).all()):
+    logp = torch.log_softmax(apply_lm_head(model.loaded.model, states[token_rows, preceding]), dim=-1)
+    answer_tokens = tokens[token_rows, columns]
+    logprobs = logp.gather(1, answer_tokens[:, None])[:, 0]
+    if not bool(torch.isfinite(logprobs).all()):
         raise batching.make_nan_error()
-    return [float(part.mean()) for part in values.cpu().split([row.answer_length for row in rows])]
+    answers = logprobs.cpu().split([row.answer_length for row in rows])
+    return [float(answer.mean()) for answer in answers]

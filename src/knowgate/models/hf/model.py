@@ -28,7 +28,13 @@ from knowgate.models.hf.decoding import (
 )
 from knowgate.models.hf.forward_pass import supports_partial_pass
 from knowgate.models.hf.local_model import AnsweredPrompt, LocalModel, compute_mean_logprobs, read_label_logits
-from knowgate.models.hf.shared_decoding import draft_shared, join_prefills, sample_shared, start_generation
+from knowgate.models.hf.shared_decoding import (
+    DraftsAndSamples,
+    draft_shared,
+    join_prefills,
+    sample_shared,
+    start_generation,
+)
 from knowgate.models.local_backend import LocalBackend
 from knowgate.models.tokenization import encode_label_prompts, encode_labels, escape_special_tokens
 from knowgate.models.tools import find_call_token, render_with_tool
@@ -42,9 +48,9 @@ class HFResumeHandle:
     Continuing a draft copies it, so a handle can be used several times.
 
     Args:
-        batch: The batch that the prompt was read in.
-        index: Row of the prompt in the batch; None if the draft is finished.
-        row: The draft.
+        batch: The batch that the prompt was read in. It holds the keys and values of all unfinished drafts.
+        index: Row of the draft in the batch; None if the draft is finished.
+        row: The tokens of the draft so far.
     """
 
     batch: DecodingBatch = field(repr=False)
@@ -64,22 +70,6 @@ class HFResumeHandle:
 
 
 @dataclass(frozen=True)
-class _AnsweredBatch:
-    """The answers generated for one batch of prompts.
-
-    Args:
-        drafts: The draft of each prompt.
-        unfinished: Indices of the drafts that reached the maximum length before an end token, in the order in which the
-            decoding batch holds them. They can be continued later. Empty if no draft can be continued.
-        samples: The samples of all prompts, prompt by prompt.
-    """
-
-    drafts: list[DecodedRow]
-    unfinished: list[int]
-    samples: list[DecodedRow]
-
-
-@dataclass(frozen=True)
 class HFModel(LocalModel, LocalBackend):
     """A transformers model from a hub name or a folder (`hf:NAME_OR_DIR`).
 
@@ -94,31 +84,33 @@ class HFModel(LocalModel, LocalBackend):
     """
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
-        """Return the requested signals of each prompt; drafts and samples use the same forward pass over the prompt."""
+        """Return the requested signals of each prompt, such as its draft, samples and hidden states.
+
+        Prompts are read in batches. While the GPU runs the next batch, another thread decodes the answers of the last one.
+        """
         # Layer number -> the number in the request, which may be negative (counted from the end).
         layer_names = dict(zip(self._resolve_layers(request.layers), request.layers, strict=True))
         max_tokens = max(request.draft_tokens, request.sample_tokens if request.samples else 0)
         ids, limits = self._encode(prompts, max_tokens), self.compute_limits()
 
         def read_batch(indices: list[int]) -> list[tuple[Future[list[Reading]], int]]:
-            """Return a future with the readings of a batch, and the index in it, for each prompt."""
-            batch_ids = [ids[i] for i in indices]
-            batch = self._prefill(batch_ids, request, sorted(layer_names), limits)
-            finish = self._read_batch(batch, [prompts[i] for i in indices], request, layer_names)
-            readings = thread.submit(finish)
-            return [(readings, number) for number in range(len(indices))]
+            """Run the model on some prompts; return, for each, the future readings of the batch and its index in them."""
+            batch = self._prefill([ids[i] for i in indices], request, sorted(layer_names), limits)
+            make_readings = self._read_batch(batch, [prompts[i] for i in indices], request, layer_names)
+            future = thread.submit(make_readings)
+            return [(future, index) for index in range(len(indices))]
 
-        # A batch may be filled by several forward passes over prompts; then only the size of the cache limits it.
-        tokens = limits.cached_tokens if self._joins_prefills(request) else limits.prompt_tokens
-        limits_of_batch = replace(limits, prompt_tokens=tokens)
-        with ThreadPoolExecutor(1, "knowgate-read") as thread:  # decodes texts while the GPU runs the next batch
-            pairs = self.run_batched(ids, read_batch, max(1, request.samples), limits_of_batch)
-            return [readings.result()[number] for readings, number in pairs]
+        # If several forward passes may fill a batch, only the size of the cache limits it.
+        max_batch_tokens = limits.cached_tokens if self._can_join_prefills(request) else limits.prompt_tokens
+        batch_limits = replace(limits, prompt_tokens=max_batch_tokens)
+        with ThreadPoolExecutor(1, "knowgate-read") as thread:
+            results = self.run_batched(ids, read_batch, max(1, request.samples), batch_limits)
+            return [future.result()[index] for future, index in results]
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
         """Return the logits of the labels after each part of each prompt (parts x labels).
 
-        A label prompt has several parts, and the LLM would write one of the labels, such as 'true', after each.
+        A label prompt consists of one or more parts. After each part, the LLM would write a label such as 'true'.
         """
         label_ids = encode_labels(self.tokenize, labels)
         encoded = encode_label_prompts(self, prompts, label_ids)
@@ -133,13 +125,15 @@ class HFModel(LocalModel, LocalBackend):
         Raises:
             UnsupportedSignal: The chat template of the model has no tools.
         """
+        if not prompts:
+            return []
         tokenizer = self.tokenizer
         texts = [escape_special_tokens(prompt.text, tokenizer.all_special_tokens) for prompt in prompts]
-        rendered = [render_with_tool(tokenizer, text, tool, self.name) for text in texts]
-        # The call token is scored as if it were a whole answer.
+        ids = [self.tokenize(render_with_tool(tokenizer, text, tool, self.name)) for text in texts]
+        # The token that begins a call is scored as if it were a whole answer.
         call = [find_call_token(tokenizer, tool, self.name)]
-        ids = [self.tokenize(text) for text in rendered]
-        return [math.exp(logprob) for logprob in self._score_answers(ids, [call for _ in ids])] if ids else []
+        logprobs = self._score_answers(ids, [call] * len(ids))
+        return [math.exp(logprob) for logprob in logprobs]
 
     def _score_answers(self, prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> list[float]:
         rows = [AnsweredPrompt([*ids, *answer], len(answer)) for ids, answer in zip(prompts, answers, strict=True)]
@@ -149,17 +143,24 @@ class HFModel(LocalModel, LocalBackend):
 
     # --- reading ----------------------------------------------------------------------------------
 
-    def _joins_prefills(self, request: SignalRequest) -> bool:
-        """Return whether a batch may be larger than one forward pass over its prompts.
+    def _can_join_prefills(self, request: SignalRequest) -> bool:
+        """Return whether several forward passes over prompts (prefills) may be joined to one batch for generation.
 
-        This requires answers that are generated together from a shared cache and are never continued later.
+        This requires that answers are generated, that they use the shared cache, and that none is continued later.
         """
         return self.shares_prompt_cache and not request.resumable and bool(request.draft_tokens or request.samples)
 
     def _prefill(
         self, ids: list[list[int]], request: SignalRequest, layers: list[int], limits: BatchLimits
     ) -> DecodingBatch:
-        """Run the model over the prompts of a batch, in as many forward passes as the memory requires."""
+        """Run the model over the prompts of a batch, in as many forward passes as the memory requires.
+
+        Args:
+            ids: Token ids of each prompt.
+            request: The requested signals.
+            layers: Layers whose hidden states at the ends of the prompts are requested.
+            limits: Maximum size of one forward pass.
+        """
         # If no answers are generated, layers above those whose states are requested need not be run.
         states_only = not (request.draft_tokens or request.samples) and supports_partial_pass(self.loaded.model)
         kept_layers = sorted({*layers, *self._sample_layers(request)})
@@ -168,48 +169,49 @@ class HFModel(LocalModel, LocalBackend):
             loaded, cache = self.loaded, self.prefix_cache
             return prefill(loaded.model, part, self.pad_id, loaded.device, kept_layers, cache, states_only=states_only)
 
-        if not self._joins_prefills(request):
+        if not self._can_join_prefills(request):
             return run(ids)
-        parts = split_into_batches([len(row) for row in ids], limits, rows=1)
+        parts = split_into_batches([len(tokens) for tokens in ids], limits, rows=1)
         return join_prefills([run([ids[i] for i in part]) for part in parts])
 
     def _read_batch(
         self, batch: DecodingBatch, prompts: list[Prompt], request: SignalRequest, layer_names: dict[int, int]
     ) -> Callable[[], list[Reading]]:
-        """Let the model answer one batch of prompts, and return a function that makes the readings without the model.
+        """Generate the answers to one batch of prompts.
 
         Args:
-            batch: The prompts after their prefill.
+            batch: The prompts after the forward pass over them.
             prompts: The prompts of the batch.
             request: The requested signals.
             layer_names: Layer number -> the number in the request, which may be negative.
+
+        Returns:
+            A function that makes the readings from the answers. It does not use the GPU, so it can run in another thread.
         """
-        layers, sample_layers = sorted(layer_names), self._sample_layers(request)
+        layers = sorted(layer_names)
         blocks = {layer: _to_numpy(batch.hidden[layer]) for layer in layers}  # one copy per layer, not per prompt
-        answered = self._answer(batch, prompts, request, layers, sample_layers)
+        answered = self._answer(batch, prompts, request, layers)
         source = batch if request.resumable else None  # otherwise the memory of the batch is free for the next one
         return lambda: self._make_readings(answered, source, blocks, request, layer_names)
 
     def _make_readings(
         self,
-        answered: _AnsweredBatch,
+        answered: DraftsAndSamples,
         batch: DecodingBatch | None,
         blocks: dict[int, Vector],
         request: SignalRequest,
         layer_names: dict[int, int],
     ) -> list[Reading]:
-        """Make the readings of a batch on the host.
+        """Make a reading, the record of all requested signals, for each prompt of a batch.
 
         Args:
             answered: The answers.
-            batch: The batch, if drafts can be continued from it.
+            batch: The batch, if drafts may be continued from it later; otherwise None.
             blocks: Hidden states at the ends of the prompts, by layer (prompts x width).
             request: The requested signals.
             layer_names: Layer number -> the number in the request, which may be negative.
         """
-        samples, sample_states = self._group_samples(
-            answered.samples, len(answered.drafts), self._sample_layers(request)
-        )
+        samples, states = self._group_samples(answered.samples, len(answered.drafts), self._sample_layers(request))
         # Only unfinished drafts are still in the decoding batch, from which they can be continued.
         batch_index = {row: index for index, row in enumerate(answered.unfinished)}
         return [
@@ -223,31 +225,25 @@ class HFModel(LocalModel, LocalBackend):
                 },
                 samples=samples[i],
                 resume=HFResumeHandle(batch, batch_index.get(i), row) if batch is not None else None,
-                sample_states=sample_states[i],
+                sample_states=states[i],
             )
             for i, row in enumerate(answered.drafts)
         ]
 
     def _answer(
-        self,
-        batch: DecodingBatch,
-        prompts: list[Prompt],
-        request: SignalRequest,
-        layers: list[int],
-        sample_layers: list[int],
-    ) -> _AnsweredBatch:
+        self, batch: DecodingBatch, prompts: list[Prompt], request: SignalRequest, layers: list[int]
+    ) -> DraftsAndSamples:
         """Generate the drafts and samples of a batch.
 
         They are generated in the same steps if they have the same maximum length and share the prompts' cache.
 
         Args:
-            batch: The prompts after their prefill.
+            batch: The prompts after the forward pass over them.
             prompts: The prompts of the batch.
             request: The requested signals.
             layers: Layers whose hidden states are requested.
-            sample_layers: Layer whose hidden states at the ends of the samples are requested; empty for none.
         """
-        draft_layers = layers if request.after_draft else []
+        draft_layers, sample_layers = layers if request.after_draft else [], self._sample_layers(request)
         # Drafts in the shared cache cannot be continued later. A single draft gains nothing from it, and without it
         # equals a stream to the last bit.
         shared = self.shares_prompt_cache and not request.resumable and (len(prompts) > 1 or request.samples > 0)
@@ -258,23 +254,19 @@ class HFModel(LocalModel, LocalBackend):
         has_equal_lengths = request.samples > 0 and request.sample_tokens == request.draft_tokens
         if shared and has_equal_lengths and not sample_layers:
             generation = start_generation(batch, uniforms, request.sampling, self.stop_ids, with_drafts=True)
-            both = generation.run(batch, draft_layers)
-            return _AnsweredBatch(both.drafts, [], both.samples)
+            return generation.run(batch, draft_layers)
         samples: list[DecodedRow] = []
         if request.samples:
-            source = batch
+            draw, start = sample_shared, batch
             if not self.shares_prompt_cache:
-                source = batch.copy(range(len(prompts)), repeat=request.samples)
-            sample = sample_shared if self.shares_prompt_cache else sample_rows
-            samples = sample(
-                source, uniforms, request.sampling, self.stop_ids, sample_layers, past_end=request.sample_end
-            )
+                draw, start = sample_rows, batch.copy(range(len(prompts)), repeat=request.samples)
+            samples = draw(start, uniforms, request.sampling, self.stop_ids, sample_layers, past_end=request.sample_end)
         if shared:
             drafts = draft_shared(batch, request.draft_tokens, self.stop_ids, draft_layers)
-            return _AnsweredBatch(drafts, [], samples)
+            return DraftsAndSamples(drafts, samples)
         drafts = [DecodedRow() for _ in prompts]
         unfinished = decode_greedily(batch, drafts, request.draft_tokens, self.stop_ids, draft_layers)
-        return _AnsweredBatch(drafts, unfinished, samples)
+        return DraftsAndSamples(drafts, samples, unfinished)
 
     def _group_samples(
         self, rows: list[DecodedRow], n_prompts: int, layers: list[int]
@@ -292,14 +284,15 @@ class HFModel(LocalModel, LocalBackend):
         # Many samples are equal, so each distinct one is decoded once.
         distinct = {(tuple(row.tokens), row.finished): row for row in rows}
         completions = {key: self._make_completion(row, with_tokens=False) for key, row in distinct.items()}
-        samples = [completions[tuple(row.tokens), row.finished] for row in rows]
-        size = len(rows) // n_prompts
-        slices = [slice(i * size, (i + 1) * size) for i in range(n_prompts)]
-        states = [
-            _to_numpy(torch.stack([row.final_states[layers[0]] for row in rows[part]])) if layers else None
-            for part in slices
-        ]
-        return [tuple(samples[part]) for part in slices], states
+        n_samples = len(rows) // n_prompts
+        samples: list[tuple[Completion, ...]] = []
+        states: list[Vector | None] = []
+        for i in range(n_prompts):
+            own_rows = rows[i * n_samples : (i + 1) * n_samples]
+            samples.append(tuple(completions[tuple(row.tokens), row.finished] for row in own_rows))
+            final = [row.final_states[layers[0]] for row in own_rows] if layers else None
+            states.append(None if final is None else _to_numpy(torch.stack(final)))
+        return samples, states
 
     # --- continuing a draft -----------------------------------------------------------------------
 
@@ -307,39 +300,36 @@ class HFModel(LocalModel, LocalBackend):
         """Continue drafts greedily. Drafts that were read in the same batch are continued in one batch."""
         drafts = [check_resume_handle(handle, HFResumeHandle) for handle in handles]
         rows = [draft.copy_row(max_tokens) for draft in drafts]
-        groups: dict[int, list[int]] = {}  # identity of a batch -> indices of its drafts
+        groups: dict[int, list[int]] = {}  # `id` of a batch -> positions of its unfinished drafts in `drafts`
         for i, draft in enumerate(drafts):
             is_unfinished = draft.index is not None and len(rows[i].tokens) < max_tokens
             if is_unfinished:
                 groups.setdefault(id(draft.batch), []).append(i)
-        for members in groups.values():
-            group, group_rows = [drafts[i] for i in members], [rows[i] for i in members]
-            self.run_alone(functools.partial(self._extend_group, group, group_rows, max_tokens))
+        for group in groups.values():
+            group_drafts, group_rows = [drafts[i] for i in group], [rows[i] for i in group]
+            self.run_alone(functools.partial(self._extend_group, group_drafts, group_rows, max_tokens))
         return [self._make_completion(row, with_tokens=True) for row in rows]
 
     def _extend_group(self, drafts: list[HFResumeHandle], rows: list[DecodedRow], max_tokens: int) -> None:
-        """Extend drafts greedily until they end or have `max_tokens` tokens.
+        """Extend the drafts of one batch greedily until they end or have `max_tokens` tokens.
 
         Args:
-            drafts: Unfinished drafts that were read in the same batch.
-            rows: Copies of these drafts, which are extended in place.
+            drafts: Handles of unfinished drafts that were read in the same batch.
+            rows: Copies of the drafts' tokens, which are extended in place.
             max_tokens: Maximum number of tokens per draft, including those it already has.
         """
-        indices = [draft.index for draft in drafts if draft.index is not None]  # only finished drafts have None
+        # The index is None only for finished drafts. The condition tells the type checker so.
+        indices = [draft.index for draft in drafts if draft.index is not None]
         batch = drafts[0].batch.copy(indices)
         decode_greedily(batch, rows, max_tokens, self.stop_ids)
 
-    def _start_stream(
-        self, prompt: Prompt, max_tokens: int, resume: object | None
-    ) -> tuple[DecodedRow, Iterator[None]]:
+    def _start_stream(self, prompt: Prompt, max_tokens: int, resume: object) -> tuple[DecodedRow, Iterator[None]]:
         if resume is not None:
             handle = check_resume_handle(resume, HFResumeHandle)
             draft = self.run_alone(lambda: handle.copy(max_tokens))
         else:
-            ids, loaded = self._encode([prompt], max_tokens), self.loaded
-            batch = self.run_alone(
-                lambda: prefill(loaded.model, ids, self.pad_id, loaded.device, (), self.prefix_cache)
-            )
+            ids, local = self._encode([prompt], max_tokens), self.loaded
+            batch = self.run_alone(lambda: prefill(local.model, ids, self.pad_id, local.device, (), self.prefix_cache))
             draft = HFResumeHandle(batch, 0, DecodedRow())
         return draft.row, self._iter_steps(draft, max_tokens)
 
@@ -348,8 +338,8 @@ class HFModel(LocalModel, LocalBackend):
         if draft.index is None or len(draft.row.tokens) >= max_tokens:
             return
         steps = iter_greedy_steps(draft.batch, [draft.row], max_tokens, self.stop_ids)
-        # `next` returns None after each step, and False when no steps are left.
-        while self.run_alone(lambda: next(steps, False)) is None:
+        # A step yields None. When no steps are left, `next` returns its default, False.
+        while self.run_alone(lambda: next(steps, False)) is not False:
             yield
 
 

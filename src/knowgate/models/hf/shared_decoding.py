@@ -34,10 +34,18 @@ DEFAULT_MIN_SAVED_STEPS = 8_192
 
 @dataclass(frozen=True)
 class DraftsAndSamples:
-    """The draft of each prompt, and the samples of all prompts in the order of the prompts."""
+    """The answers generated for a batch of prompts.
+
+    Args:
+        drafts: The draft of each prompt.
+        samples: The samples of all prompts, prompt by prompt.
+        unfinished: Indices of the drafts that can be continued later, because they reached the maximum length before an
+            end token. The rows that are left in the decoding batch belong to them, in this order.
+    """
 
     drafts: list[DecodedRow]
     samples: list[DecodedRow]
+    unfinished: Sequence[int] = ()
 
 
 @dataclass
@@ -52,11 +60,12 @@ class SharedGeneration:
         stop_ids: Tokens that end an answer.
         tokens: Chosen tokens (answers x tokens).
         has_ended: Whether an end token was chosen (answers).
-        is_alive: Whether the answer goes on (prompts x answers, of those in the batch).
-        is_fed: Whether the next token belongs to the answer (prompts x answers).
+        is_alive: Whether each answer in the batch has no end token yet (prompts x answers).
+        is_fed: Whether the model reads the token chosen last for this answer (prompts x answers). The tokens of ended
+            answers are ignored. With `past_end`, the end token itself is still read.
         per_prompt: Number of answers per prompt; the first is the draft, if there are drafts.
         draft_indices: Indices of the drafts among the flattened rows of the batch.
-        past_end: Also feed the token that ends an answer, and keep the states at it.
+        past_end: Let the model read the token that ends an answer, too, and keep the states at it.
         states: Hidden states at the token fed last, by layer (answers x width).
         are_finite: Device flags that are checked now and then: whether all logits were finite.
     """
@@ -79,6 +88,8 @@ class SharedGeneration:
     def run(self, prompts: DecodingBatch, layers: Sequence[int]) -> DraftsAndSamples:
         """Generate all answers, token by token.
 
+        Every few tokens, answers that have ended are removed from the batch.
+
         Args:
             prompts: The prompts after the forward pass over them.
             layers: Layers whose hidden states at the last token of each answer are kept.
@@ -91,9 +102,9 @@ class SharedGeneration:
             chosen: torch.Tensor | None = self.choose(logits, position)
             self.append(chosen, position)
             is_last = position == max_tokens - 1
-            if is_last and not layers:  # the last tokens are fed only to compute the hidden states at them
+            if is_last and not layers:  # the model reads the last tokens only to compute the hidden states at them
                 break
-            if position % interval == interval - 1 or is_last:
+            if (position + 1) % interval == 0 or is_last:
                 self.check_finite()
                 chosen = self.compact(chosen)
             if chosen is None:  # all answers have ended
@@ -104,16 +115,17 @@ class SharedGeneration:
         return self.collect()
 
     def choose(self, logits: torch.Tensor, position: int) -> torch.Tensor:
-        """Choose the next token of each answer: greedily for drafts, otherwise by its uniform number.
+        """Choose the next token of each answer: the most probable one for drafts, a random one for samples.
 
         Args:
-            logits: Logits (prompts x answers x vocabulary); for the first token (prompts x 1 x vocabulary).
+            logits: Logits (prompts x answers x vocabulary). For the first token, all answers to a prompt share one row
+                (prompts x 1 x vocabulary).
             position: Number of the token in the answer.
         """
         rows, flat_logits = self.batch.rows, logits.flatten(0, 1)
-        if self.sampling is None:  # all answers are drafts, whose tokens are set below
+        if self.sampling is None:  # all answers are drafts; their tokens are set below
             tokens = torch.empty_like(rows)
-        else:  # tokens are drawn for drafts too, and replaced below
+        else:  # for simplicity, tokens are drawn for drafts too; they are replaced below
             uniforms = self.uniforms[rows, position].view(len(flat_logits), -1)
             tokens, are_finite = draw_tokens_on_device(flat_logits, uniforms, self.sampling)
             tokens = tokens.view_as(rows)
@@ -132,40 +144,44 @@ class SharedGeneration:
         """
         indices = self.draft_indices
         draft_logits = logits if len(logits) == len(indices) else logits[indices]
-        tokens[indices], *values = compute_step_statistics(draft_logits)
-        self.are_finite.append(torch.isfinite(values[0]).all())
+        tokens[indices], logprobs, entropies, margins = compute_step_statistics(draft_logits)
+        self.are_finite.append(torch.isfinite(logprobs).all())
         # `rows` are the original numbers of the answers, which are numbered prompt by prompt.
         prompts = self.batch.rows.view(-1)[indices] // self.per_prompt
-        statistics[:, prompts] = torch.stack(values)
+        statistics[:, prompts] = torch.stack([logprobs, entropies, margins])
 
     def append(self, chosen: torch.Tensor, position: int) -> None:
-        """Record the chosen token of each answer, and update which answers go on.
+        """Append the chosen token to each answer, and update `is_alive` and `is_fed`.
 
-        Tokens chosen for answers that have already ended are ignored. `is_alive` are the answers without an end token.
-        `is_fed` are those whose hidden states the next forward pass sets; with `past_end`, new end tokens are among them.
+        An answer that has ended, now or earlier, gets NO_TOKEN instead.
         """
-        rows, ends = self.batch.rows, torch.isin(chosen, self.stop_ids)
-        continues = self.is_alive & ~ends
-        self.tokens[rows, position] = chosen.where(continues, torch.full_like(chosen, NO_TOKEN))
-        self.has_ended[rows] |= self.is_alive & ends
-        self.is_fed = self.is_alive if self.past_end else continues
-        self.is_alive = continues
+        rows, is_end = self.batch.rows, torch.isin(chosen, self.stop_ids)
+        goes_on = self.is_alive & ~is_end
+        self.tokens[rows, position] = chosen.where(goes_on, torch.full_like(chosen, NO_TOKEN))
+        self.has_ended[rows] |= self.is_alive & is_end
+        # With `past_end`, the model reads an end token that was chosen now, because the states at it are kept.
+        self.is_fed = self.is_alive if self.past_end else goes_on
+        self.is_alive = goes_on
 
     def store_states(self, hidden: Mapping[int, torch.Tensor]) -> None:
-        """Store the hidden states at the tokens that were fed last. Answers that have ended keep the states stored before."""
+        """Store the hidden states at the tokens that the model read last. Ended answers keep the states stored before.
+
+        Args:
+            hidden: Layer -> states of the answers in the batch (prompts x answers x width).
+        """
         rows = self.batch.rows
-        for layer, state in hidden.items():
-            block = self.states.setdefault(layer, state.new_zeros(self.tokens.shape[0], state.shape[-1]))
-            block[rows] = state.where(self.is_fed[..., None], block[rows])  # ended answers keep their states
+        for layer, new_states in hidden.items():
+            stored = self.states.setdefault(layer, new_states.new_zeros(self.tokens.shape[0], new_states.shape[-1]))
+            stored[rows] = new_states.where(self.is_fed[..., None], stored[rows])
 
     def compact(self, chosen: torch.Tensor) -> torch.Tensor | None:
-        """Remove ended answers from the batch, if that saves enough work for what it costs.
+        """Remove ended answers from the batch, if that saves more work than it costs.
 
-        The batch is a table with a row for each prompt and a column for each of its answers. `_choose_shape` chooses the
+        The batch is a table with a row for each prompt and a column for each of its answers. `_choose_shape` chooses a
         smaller table. If it saves little, the batch stays as it is, because copying it takes time.
 
         Args:
-            chosen: The tokens to feed next (prompts x answers).
+            chosen: The tokens that the model reads next (prompts x answers).
 
         Returns:
             `chosen` without the removed answers, or None if all answers have ended.
@@ -173,38 +189,42 @@ class SharedGeneration:
         is_fed = self.is_fed.cpu().numpy()
         if not is_fed.any():
             return None
-        prompts, columns = self._choose_shape(is_fed)
-        n_saved = is_fed.size - columns.size
+        kept_prompts, kept_answers = self._choose_shape(is_fed)
+        n_saved_steps = (is_fed.size - kept_answers.size) * self.batch.n_left
         min_steps = MIN_SAVED_STEPS.get(chosen.device.type, DEFAULT_MIN_SAVED_STEPS)
-        if columns.size > COMPACTION_THRESHOLD * is_fed.size or n_saved * self.batch.n_left < min_steps:
+        if kept_answers.size > COMPACTION_THRESHOLD * is_fed.size or n_saved_steps < min_steps:
             return chosen
-        index = torch.from_numpy(np.concatenate([prompts[:, None], columns], axis=1)).to(chosen.device)
-        rows, kept = index[:, :1], index[:, 1:]
-        self.batch.select(None if np.array_equal(prompts, np.arange(len(is_fed))) else index[:, 0], rows, kept)
-        self.is_alive, self.is_fed = self.is_alive[rows, kept], self.is_fed[rows, kept]
+        # Both are copied to the device at once, and separated there.
+        table = torch.from_numpy(np.column_stack([kept_prompts, kept_answers])).to(chosen.device)
+        prompts, answers = table[:, :1], table[:, 1:]
+        has_all_prompts = np.array_equal(kept_prompts, np.arange(len(is_fed)))
+        self.batch.select(prompts, answers, has_all_prompts=has_all_prompts)
+        self.is_alive, self.is_fed = self.is_alive[prompts, answers], self.is_fed[prompts, answers]
         if len(self.draft_indices):
             self.draft_indices = (self.batch.rows.flatten() % self.per_prompt == 0).nonzero()[:, 0]
-        return chosen[rows, kept]
+        return chosen[prompts, answers]
 
     def _choose_shape(self, is_fed: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Choose which answers (prompts x answers to keep) a compacted batch consists of.
+        """Choose which answers to keep when ended answers are removed from the batch.
 
-        A batch is a rectangle. It can become as wide as the prompt with the most remaining answers, so that other prompts
-        keep some of their ended answers. Or each remaining answer gets its own copy of its prompt. That is done if the
-        cache becomes no larger by it.
+        A batch is a rectangular table, so each prompt must have equally many answers. There are two ways. The table can
+        become as wide as the prompt with the most remaining answers; then other prompts keep some ended answers. Or
+        each remaining answer gets a row of its own with a copy of its prompt. The second way is chosen if it is clearly
+        smaller and the cache does not grow.
 
         Args:
-            is_fed: Whether the answer goes on (prompts x answers).
+            is_fed: Whether each answer goes on (prompts x answers).
 
         Returns:
-            The indices of the prompts, and for each of them the numbers of its answers.
+            The indices of the prompts, and for each of them the indices of its answers (prompts x answers).
         """
-        remaining = np.flatnonzero(is_fed.any(axis=1))
+        remaining = np.flatnonzero(is_fed.any(axis=1))  # prompts that have answers left
         width, cache = int(is_fed.sum(axis=1).max()), self.batch.cache
-        prompts, answers = np.nonzero(is_fed)
-        size_before = len(is_fed) * cache.prompt_width + is_fed.size * cache.max_tokens
-        size_of_copies = len(prompts) * (cache.prompt_width + cache.max_tokens)
-        if len(prompts) < COMPACTION_THRESHOLD * len(remaining) * width and size_of_copies <= size_before:
+        prompts, answers = np.nonzero(is_fed)  # of each answer that is left
+        old_cache_size = len(is_fed) * cache.prompt_width + is_fed.size * cache.max_tokens
+        copied_cache_size = len(prompts) * (cache.prompt_width + cache.max_tokens)
+        is_smaller = len(prompts) < COMPACTION_THRESHOLD * len(remaining) * width
+        if is_smaller and copied_cache_size <= old_cache_size:
             return prompts, answers[:, None]
         # Sorting by "has ended" moves the remaining answers of each prompt to the front.
         return remaining, np.argsort(~is_fed[remaining], axis=1, kind="stable")[:, :width]
@@ -232,9 +252,11 @@ class SharedGeneration:
             return DraftsAndSamples([], rows)
         drafts = rows[:: self.per_prompt]  # the first answer of each prompt
         samples = [row for number, row in enumerate(rows) if number % self.per_prompt]
-        for row, logprobs, entropies, margins in zip(drafts, *self.statistics.tolist(), strict=True):
-            # The statistics go on after the end of an answer, so they are cut to its tokens.
-            row.steps = [TokenStep(*step) for step in zip(row.tokens, logprobs, entropies, margins, strict=False)]
+        logprobs, entropies, margins = self.statistics.tolist()
+        for i, row in enumerate(drafts):
+            # The lists of statistics go on after the end of an answer. `zip` cuts them to its tokens.
+            steps = zip(row.tokens, logprobs[i], entropies[i], margins[i], strict=False)
+            row.steps = [TokenStep(*step) for step in steps]
         return DraftsAndSamples(drafts, samples)
 
 
@@ -274,20 +296,22 @@ def _join_tokens(blocks: Sequence[torch.Tensor], width: int) -> torch.Tensor:
 def draft_shared(
     batch: DecodingBatch, max_tokens: int, stop_ids: frozenset[int], layers: Sequence[int] = ()
 ) -> list[DecodedRow]:
-    """Generate the greedy answer of each prompt, with its statistics and the hidden states at its last token.
+    """Generate the greedy answer of each prompt, with statistics of its tokens.
 
-    With max_tokens=0 the answers are empty, and the states are those at the last token of the prompt.
+    Args:
+        batch: The prompts after the forward pass over them.
+        max_tokens: Maximum number of tokens per answer. With 0, the answers are empty.
+        stop_ids: Tokens that end an answer.
+        layers: Layers whose hidden states at the last token of each answer are kept. The last token of an empty answer
+            is that of its prompt.
     """
     if max_tokens:
         no_uniforms = np.empty((0, max_tokens))  # greedy answers need no random numbers
         return start_generation(batch, no_uniforms, None, stop_ids, with_drafts=True).run(batch, layers).drafts
     if layers:
-        batch.compute_logits(layers)
-    states = [batch.hidden[layer].float().cpu() for layer in layers]
-    return [
-        DecodedRow(final_states={layer: state[i] for layer, state in zip(layers, states, strict=True)})
-        for i in range(len(batch))
-    ]
+        batch.compute_logits(layers)  # sets `batch.hidden`
+    states = {layer: batch.hidden[layer].float().cpu() for layer in layers}
+    return [DecodedRow(final_states={layer: state[i] for layer, state in states.items()}) for i in range(len(batch))]
 
 
 def sample_shared(
@@ -321,20 +345,20 @@ def start_generation(
     with_drafts: bool = False,
     past_end: bool = False,
 ) -> SharedGeneration:
-    """Allocate the tensors for generating several answers to each prompt of a prefill.
+    """Allocate the tensors for generating several answers to each prompt.
 
     Args:
-        prompts: The prompts after their prefill.
-        uniforms: Random numbers from 0 to 1 to draw samples with (samples x tokens). The first samples belong to the
-            first prompt and so on; each prompt gets the same number of samples. The number of columns is the maximum
-            length of drafts and samples.
+        prompts: The prompts after the forward pass over them (prefill).
+        uniforms: Random numbers from 0 to 1 that draw the tokens of the samples (samples x tokens). All prompts have
+            equally many samples; those of the first prompt come first. The number of columns is the maximum length of
+            drafts and samples.
         sampling: How samples are drawn; None if there are only drafts.
         stop_ids: Tokens that end an answer.
         with_drafts: Also generate a greedy answer (the draft) to each prompt, with statistics of its tokens.
-        past_end: Also feed the token that ends an answer, and keep the hidden states at it.
+        past_end: Let the model also read the token that ends an answer, and keep the hidden states at it.
     """
     device, n_prompts, max_tokens = prompts.mask.device, len(prompts), uniforms.shape[1]
-    # prompts x answers x tokens
+    # The shape becomes prompts x answers x tokens.
     numbers = torch.tensor(uniforms, dtype=torch.float32, device=device).view(n_prompts, -1, max_tokens)
     if with_drafts:  # the draft is the first answer to a prompt; it is not drawn, so its numbers are never used
         numbers = torch.cat([numbers.new_zeros(n_prompts, 1, max_tokens), numbers], dim=1)

@@ -126,17 +126,20 @@ def _find_library_file() -> Path:
 def check_params_layout(defaults: bytes) -> int:
     """Check the layout of llama.cpp's context parameters and return the byte offset of the field `kv_unified`.
 
+    The layout of this C structure differs between releases. It is recognized by the default values of its fields.
+
     Args:
         defaults: The default parameters of the library, as bytes.
 
     Raises:
         UnsupportedSignal: A default value is not at the expected offset, so the layout is different.
     """
-    # The default of both cache types is 1 (float16). The callback and its argument are null pointers of 8 bytes each.
     has_fields = struct.unpack_from("<9i", defaults) == DEFAULT_FIRST_FIELDS
-    has_types = struct.unpack_from("<2i", defaults, CACHE_TYPES_OFFSET) == (1, 1)
+    # The callback and its argument are null pointers of 8 bytes each.
     has_null_callback = not any(defaults[CALLBACK_OFFSET : CALLBACK_OFFSET + 16])
-    # Between the types and the switches are only null pointers, at most seven of them (56 bytes).
+    # The types of the cached keys and values are both 1 (float16).
+    has_types = struct.unpack_from("<2i", defaults, CACHE_TYPES_OFFSET) == (1, 1)
+    # After the types come null pointers, at most seven of them (56 bytes), and then the switches, among them kv_unified.
     end_of_types = CACHE_TYPES_OFFSET + 8
     switches = defaults.find(DEFAULT_SWITCHES, end_of_types)
     has_switches = end_of_types <= switches <= end_of_types + 56 and not any(defaults[end_of_types:switches])

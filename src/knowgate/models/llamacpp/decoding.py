@@ -29,13 +29,13 @@ class SequenceState:
 
     Args:
         sequence: Number of the sequence in the engine's key-value cache that holds prompt and answer.
-        length: Number of tokens that the model has read, including the prompt's. The last of `tokens` may be unread.
+        length: Number of tokens of prompt and answer that the model has read. It may not have read the last one yet.
         limit: Maximum number of answer tokens.
-        uniforms: Uniform numbers to draw tokens with; None to choose greedily.
+        uniforms: Random numbers from 0 to 1 that draw the tokens; None to choose the most probable tokens.
         tokens: The tokens, without the one that ended the answer.
         steps: Statistics of greedily chosen tokens.
-        end: The token that ended the answer.
-        states: Hidden states at the token fed last, by layer.
+        end: The token that ended the answer; None if it has not ended.
+        states: Hidden states at the token that the model read last, by layer.
     """
 
     sequence: int
@@ -59,46 +59,45 @@ class SequenceState:
 
 
 def iter_decoding_steps(
-    engine: LlamaEngine,
-    answers: Sequence[SequenceState],
-    logits: Vector,
-    sampling: Sampling,
-    layers: Sequence[int] = (),
+    engine: LlamaEngine, answers: list[SequenceState], logits: Vector, sampling: Sampling, layers: Sequence[int] = ()
 ) -> Iterator[None]:
     """Extend all answers until they are complete, yielding after each token.
 
-    The last token of an answer is not fed to the model here. A continuation feeds it, or a caller that needs the hidden
-    states at this token.
+    The model does not read the last token of an answer here, because no further token is needed. If the hidden states
+    at this token are needed, or the answer is continued, the model reads it later.
 
     Args:
         engine: The engine.
         answers: The answers, extended in place.
-        logits: Logits of the next token of each answer.
+        logits: Logits of the first token to add to each answer (answers x vocabulary).
         sampling: How tokens are drawn.
-        layers: Layers whose states are stored in the answers.
+        layers: Layers whose hidden states are stored in the answers.
     """
-    active = [(answer, row) for answer, row in zip(answers, logits, strict=True) if not answer.is_complete]
-    while active:
-        choose_tokens([answer for answer, _ in active], np.stack([row for _, row in active]), sampling, engine)
+    incomplete = [answer for answer in answers if not answer.is_complete]
+    logits = logits[np.array([not answer.is_complete for answer in answers], dtype=bool)]
+    while incomplete:
+        choose_tokens(incomplete, logits, sampling, engine)
         yield
-        incomplete = [answer for answer, _ in active if not answer.is_complete]
-        if not incomplete:
-            return
-        active = list(zip(incomplete, feed_last_tokens(engine, incomplete, layers), strict=True))
+        incomplete = [answer for answer in incomplete if not answer.is_complete]
+        if incomplete:
+            logits = feed_last_tokens(engine, incomplete, layers)
 
 
 def feed_last_tokens(
     engine: LlamaEngine, answers: Sequence[SequenceState], layers: Sequence[int] = (), *, feed_end: bool = False
 ) -> Vector:
-    """Feed the last token of each answer and return the logits of the next one.
+    """Let the model read the last token of each answer, and return the logits of the next token.
 
-    With `feed_end`, the token that ended an answer is fed instead.
+    Args:
+        engine: The engine.
+        answers: The answers.
+        layers: Layers whose hidden states at the token are stored in the answers.
+        feed_end: If the model has ended an answer, read the token that ended it instead.
     """
-    tokens = [answer.end if feed_end and answer.end is not None else answer.tokens[-1] for answer in answers]
-    inputs = [
-        InputToken(token, position=answer.length, sequence=answer.sequence, needs_output=True)
-        for token, answer in zip(tokens, answers, strict=True)
-    ]
+    inputs = []
+    for answer in answers:
+        token = answer.end if feed_end and answer.end is not None else answer.tokens[-1]
+        inputs.append(InputToken(token, position=answer.length, sequence=answer.sequence, needs_output=True))
     logits, states = engine.feed(inputs, layers)
     for number, answer in enumerate(answers):
         answer.length += 1
@@ -138,31 +137,33 @@ def pick_greedy_steps(logits: Vector) -> list[TokenStep]:
     """Return the most probable token of each row of logits, with its log-probability, entropy and margin."""
     logp = log_softmax(logits)
     probabilities = np.exp(logp)
-    # A forbidden token has p log p = 0 * -inf, which counts as 0.
-    entropy = -np.where(probabilities > 0, probabilities * np.where(probabilities > 0, logp, 0), 0).sum(axis=-1)
+    # A forbidden token has p = 0 and log p = -inf. It adds nothing to the entropy.
+    finite_logp = np.where(probabilities > 0, logp, 0)
+    entropies = -(probabilities * finite_logp).sum(axis=-1)
     tokens = logp.argmax(axis=-1)
     rows = np.arange(len(tokens))
     logprobs = logp[rows, tokens]
     probabilities[rows, tokens] = -1  # removes the most probable token, so that the maximum is the second
     margins = np.exp(logprobs) - probabilities.max(axis=-1)
-    columns = (tokens.tolist(), logprobs.tolist(), entropy.tolist(), margins.tolist())
-    return [TokenStep(*values) for values in zip(*columns, strict=True)]
+    steps = zip(tokens.tolist(), logprobs.tolist(), entropies.tolist(), margins.tolist(), strict=True)
+    return [TokenStep(*step) for step in steps]
 
 
 def draw_tokens(answers: Sequence[SequenceState], logits: Vector, sampling: Sampling) -> list[int]:
-    """Draw the next token of each answer by inverse transform sampling with its next uniform number.
+    """Draw the next token of each answer by inverse transform sampling.
 
     Args:
-        answers: The answers, all with uniform numbers (one per token).
+        answers: The answers. Each has a list of uniform random numbers, one for each of its tokens.
         logits: Logits of the next token of each answer (answers x vocabulary).
         sampling: Temperature, top_p and top_k.
     """
     # The condition is always true; it tells the type checker so.
     uniforms = [float(answer.uniforms[len(answer.tokens)]) for answer in answers if answer.uniforms is not None]
     scaled = (logits / np.float32(sampling.temperature)).astype(np.float32)
-    # `is_whole` means that neither top_k nor top_p excludes tokens.
-    draw = _invert_cdf if sampling.is_whole else lambda row, uniform: _draw_from_top(row, uniform, sampling)
-    return [draw(row, uniform) for row, uniform in zip(np.exp(log_softmax(scaled)), uniforms, strict=True)]
+    rows = list(zip(np.exp(log_softmax(scaled)), uniforms, strict=True))
+    if sampling.is_whole:  # neither top_k nor top_p excludes tokens
+        return [_invert_cdf(probabilities, uniform) for probabilities, uniform in rows]
+    return [_draw_from_top(probabilities, uniform, sampling) for probabilities, uniform in rows]
 
 
 def _invert_cdf(probabilities: Vector, uniform: float) -> int:
@@ -173,17 +174,18 @@ def _invert_cdf(probabilities: Vector, uniform: float) -> int:
 
 
 def _draw_from_top(probabilities: Vector, uniform: float, sampling: Sampling) -> int:
-    """Draw a token with a uniform number, after applying top_k and top_p to the probabilities."""
-    # Token ids, most probable first. top_k=0 means no limit, and a slice up to None keeps all entries.
-    order = np.argsort(-probabilities, kind="stable")[: sampling.top_k or None]
-    top = probabilities[order]
+    """Draw a token with a uniform random number, after applying top_k and top_p to the probabilities."""
+    n_kept = sampling.top_k or len(probabilities)  # top_k=0 means no limit
+    tokens = np.argsort(-probabilities, kind="stable")[:n_kept]  # most probable first
+    top = probabilities[tokens]
     if sampling.top_k:
         top = top / top.sum()  # top_p is a share of what top_k leaves
     # A token is kept if the tokens before it do not reach top_p yet.
     is_kept = np.cumsum(top) - top < sampling.top_p
     is_kept[0] = True  # sums are rounded; the most probable token always stays
     last_kept = int(is_kept.sum()) - 1
-    return int(order[min(_invert_cdf(top * is_kept, uniform), last_kept)])
+    index = _invert_cdf(top * is_kept, uniform)
+    return int(tokens[min(index, last_kept)])
 
 
 # --- shared prefixes ------------------------------------------------------------------------------
@@ -220,9 +222,9 @@ class EnginePrefixCache:
     times_cleared: int = 0
 
     def start(self, engine: LlamaEngine, ids: Sequence[list[int]], *, n_cells: int, max_length: int) -> int:
-        """Start one sequence per prompt in the engine, with the tokens of a cached prefix in it.
+        """Prepare the engine for new prompts: one sequence per prompt, which begins with a cached prefix.
 
-        The first PREFIX_ROWS sequences of the engine hold the cached prefixes, and those after them the prompts. The
+        The first PREFIX_ROWS sequences of the engine hold the cached prefixes. The prompts follow after them. The
         sequences of earlier prompts and answers are removed.
 
         Args:
@@ -230,20 +232,22 @@ class EnginePrefixCache:
             ids: Token ids of each prompt.
             n_cells: Number of tokens of all prompts and answers. If the engine has no room for them beside the
                 cached prefixes, the cache is cleared.
-            max_length: Maximum number of tokens to reuse.
+            max_length: Maximum number of tokens to take from the cache.
 
         Returns:
-            The number of tokens of each prompt that are already computed.
+            How many tokens at the start of each prompt came from the cache.
         """
         n_cached = sum(map(len, self.prefixes.values()))
         was_cleared = self.times_cleared != engine.times_cleared
-        if was_cleared or n_cached + n_cells > engine.cells:
+        has_room = n_cached + n_cells <= engine.cells
+        if was_cleared or not has_room:
             self.prefixes.clear()
             engine.clear()
             self.times_cleared = engine.times_cleared
-        # A prefix that is not in the cache was stopped before it was complete.
-        for sequence in [row for row in engine.filled if row >= PREFIX_ROWS or row not in self.prefixes]:
-            engine.truncate(sequence)
+        # Only complete prefixes are kept. One that is not in `prefixes` was interrupted while it was computed.
+        for sequence in list(engine.filled):
+            if sequence not in self.prefixes:
+                engine.truncate(sequence)
         prefix = self._find_prefix(engine, ids)
         length = min(prefix.length, max_length)
         if length:
@@ -253,23 +257,23 @@ class EnginePrefixCache:
         return length
 
     def keep(self, engine: LlamaEngine, tokens: list[int], reused: int) -> None:
-        """Cache the beginning of the prompt that was just computed, unless it is short or most of it was reused.
+        """Cache the beginning of the prompt that was just computed, unless it is short or mostly came from the cache.
 
         Args:
             engine: The engine, which holds the prompt in sequence PREFIX_ROWS.
             tokens: Token ids of the prompt.
-            reused: Number of its first tokens that came from the cache.
+            reused: How many tokens at its start came from the cache.
         """
-        # The last token is never reused, because the model has to read it to return logits.
-        if reused < MIN_REUSE_SHARE * (len(tokens) - 1) and len(tokens) > MIN_PREFIX_TOKENS:
-            sequence, tokens = self._free_sequence(engine), tokens[:MAX_PREFIX_TOKENS]
-            engine.copy(PREFIX_ROWS, sequence, len(tokens))
-            self.prefixes[sequence] = tokens
+        n_reusable = len(tokens) - 1  # the model has to read the last token anyway, to return logits
+        if reused < MIN_REUSE_SHARE * n_reusable and len(tokens) > MIN_PREFIX_TOKENS:
+            sequence, prefix = self._free_sequence(engine), tokens[:MAX_PREFIX_TOKENS]
+            engine.copy(PREFIX_ROWS, sequence, len(prefix))
+            self.prefixes[sequence] = prefix
 
     def _find_prefix(self, engine: LlamaEngine, ids: Sequence[list[int]]) -> CachedPrefix:
-        """Return the longest cached prefix of the prompts.
+        """Return the longest cached prefix that all prompts begin with.
 
-        If several prompts share many more tokens than any cached prefix has, these are computed and cached first.
+        If several prompts share many more tokens than that, all shared tokens are computed and cached as a new prefix.
         """
         shared = find_common_prefix(ids)
         candidates = [
@@ -297,7 +301,8 @@ class EnginePrefixCache:
         The sequence `excluding` is never evicted, because the new prefix starts with its tokens.
         """
         empty = [sequence for sequence in range(PREFIX_ROWS) if sequence not in self.prefixes]
-        sequence = empty[0] if empty else next(row for row in self.prefixes if row != excluding)
+        evictable = [sequence for sequence in self.prefixes if sequence != excluding]  # least recently used first
+        sequence = [*empty, *evictable][0]
         self.prefixes.pop(sequence, None)
         engine.truncate(sequence)
         return sequence

@@ -42,11 +42,12 @@ class InputToken:
 
 @dataclass
 class CapturedStates:
-    """Hidden states that are captured in the callback that llama.cpp calls for every tensor it computes.
+    """Hidden states that were captured in the callback that llama.cpp calls for every tensor it computes.
 
     Args:
-        layers: Names of the tensors to capture -> layer number.
-        states: Layer number -> states of all tokens, or of those whose output is needed.
+        layers: Name of a tensor to capture -> layer number.
+        states: Layer number -> captured states, one row per token. For the last layers, llama.cpp computes only the
+            tokens whose output is needed.
     """
 
     layers: dict[bytes, int] = field(default_factory=dict)
@@ -79,9 +80,8 @@ class LlamaEngine:
         self.width, self.depth = int(lib.llama_model_n_embd(self._model)), int(lib.llama_model_n_layer(self._model)) + 1
         self.cells = min(MAX_CELLS, int(lib.llama_model_n_ctx_train(self._model)))
         self._captured = CapturedStates()
-        self._eval_callback = bindings.EVAL_CALLBACK_TYPE(
-            self._capture
-        )  # must stay alive: llama.cpp keeps a pointer to it
+        # The callback must stay alive, because llama.cpp keeps a pointer to it.
+        self._eval_callback = bindings.EVAL_CALLBACK_TYPE(self._capture)
         self._context = self._create_context(file)
         self._memory = lib.llama_get_memory(self._context)
         self._batch = lib.llama_batch_init(BATCH_TOKENS, 0, 1)
@@ -89,10 +89,10 @@ class LlamaEngine:
         self.times_cleared = 0
 
     def _create_context(self, file: Path) -> Any:
-        """Create a llama.cpp context whose sequences share one cache and that calls `_capture` for each tensor.
+        """Create a llama.cpp context, which holds the key-value cache of all sequences.
 
-        The parameters are written at fixed offsets into the bytes of a C structure. Then the sizes of the context are
-        read back, to make sure that llama.cpp understood them.
+        It calls `_capture` for each tensor that it computes. Its parameters are written at fixed offsets into the bytes
+        of a C structure. Then the sizes of the context are read back, to make sure that llama.cpp understood them.
         """
         lib, params = self._lib, self._lib.llama_context_default_params()
         kv_unified_offset = bindings.check_params_layout(bytes(params.bytes))
@@ -105,9 +105,9 @@ class LlamaEngine:
         context = lib.llama_init_from_model(self._model, params)
         if not context:
             raise _make_open_error(file)
-        readers = (lib.llama_n_ctx, lib.llama_n_ctx_seq, lib.llama_n_batch, lib.llama_n_seq_max)
-        sizes = [int(read(context)) for read in readers]
-        if not (sizes[0] == sizes[1] >= self.cells and sizes[2:] == [BATCH_TOKENS, MAX_SEQUENCES]):
+        sizes = [int(lib.llama_n_ctx(context)), int(lib.llama_n_batch(context)), int(lib.llama_n_seq_max(context))]
+        is_unified = sizes[0] == int(lib.llama_n_ctx_seq(context))  # each sequence may use the whole cache
+        if not is_unified or sizes[0] < self.cells or sizes[1:] != [BATCH_TOKENS, MAX_SEQUENCES]:
             raise ModelError(f"llama.cpp used other sizes than requested ({sizes}). Use gguf:FILE instead.")
         threads = count_usable_cores()
         lib.llama_set_n_threads(context, threads, threads)
@@ -184,20 +184,25 @@ class LlamaEngine:
             self.filled.discard(sequence)
 
     def feed(self, tokens: Sequence[InputToken], layers: Sequence[int] = ()) -> tuple[Vector, dict[int, Vector]]:
-        """Let the model read tokens, and return the logits and hidden states of those with `needs_output`.
+        """Let the model read tokens, in batches of BATCH_TOKENS.
+
+        Args:
+            tokens: The tokens.
+            layers: Layers whose hidden states are returned.
 
         Returns:
-            The logits (tokens x vocabulary), and the hidden states by layer (tokens x width).
+            The logits (tokens x vocabulary), and the hidden states by layer (tokens x width), only of tokens with
+            `needs_output`.
         """
         logits: list[Vector] = []
-        states: dict[int, list[Vector]] = {layer: [] for layer in layers}
+        states: dict[int, list[Vector]] = {layer: [] for layer in layers}  # one array per batch
         for start in range(0, len(tokens), BATCH_TOKENS):
             check_stop_flag()
             batch = tokens[start : start + BATCH_TOKENS]
             self._compute(batch, layers)
             outputs = [index for index, token in enumerate(batch) if token.needs_output]
-            logits += [self._get_logits(index) for index in outputs]
             if outputs:
+                logits += [self._get_logits(index) for index in outputs]
                 for layer in layers:
                     states[layer].append(self._get_states(layer, len(batch), outputs))
         all_logits = np.stack(logits) if logits else np.empty((0, self.n_vocab), dtype=np.float32)
@@ -239,9 +244,11 @@ class LlamaEngine:
 
         If several of these tensors are computed, the last one counts.
         """
+        if layer == 0:
+            return (b"embd", b"inp_embd")
         if layer == self.depth - 1:  # as in transformers, the last hidden state is taken after the final norm
             return (b"result_norm",)
-        return (f"l_out-{layer - 1}".encode(),) if layer else (b"embd", b"inp_embd")
+        return (f"l_out-{layer - 1}".encode(),)  # llama.cpp does not count the embeddings
 
     def _capture(self, tensor: Any, ask: bool, _: Any) -> bool:
         """Handle the evaluation callback, which llama.cpp calls for every tensor.
@@ -269,14 +276,21 @@ class LlamaEngine:
         return True
 
     def _get_states(self, layer: int, n_tokens: int, outputs: Sequence[int]) -> Vector:
-        """Return the captured states of the tokens that need output."""
-        block = self._captured.states.get(layer)
-        # llama.cpp computes the last layers only for tokens that need output.
-        if block is None or len(block) not in (n_tokens, len(outputs)):
+        """Return the captured hidden states of the tokens that need output.
+
+        Args:
+            layer: The layer.
+            n_tokens: Number of tokens in the batch.
+            outputs: Indices in the batch of the tokens that need output.
+        """
+        states = self._captured.states.get(layer)
+        if states is not None and len(states) == n_tokens:
+            states = states[list(outputs)]
+        # For the last layers, llama.cpp computes only the tokens that need output.
+        if states is None or len(states) != len(outputs):
             raise ModelError(
                 f"llama.cpp did not return the hidden states of layer {layer} of this model. Use gguf:FILE instead."
             )
-        states: Vector = block[list(outputs)] if len(block) == n_tokens else block
         return states
 
     # --- self-test --------------------------------------------------------------------------------

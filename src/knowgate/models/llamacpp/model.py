@@ -48,13 +48,13 @@ MAX_CONCURRENT_TOKENS = 2_048  # of prompts and answers in one pass: attention r
 
 @dataclass(frozen=True)
 class LlamaCppResumeHandle:
-    """All that is needed to continue the draft, a greedy answer to one prompt, where it stopped.
+    """All that is needed to continue a draft, the greedy answer to one prompt, where it stopped.
 
     Args:
         ids: Token ids of the prompt.
         draft: The draft so far.
-        prefill_number: Number of the prefill that the draft was made after. The engine holds the draft's sequence until
-            the next prefill. After that, prompt and draft have to be computed again.
+        prefill_number: Number of the forward pass over prompts (prefill) that came before the draft. The next prefill
+            removes the draft from the engine's cache. After that, prompt and draft have to be computed again.
     """
 
     ids: list[int] = field(repr=False)
@@ -153,15 +153,6 @@ class LlamaCppModel(LocalBackend):
         """Tokenize many texts."""
         return [self.tokenize(text, special=special) for text in texts]
 
-    def encode_all(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Return the token ids of each prompt, in the chat template where there is one."""
-        return [
-            self.tokenize(prompt.text, special=True)
-            if prompt.raw or not self.has_template
-            else self.tokenize(self.render(prompt.text))
-            for prompt in prompts
-        ]
-
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
         """Return the requested signals of each prompt. Prompts of similar length are computed together."""
         if request.samples:
@@ -178,7 +169,7 @@ class LlamaCppModel(LocalBackend):
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
         """Return the logits of the labels after each part of each prompt (parts x labels).
 
-        A label prompt has several parts, and the LLM would write one of the labels, such as 'true', after each.
+        A label prompt consists of one or more parts. After each part, the LLM would write a label such as 'true'.
         """
         logits: dict[int, Vector] = {}
         with self.lock:
@@ -219,24 +210,25 @@ class LlamaCppModel(LocalBackend):
         Returns:
             The indices of the prompts in each group.
         """
-        sequences, available = 1 + samples, MAX_SEQUENCES - PREFIX_ROWS  # a prompt needs one for the draft, too
+        sequences = 1 + samples  # that a prompt needs: one for the draft, and one for each sample
+        available = MAX_SEQUENCES - PREFIX_ROWS
         if sequences > available:
             raise BadSetting(
                 f"samples={samples} is too many for a llamacpp: model. Use at most {available - 1} samples."
             )
-        groups: list[list[int]] = []
-        used = self.context_window  # so that the first prompt starts a group
+        groups: list[list[int]] = [[]]
+        used = 0  # tokens of the last group
         for index in sorted(range(len(lengths)), key=lambda index: lengths[index]):
             size = lengths[index] + sequences * max_tokens
-            limit = max(size, min(MAX_CONCURRENT_TOKENS, self.context_window))
+            limit = max(size, min(MAX_CONCURRENT_TOKENS, self.context_window))  # a long prompt is a group of its own
             if used + size > limit or (len(groups[-1]) + 1) * sequences > available:
                 groups.append([])
                 used = 0
             groups[-1].append(index)
             used += size
-        return groups
+        return groups if lengths else []
 
-    def _read_group(self, prompts: Sequence[Prompt], ids: Sequence[list[int]], request: SignalRequest) -> list[Reading]:
+    def _read_group(self, prompts: Sequence[Prompt], ids: list[list[int]], request: SignalRequest) -> list[Reading]:
         """Return the requested signals of prompts that are computed together.
 
         The model first reads the prompts (prefill). Then drafts and samples are generated in parallel.
@@ -249,10 +241,10 @@ class LlamaCppModel(LocalBackend):
         layers = self._resolve_layers(request.layers)
         sample_layers = self._sample_layers(request)
         # The engine's cache must have room for the prompts and all of their answers.
+        n_prompt_tokens = sum(len(tokens) for tokens in ids)
         n_answer_tokens = len(ids) * (request.draft_tokens + request.samples * request.sample_tokens)
-        logits, prompt_states = self._prefill(
-            ids, sorted({*layers, *sample_layers}), sum(map(len, ids)) + n_answer_tokens
-        )
+        read_layers = sorted({*layers, *sample_layers})
+        logits, prompt_states = self._prefill(ids, read_layers, n_prompt_tokens + n_answer_tokens)
         states = [{layer: block[i] for layer, block in prompt_states.items()} for i in range(len(ids))]
         drafts = [
             SequenceState(PREFIX_ROWS + i, len(row), request.draft_tokens, states=states[i])
@@ -290,37 +282,37 @@ class LlamaCppModel(LocalBackend):
     ) -> tuple[Vector, dict[int, Vector]]:
         """Let the model read prompts in parallel, without the prefixes that it has already read.
 
-        The engine's sequences from number PREFIX_ROWS on hold the prompts.
+        Afterwards, the engine's sequences from number PREFIX_ROWS on hold the prompts.
 
         Args:
             ids: Token ids of each prompt.
             layers: Layers whose hidden states are returned.
             n_cells: Number of tokens that the prompts and their answers may take.
             outputs: Positions in each prompt whose logits and states are returned; by default the last position.
+
+        Returns:
+            The logits (positions x vocabulary), and the hidden states by layer (positions x width).
         """
         self.memory.prefill_number += 1
         prefix_cache = self.memory.prefix_cache
-        positions = [set(row) for row in outputs] or [{len(tokens) - 1} for tokens in ids]
-        # Tokens from the cache have no output, so only tokens before the first such position are taken from it.
-        reused = prefix_cache.start(self.engine, ids, n_cells=n_cells, max_length=min(map(min, positions)))
-        inputs = [
-            InputToken(tokens[position], position, PREFIX_ROWS + row, needs_output=position in positions[row])
-            for row, tokens in enumerate(ids)
-            for position in range(reused, len(tokens))
-        ]
+        positions = [set(prompt_outputs) for prompt_outputs in outputs] or [{len(tokens) - 1} for tokens in ids]
+        # Cached tokens have no output, so only tokens before the first of these positions are taken from the cache.
+        first_output = min(min(prompt_positions) for prompt_positions in positions)
+        reused = prefix_cache.start(self.engine, ids, n_cells=n_cells, max_length=first_output)
+        inputs = []
+        for row, tokens in enumerate(ids):
+            for position in range(reused, len(tokens)):
+                needs_output = position in positions[row]
+                inputs.append(InputToken(tokens[position], position, PREFIX_ROWS + row, needs_output))
         result = self.engine.feed(inputs, layers)
         if len(ids) == 1:
             prefix_cache.keep(self.engine, ids[0], reused)
         return result
 
     def _start_samples(
-        self,
-        prompts: Sequence[Prompt],
-        ids: Sequence[list[int]],
-        request: SignalRequest,
-        states: Sequence[dict[int, Vector]],
+        self, prompts: Sequence[Prompt], ids: list[list[int]], request: SignalRequest, states: list[dict[int, Vector]]
     ) -> list[list[SequenceState]]:
-        """Create the empty samples of each prompt, each in a copy of the prompt's sequence.
+        """Create the samples of each prompt, empty at first. Each gets a copy of its prompt's sequence in the engine.
 
         Args:
             prompts: The prompts.
@@ -328,42 +320,39 @@ class LlamaCppModel(LocalBackend):
             request: Number and maximum length of the samples.
             states: Hidden states at the last token of each prompt, by layer.
         """
+        samples: list[list[SequenceState]] = [[] for _ in prompts]
         if not request.samples:
-            return [[] for _ in prompts]
-        free = iter(range(PREFIX_ROWS + len(ids), MAX_SEQUENCES))
-        samples: list[list[SequenceState]] = []
+            return samples
+        sequence = PREFIX_ROWS + len(ids)  # the first one after those of the prompts
         for i, prompt in enumerate(prompts):
-            samples.append(
-                [
-                    SequenceState(next(free), len(ids[i]), request.sample_tokens, uniforms, states=states[i])
-                    for uniforms in draw_uniforms(prompt, request)
-                ]
-            )
-            for sample in samples[-1]:
-                self.engine.copy(PREFIX_ROWS + i, sample.sequence, len(ids[i]))
+            for uniforms in draw_uniforms(prompt, request):
+                self.engine.copy(PREFIX_ROWS + i, sequence, len(ids[i]))
+                sample = SequenceState(sequence, len(ids[i]), request.sample_tokens, uniforms, states=states[i])
+                samples[i].append(sample)
+                sequence += 1
         return samples
 
     def _feed_ends(self, answers: Sequence[SequenceState], layers: Sequence[int], *, feed_end: bool) -> None:
-        """Feed the tokens of the answers that the model has not read yet, to get the hidden states at them.
+        """Let the model read the tokens at the ends of answers that it has not read yet, and store the states at them.
 
-        The last token of an answer that reached its limit was not read, nor was the token that ended an answer.
+        It has not read the last token of an answer that reached its limit, nor the token that ended an answer.
 
         Args:
             answers: The answers. Empty ones keep the states of their prompt.
             layers: Layers whose states are stored in the answers.
-            feed_end: Also feed the tokens that ended answers.
+            feed_end: Also read the tokens that ended answers.
         """
-        # An ended answer has only its end token left to feed. Other answers have their last token, unless empty.
-        unfed = [answer for answer in answers if (feed_end if answer.finished else answer.tokens)]
-        if unfed:
-            feed_last_tokens(self.engine, unfed, layers, feed_end=feed_end)
+        unread = [answer for answer in answers if (feed_end if answer.finished else answer.tokens)]
+        if unread:
+            feed_last_tokens(self.engine, unread, layers, feed_end=feed_end)
 
     def _read_labels(self, prompts: Sequence[LabelPromptTokens], label_ids: Sequence[int]) -> list[Vector]:
         """Return the logits of the labels at each label position, as an array (positions x labels) per prompt."""
         ids = [prompt.ids for prompt in prompts]
         logits, _ = self._prefill(ids, (), sum(map(len, ids)), [prompt.positions for prompt in prompts])
-        ends = np.cumsum([len(prompt.positions) for prompt in prompts])[:-1]
-        return np.split(logits[:, list(label_ids)], ends)
+        # `logits` has the positions of all prompts below each other. It is split where the next prompt begins.
+        prompt_starts = np.cumsum([len(prompt.positions) for prompt in prompts])[:-1]
+        return np.split(logits[:, list(label_ids)], prompt_starts)
 
     # --- continuing a draft -----------------------------------------------------------------------
 
@@ -376,9 +365,7 @@ class LlamaCppModel(LocalBackend):
             completions.append(self._make_completion(answer, with_tokens=True))
         return completions
 
-    def _start_stream(
-        self, prompt: Prompt, max_tokens: int, resume: object | None
-    ) -> tuple[SequenceState, Iterator[None]]:
+    def _start_stream(self, prompt: Prompt, max_tokens: int, resume: object) -> tuple[SequenceState, Iterator[None]]:
         if resume is not None:
             handle = check_resume_handle(resume, LlamaCppResumeHandle)
         else:
@@ -390,7 +377,14 @@ class LlamaCppModel(LocalBackend):
         return answer, self._iter_steps(handle, answer)
 
     def _iter_steps(self, handle: LlamaCppResumeHandle, answer: SequenceState) -> Iterator[None]:
-        """Extend a copy of a draft, yielding after each token; other calls may run in between."""
+        """Extend a copy of a draft, yielding after each token.
+
+        Other calls may use the engine in between. If they remove the answer from its cache, it is computed again.
+
+        Args:
+            handle: The handle of the draft.
+            answer: The copy, extended in place.
+        """
         prefill_number = handle.prefill_number
         while not answer.is_complete:
             with self.lock:
@@ -402,13 +396,18 @@ class LlamaCppModel(LocalBackend):
     def _compute_next_logits(self, handle: LlamaCppResumeHandle, answer: SequenceState, prefill_number: int) -> Vector:
         """Return the logits of the next token of an answer.
 
-        If the engine no longer holds the sequence, because of a prefill after `prefill_number`, it is computed again.
+        Args:
+            handle: The handle of the draft that the answer continues.
+            answer: The answer so far.
+            prefill_number: Number of the prefill after which the engine's cache held the answer. If there was another
+                prefill since then, prompt and answer are computed again.
         """
-        if prefill_number != self.memory.prefill_number or not answer.tokens:
+        is_cached = prefill_number == self.memory.prefill_number
+        if not is_cached or not answer.tokens:
             logits, _ = self._prefill([[*handle.ids, *answer.tokens]], (), len(handle.ids) + answer.limit)
             answer.sequence = PREFIX_ROWS
             return logits
-        # The logits are those after the last token, so that token is fed (again).
+        # The logits after the last token are needed, so the model reads this token (again).
         answer.length = len(handle.ids) + len(answer.tokens) - 1
         self.engine.truncate(answer.sequence, answer.length)
         return feed_last_tokens(self.engine, [answer])

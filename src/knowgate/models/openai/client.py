@@ -58,8 +58,7 @@ class ApiClient:
     def __init__(self, url: str, *, retry: RetryPolicy, connections: int, transport: httpx.BaseTransport | None = None):
         self.url = url.rstrip("/")
         self._retry = retry
-        self._connections = connections
-        self._transport = transport
+        self._connections, self._transport = connections, transport
 
     def get(self, path: str) -> Any:
         """Send a GET request and return the JSON response."""
@@ -131,36 +130,36 @@ class ApiClient:
 
     def _iter_chunks(self, url: str, response: httpx.Response) -> Generator[Any, None, None]:
         """Yield the JSON chunks of a streamed response and close the response at the end."""
-        paused = [0.0]  # seconds that the caller has spent between two chunks, which `_iter_bytes` does not count
         with contextlib.closing(response):
-            for data in parse_events(self._iter_bytes(url, response, paused)):
+            for data in parse_events(self._iter_bytes(url, response)):
                 chunk = data if data == STREAM_END else _parse(url, data.encode())
                 if isinstance(chunk, dict) and chunk.get("error"):
                     message = _find_message(chunk).rstrip(".")
                     raise ServerError(
                         f"{url} reported an error in the middle of its answer: {message}. Check the server's log."
                     )
-                pause_start = time.monotonic()
                 yield chunk
-                paused[0] += time.monotonic() - pause_start
                 if chunk == STREAM_END:
                     return
 
-    def _iter_bytes(self, url: str, response: httpx.Response, paused: list[float]) -> Iterator[bytes]:
-        """Yield the body of a streamed response, with a limit on the time for waiting and parsing.
+    def _iter_bytes(self, url: str, response: httpx.Response) -> Iterator[bytes]:
+        """Yield the body of a streamed response; raises ServerError if waiting for it takes too long in total.
+
+        The time that the caller takes between two pieces does not count.
 
         Args:
             url: Address of the server, for error messages.
             response: The response.
-            paused: One number: seconds that do not count, because the caller was busy.
         """
-        body, start = iter_body(response, url), time.monotonic()
+        body, waited = iter_body(response, url), 0.0
         while True:
-            with _translate_stream_errors(url), request_deadline(time.monotonic() + self._retry.timeout):
+            start = time.monotonic()
+            with _translate_stream_errors(url), request_deadline(start + self._retry.timeout):
                 data = next(body, None)
+            waited += time.monotonic() - start
             if data is None:
                 return
-            if time.monotonic() - start - paused[0] > self._retry.total:
+            if waited > self._retry.total:
                 raise ServerError(
                     f"{url} did not finish its answer within {self._retry.total:.3g} s. "
                     "Check the server's load, or lower `max_tokens`."
@@ -190,18 +189,18 @@ def _split_lines(chunks: Iterable[bytes]) -> Iterator[str]:
 
     A body that begins like JSON is not a stream of events, and is yielded as one line.
     """
-    # An incomplete line is kept as a list of chunks, because joining it for every chunk would take quadratic time.
-    pending: list[bytes] = []
+    # An incomplete line is kept as a list of pieces, because joining it for every chunk would take quadratic time.
+    line: list[bytes] = []
     is_json = None
     for chunk in chunks:
-        if is_json is None and chunk.strip():
+        if is_json is None and chunk.strip():  # the first chunk with text
             is_json = chunk.lstrip()[:1] in (b"{", b"[")
-        first, *others = [chunk] if is_json else chunk.split(b"\n")
-        pending.append(first)
-        for next_line in others:
-            yield b"".join(pending).decode(errors="replace").removesuffix("\r")
-            pending = [next_line]
-    yield b"".join(pending).strip().decode(errors="replace")
+        pieces = [chunk] if is_json else chunk.split(b"\n")
+        line.append(pieces[0])
+        for piece in pieces[1:]:  # each of these begins a new line
+            yield b"".join(line).decode(errors="replace").removesuffix("\r")
+            line = [piece]
+    yield b"".join(line).strip().decode(errors="replace")
 
 
 def find_api_key() -> tuple[str, str]:

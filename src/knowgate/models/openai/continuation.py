@@ -17,7 +17,7 @@ from knowgate.models.openai.client import StatusError
 from knowgate.models.openai.responses import assemble_stream, parse_completions
 from knowgate.models.openai.server import CONTINUATION_FIELDS, REFUSAL_STATUSES, ModelEndpoint
 from knowgate.models.tokenization import REPLACEMENT_CHARACTER
-from knowgate.types import Completion, TextStream
+from knowgate.types import Completion, Result, TextStream
 
 DRAFT_REPEATING_SERVER = "llamacpp"  # the server whose responses begin with the draft that was sent
 StreamChunks = Generator[Any, None, None]
@@ -42,7 +42,11 @@ class ServerDraft(RemoteDraft):
 
 
 def can_continue(endpoint: ModelEndpoint, draft: ServerDraft) -> bool:
-    """Return whether the server can continue a draft. Drafts of raw prompts can be continued on every server."""
+    """Return whether the server can continue a draft.
+
+    The draft of a raw prompt, which has no chat template, can be continued on every server: it is sent as part of the
+    prompt. For chat prompts, the server needs an option for it and must not have refused a draft before.
+    """
     if not draft.is_reproducible:
         return False
     return draft.prompt.raw or (not endpoint.refuses_drafts and endpoint.server in CONTINUATION_FIELDS)
@@ -57,15 +61,12 @@ def continue_draft(endpoint: ModelEndpoint, draft: ServerDraft, fields: dict[str
         fields: Fields of the request for the tokens that follow the draft.
     """
     start = draft.completion
-    if start is None or not can_continue(endpoint, draft):
+    response = _send_draft(endpoint, draft, lambda text: endpoint.complete_prompt(draft.prompt, fields, text))
+    if start is None or response is None:
         return None
-    try:
-        response = endpoint.complete_prompt(draft.prompt, fields, start.text)
-    except StatusError as error:
-        _note_refusal(endpoint, error)
-        return None
+    # One kind of server returns the draft together with its continuation.
     repeats_draft = endpoint.server == DRAFT_REPEATING_SERVER and not draft.prompt.raw
-    return _join(start, parse_completions(response)[0], start.text if repeats_draft else "")
+    return _join(start, parse_completions(response)[0], repeated=start.text if repeats_draft else "")
 
 
 def stream_continuation(
@@ -78,13 +79,8 @@ def stream_continuation(
         draft: The draft.
         open_stream: Sends a request with the draft's text, and returns the chunks of what follows it.
     """
-    start = draft.completion
-    if start is None or not can_continue(endpoint, draft):
-        return None
-    try:
-        chunks = open_stream(start.text)
-    except StatusError as error:
-        _note_refusal(endpoint, error)
+    start, chunks = draft.completion, _send_draft(endpoint, draft, open_stream)
+    if start is None or chunks is None:
         return None
 
     def stream() -> TextStream:
@@ -95,14 +91,20 @@ def stream_continuation(
     return stream()
 
 
-def _note_refusal(endpoint: ModelEndpoint, error: StatusError) -> None:
-    """Store that the server refuses drafts, so that it is not asked again; raises all other errors.
+def _send_draft(endpoint: ModelEndpoint, draft: ServerDraft, send: Callable[[str], Result]) -> Result | None:
+    """Call `send` with the text of a draft and return its result, or None if the server cannot continue the draft.
 
-    A server refuses drafts if it is too old or if its chat template does not allow them.
+    A server refuses drafts if it is too old or if its chat template does not allow them. It is not asked again then.
     """
-    if error.status not in REFUSAL_STATUSES:
-        raise error
+    if draft.completion is None or not can_continue(endpoint, draft):
+        return None
+    try:
+        return send(draft.completion.text)
+    except StatusError as error:
+        if error.status not in REFUSAL_STATUSES:
+            raise
     endpoint.refuses_drafts = True
+    return None
 
 
 def _join(start: Completion, continuation: Completion, repeated: str = "") -> Completion:

@@ -51,7 +51,12 @@ FLOAT_FORMATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # num
 
 @dataclass(frozen=True)
 class StatesAroundDraft:
-    """Hidden states by layer: at the last token of a prompt (`before`), and of its draft (`after`)."""
+    """Hidden states before and after a draft, which is the beginning of the answer to a prompt.
+
+    Args:
+        before: Layer -> hidden state at the last token of the prompt.
+        after: Layer -> hidden state at the last token of the draft; empty if it was not requested.
+    """
 
     before: LayerStates
     after: LayerStates
@@ -61,8 +66,7 @@ class HiddenStateReader:
     """Reads hidden states of prompts and drafts from one vLLM or SGLang server."""
 
     def __init__(self, endpoint: ModelEndpoint, config: HiddenStateConfig):
-        self._endpoint = endpoint
-        self._config = config
+        self._endpoint, self._config = endpoint, config
 
     @property
     def depth(self) -> int:
@@ -136,8 +140,8 @@ class HiddenStateReader:
         return states
 
     def _read_vllm(self, ids: list[int]) -> Vector:
-        """Send token ids to vLLM and read the file that it writes."""
-        # With report=False, the file of this response is not deleted as one that nobody needs.
+        """Send token ids to vLLM, and read the hidden states from the file that it writes."""
+        # After other requests, the file that vLLM writes is deleted. report=False prevents that, because it is read here.
         response = self._endpoint.complete_ids(ids, {**NEUTRAL_SAMPLING, "max_tokens": 1}, report=False)
         params = response.get("kv_transfer_params") if isinstance(response, dict) else None
         path = params.get("hidden_states_path") if isinstance(params, dict) else None

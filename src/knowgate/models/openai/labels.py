@@ -52,7 +52,7 @@ class ServerLabelReader:
         self._tokenize = functools.lru_cache(TOKEN_CACHE_SIZE)(endpoint.tokenize_text)
 
     def check(self, prompt: LabelPrompt) -> None:
-        """Check, without sending the prompt, that the server can read labels inside it.
+        """Check, without sending the prompt, that the server can predict labels such as 'true' inside it.
 
         Raises:
             BadSetting: The prompt is a chat message, which can have only one label, at its end.
@@ -72,10 +72,12 @@ class ServerLabelReader:
     def read_inner_labels(self, prompt: LabelPrompt, labels: Sequence[str], top: int) -> Vector:
         """Return the log-probabilities of the labels after each part of a prompt (parts x labels).
 
+        Each kind of server has its own request for this. llama.cpp needs one request per part.
+
         Args:
             prompt: The prompt.
-            labels: The labels.
-            top: Number of tokens that a vLLM server lists at each position.
+            labels: The labels, such as 'true' and 'false'.
+            top: Number of most probable tokens that a vLLM server lists at each position.
         """
         endpoint = self._endpoint
         label_ids = encode_labels(lambda label: self._tokenize(label, False), labels)
@@ -100,32 +102,39 @@ class ServerLabelReader:
         Returns:
             Pairs of a label and a log-probability. Empty if the server is too old or hides its tokenizer.
         """
-        label_of: dict[int, str] = {}  # token id -> label
+        labels_by_token: dict[int, str] = {}
         try:
             for label in (label.strip() for label in labels):
                 for spelling in (label, f" {label}"):
                     ids = self._tokenize(spelling, False)
                     if len(ids) == 1:
-                        label_of[ids[0]] = label
+                        labels_by_token[ids[0]] = label
         except ModelError:  # a gateway hides the tokenizer
             return []
         request = self._request_first_sglang if self._endpoint.server == "sglang" else self._request_first_vllm
-        return [(label_of[token], value) for token, value in request(prompt, list(label_of)) if token in label_of]
+        logprobs = request(prompt, list(labels_by_token))
+        return [(labels_by_token[token], value) for token, value in logprobs.items() if token in labels_by_token]
 
-    def _request_first_sglang(self, prompt: Prompt, ids: list[int]) -> list[tuple[int, float]]:
-        """Return ids and log-probabilities of the given tokens as first token of the answer, from SGLang."""
+    def _request_first_sglang(self, prompt: Prompt, ids: list[int]) -> dict[int, float]:
+        """Return the log-probability of each given token as the first token of the answer, from SGLang.
+
+        Returns an empty dict if the server does not support this.
+        """
         try:
             prompt_ids = [*self._endpoint.tokenize_prompt(prompt)]
             tokens = LabelPromptTokens(prompt_ids, positions=[len(prompt_ids) - 1])  # the answer follows the last token
             response = _request_sglang(self._endpoint, tokens, ids)
         except (UnsupportedSignal, StatusError):  # behind a gateway, or too old to tokenize a chat
-            return []
+            return {}
         with responses.translate_format_errors(FORMAT_NAME):
-            row = _get_listed(response["meta_info"]["output_token_ids_logprobs"][0], ids)
-        return list(zip(ids, row, strict=True))
+            logprobs = _get_listed(response["meta_info"]["output_token_ids_logprobs"][0], ids)
+        return dict(zip(ids, logprobs, strict=True))
 
-    def _request_first_vllm(self, prompt: Prompt, ids: list[int]) -> list[tuple[int, float]]:
-        """Return ids and log-probabilities of the given tokens as first token of the answer, from vLLM."""
+    def _request_first_vllm(self, prompt: Prompt, ids: list[int]) -> dict[int, float]:
+        """Return the log-probability of each given token as the first token of the answer, from vLLM.
+
+        Returns an empty dict if the server does not support this. vLLM may list other tokens, too.
+        """
         fields = {
             **NEUTRAL_SAMPLING,
             "max_tokens": 1,
@@ -139,9 +148,9 @@ class ServerLabelReader:
             # The server does not support `logprob_token_ids`. It answers 500 if it also extracts hidden states.
             if error.status not in (400, 422, 500):
                 raise
-            return []
+            return {}
         tokens = responses.parse_token_logprobs(response)
-        return [(_parse_token_id(text), value) for text, value in (tokens[0].top if tokens else ())]
+        return {_parse_token_id(text): value for text, value in tokens[0].top} if tokens else {}
 
     def _encode_prompt(self, prompt: LabelPrompt, label_ids: Sequence[int]) -> LabelPromptTokens:
         """Tokenize a label prompt, and find the positions of the tokens after which the LLM predicts a label.
@@ -190,33 +199,38 @@ def _request_vllm(endpoint: ModelEndpoint, tokens: LabelPromptTokens, label_ids:
 
 
 def _parse_vllm(response: Any, tokens: LabelPromptTokens, label_ids: Sequence[int], top: int) -> list[list[float]]:
-    """Return the log-probabilities of the labels at each label position, from a response of vLLM.
+    """Return the log-probabilities of the labels at each label position (positions x labels), from a response of vLLM.
 
-    The last position is the end of the prompt, so its values are those of the first token of the answer.
+    vLLM lists probable tokens for each token of the prompt, and for the first token of the answer. The list of a token
+    holds what the tokens before it predict. So the labels after a position are in the list of the next token. After the
+    last position, which is the end of the prompt, they are in the list of the answer's first token.
     """
     choice = responses.get_first_choice(response)
     prompt_logprobs = choice["prompt_logprobs"]
     if len(prompt_logprobs) != len(tokens.ids):
         raise _make_alignment_error()
     rows = []
-    # The entry of a token holds what the tokens before it predict, so the label follows the position by one.
-    for index in (position + 1 for position in tokens.positions[:-1]):
-        listed = {
-            int(token): responses.check_logprob(entry["logprob"]) for token, entry in prompt_logprobs[index].items()
-        }
-        if tokens.ids[index] not in listed:
+    for position in tokens.positions[:-1]:
+        entries = prompt_logprobs[position + 1].items()
+        listed = {int(token): responses.check_logprob(entry["logprob"]) for token, entry in entries}
+        if tokens.ids[position + 1] not in listed:  # vLLM always lists the prompt's own token
             raise _make_alignment_error()
         rows.append(_get_bounded(listed, label_ids, top))
-    last = choice["logprobs"]["top_logprobs"][0]
-    listed = {_parse_token_id(token): responses.check_logprob(value) for token, value in last.items()}
+    first_answer_token = choice["logprobs"]["top_logprobs"][0]
+    listed = {_parse_token_id(token): responses.check_logprob(value) for token, value in first_answer_token.items()}
     return [*rows, _get_bounded(listed, label_ids, top)]
 
 
 def _get_bounded(listed: Mapping[int, float], label_ids: Sequence[int], top: int) -> list[float]:
-    """Return the log-probabilities of the labels, with an upper bound for labels that the server did not list.
+    """Return the log-probability of each label, or an upper bound for a label that the server did not list.
 
-    The server lists the `top` most probable tokens, so an unlisted label is at most as probable as the last of these.
-    The smallest listed value would be too low, because the prompt's own token is listed even if it is improbable.
+    The server lists the `top` most probable tokens. An unlisted label is at most as probable as the last of them.
+
+    Args:
+        listed: Token id -> log-probability. Besides the most probable tokens, it has the token of the prompt at this
+            position, which may be improbable.
+        label_ids: Token ids of the labels.
+        top: Number of most probable tokens that the server lists.
     """
     if all(label in listed for label in label_ids):
         return [listed[label] for label in label_ids]
@@ -251,18 +265,20 @@ def _request_sglang(endpoint: ModelEndpoint, tokens: LabelPromptTokens, label_id
 
 
 def _parse_sglang(response: Any, tokens: LabelPromptTokens, label_ids: Sequence[int]) -> list[list[float]]:
-    """Return the log-probabilities of the labels at each label position, from a response of SGLang.
+    """Return the log-probabilities of the labels at each label position (positions x labels), from SGLang's response.
 
-    The last position is the end of the prompt, so its values are those of the first token of the answer.
+    The response has an entry for each token of the prompt from the first label position on, and for the first token of
+    the answer. The entry of a token holds what the tokens before it predict. So the labels after a position are in the
+    entry of the next token.
     """
     meta, first_position = response["meta_info"], tokens.positions[0]
     prompt_tokens, label_logprobs = meta["input_token_logprobs"], meta["input_token_ids_logprobs"]
     returned_ids = [token[1] for token in prompt_tokens]
     if returned_ids != tokens.ids[first_position:] or len(label_logprobs) != len(prompt_tokens):
         raise _make_alignment_error()
-    # The lists begin at the first label position. The entry of a token holds what the tokens before it predict.
     entries = [label_logprobs[position + 1 - first_position] for position in tokens.positions[:-1]]
-    return [_get_listed(entry, label_ids) for entry in [*entries, meta["output_token_ids_logprobs"][0]]]
+    entries.append(meta["output_token_ids_logprobs"][0])  # the last position is followed by the answer
+    return [_get_listed(entry, label_ids) for entry in entries]
 
 
 def _get_listed(entry: Any, label_ids: Sequence[int]) -> list[float]:

@@ -134,10 +134,11 @@ class OpenAIModel(Backend):
 
     def count_tokens(self, text: str) -> int | None:
         """Return the number of tokens of a text, or None if the server does not offer its tokenizer."""
+        if self._endpoint.server not in LABEL_SERVERS:  # only these kinds of servers have an endpoint for it
+            return None
         try:
-            # `reads_inner_labels` is true for the kinds of servers whose tokenizer can be called.
-            return len(self._endpoint.tokenize_text(text, False)) if self.reads_inner_labels else None
-        except UnsupportedSignal:  # behind a gateway
+            return len(self._endpoint.tokenize_text(text, False))
+        except UnsupportedSignal:  # a gateway hides the endpoint
             return None
 
     def close(self) -> None:
@@ -193,7 +194,7 @@ class OpenAIModel(Backend):
         if resume is not None:
             check_resume_options(temperature, n)
             # A handle contains its prompt. `zip` only checks that there are as many handles as prompts.
-            drafts = [check_resume_handle(item, ServerDraft) for _, item in zip(prompts, resume, strict=True)]
+            drafts = [check_resume_handle(handle, ServerDraft) for _, handle in zip(prompts, resume, strict=True)]
             return self._map(lambda draft: [self._finish_draft(draft, max_tokens)], drafts)
         if temperature > 0:
             return self._sample(prompts, max_tokens, Sampling(temperature), n, seed)
@@ -214,10 +215,8 @@ class OpenAIModel(Backend):
                 yield answer.text
             return answer
         fields = self._make_remaining_fields(draft, max_tokens)
-        continuation = stream_continuation(
-            self._endpoint, draft, lambda text: self._open_stream(draft.prompt, fields, text)
-        )
-        completion = yield from continuation or self._stream_greedily(draft.prompt, max_tokens)
+        stream = stream_continuation(self._endpoint, draft, lambda text: self._open_stream(draft.prompt, fields, text))
+        completion = yield from stream or self._stream_greedily(draft.prompt, max_tokens)
         return self._check_logprobs(completion)
 
     def _read_drafts(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[DraftResponse]:
@@ -247,8 +246,7 @@ class OpenAIModel(Backend):
         reader = self._state_reader
         if reader is None or not request.layers:
             return [StatesAroundDraft({}, {}) for _ in prompts]
-        pairs = list(zip(prompts, drafts, strict=True))
-        return self._map(lambda pair: reader.read(pair[0], pair[1].ids, request), pairs)
+        return self._map(lambda i: reader.read(prompts[i], drafts[i].ids, request), range(len(prompts)))
 
     def _finish_draft(self, draft: ServerDraft, max_tokens: int) -> Completion:
         """Return the complete answer: the draft if it is complete, else the draft with its continuation.
@@ -284,13 +282,14 @@ class OpenAIModel(Backend):
     ) -> dict[str, Any]:
         """Return the request fields for a greedy answer, with log-probabilities if the server supports them.
 
-        `top` is the number of most probable tokens to list at each position.
+        `top` is the number of most probable tokens to list at each position. A value above the default is used only
+        after `has_entropies` has shown that the server allows it.
         """
         fields: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0.0, **self._make_seed_field(seed)}
         capabilities = self._endpoint.capabilities
         if capabilities.logprobs:
-            # A larger `top` is requested only after `has_entropies` has shown that the server allows it.
-            fields |= make_logprob_fields(prompt, top if top > MARGIN_TOP_TOKENS else min(top, capabilities.top))
+            n_listed = top if top > MARGIN_TOP_TOKENS else min(top, capabilities.top)
+            fields |= make_logprob_fields(prompt, n_listed)
         return fields
 
     def _make_seed_field(self, seed: int | None) -> dict[str, int]:
@@ -330,15 +329,15 @@ class OpenAIModel(Backend):
             return [[] for _ in prompts]
         check_sampling(sampling)
         fields = {"max_tokens": max_tokens, "temperature": sampling.temperature, **self._make_cutoff_fields(sampling)}
-        size = n if self._endpoint.capabilities.n else 1
-        # A job draws `size` samples of a prompt, after the `n_before` samples of earlier jobs.
-        jobs = [(prompt, n_before) for prompt in prompts for n_before in range(0, n, size)]
+        if self._endpoint.capabilities.n:
+            return self._map(lambda prompt: self._draw_samples(prompt, fields, n, seed), prompts)
 
-        def draw(job: tuple[Prompt, int]) -> list[Completion]:
-            prompt, n_before = job
-            return self._draw_samples(prompt, fields, size, None if seed is None else seed + n_before)
+        def draw_one(number: int) -> Completion:
+            """Draw one sample; `number` counts the samples of all prompts, prompt by prompt."""
+            own_seed = None if seed is None else seed + number % n
+            return self._draw_samples(prompts[number // n], fields, 1, own_seed)[0]
 
-        samples = [completion for part in self._map(draw, jobs) for completion in part]
+        samples = self._map(draw_one, range(n * len(prompts)))
         return [samples[i * n : (i + 1) * n] for i in range(len(prompts))]
 
     def _draw_samples(self, prompt: Prompt, fields: dict[str, Any], n: int, seed: int | None) -> list[Completion]:
@@ -353,14 +352,19 @@ class OpenAIModel(Backend):
         return drawn
 
     def _make_cutoff_fields(self, sampling: Sampling) -> dict[str, Any]:
-        """Return the fields for top_p and top_k, and the fields that switch off the server's own defaults."""
+        """Return the request fields for top_p and top_k.
+
+        Without top_k (0), fields are added that switch off the top_k and min_p of the server's own configuration.
+        """
         fields = {"top_p": sampling.top_p, **self._endpoint.capabilities.sampling}
-        if sampling.top_k and "top_k" not in fields:
+        if not sampling.top_k:
+            return fields
+        if "top_k" not in fields:
             raise UnsupportedSignal(
                 f"the server of {self.name} does not support top_k={sampling.top_k}. Use top_k=0, or a vLLM or SGLang "
                 "server."
             )
-        return {**fields, "top_k": sampling.top_k} if sampling.top_k else fields
+        return {**fields, "top_k": sampling.top_k}
 
     # --- labels -----------------------------------------------------------------------------------
 
@@ -380,15 +384,18 @@ class OpenAIModel(Backend):
         return self._map(lambda prompt: self._read_labels(prompt, labels), prompts)
 
     def _read_labels(self, prompt: LabelPrompt, labels: Sequence[str]) -> Vector:
-        """Return the log-probabilities of the labels after each part of a prompt (parts x labels)."""
+        """Return the log-probabilities of the labels after each part of a prompt (parts x labels).
+
+        For a prompt with a single part, the labels are looked for among the most probable first tokens of the answer.
+        """
         n_listed = self._endpoint.capabilities.top
         if len(prompt.parts) != 1:
             return self._label_reader.read_inner_labels(prompt, labels, n_listed)
         plain = Prompt(prompt.prefix + prompt.parts[0], prompt.raw)
-        top = self._list_next_tokens(plain, n_listed)
-        if responses.is_label_missing(top, labels):
-            top = self._list_more_tokens(plain, labels, top)
-        return np.array([responses.compute_label_logprobs(top, labels)], dtype=np.float32)
+        listed = self._list_next_tokens(plain, n_listed)
+        if responses.is_label_missing(listed, labels):
+            listed = self._list_more_tokens(plain, labels, listed)
+        return np.array([responses.compute_label_logprobs(listed, labels)], dtype=np.float32)
 
     def _list_next_tokens(self, prompt: Prompt, n: int) -> TopTokens:
         """Return the `n` most probable first tokens of the answer, with their log-probabilities."""
@@ -402,9 +409,10 @@ class OpenAIModel(Backend):
         return tokens[0].top
 
     def _list_more_tokens(self, prompt: Prompt, labels: Sequence[str], top: TopTokens) -> TopTokens:
-        """Return the listed tokens together with labels that are missing among them, if the server supports it.
+        """Return a longer list of probable first tokens, because some labels are not among the listed tokens `top`.
 
-        vLLM and SGLang are asked for the labels by token id, llama.cpp for longer lists.
+        vLLM and SGLang are asked for the labels by token id, llama.cpp for longer lists. On other servers, the list
+        stays as it is.
         """
         if self._endpoint.lists_requested_tokens:
             requested = self._label_reader.read_first_labels(prompt, labels)
@@ -427,7 +435,7 @@ class OpenAIModel(Backend):
         return self._map(lambda prompt: float(self._endpoint.calls_tool(prompt, tool)), prompts)
 
     def _map(self, work: Callable[[Item], Value], items: Sequence[Item]) -> list[Value]:
-        """Apply `work` to all items in parallel threads and return the results in order; raises the first error."""
+        """Call `work` with each item in parallel threads and return the results in order; raises the first error."""
         if items:
-            _ = self._endpoint.capabilities  # probed before the threads start
+            _ = self._endpoint.capabilities  # so that the test requests are sent before the threads start
         return super()._map(work, items)

@@ -41,17 +41,18 @@ class TokenLogprobs:
     def entropy(self) -> float | None:
         """Estimated entropy of the distribution in nats, or None if the server lists too few tokens.
 
-        The contribution of the unlisted tokens is estimated as the mean of two bounds. It is smallest if each is as
-        probable as the last listed token, and largest if their probability is spread evenly over a large vocabulary.
+        The entropy is the mean of -log p. For the unlisted tokens, -log p is estimated as the middle of two bounds. It is
+        smallest if each is as probable as the last listed token. It is largest if they share their probability evenly
+        in a large vocabulary.
         """
         if len(self.top) < MIN_TOKENS_FOR_ENTROPY:
             return None
-        values = np.array([value for _, value in self.top])
-        unlisted = max(0.0, 1 - float(np.exp(values).sum()))
-        entropy = -float((np.exp(values) * values).sum())
-        if unlisted > NEGLIGIBLE_MASS:
-            smallest_surprise, largest_surprise = -values[-1], math.log(LARGE_VOCABULARY / unlisted)
-            entropy += unlisted * (smallest_surprise + largest_surprise) / 2
+        logprobs = np.array([logprob for _, logprob in self.top])
+        entropy = -float((np.exp(logprobs) * logprobs).sum())
+        p_unlisted = max(0.0, 1 - float(np.exp(logprobs).sum()))
+        if p_unlisted > NEGLIGIBLE_MASS:
+            smallest, largest = -logprobs[-1], math.log(LARGE_VOCABULARY / p_unlisted)
+            entropy += p_unlisted * (smallest + largest) / 2
         return entropy
 
     @property
@@ -98,9 +99,10 @@ def parse_answer_ids(response: Any) -> list[int]:
         raise ModelError("the server did not return the token ids of its answer. Use a newer release of the server.")
     if choice.get("finish_reason") != "stop" or not ids:
         return ids
-    # SGLang always names the stop token, vLLM only if it is not the usual one.
+    # SGLang always names the stop token, vLLM only if it is not the usual one. A stop text is not among the tokens.
     stop_token = choice.get("matched_stop", choice.get("stop_reason"))
-    return ids[:-1] if stop_token is None or stop_token == ids[-1] else ids
+    ends_in_stop_token = stop_token is None or stop_token == ids[-1]
+    return ids[:-1] if ends_in_stop_token else ids
 
 
 def _get_choices(response: Any) -> list[dict[str, Any]]:
@@ -209,15 +211,14 @@ def translate_format_errors(what: str) -> Generator[None, None, None]:
 def compute_label_logprobs(top: TopTokens, labels: Sequence[str]) -> list[float]:
     """Return the log-probability of each label, from the most probable tokens that a server lists at one position.
 
-    A label that is not listed gets an upper bound, so that no label has probability 0. The bound is the smallest listed
-    probability. If the label begins with listed tokens, it may consist of several tokens, and the bound is the
-    probability of those if it is larger.
+    Spellings of a label with and without spaces around it count together. A label that is not listed gets an upper
+    bound of its probability (see `_bound_logprob`), so that no label has probability 0.
     """
-    exact = [[value for text, value in top if text.strip() == label.strip()] for label in labels]
-    return [
-        _log_sum_exp(values) if values else _bound_logprob(top, label)
-        for label, values in zip(labels, exact, strict=True)
-    ]
+    logprobs = []
+    for label in labels:
+        spellings = [value for text, value in top if text.strip() == label.strip()]
+        logprobs.append(_log_sum_exp(spellings) if spellings else _bound_logprob(top, label))
+    return logprobs
 
 
 def is_label_missing(top: TopTokens, labels: Sequence[str]) -> bool:

@@ -121,7 +121,7 @@ def probe_wide_logprobs(post: PostFunction, model: str) -> bool:
     body = {**_make_greeting(model), "max_tokens": 1, "temperature": 0.0}
     accepted = _try_request(post, {**body, "logprobs": True, "top_logprobs": WIDE_TOP_TOKENS})
     tokens = parse_token_logprobs(accepted.response) if accepted else None
-    return bool(tokens) and len(tokens[0].top) == WIDE_TOP_TOKENS  # type: ignore[index]
+    return len(tokens[0].top) == WIDE_TOP_TOKENS if tokens else False
 
 
 def _make_greeting(model: str) -> dict[str, Any]:
@@ -150,8 +150,7 @@ class ModelEndpoint:
     """
 
     def __init__(self, model: str, client: ApiClient):
-        self.model = model
-        self.client = client
+        self.model, self.client = model, client
         self._probe_lock = threading.Lock()
         self._capabilities: ServerCapabilities | None = None
         self.refuses_drafts = False  # set when the server refuses to continue a draft
@@ -223,7 +222,13 @@ class ModelEndpoint:
         return has_tool_call(response)
 
     def complete_ids(self, ids: Sequence[int], fields: dict[str, Any], *, report: bool = True) -> Any:
-        """Send a raw prompt as token ids and return the response. With report=False, `on_response` is not called."""
+        """Send a raw prompt as token ids and return the response.
+
+        Args:
+            ids: Token ids of the prompt.
+            fields: Other fields of the request.
+            report: Whether to call the callback `on_response` with the id of the response.
+        """
         body = {"model": self.model, **fields, "prompt": list(ids)}
         post = self._post if report else self.client.post
         return self._explain_missing_model(lambda: post("/completions", body))
@@ -240,7 +245,7 @@ class ModelEndpoint:
         return "/chat/completions", {**body, "messages": messages}
 
     def _post(self, path: str, body: dict[str, Any]) -> Any:
-        """Send a POST request, and call `on_response` with the id of its response."""
+        """Send a POST request and return its JSON response. The callback `on_response`, if set, is called with its id."""
         response = self.client.post(path, body)
         self._report(response)
         return response
@@ -250,7 +255,7 @@ class ModelEndpoint:
             self.on_response(response["id"])
 
     def _report_at_end(self, chunks: Generator[Any, None, None]) -> Generator[Any, None, None]:
-        """Yield the chunks of a stream, then call `on_response` with the id in the last one."""
+        """Yield the chunks of a stream. At its end, call the callback `on_response` with the id in the last chunk."""
         last: Any = None
         with contextlib.closing(chunks):
             for chunk in chunks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections import Counter
@@ -56,6 +57,8 @@ _MIN_STEM_LENGTH = 3
 
 
 class _Sentence(NamedTuple):
+    """A sentence of a passage: the index of the passage, the text, its content words, and its number of words."""
+
     passage: int
     text: str
     terms: frozenset[str]
@@ -63,9 +66,9 @@ class _Sentence(NamedTuple):
 
 
 def select_sentences(question: str, passages: Sequence[Passage], limit: int) -> list[Passage]:
-    """Return the passages with only the `limit` sentences of all of them that fit the question best.
+    """Shorten passages to the `limit` sentences that fit the question best.
 
-    The sentences keep their order. Passages without a selected sentence are dropped.
+    These are the best sentences of all passages together. They keep their order. Passages without one are dropped.
 
     Args:
         question: The question.
@@ -93,9 +96,9 @@ def select_sentences(question: str, passages: Sequence[Passage], limit: int) -> 
 def quote_unless_grounded(question: str, answer: str, passages: Sequence[Passage], limit: int = 1) -> str:
     """Return the answer if it is grounded in the passages, else the sentence that fits the question best.
 
-    An answer is grounded if its content words are in the sentences that the LLM was shown or in the question, and not
-    all of them in the question. Nothing is quoted from a passage that has no more than half of the question's words,
-    because it is about something else. Then the answer is returned in any case.
+    An answer is grounded if all of its content words are in the shown sentences or in the question, and at least one is
+    not in the question. A sentence is quoted only from a passage with more than half of the question's words. Other
+    passages are about something else, so the answer is returned although it is not grounded.
 
     Args:
         question: The question.
@@ -122,8 +125,8 @@ def quote_unless_grounded(question: str, answer: str, passages: Sequence[Passage
 
 def split_sentences(text: str) -> list[str]:
     """Split a text into sentences, list items and table rows. A heading at the start of the text is left out."""
-    ends = [match.end() for match in _SENTENCE_END.finditer(text)]
-    pieces = [text[start:end] for start, end in zip([0, *ends], [*ends, len(text)], strict=True)]
+    bounds = [0, *(match.end() for match in _SENTENCE_END.finditer(text)), len(text)]
+    pieces = [text[start:end] for start, end in itertools.pairwise(bounds)]
     lines = [" ".join(piece.lstrip("# \t\n").split()) for piece in pieces]
     sentences = [line for line in lines if line]
     # A heading is short and does not end in a punctuation mark.
@@ -135,8 +138,11 @@ def split_sentences(text: str) -> list[str]:
 def _score(question: str, sentences: Sequence[_Sentence]) -> list[float]:
     """Return how well each sentence fits a question; higher is better.
 
-    The score is BM25 of the sentence, plus a share for words of the question elsewhere in its passage, plus a bonus for
-    a number or a name if the question asks for one, minus a penalty for a low rank of the passage.
+    The score of a sentence is the sum of:
+    - its BM25 score for the words of the question,
+    - a share of the weight of those words of the question that occur only elsewhere in its passage,
+    - a bonus if it contains a number or a name, and the question asks for one,
+    - a negative value that grows with the rank of its passage.
     """
     question_terms = _find_terms(question)
     weights = _weigh_terms(sentences)
@@ -144,6 +150,7 @@ def _score(question: str, sentences: Sequence[_Sentence]) -> list[float]:
     passage_terms: dict[int, set[str]] = {}
     for sentence in sentences:
         passage_terms.setdefault(sentence.passage, set()).update(sentence.terms)
+    # Patterns of what the question asks for: a number, a name, both or neither.
     wanted = [pattern for asks, pattern in ((_ASKS_NUMBER, _NUMBER), (_ASKS_NAME, _NAME)) if asks.search(question)]
     scores = []
     for sentence in sentences:
@@ -208,8 +215,9 @@ class AnswerPrompts:
 
     @property
     def open_fingerprint(self) -> str:
-        """Hash of example open-book prompts; changes if the templates or the format of passages change."""
-        questions = [Question("?", lang=lang, choices=choices) for lang in LANGUAGES for choices in ((), ("a", "b"))]
+        """Hash of example open-book prompts. It changes if the templates or the format of passages change."""
+        variants = itertools.product(LANGUAGES, ((), ("a", "b")))  # each language, without and with choices
+        questions = [Question("?", lang=lang, choices=choices) for lang, choices in variants]
         texts = [self.open(question, SPECIMEN_PASSAGES).text for question in questions]
         if self.sentences is not None:
             texts.append(f"{self.sentences} sentences, quoted")
@@ -242,7 +250,7 @@ class AnswerPrompts:
         return quote_unless_grounded(question.text, answer, passages, self.sentences)
 
     def check_open_reading(self, question: Question, passages: Sequence[Passage], reading: Reading) -> Reading:
-        """Return a reading (the outputs of the LLM for a prompt) with its draft replaced by `check_open_answer`."""
+        """Apply `check_open_answer` to the draft of a reading, the record of what the LLM returned for a prompt."""
         if self.sentences is None or reading.draft is None:
             return reading
         text = self.check_open_answer(question, passages, reading.draft.text)
@@ -276,9 +284,12 @@ def format_passages(passages: Sequence[Passage]) -> str:
 
 
 def _format_passage(passage: Passage) -> str:
-    """Return the title and, below it, the text, which may begin with the title itself. Leading '#' marks are removed."""
+    """Return the title of a passage and, below it, its text without '#' marks at the start.
+
+    The title is not repeated if the text already begins with it.
+    """
     text = passage.text.strip().lstrip("#").strip()
-    return text if not passage.title or text.startswith(passage.title) else f"{passage.title}\n{text}"
+    return text if text.startswith(passage.title) else f"{passage.title}\n{text}"
 
 
 def _format_query(question: Question) -> str:
@@ -311,12 +322,12 @@ def fit_passages_batch(
 ) -> list[tuple[Passage, ...]]:
     """Run `fit_passages` for many questions.
 
-    One call of the model checks all questions with all of their passages. Only those that are too long are then
+    One call of the model checks which prompts fit the context window with all of their passages. The others are then
     shortened one by one.
     """
-    pairs = list(zip(questions, passages, strict=True))
-    fits = model.fits([prompts.open(question, retrieved) for question, retrieved in pairs], max_tokens)
-    return [
-        tuple(retrieved) if fit or not retrieved else fit_passages(model, prompts, question, retrieved, max_tokens)
-        for (question, retrieved), fit in zip(pairs, fits, strict=True)
-    ]
+    full_prompts = [prompts.open(question, retrieved) for question, retrieved in zip(questions, passages, strict=True)]
+    fitting = [tuple(retrieved) for retrieved in passages]
+    for index, fits in enumerate(model.fits(full_prompts, max_tokens)):
+        if not fits:
+            fitting[index] = fit_passages(model, prompts, questions[index], passages[index], max_tokens)
+    return fitting

@@ -122,7 +122,6 @@ REFERENCE_PATTERN = re.compile(
 FOLLOW_UP_END_PATTERN = re.compile(r"呢[？?]?$|(\b(too|as well|instead)\?$)", re.IGNORECASE)
 QUESTION_LABEL_PATTERN = re.compile(r"^\s*(?:question|问题)\s*[:：]", re.IGNORECASE)
 ANSWER_LABEL_PATTERN = re.compile(r"\n?\s*(?:answer|答案)\s*[:：]", re.IGNORECASE)
-NEXT_ITEM_PATTERN = re.compile(r"\n\s*\n|\n\s*(?:text|question|文字|问题)\s*[:：]", re.IGNORECASE)
 
 
 class Exchange(NamedTuple):
@@ -156,9 +155,7 @@ def build_condense_prompt(exchanges: Sequence[Exchange], text: str) -> Prompt:
     """
     lang = detect_language(text)
     question_mark, answer_mark = TURN_MARKS[lang]
-    turns = "\n".join(
-        f"{question_mark}: {exchange.question}\n{answer_mark}: {exchange.answer}" for exchange in exchanges
-    )
+    turns = "\n".join(f"{question_mark}: {turn.question}\n{answer_mark}: {turn.answer}" for turn in exchanges)
     return Prompt(load_packaged_templates("condense").fill("condense", lang, turns=turns, query=text))
 
 
@@ -185,13 +182,16 @@ def build_question_prompt(passage: Passage, *, raw: bool = False) -> Prompt:
 
 
 def parse_generated_question(text: str) -> GeneratedQuestion:
-    """Split generated text at 'Answer:' into a question and an answer; only the first line of each is used."""
-    question, *rest = ANSWER_LABEL_PATTERN.split(QUESTION_LABEL_PATTERN.sub("", text), maxsplit=1)
-    answer = rest[0] if rest else ""
-    return GeneratedQuestion(_first_line(question), _first_line(answer).rstrip(".。"))
+    """Split text such as 'Question: Who? Answer: Ada.' into a question and an answer.
+
+    Only the first line of each is used. A missing answer is empty.
+    """
+    without_label = QUESTION_LABEL_PATTERN.sub("", text)
+    texts = ANSWER_LABEL_PATTERN.split(without_label, maxsplit=1)
+    answer = texts[1] if len(texts) > 1 else ""
+    return GeneratedQuestion(_first_line(texts[0]), _first_line(answer).rstrip(".。"))
 
 
 def _first_line(text: str) -> str:
-    """Return the first line of a text, with runs of spaces reduced to one, and without a label that follows it."""
-    first_item = NEXT_ITEM_PATTERN.split(text.strip(), maxsplit=1)[0]
-    return " ".join(first_item.split("\n")[0].split())
+    """Return the first line of a text, with runs of spaces reduced to one."""
+    return " ".join(text.strip().split("\n")[0].split())

@@ -119,9 +119,8 @@ def load_templates(path: Path, like: str) -> TemplateSet:
     base = load_packaged_templates(like)
     path = expand_path(path)
     try:
-        templates = _strip_line_breaks(
-            parse_toml(read_text(path, maximum=MAX_TEMPLATE_BYTES), f"the prompt file {path}")
-        )
+        content = read_text(path, maximum=MAX_TEMPLATE_BYTES)
+        templates = _strip_line_breaks(parse_toml(content, f"the prompt file {path}"))
     except OSError as error:
         raise BadSetting(
             f"cannot read the prompt file {path}: {error.strerror}. Check the setting `prompts`."
@@ -167,19 +166,20 @@ def _find_placeholders(text: str, where: str) -> set[str]:
     Raises BadSetting for conversions and format codes such as '{query!r}' and '{query:>9}'. They could fail when the
     template is filled, or produce a text so long that memory runs out.
     """
+    names: set[str] = set()
     try:
-        # `parse` yields (text before, name, format code, conversion); the name is None after the last placeholder.
-        fields = [field for field in string.Formatter().parse(text) if field[1] is not None]
+        for _text_before, name, code, conversion in string.Formatter().parse(text):
+            if code or conversion:
+                raise BadSetting(
+                    f"{where} has a format code after the placeholder '{format_value(name)}'. Write only the name in braces."
+                )
+            if name is not None:  # it is None for the text after the last placeholder
+                names.add(name)
     except ValueError as error:
         raise BadSetting(
             f"{where} has unbalanced braces ({error}). To write a literal brace, double it: {{{{"
         ) from None
-    coded = [name for _, name, code, conversion in fields if code or conversion]
-    if coded:
-        raise BadSetting(
-            f"{where} has a format code after the placeholder '{format_value(coded[0])}'. Write only the name in braces."
-        )
-    return {str(name) for _, name, _, _ in fields}
+    return names
 
 
 def _strip_line_breaks(data: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
@@ -193,7 +193,10 @@ def escape_values(template: str, values: Mapping[str, str]) -> dict[str, str]:
 
 
 def _escape_value(template: str, name: str, text: str) -> str:
-    """Escape chat markers in a value, and quote its lines that begin with a label of the template, such as 'Question:'.
+    """Escape chat markers in a value, and quote its lines that begin with a label of the template.
+
+    If the template contains the line 'Question: {query}', a line of the value that begins with 'Question:' becomes
+    '> Question:'.
 
     Args:
         template: The template that the value is filled into.
@@ -202,15 +205,16 @@ def _escape_value(template: str, name: str, text: str) -> str:
     """
     text = CHAT_MARKER_PATTERN.sub(lambda match: match[0] + " ", text)
     labels = _find_line_labels(template)
-    # The containment test is a fast check. Only texts with a label in them are split into lines.
+    # This is a fast check. Only texts with a label in them are split into lines.
     visible = INVISIBLE_PATTERN.sub("", text)
     if name in UNESCAPED_PLACEHOLDERS or not any(label in visible for label in labels):
         return text
-    # The first line of the value is quoted only if the placeholder stands at the start of a template line.
-    first, *others = LINE_END_PATTERN.split(text)
+    lines = LINE_END_PATTERN.split(text)
+    quoted = [_quote_line(line, labels) for line in lines]
     begins_line = re.search(rf"^[ \t]*\{{{name}\}}", template, re.MULTILINE) is not None
-    lines = [_quote_line(first, labels) if begins_line else first, *(_quote_line(line, labels) for line in others)]
-    return "".join(lines)
+    if not begins_line:  # the first line of the value stands in the middle of a line of the template
+        quoted[0] = lines[0]
+    return "".join(quoted)
 
 
 def _quote_line(line: str, labels: tuple[str, ...]) -> str:

@@ -100,8 +100,8 @@ def parse_collection_spec(engine: str, value: str, extra_options: Sequence[str] 
     """
     path, _, query = value.partition("?")
     address, _, collection = path.rstrip("/").rpartition("/")
-    # In `http://host`, what precedes the last slash is `http:/`, which is no address.
-    if not address or not collection or address.endswith((":/", ":")):
+    has_host = not address.endswith((":/", ":"))  # `http://host` without a collection gives the address `http:/`
+    if not address or not collection or not has_host:
         raise BadSetting(
             f"'{engine}:{redact_message(redact_urls(value))}' does not name a collection. Write "
             f"{engine}:ADDRESS/COLLECTION, such as {engine}:http://127.0.0.1:6333/handbook?text=body."
@@ -242,7 +242,8 @@ class EngineRetriever(ABC):
 
     def _make_passages(self, hits: Sequence[SearchHit]) -> list[Passage]:
         """Convert hits to passages. Records without text are skipped; raise AdapterError if all have none."""
-        passages = [passage for hit in hits if (passage := self._make_passage(hit)) is not None]
+        converted = [self._make_passage(hit) for hit in hits]
+        passages = [passage for passage in converted if passage is not None]
         if hits and not passages:
             hit = hits[0]
             raise AdapterError(
@@ -258,9 +259,10 @@ class EngineRetriever(ABC):
         if not isinstance(text, str) or not text.strip():
             return None
         title = get_field(hit.record, self.fields.title)
-        record_id = get_field(hit.record, self.fields.id) if self.fields.id else None
-        score = None if hit.score is None or not math.isfinite(hit.score) else hit.score  # NaN means unknown
-        return Passage(str(hit.id if record_id is None else record_id), text, str(title or ""), score)
+        own_id = get_field(hit.record, self.fields.id) if self.fields.id else None
+        passage_id = hit.id if own_id is None else own_id
+        has_score = hit.score is not None and math.isfinite(hit.score)  # NaN means unknown
+        return Passage(str(passage_id), text, str(title or ""), hit.score if has_score else None)
 
     @property
     def _description(self) -> str:

@@ -58,8 +58,9 @@ class ChromaRetriever(EngineRetriever):
         response = self._collection.query(
             query_embeddings=self._embed(queries), n_results=k, where=self._make_filter(), include=columns
         )
-        rows = zip(*(response[column] for column in ("ids", *columns)), strict=True)
-        return [[_make_hit(*values) for values in zip(*row, strict=True)] for row in rows]
+        ids, documents, metadatas, distances = (response[column] for column in ("ids", *columns))
+        # Each of these has one list per query.
+        return [list(map(_make_hit, ids[i], documents[i], metadatas[i], distances[i])) for i in range(len(queries))]
 
     def _make_filter(self) -> dict[str, Any] | None:
         """Return the filter for Chroma, which needs `$and` only for several conditions; None without a filter."""

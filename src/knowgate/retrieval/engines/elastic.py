@@ -147,8 +147,12 @@ def _parse_hit(item: Mapping[str, Any]) -> SearchHit:
 
 
 def _make_auth_headers() -> dict[str, str]:
-    """Return the Authorization header from the environment variables; {} if none is set."""
-    key, login = (os.environ.get(name, "").strip() for name in ("KNOWGATE_SEARCH_KEY", "KNOWGATE_SEARCH_LOGIN"))
+    """Return the Authorization header from the environment variables; {} if none is set.
+
+    KNOWGATE_SEARCH_KEY is an API key, or a whole header such as 'Bearer KEY'. KNOWGATE_SEARCH_LOGIN is USER:PASSWORD.
+    """
+    key = os.environ.get("KNOWGATE_SEARCH_KEY", "").strip()
+    login = os.environ.get("KNOWGATE_SEARCH_LOGIN", "").strip()
     if key:
         return {"Authorization": key if " " in key else f"ApiKey {key}"}
     return {"Authorization": f"Basic {base64.b64encode(login.encode()).decode()}"} if login else {}

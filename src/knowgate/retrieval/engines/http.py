@@ -100,9 +100,9 @@ def parse_search_response(body: bytes, server: str, redact: Callable[[str], str]
     """Return the passages in the response of a search server, in its order.
 
     Args:
-        body: The body of the response.
+        body: The body of the response: a JSON list of passages, or an object with such a list.
         server: A description of the server, for error messages.
-        redact: Removes the keys that were sent, which the server may have repeated.
+        redact: Removes API keys from a text, because error messages show the beginning of the response.
 
     Raises:
         RejectionError: The response has another format.
@@ -121,7 +121,13 @@ def parse_search_response(body: bytes, server: str, redact: Callable[[str], str]
 
 
 def _parse_passage(item: Any, number: int, server: str) -> Passage:
-    """Convert one item of a response to a passage; without an id, a hash of the text becomes its id."""
+    """Convert one item of a response to a passage; without an id, a hash of the text becomes its id.
+
+    Args:
+        item: The item, an object with a text and optionally an id, a title and a score.
+        number: The number of the item, for error messages.
+        server: A description of the server, for error messages.
+    """
     if not isinstance(item, dict):
         raise _invalid_response_error(server, f"passage {number} is not an object")
     text = next((item[name] for name in TEXT_FIELDS if name in item), None)
@@ -134,7 +140,9 @@ def _parse_passage(item: Any, number: int, server: str) -> Passage:
         if isinstance(score, bool) or not isinstance(score, int | float) or abs(score) > MAX_SCORE:
             raise _invalid_response_error(server, f"passage {number} has a score that is not a number")
         score = float(score)
-    return Passage(sha256_text(text)[:16] if passage_id in (None, "") else str(passage_id), text, title, score)
+    if passage_id is None or passage_id == "":
+        passage_id = sha256_text(text)[:16]
+    return Passage(str(passage_id), text, title, score)
 
 
 def _invalid_response_error(server: str, problem: str) -> RejectionError:

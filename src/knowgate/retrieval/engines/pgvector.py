@@ -98,6 +98,9 @@ class TableSpec:
 def parse_table_spec(spec: str) -> tuple[DatabaseAddress, TableSpec]:
     """Split a spec into the address of the database and the description of the table.
 
+    The options after the question mark are of three kinds: filters on rows, options of the table, and parameters of the
+    connection, which stay in the address.
+
     Raises:
         BadSetting: The spec names no table, or a name is not allowed.
     """
@@ -160,24 +163,30 @@ class PgvectorRetriever:
         rows = self._select_rows(vector, k, exact=False)
         if len(rows) < k:
             rows = self._select_rows(vector, k, exact=True)
-        _, max_score = DISTANCES[self._spec.distance]  # scores are this number minus the distance: higher is better
-        rows.sort(key=lambda row: (row[3], str(row[0])))  # by distance; ties by id, so that the order is repeatable
+        # A row is (id, text, title, distance). Rows with equal distances are sorted by id, so the order is repeatable.
+        rows.sort(key=lambda row: (row[3], str(row[0])))
+        _, max_score = DISTANCES[self._spec.distance]
         return [
-            Passage(str(row_id), str(text), str(title or ""), max_score - float(distance))
+            Passage(str(row_id), str(text), str(title or ""), score=max_score - float(distance))
             for row_id, text, title, distance in rows
         ]
 
     def _select_rows(self, vector: str, k: int, *, exact: bool) -> list[tuple[Any, ...]]:
         """Return id, text, title and distance of the k nearest rows.
 
-        With `exact`, 0 is added to the distance, because PostgreSQL then cannot use an index for the sorting.
+        Args:
+            vector: The query vector in pgvector's text format.
+            k: The number of rows.
+            exact: Read all rows. Otherwise PostgreSQL may use an approximate index.
         """
         spec = self._spec
         distance = f"{_quote(spec.vector)} {DISTANCES[spec.distance][0]} ?::{self._vector_type}"
+        if exact:
+            distance = f"({distance}) + 0"  # PostgreSQL cannot use an index to sort by a sum
         title = _quote(spec.title) if spec.title else "''"
         query = (
-            f"SELECT {_quote(spec.id)}, {_quote(spec.text)}, {title}, {f'({distance}) + 0' if exact else distance} "
-            f"AS distance FROM {spec.quoted_table} WHERE {self._condition} ORDER BY distance LIMIT ?"
+            f"SELECT {_quote(spec.id)}, {_quote(spec.text)}, {title}, {distance} AS distance "
+            f"FROM {spec.quoted_table} WHERE {self._condition} ORDER BY distance LIMIT ?"
         )
         return self._database.read(query, [vector, *self._condition_values, k])
 
@@ -237,7 +246,10 @@ class PgvectorRetriever:
             )
 
     def _compute_content_hash(self) -> str:
-        """Return the number of rows and the sum of their hashes; a sum does not depend on the order of the rows."""
+        """Return a text that changes with the content of the table: the number of rows and the sum of their hashes.
+
+        The database computes it. A sum does not depend on the order of the rows.
+        """
         spec = self._spec
         self._check_vector_type()
         texts = [_quote(name) + "::text" for name in (spec.id, spec.text, spec.title) if name]

@@ -62,17 +62,16 @@ class QdrantRetriever(EngineRetriever):
         ]
 
     def _make_filter(self) -> Any:
-        """Return the filter for Qdrant, or None: every filtered field must have one of its allowed values."""
+        """Return the filter for Qdrant: every filtered field must have one of its allowed values. None without a filter."""
         from qdrant_client import models
 
         if not self.where:
             return None
-
-        def match_any(name: str, values: Sequence[Any]) -> Any:
-            matches = [models.MatchValue(value=value) for value in values]
-            return models.Filter(should=[models.FieldCondition(key=name, match=match) for match in matches])
-
-        return models.Filter(must=[match_any(name, values) for name, values in self.where.items()])
+        conditions = []
+        for name, values in self.where.items():
+            matches = [models.FieldCondition(key=name, match=models.MatchValue(value=value)) for value in values]
+            conditions.append(models.Filter(should=matches))  # at least one must match
+        return models.Filter(must=conditions)  # all must match
 
     def _get_state(self) -> Sequence[object]:
         """Return the number of records and the first 64 records, because Qdrant keeps no version number."""

@@ -119,11 +119,14 @@ class WebRetriever:
         """Return a retriever that uses only the cache, and raises a SearchBudgetError for queries that are not in it."""
         other = copy.copy(self)
         other.options = self.options.model_copy(update={"stale": False})
-        other._budget = SearchBudget(self._budget.file, 0, 0)
+        other._budget = SearchBudget(self._budget.file, per_minute=0, per_day=0)  # allows no search
         return other
 
     def delete_expired(self) -> None:
-        """Delete cached responses that are too old to be used. With the option `stale`, they are still used."""
+        """Delete expired responses from the cache.
+
+        Does nothing with the option `stale`, because expired responses are then used if the engine fails.
+        """
         if not self.options.stale:
             self._cache.delete_expired()
 
@@ -249,17 +252,22 @@ class ResultFolder:
         self._folder, self._max_age = folder, max_age
 
     def find(self, key: str, *, expired: bool = False) -> list[WebResult] | None:
-        """Return the stored results of a search, or None. With expired=True, also return stale results."""
+        """Return the stored results of a search, or None if there are none or they have expired.
+
+        Args:
+            key: The name of the file.
+            expired: Whether to return expired results, too.
+        """
         record = _read_record(self._folder / f"{key}.json")
         if record is None:
             return None
         is_fresh = 0 <= time.time() - record["at"] < self._max_age
         if not is_fresh and not expired:
             return None
-        items = record.get("results")
-        if not isinstance(items, list):
+        results = record.get("results")
+        if not isinstance(results, list):
             return []
-        return [read_record(WebResult, item, "a stored result") for item in items]
+        return [read_record(WebResult, result, "a stored result") for result in results]
 
     def add(self, key: str, results: Sequence[WebResult], **fields: str) -> None:
         """Store the results of a search.
@@ -324,25 +332,26 @@ class SearchBudget:
         """Count one search and return 0, or return the seconds to wait if the limit per minute is reached."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with file_lock(self.file.with_suffix(".lock")):
-            now = time.time()
-            today = [at for at in (_read_record(self.file) or {}).get("spent", []) if 0 <= now - at < DAY_SECONDS]
+            now, record = time.time(), _read_record(self.file) or {}
+            today = [at for at in record.get("spent", []) if 0 <= now - at < DAY_SECONDS]
             if len(today) >= self._per_day:
                 raise SearchBudgetError(
                     f"the budget of {self._per_day:,} searches per day is used up. Wait until tomorrow, or raise the "
                     "limit in the spec: ?day=N"
                 )
-            recent = [at for at in today if now - at < MINUTE_SECONDS]
-            if len(recent) >= self._per_minute:
+            last_minute = [at for at in today if now - at < MINUTE_SECONDS]
+            if len(last_minute) >= self._per_minute:
                 # A search is possible again when the oldest of the last `per_minute` searches is a minute old.
-                return float(MINUTE_SECONDS - (now - recent[-self._per_minute]))
+                return float(MINUTE_SECONDS - (now - last_minute[-self._per_minute]))
             write_json(self.file, {"spent": [*today, now]})
         return 0.0
 
 
 def _read_record(file: Path) -> dict[str, Any] | None:
-    """Read a cache, recording or budget file; return None if it is missing or damaged.
+    """Read a file with the results of a search, or with the times of all searches; None if it is missing or damaged.
 
-    Cache and recording files have the time of the search in `at`. A budget file has the times of all searches in `spent`.
+    A file with results (of the cache or a recording) has the time of the search in `at`. The file of a `SearchBudget` has
+    the times of all searches in `spent`.
     """
     try:
         record = read_json(file)

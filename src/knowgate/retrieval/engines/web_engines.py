@@ -132,7 +132,7 @@ class SearxngEngine(WebEngine):
     default_url = ""
 
     def _request(self, query: str, n: int) -> Any:
-        # A word that begins with one of these characters would choose engine, language or timeout, or redirect.
+        # SearXNG takes words such as !bing, :de and <3 as commands (engine, language, timeout). Their marks are removed.
         query = re.sub(r"(?<!\S)[!:<]+\s*", "", query)
         language = self.options.lang or "auto"
         params = {"q": query, "format": "json", "safesearch": self.options.safe, "language": language}
@@ -182,8 +182,9 @@ class BraveEngine(WebEngine):
         return {"X-Subscription-Token": key}
 
     def _request(self, query: str, n: int) -> Any:
-        safe, lang = ("off", "moderate", "strict")[self.options.safe], self.options.lang
-        params = {"q": query, "count": n, "safesearch": safe, **({"search_lang": lang} if lang else {})}
+        params = {"q": query, "count": n, "safesearch": ("off", "moderate", "strict")[self.options.safe]}
+        if self.options.lang:
+            params["search_lang"] = self.options.lang
         return self.client.request_json("GET", "/web/search", params=params)
 
     def _get_items(self, response: dict[str, Any]) -> Any:
@@ -197,11 +198,12 @@ class BraveEngine(WebEngine):
 
 
 def _make_result(item: Mapping[str, Any], text: Any) -> WebResult:
-    """Convert an item of a response to plain text; a score that is not a plausible number becomes None."""
-    score = item.get("score")
-    is_number = isinstance(score, int | float) and not isinstance(score, bool) and abs(score) < MAX_SCORE
+    """Convert an item of a response to a result with plain text; a score that is not a plausible number becomes None."""
+    value, score = item.get("score"), None
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MAX_SCORE:
+        score = float(value)
     title, plain_text = _remove_markup(item.get("title")), _remove_markup(text)[:MAX_TEXT_CHARS]
-    return WebResult(item["url"], title, plain_text, float(score) if is_number else None)  # type: ignore[arg-type]
+    return WebResult(item["url"], title, plain_text, score)
 
 
 def _remove_markup(markup: Any) -> str:

@@ -82,15 +82,15 @@ def can_skip_reranking(passages: Sequence[Passage], margin: float | None) -> boo
 
 
 def compute_score_lead(passages: Sequence[Passage]) -> float:
-    """Return how far the best passage leads: (best score - second best score) / best score.
+    """Return how far the best passage leads, from 0 to 1: (best score - second best score) / best score.
 
     Returns 1 for a single passage. Returns 0 if there are no passages, if a score is missing, if the first passage does
     not have the best score, or if the best score is not positive.
     """
     if len(passages) < 2:
         return 1.0 if passages else 0.0
-    scores = [passage.score for passage in passages]
-    known = sorted((score for score in scores if score is not None), reverse=True)
-    if len(known) < len(scores) or scores[0] != known[0] or known[0] <= 0:
+    scores = [passage.score for passage in passages if passage.score is not None]
+    if len(scores) < len(passages) or scores[0] < max(scores) or scores[0] <= 0:
         return 0.0
-    return (known[0] - max(known[1], 0.0)) / known[0]  # a negative second score counts as 0: the lead is at most 1
+    second = max(0.0, *scores[1:])  # a negative score counts as 0
+    return (scores[0] - second) / scores[0]

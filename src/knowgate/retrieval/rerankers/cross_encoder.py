@@ -9,6 +9,7 @@ Reference: Nogueira and Cho 2019, Passage re-ranking with BERT.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -36,6 +37,8 @@ EMPTY_QUESTION = ""  # replaces the question for rerankers with `reads_question`
 @dataclass(frozen=True)
 class RerankerManifest:
     """The contents of `reranker.json`, which describes an aligned reranker.
+
+    Aligned means trained to rank passages that help an LLM above the others.
 
     Args:
         version: The version of the file format.
@@ -149,8 +152,7 @@ class CrossEncoderReranker:
         if not spec:
             raise BadSetting("a cross-encoder needs a model. Write cross-encoder:NAME_OR_DIR.")
         self.spec = spec
-        self._device = device
-        self._batch_size = batch_size
+        self._device, self._batch_size = device, batch_size
 
     @classmethod
     def from_model(cls, model: Any, spec: str, *, reads_question: bool = True) -> CrossEncoderReranker:
@@ -162,12 +164,16 @@ class CrossEncoderReranker:
             reads_question: False for a control model, which ranks passages without seeing the question.
         """
         reranker = cls(spec)
-        reranker.__dict__ |= {"_model": model, "reads_question": reads_question}  # fills two cached properties
+        # Both are cached properties. With their values stored, nothing is loaded from files.
+        reranker.__dict__ |= {"_model": model, "reads_question": reads_question}
         return reranker
 
     @cached_property
     def reads_question(self) -> bool:
-        """Whether the model sees the question; False for a control model that was trained without it."""
+        """Whether the model sees the question.
+
+        False for a control model, which is trained on passages alone to show how much the question contributes.
+        """
         if not is_aligned_reranker(self.spec):
             return True
         check_reranker_files(self.spec)
@@ -195,14 +201,13 @@ class CrossEncoderReranker:
             passages: A list of passages for each question.
         """
         check_passage_lists(questions, passages)
-        seen_questions = questions if self.reads_question else [EMPTY_QUESTION] * len(questions)
-        pairs = [
-            [(question, format_passage(passage)) for passage in row]
-            for question, row in zip(seen_questions, passages, strict=True)
-        ]
-        distinct = list(dict.fromkeys(pair for row in pairs for pair in row))
+        pairs: list[list[tuple[str, str]]] = []  # question and passage text, for each passage of each question
+        for question, retrieved in zip(questions, passages, strict=True):
+            seen_question = question if self.reads_question else EMPTY_QUESTION
+            pairs.append([(seen_question, format_passage(passage)) for passage in retrieved])
+        distinct = list(dict.fromkeys(itertools.chain.from_iterable(pairs)))
         scores = dict(zip(distinct, self._score_pairs(distinct), strict=True))
-        return [[scores[pair] for pair in row] for row in pairs]
+        return [[scores[pair] for pair in question_pairs] for question_pairs in pairs]
 
     def _score_pairs(self, pairs: list[tuple[str, str]]) -> list[float]:
         """Return the score of each pair of a question and a passage text."""

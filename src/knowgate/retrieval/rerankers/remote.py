@@ -93,8 +93,7 @@ class RemoteReranker:
             passages: A list of passages for each question.
         """
         check_passage_lists(questions, passages)
-        pairs = list(zip(questions, passages, strict=True))
-        return self._server.map(lambda pair: self._score_passages(*pair), pairs)
+        return self._server.map(lambda i: self._score_passages(questions[i], passages[i]), range(len(questions)))
 
     @functools.cached_property
     def _server(self) -> JsonClient:
@@ -113,7 +112,8 @@ class RemoteReranker:
         """Return the scores of the passages of one question, in order."""
         if not passages:
             return []
-        query, *texts = [replace_surrogates(text) for text in (cut_query(question), *map(format_passage, passages))]
+        query = replace_surrogates(cut_query(question))
+        texts = [replace_surrogates(format_passage(passage)) for passage in passages]
         response = self._server.request_json("POST", self._url, body=self._make_body(query, texts))
         return self._parse_scores(response, len(passages))
 
@@ -162,9 +162,10 @@ class TeiReranker(RemoteReranker):
         return f"tei:{redact_urls(self._url)}"
 
     def _score_passages(self, question: str, passages: Sequence[Passage]) -> list[float]:
-        size = self.MAX_BATCH_SIZE
-        batches = [passages[start : start + size] for start in range(0, len(passages), size)]
-        return [score for batch in batches for score in super(TeiReranker, self)._score_passages(question, batch)]
+        scores: list[float] = []
+        for start in range(0, len(passages), self.MAX_BATCH_SIZE):
+            scores += super()._score_passages(question, passages[start : start + self.MAX_BATCH_SIZE])
+        return scores
 
     def _make_body(self, query: str, texts: list[str]) -> dict[str, Any]:
         return {"query": query, "texts": texts, "truncate": True}

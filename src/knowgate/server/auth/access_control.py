@@ -88,9 +88,8 @@ class AccessPolicy:
         scheme, _, credentials = authorization.partition(" ")
         key = match_key(self._read_keys(key_file), credentials.strip())
         if scheme.lower() != "bearer" or key is None:
-            raise ApiError(
-                401, "the API key is missing or invalid. Send the header: Authorization: Bearer KEY.", "invalid_api_key"
-            )
+            message = "the API key is missing or invalid. Send the header: Authorization: Bearer KEY."
+            raise ApiError(401, message, "invalid_api_key")
         return key
 
     def list_keys(self) -> tuple[ApiKey, ...] | None:
@@ -106,9 +105,8 @@ class AccessPolicy:
             if (version := (stat.st_mtime_ns, stat.st_size)) != self._file_version:
                 self._keys, self._file_version = read_keys(key_file), version
         except (OSError, KnowgateError):
-            raise ApiError(
-                503, "the server cannot read its file of API keys. Try again later.", "keys_unreadable"
-            ) from None
+            message = "the server cannot read its file of API keys. Try again later."
+            raise ApiError(503, message, "keys_unreadable") from None
         return self._keys
 
 
@@ -145,7 +143,10 @@ class RateLimiter:
         self._rejections: dict[tuple[str, int], tuple[int, int]] = {}
 
     def check_store(self, keys: Sequence[ApiKey]) -> None:
-        """Report a problem if one of these keys has a rate, but cannot be counted. Blocks: call it at the start only."""
+        """Open the store of the request counters if one of these keys has a rate limit, and log a warning if that fails.
+
+        Blocks until the store is open, so call this only when the server starts.
+        """
         try:
             if any(key.rate is not None for key in keys):
                 self._thread.submit(self._open_store).result()
@@ -184,30 +185,40 @@ class RateLimiter:
             raise unavailable from None
 
     def _check_rejection(self, key: ApiKey, rate: int, count: int) -> None:
-        """Reject requests if an earlier rejection of this key still applies. This is cheap, as it reads no store.
+        """Reject requests if the key was rejected before and must still wait. This is fast, because it reads no store.
 
-        If `rejected_count` requests are too many until `allowed_at`, as many or more are, too.
+        The last rejection says that `rejected_count` or more requests are too many until the time `allowed_at`.
+
+        Args:
+            key: The API key.
+            rate: Maximum requests per minute of this key.
+            count: Number of requests to admit together.
 
         Raises:
-            ApiError: 429 if the requests exceed the rate.
+            ApiError: 429 if the key must still wait.
         """
-        rejected_count, allowed_at = self._rejections.get((key.hash, rate), (count, 0))
+        if (key.hash, rate) not in self._rejections:
+            return
+        rejected_count, allowed_at = self._rejections[key.hash, rate]
         seconds = math.ceil(allowed_at - self._clock())
-        if count >= rejected_count and 0 < seconds <= MINUTE_SECONDS + 1:  # longer waits: the clock was set back
+        if count >= rejected_count and 0 < seconds <= MINUTE_SECONDS + 1:  # a longer wait: the clock was set back
             raise _make_rate_error(rate, seconds)
 
     def _count(self, key: ApiKey, rate: int, count: int) -> None:
-        """Count requests if the key stays within its rate. Otherwise reject them and remember until when.
+        """Count `count` new requests of a key, or reject them if it would exceed its `rate` of requests per minute.
+
+        The table `requests` has a row for each key and second. Rows older than a minute are deleted.
 
         Raises:
             ApiError: 429 if the key has used up its requests per minute.
         """
-        self._check_rejection(key, rate, count)  # there may be a rejection since `admit` checked this
+        self._check_rejection(key, rate, count)  # again, because another request may have been rejected meanwhile
         with self._open_store().transaction(key.hash) as transaction:
             now = math.floor(self._clock())
             query = "SELECT second, count FROM requests WHERE key = ? ORDER BY second"
             rows = transaction.execute(query, (key.hash,)).fetchall()
-            # Times in the future come from before the clock was set back, or from a server whose clock is ahead.
+            # Rows from the future exist if the clock was set back, or if the clock of another server is ahead. Their
+            # requests of the next minute count as if they had been sent now.
             future_count = sum(row_count for second, row_count in rows if now < second <= now + MINUTE_SECONDS)
             outdated = (key.hash, now - MINUTE_SECONDS, now)
             transaction.execute("DELETE FROM requests WHERE key = ? AND (second < ? OR second > ?)", outdated)
@@ -251,7 +262,10 @@ def _make_rate_error(rate: int, seconds: int) -> ApiError:
 
 
 def _identify_file(path: Path) -> tuple[int, int] | None:
-    """Return device and inode of a file, which differ after it was deleted and created again. None without a file."""
+    """Return the device and inode numbers of a file, or None if it does not exist.
+
+    They change if the file is deleted and created again, so they tell whether an open file was replaced.
+    """
     with suppress(FileNotFoundError):
         stat = path.stat()
         return stat.st_dev, stat.st_ino

@@ -64,9 +64,8 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
     except ValidationError as error:
         detail = error.errors()[0]
         location = ".".join(map(str, detail["loc"]))
-        raise ArtifactError(
-            f"'{path}' is not a file of API keys: {location}: {describe_requirement(detail)}."
-        ) from None
+        message = f"'{path}' is not a file of API keys: {location}: {describe_requirement(detail)}."
+        raise ArtifactError(message) from None
 
 
 def add_key(path: Path, name: str, *, rate: int | None = None, admin: bool = False) -> str:
@@ -106,9 +105,8 @@ def revoke_key(path: Path, name: str) -> None:
     keys = read_keys(path)
     remaining = [key for key in keys if key.name != name]
     if len(remaining) == len(keys):
-        raise BadSetting(
-            f"there is no API key named '{name}'. Known names: {', '.join(key.name for key in keys) or 'none'}."
-        )
+        message = f"there is no API key named '{name}'. Known names: {', '.join(key.name for key in keys) or 'none'}."
+        raise BadSetting(message)
     _write_keys(path, remaining)
 
 

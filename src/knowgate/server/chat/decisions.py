@@ -44,7 +44,15 @@ async def decide_questions(
 ) -> DecideResponse:
     """Answer POST /v1/decide: decide on one question, on several, or on the last message of a chat.
 
-    No passages are retrieved and no answers are generated, apart from short drafts for gates that read them.
+    No passages are retrieved. Nothing is generated, except a short draft (an answer without passages) for gates that
+    read one.
+
+    Args:
+        gate_service: Decides whether questions need retrieval.
+        forwarder: Forwarder to the upstream, which runs the LLM. None if the LLM runs in this process.
+        body: Body of the request.
+        headers: Headers of the request.
+        trace: Record of how this request is processed.
     """
     request = parse_request(DecideRequest, body)
     rag = gate_service.prepare(body, trace)
@@ -54,9 +62,9 @@ async def decide_questions(
         decision = await _decide_question(gate_service, forwarder, rag, question, headers, trace)
         records.append(decision_record(decision))
         await asyncio.sleep(0)  # many long questions take a while, so let other requests run
-    decisions = {"decisions": records} if request.questions is not None else records[0]
+    decision_fields = {"decisions": records} if request.questions is not None else records[0]
     degraded = sorted(set(trace.degraded))
-    return DecideResponse(id=trace.id, degraded=degraded, milliseconds=trace.milliseconds, **decisions)
+    return DecideResponse(id=trace.id, degraded=degraded, milliseconds=trace.milliseconds, **decision_fields)
 
 
 def list_selectable_gates(gate_service: GateService) -> list[str]:
@@ -94,13 +102,15 @@ async def _decide_question(
     headers: Headers,
     trace: RequestTrace,
 ) -> Decision:
-    """Decide on a question by the rules, or else by the gate.
+    """Decide whether a question needs retrieval: by a rule if one matches, otherwise by the gate.
 
-    If the gate reads drafts and there is an upstream, a draft with as many tokens as the gate reads is requested first.
+    Some gates read a draft, the beginning of an answer without passages. If there is an upstream, which runs the LLM,
+    the draft is requested from it. `trace.way` becomes "in-process" without an upstream, "draft" if any question of the
+    request needed a draft, and otherwise "question".
     """
     if forwarder is None:
         trace.way = "in-process"
-    elif trace.way != "draft":  # that is what an earlier question of the same request needed
+    elif trace.way != "draft":
         trace.way = "question"
     decision = gate_service.apply_rules(rag, question)
     if decision is not None:
@@ -144,9 +154,9 @@ async def answer_prompt(forwarder: UpstreamForwarder, request: ForwardedRequest,
     if trace.decision.retrieve and rag.retriever is not None:
         trace.passages = await BackgroundSearch(gate_service, rag, question).get_passages(trace)
         if trace.passages:
-            placement = forwarder.options.place
+            body, options = request.upstream_body, forwarder.options
             request.changed_body = request_format.insert_passages(
-                request.upstream_body, trace.passages, placement, cites=forwarder.options.cite
+                body, trace.passages, options.place, cites=options.cite
             )
         elif "retriever" not in trace.degraded:
             trace.decision = replace(trace.decision, notes=(*trace.decision.notes, DecisionNote.NOTHING_FOUND))

@@ -102,20 +102,23 @@ class GateService:
     def assign_arm(
         self, options: request_options.RequestOptions, body: Mapping[str, Any], trace: RequestTrace
     ) -> request_options.RequestOptions:
-        """Return the options with the arm of the A/B test. Without an A/B test, they stay as they are.
+        """Choose the arm (one of the gates) of the A/B test for a request, and return the options with this arm.
 
-        Records in the trace whether the request sets options of its own.
+        Without an A/B test, the options stay as they are. The trace records whether the request sets its own options.
         """
         trace.has_own_options = not options.is_default
         return options if self.experiment is None else self.experiment.assign(options, body, trace)
 
     def select_pipeline(self, options: request_options.RequestOptions) -> AdaptiveRAG:
-        """Return a pipeline with the gate, threshold, filter and maximum loss that the options of a request select."""
+        """Return the pipeline with the gate, threshold and document filter that the options of a request select.
+
+        If the gate does not guarantee the maximum loss that the options ask for, the pipeline always retrieves.
+        """
         rag = self._get_named_pipeline(options.gate_name) if options.gate_name else self.rag
-        if self.experiment is not None and options.arm:
+        if self.experiment is not None and options.arm:  # the A/B test has chosen a gate
             rag = self.experiment.arms[options.arm].get_pipeline(options.shadow)
         if rag.log is not None and not options.shares_labels:
-            rag = rag.replace(log=None)
+            rag = rag.replace(log=None)  # the question must not be added to the history
         if options.threshold is not None:
             rag = rag.replace(threshold=options.threshold)
         if options.filter is not None and rag.retriever is not None:
@@ -141,14 +144,14 @@ class GateService:
         return self._pipelines_by_gate[gate_name]
 
     def get_staleness(self, rag: AdaptiveRAG, model_name: str) -> str:
-        """Return why the gate of the pipeline was calibrated for another LLM, prompt or index, or "" if it was not.
+        """Return why the calibration of the gate does not fit this LLM, prompt or index, or "" if it fits.
 
         Args:
             rag: The pipeline.
             model_name: Name of the LLM that the request asks for, or "" for the default of the server.
         """
         if rag.gate is not self.rag.gate:
-            return ""
+            return ""  # a gate that the request or an A/B test selected, which was checked when it was loaded
         is_fitted = isinstance(rag.gate, FittedGate) and not rag.gate.plug_in
         if is_fitted and isinstance(rag.model, UpstreamDraftModel) and rag.model.differs_from(model_name):
             return f"the gate was fitted on {rag.model.name}, not on the LLM '{model_name}'"
@@ -172,8 +175,8 @@ class GateService:
     def apply_rules(self, rag: AdaptiveRAG, question: Question) -> Decision | None:
         """Return the decision of the first rule that matches the question, or None if the gate must decide.
 
-        Rules do not depend on a calibration, so they also apply if that of the gate is stale. If the pipeline always
-        retrieves (`rag.shadow`), a rule that skips is only noted in the decision.
+        Rules need no calibration, so they apply even if that of the gate does not fit the LLM. In shadow mode (if
+        `rag.shadow` gives a reason to always retrieve), it is only noted that a rule would have skipped retrieval.
         """
         rules = rag.rules
         decision = None if rules is None else rules.make_decision(question.text, rag.gate, rag.used_threshold)
@@ -218,50 +221,49 @@ class GateService:
         return decision
 
     async def _run_gate(self, rag: AdaptiveRAG, question: Question, draft: Completion | None) -> Decision:
-        """Run the gate in the thread of the gate, or at once if that takes no time and calls no model.
+        """Let the gate decide: in a separate thread if that may take long, otherwise at once.
 
-        That is the case if the gate only computes (`is_pure`) on what it gets: the question, or a short draft.
+        It is fast if the gate only computes (`is_pure`), calls no LLM, and reads a short draft or only the question.
         """
-        needs_no_model = draft is not None or rag.bound_gate.request.is_empty
-        is_short = draft is None or draft.n_tokens <= MAX_INLINE_TOKENS
-        if rag.bound_gate.is_pure and needs_no_model and is_short:
+        calls_llm = draft is None and not rag.bound_gate.request.is_empty
+        is_long = draft is not None and draft.n_tokens > MAX_INLINE_TOKENS
+        if rag.bound_gate.is_pure and not calls_llm and not is_long:
             return rag.decide(question)
         return await self.run_in_gate_thread(lambda: rag.decide(question))
 
     def bypass_stale_gate(self, rag: AdaptiveRAG, trace: RequestTrace, reason: str) -> Decision:
         """Decide to retrieve, because the gate was calibrated for another LLM, prompt or index, as the reason says."""
-        trace.degraded.append("stale calibration")
-        trace.decision = _make_fallback_decision(rag, reason)
-        return trace.decision
+        return _fall_back(rag, trace, "stale calibration", reason)
 
     def bypass_failed_gate(self, rag: AdaptiveRAG, trace: RequestTrace, reason: str) -> Decision:
         """Log that the gate failed for this reason, and decide to retrieve."""
         log.warning("The gate failed, so the request retrieves: %s", reason)
-        trace.degraded.append("gate")
-        trace.decision = _make_fallback_decision(rag, reason)
-        return trace.decision
+        return _fall_back(rag, trace, "gate", reason)
 
     # --- searches ---------------------------------------------------------------------------------
 
     async def search(self, rag: AdaptiveRAG, question: Question, trace: RequestTrace) -> tuple[Passage, ...]:
-        """Return the passages for a question, or no passages if the search fails.
+        """Return the passages for a question, or no passages if the search fails or takes too long.
+
+        A web search first reads its cache. Searches wait for each other, and those with a filter only for each other.
 
         Raises:
             ApiError: 503 if the search fails and the server is strict.
         """
-        search_rag, is_filtered = self._search_rag, isinstance(rag.retriever, request_options.FilteredRetriever)
+        search_rag, cached_rag = self._search_rag, self._cached_rag
+        is_filtered = isinstance(rag.retriever, request_options.FilteredRetriever)
+        lock = self._filter_lock if is_filtered else self._search_lock
         if rag.retriever is not self.rag.retriever:  # the request has its own, with a filter
             search_rag = replace(search_rag, retriever=rag.retriever)
-        if (cached_rag := self._cached_rag) is not None and not is_filtered:
+        if cached_rag is not None and not is_filtered:
             with suppress(SearchBudgetError, TimeoutError), trace.measure("retrieve"):
+                # With a lock of its own, it waits for no other search.
                 return await self.run_in_search_thread(lambda: cached_rag.retrieve(question), asyncio.Lock())
         if not self.retriever_breaker.try_acquire():
             return self.bypass_retriever(trace, "the retriever failed repeatedly and is not used for a while")
         try:
             with trace.measure("retrieve"):
-                passages = await self.run_in_search_thread(
-                    lambda: search_rag.retrieve(question), self._filter_lock if is_filtered else self._search_lock
-                )
+                passages = await self.run_in_search_thread(lambda: search_rag.retrieve(question), lock)
         except (asyncio.CancelledError, ApiError):
             self.retriever_breaker.record_cancellation()
             raise
@@ -302,7 +304,7 @@ class GateService:
             return await self._run(self._gate_thread, work)
 
     async def run_in_search_thread(self, work: Callable[[], Result], lock: asyncio.Lock | None = None) -> Result:
-        """Run a function that uses the retriever or reranker.
+        """Run a function that uses the retriever or reranker in a thread, and return its result.
 
         A slow function cannot be stopped. It goes on in its thread, while other threads run the next functions.
 
@@ -311,8 +313,8 @@ class GateService:
             lock: Functions with the same lock run one after the other. Default: the lock of searches.
 
         Raises:
-            TimeoutError: The function took longer than the timeout. The time in which it waited for the lock counts,
-                too. If that is more than half of it, the error is a SearchQueueTimeout.
+            TimeoutError: The function took longer than the timeout, including the time that it waited for the lock.
+            SearchQueueTimeout: The same, and it waited for the lock for more than half of the timeout.
         """
         clock = asyncio.get_running_loop().time
         latest_start = clock() + self.timeout / 2
@@ -335,9 +337,11 @@ class GateService:
             return await asyncio.get_running_loop().run_in_executor(thread, lambda: context.run(work))
 
 
-def _make_fallback_decision(rag: AdaptiveRAG, reason: str) -> Decision:
-    """Return a decision to retrieve that was made without the gate."""
-    return Decision(True, 1.0, rag.used_threshold, rag.gate.name, f"retrieved as a fallback: {reason}")
+def _fall_back(rag: AdaptiveRAG, trace: RequestTrace, component: str, reason: str) -> Decision:
+    """Decide to retrieve without the gate, and record in the trace that this component does not work."""
+    trace.degraded.append(component)
+    trace.decision = Decision(True, 1.0, rag.used_threshold, rag.gate.name, f"retrieved as a fallback: {reason}")
+    return trace.decision
 
 
 def describe_error(error: BaseException, timeout: float) -> str:

@@ -28,17 +28,8 @@ from knowgate.server.options import ServeOptions
 from knowgate.server.schemas import LocalChatRequest
 from knowgate.server.streaming import DONE_EVENT, EventStreamResponse, format_event
 from knowgate.server.telemetry.trace import RequestTrace, TokenUsage
-from knowgate.types import (
-    Answer,
-    AnswerEvent,
-    Decision,
-    DecisionEvent,
-    PassagesEvent,
-    Question,
-    StreamEvent,
-    TextEvent,
-    TokenizingModel,
-)
+from knowgate.types import Answer, Decision, PassagesEvent, Question, StreamEvent, TokenizingModel
+from knowgate.types.records import AnswerEvent, DecisionEvent, TextEvent
 
 log = logging.getLogger(__name__)
 
@@ -135,12 +126,12 @@ class QuestionBatcher:
 
 
 async def _answer_batch(rag: AdaptiveRAG, questions: list[Question]) -> tuple[list[Answer], list[TokenUsage]]:
-    """Answer questions, and count the tokens of each answer before the next batch, so that no answer waits for it."""
-    answers = await rag.aanswer_many(questions)
-    usages = await asyncio.get_running_loop().run_in_executor(
-        rag.model.workers, lambda: [count_usage(answer, rag) for answer in answers]
-    )
-    return answers, usages
+    """Answer a batch of questions, and return the answers and their numbers of tokens.
+
+    The tokens are counted before the next batch starts, because the answers would otherwise wait for that batch.
+    """
+    answers, loop = await rag.aanswer_many(questions), asyncio.get_running_loop()
+    return answers, await loop.run_in_executor(rag.model.workers, lambda: [count_usage(each, rag) for each in answers])
 
 
 @dataclass
@@ -191,11 +182,14 @@ class AnswerProgress:
                 self.trace.add_time(stage, seconds)
 
     def _keep_fallback(self, decision: Decision) -> Decision:
-        """Return the decision to report: the given one or, after the failure of a component, that of the fallback.
+        """Return the decision to report: `decision` or, if a component failed before, the decision in the trace.
 
-        After a failure, the pipeline continues with a gate that always or never retrieves, whose decision says nothing.
+        After a failure, the trace says why the server falls back to always or never retrieving. The pipeline then runs
+        again with such a gate, whose own decision gives no reason.
         """
-        return self.trace.decision if self.trace.degraded and self.trace.decision is not None else decision
+        if self.trace.degraded and self.trace.decision is not None:
+            return self.trace.decision
+        return decision
 
 
 class LocalChat:
@@ -209,6 +203,8 @@ class LocalChat:
 
     async def chat(self, body: dict[str, Any], trace: RequestTrace, deadline: float) -> Response:
         """Answer a chat request, as a stream if it asks for one, otherwise in a batch with other requests.
+
+        `trace` records how the request is processed. `deadline` is the time of the event loop's clock at which it ends.
 
         Raises:
             ApiError: 400 or 404 if the request is invalid, unsupported, or does not end with a plain question.
@@ -240,15 +236,15 @@ class LocalChat:
     def _replace_stale_gate(
         self, options: RequestOptions, max_tokens: int, question: Question, trace: RequestTrace
     ) -> RequestOptions:
-        """Select another gate if the calibration of the selected one is for another LLM, prompt or index.
+        """Return options with another gate if the selected gate was calibrated for another LLM, prompt or index.
 
-        If a rule decides on the question, this is a gate that obeys rules, otherwise the gate that always retrieves.
+        The other gate always retrieves. If a routing rule matches the question, the other gate lets the rule decide.
         """
         rag = self._get_pipeline(options, max_tokens)
         reason = self.gate_service.get_staleness(rag, "")
         if not reason:
             return options
-        gate = TEXT_ONLY_GATE
+        gate = TEXT_ONLY_GATE  # always retrieves, unless a rule decides
         if self.gate_service.apply_rules(rag, question) is None:
             self.gate_service.bypass_stale_gate(rag, trace, reason)
             gate = "always"
@@ -271,12 +267,13 @@ class LocalChat:
         """
         model, name = body.get("model"), self.gate_service.rag.model.name
         if not is_knowgate_model(model) and model != name:
-            raise ApiError(
-                404, f"unknown model '{str(model)[:80]}'. Known models: knowgate, {name}.", "model_not_found"
-            )
+            message = f"unknown model '{str(model)[:80]}'. Known models: knowgate, {name}."
+            raise ApiError(404, message, "model_not_found")
         unsupported = [key for key in UNSUPPORTED_FIELDS if body.get(key)]
-        unsupported += ["response_format"] if body.get("response_format") not in (None, {"type": "text"}) else []
-        unsupported += ["n"] if body.get("n") not in (None, 1) else []
+        if body.get("response_format") not in (None, {"type": "text"}):
+            unsupported.append("response_format")
+        if body.get("n") not in (None, 1):
+            unsupported.append("n")
         if unsupported:
             message = f"the field '{unsupported[0]}' is supported only by servers with an upstream. Remove it from the request."
             raise ApiError(400, message, "unsupported")
@@ -319,16 +316,23 @@ class LocalChat:
                 yield piece
 
     def _choose_fallback(self, rag: AdaptiveRAG, progress: AnswerProgress, error: Exception) -> AdaptiveRAG:
-        """Return the pipeline to try after an error, which does not use the component that failed.
+        """Return the pipeline for the next attempt to answer, without the component that failed.
 
-        If the gate failed, it always retrieves, or never if there is no retriever. If the retriever failed, it never
-        retrieves. If this pipeline fails, too, the LLM itself is considered the cause.
+        If the gate failed, the next pipeline always retrieves (or never, if there is no retriever). If the retriever
+        failed, the next pipeline never retrieves. If that one fails, too, the LLM must be the cause.
+
+        Args:
+            rag: The pipeline that failed.
+            progress: State of the answer. Its stage is the one that failed.
+            error: The error.
 
         Raises:
-            ApiError: 500 if the LLM itself failed, or if a part of the answer has already been generated.
+            ApiError: 500 if the LLM failed, or if a part of the answer has already been sent. 503 if the search failed
+                and the server is strict.
         """
         reason = describe_error(error, self.options.deadline)
-        failed_stage, progress.stage = progress.stage, "gate"
+        failed_stage = progress.stage
+        progress.stage = "gate"  # where the next attempt begins
         if not progress.has_text and failed_stage == "gate" and rag.gate.name not in ("always", "never"):
             self.gate_service.bypass_failed_gate(rag, progress.trace, reason)
             if rag.retriever is not None:
@@ -339,7 +343,7 @@ class LocalChat:
             log.error("The model failed: %s", reason)
             message = "the model failed to generate an answer. The log of the server has the reason."
             raise ApiError(500, message, "model_failed", progress.trace.headers) from error
-        # Without `shadow`, which would search again.
+        # In shadow mode, the pipeline would search again.
         return rag.replace(gate=self.gate_service.never_gate, threshold=None, arbiter=None, shadow="")
 
     # --- responses --------------------------------------------------------------------------------
@@ -403,12 +407,15 @@ def _build_head(progress: AnswerProgress, rag: AdaptiveRAG, object_type: str) ->
 
 
 def count_usage(answer: Answer, rag: AdaptiveRAG) -> TokenUsage:
-    """Count the tokens of all prompts and answers of a request, including those of a draft that was not sent.
+    """Count the tokens of all prompts and answers of a request, including an answer that was not sent.
 
-    If the model has no tokenizer, the tokens of prompts are estimated.
+    The LLM may have answered twice: first without passages (the draft) and then with them. If the model has no
+    tokenizer, the tokens of the prompts are estimated.
     """
-    prompts = [rag.prompts.open(answer.question, answer.passages)] if answer.passages else []
-    if answer.draft is not None or not answer.passages:  # the LLM also answered, or only answered, without passages
+    prompts = []
+    if answer.passages:
+        prompts.append(rag.prompts.open(answer.question, answer.passages))
+    if answer.draft is not None or not answer.passages:
         prompts.append(rag.prompts.closed(answer.question))
     model, texts = rag.model, [prompt.text for prompt in prompts]
     if isinstance(model, TokenizingModel):
@@ -416,8 +423,8 @@ def count_usage(answer: Answer, rag: AdaptiveRAG) -> TokenUsage:
     else:
         prompt_tokens = round(sum(map(estimate_tokens, texts)))
     completion_tokens = answer.n_tokens
-    if answer.passages and answer.draft is not None:  # there is a second answer, which was not sent
-        if answer.choice is not None and answer.choice.is_closed_book:  # the arbiter chose the draft
+    if answer.passages and answer.draft is not None:  # there are two answers, and `answer.n_tokens` counts only one
+        if answer.choice is not None and answer.choice.is_closed_book:  # the draft was sent
             completion_tokens += round(estimate_tokens(answer.choice.open))
         else:
             completion_tokens += round(answer.draft.n_tokens or 0)

@@ -15,12 +15,7 @@ from typing import Any, Protocol
 from unicodedata import normalize
 
 from knowgate.errors import BadInput
-from knowgate.models.prompts.templates import (
-    INVISIBLE_CHARACTERS,
-    detect_language,
-    escape_values,
-    load_packaged_templates,
-)
+from knowgate.models.prompts import templates
 from knowgate.pipeline.conversation import question_from_messages
 from knowgate.server.options import PassagePlacement
 from knowgate.server.schemas import MAX_QUESTION_CHARS
@@ -28,7 +23,8 @@ from knowgate.types import Model, Passage, Question
 
 MAX_PROMPT_CHARS = 500  # a longer prompt is a text to continue, not a question
 TAG_OPENINGS, SLASHES = "<＜﹤‹«⟨〈\u2329《❮˂", "/／∕⁄⧸"
-HIDDEN_CHARACTERS = INVISIBLE_CHARACTERS + "\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff"  # and combining ones
+# Invisible and combining characters.
+HIDDEN_CHARACTERS = templates.INVISIBLE_CHARACTERS + "\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff"
 # Letters of other scripts that look like those of the tags: Cyrillic, Greek, Armenian.
 LOOKALIKES = {
     "a": "аαɑ", "c": "сϲ", "d": "ԁ", "e": "еε", "g": "ɡց", "m": "м", "n": "ո", "o": "оο", "p": "рρ", "s": "ѕ",
@@ -71,11 +67,11 @@ def extract_question(model: Model, messages: Sequence[Mapping[str, Any]]) -> Que
         return UngatedRequest("the user's message is empty")
     if len(text) > MAX_QUESTION_CHARS:
         return UngatedRequest(f"the user's message has more than {MAX_QUESTION_CHARS:,} characters")
-    earlier = [(message["role"], extract_text(message.get("content"))) for message in messages[:-1]]
-    # System prompts, tool results and messages that contain more than text say nothing about the question.
-    conversation = [
-        {"role": role, "content": content} for role, content in earlier if role in ("user", "assistant") and content
-    ]
+    conversation = []  # without system prompts, tool results and messages that contain more than text
+    for message in messages[:-1]:
+        content = extract_text(message.get("content"))
+        if message["role"] in ("user", "assistant") and content:
+            conversation.append({"role": message["role"], "content": content})
     try:
         return question_from_messages(model, [*conversation, {"role": "user", "content": text}])
     except BadInput as error:
@@ -107,9 +103,9 @@ def insert_passages(
     """
     if placement == "documents":
         documents = [{"id": passage.id, "title": passage.title, "text": passage.text} for passage in passages]
-        return {**body, "documents": [escape_values("", _escape_tags(document)) for document in documents]}
+        return {**body, "documents": [templates.escape_values("", _escape_tags(document)) for document in documents]}
     messages = list(body["messages"])
-    language = detect_language(str(messages[-1].get("content")))
+    language = templates.detect_language(str(messages[-1].get("content")))
     block = format_passages(passages, language, cites=cites and not wants_json(body))
     if placement == "user":
         last = messages[-1]
@@ -123,9 +119,11 @@ def insert_passages(
 
 def wants_json(body: Mapping[str, Any]) -> bool:
     """Return whether a request asks for an answer in JSON, in which citations would be out of place."""
-    text = body.get("text")  # of the Responses API
-    wanted = body.get("response_format") or (text.get("format") if isinstance(text, dict) else None)
-    return isinstance(wanted, dict) and wanted.get("type", "text") != "text"
+    text_options = body.get("text")  # of the Responses API
+    answer_format = body.get("response_format")
+    if not answer_format and isinstance(text_options, dict):
+        answer_format = text_options.get("format")
+    return isinstance(answer_format, dict) and answer_format.get("type", "text") != "text"
 
 
 def format_passages(passages: Sequence[Passage], language: str, *, cites: bool = True) -> str:
@@ -137,7 +135,8 @@ def format_passages(passages: Sequence[Passage], language: str, *, cites: bool =
         cites: Whether the instruction asks for citations by number.
     """
     formatted = "\n".join(_format_passage(number, passage) for number, passage in enumerate(passages, 1))
-    return load_packaged_templates("serve").fill("context" if cites else "uncited", language, passages=formatted)
+    name = "context" if cites else "uncited"
+    return templates.load_packaged_templates("serve").fill(name, language, passages=formatted)
 
 
 def _format_passage(number: int, passage: Passage) -> str:
@@ -158,9 +157,10 @@ def _escape_tags(texts: Mapping[str, str]) -> dict[str, str]:
 
 @cache
 def _compile_tag_pattern() -> re.Pattern[str]:
-    """Return a pattern for the first character of a tag such as </passage>.
+    """Return a regular expression that matches the "<" of tags such as </passage> and < document>.
 
-    It also matches if the letters are replaced by others that look alike, or if invisible characters are between them.
+    An attacker could disguise a tag in a document. So the tag may also contain letters that look like the usual ones,
+    and invisible characters between them.
     """
     lookalikes = defaultdict(str, LOOKALIKES)  # letter -> all letters that look like it
     for start, end in STYLED_LETTERS:
@@ -212,7 +212,7 @@ def _insert_into_prompt(
 ) -> dict[str, Any]:
     """Put passages before the prompt. The placement is ignored, because a completion request has no other place."""
     prompt = body["prompt"]
-    block = format_passages(passages, detect_language(prompt), cites=cites and not wants_json(body))
+    block = format_passages(passages, templates.detect_language(prompt), cites=cites and not wants_json(body))
     return {**body, "prompt": _prepend_text(block, prompt)}
 
 
@@ -254,7 +254,7 @@ def _insert_into_input(
     """Put passages before the last user message, or into the instructions if the placement is not "user"."""
     items = body["input"]
     text = items if isinstance(items, str) else extract_text(_to_chat_content(items[-1].get("content")))
-    block = format_passages(passages, detect_language(str(text)), cites=cites and not wants_json(body))
+    block = format_passages(passages, templates.detect_language(str(text)), cites=cites and not wants_json(body))
     if placement != "user":
         return {**body, "instructions": _append_text(body.get("instructions"), block)}
     if isinstance(items, str):

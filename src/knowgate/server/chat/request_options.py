@@ -18,7 +18,7 @@ from knowgate.errors import KnowgateError
 from knowgate.gates.calibration.deployment import is_fitted_on_recorded
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.server.json_api import ApiError, parse_request
-from knowgate.server.schemas import GatedRequest, PassageFilter
+from knowgate.server.schemas import GatedRequest, GateRequest, PassageFilter
 from knowgate.types import Gate, Passage, Question, Reading, Retriever
 
 log = logging.getLogger(__name__)
@@ -45,11 +45,12 @@ class RequestOptions:
         retrieve: "always", "never", or "auto" if the gate decides.
         threshold: Threshold to use instead of the gate's own.
         gate: Name of the gate that the request selects, or "" for the default gate of the server.
-        max_loss: Maximum share of answers that skipping retrieval may lose. Without a guarantee, the server retrieves.
+        max_loss: Maximum share of answers (0 to 1) that may become wrong because retrieval is skipped. If the gate does
+            not guarantee that, the server always retrieves.
         filter: Restricts the search to some documents.
-        arm: Arm of the A/B test that the server chose: "a", "b", or "" without an A/B test.
+        arm: Gate of an A/B test that the server chose for this request: "a", "b", or "" without an A/B test.
         shadow: Reason why the server retrieves regardless of the gate's decision, or "" if it follows the gate.
-        shares_labels: Whether a label of the question may go into the history.
+        shares_labels: Whether the history may store that the LLM knew, or did not know, this question.
     """
 
     retrieve: Literal["auto", "always", "never"] = "auto"
@@ -79,15 +80,13 @@ def read_request_options(body: Mapping[str, Any]) -> RequestOptions:
         ApiError: 400 if a field is invalid, 404 if the model name selects an unknown gate.
     """
     request = parse_request(GatedRequest, body)
-    gate = _read_gate_name(request.model)
-    if request.knowgate is None:
-        return RequestOptions(gate=gate)
+    options = request.knowgate or GateRequest()
     return RequestOptions(
-        retrieve=request.knowgate.retrieve,
-        threshold=request.knowgate.threshold,
-        gate=gate,
-        max_loss=request.knowgate.max_loss,
-        filter=request.knowgate.filter,
+        retrieve=options.retrieve,
+        threshold=options.threshold,
+        gate=_read_gate_name(request.model),
+        max_loss=options.max_loss,
+        filter=options.filter,
     )
 
 
@@ -102,9 +101,8 @@ def _read_gate_name(model: str | None) -> str:
     name = model.removeprefix(f"{MODEL_PREFIX}/")
     if name not in SELECTABLE_GATES:
         known = ", ".join(SELECTABLE_GATES)
-        raise ApiError(
-            404, f"a request cannot select the gate '{name[:80]}'. It can select: {known}.", "model_not_found"
-        )
+        message = f"a request cannot select the gate '{name[:80]}'. It can select: {known}."
+        raise ApiError(404, message, "model_not_found")
     return name
 
 
@@ -145,9 +143,12 @@ class FilterMatcher:
 
 
 def _compile_patterns(patterns: str | tuple[str, ...]) -> re.Pattern[str]:
-    """Return a regular expression that matches texts that match one of the file name patterns."""
-    pattern_list = (patterns,) if isinstance(patterns, str) else patterns
-    return re.compile("|".join(translate(pattern) for pattern in dict.fromkeys(pattern_list)))
+    """Return one regular expression for one or several file name patterns, such as "hr/*".
+
+    It matches texts that match at least one of the patterns.
+    """
+    unique_patterns = sorted({patterns} if isinstance(patterns, str) else set(patterns))
+    return re.compile("|".join(translate(pattern) for pattern in unique_patterns))
 
 
 @dataclass(frozen=True)
@@ -173,10 +174,9 @@ class FilteredRetriever:
         return f"{self.retriever.fingerprint}, filtered"
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """Return up to k matching passages for each query.
+        """Return up to k passages for each query, among those that match the filter.
 
-        The search is repeated with more passages until every query has k matches or no more results, but with at most
-        MAX_DEPTH passages.
+        If fewer than k of the passages match, the search is repeated for more passages, up to MAX_DEPTH.
 
         Raises:
             ApiError: 400 if the patterns of the filter take too long.
@@ -184,9 +184,11 @@ class FilteredRetriever:
         depth, matcher = DEPTH_FACTOR * k, FilterMatcher(self.filter)
         while True:
             results = self.retriever.search(queries, depth)
-            matches = [[passage for passage in hits if matcher.matches(passage)][:k] for hits in results]
+            matches = [list(filter(matcher.matches, passages))[:k] for passages in results]
+            # The index may have more passages for a query if it returned as many as it was asked for.
             needs_more = any(
-                len(matching) < k and len(hits) >= depth for matching, hits in zip(matches, results, strict=True)
+                len(matching) < k and len(passages) >= depth
+                for matching, passages in zip(matches, results, strict=True)
             )
             if not needs_more or depth >= MAX_DEPTH:
                 return matches
@@ -195,14 +197,12 @@ class FilteredRetriever:
 
 @dataclass(frozen=True)
 class UnprovenGate(Gate):
-    """Gate that always retrieves, with an explanation.
-
-    It replaces a gate that does not guarantee the maximum loss of answers that a request asks for.
+    """Gate that always retrieves, because the gate that it replaces does not give a guarantee that a request demands.
 
     Attributes:
         name: Name of the gate that it replaces.
-        max_loss: Maximum share of answers that skipping retrieval may lose, as the request demands.
-        cause: Why this is not proven.
+        max_loss: Maximum share of answers (0 to 1) that may become wrong by skipping retrieval, as the request demands.
+        cause: Why the replaced gate does not guarantee this. Shown in the reason of each decision.
     """
 
     name: str = ""
@@ -233,10 +233,13 @@ def require_guarantee(rag: AdaptiveRAG, max_loss: float) -> AdaptiveRAG:
 
 
 def _explain_missing_proof(rag: AdaptiveRAG, max_loss: float) -> str:
-    """Say why it is not proven that the gate loses at most this share of answers, and what to do; "" if it is proven."""
+    """Return why the gate does not guarantee a maximum loss, and what to do about it, or "" if it guarantees it.
+
+    The loss is the share of answers (0 to 1) that become wrong because the gate skips retrieval.
+    """
     proven_loss = rag.proven_loss
     if proven_loss is not None:
         return "" if proven_loss <= max_loss else f"the proven limit of the gate is {proven_loss:.2%}"
     if is_fitted_on_recorded(rag.gate):
-        return RECORDED_ADVICE
+        return RECORDED_ADVICE  # the gate was fitted on imported answers, so its guarantee covers no known index
     return "; ".join(rag.guarantee_violations) or "the gate has no guarantee. Prove one with `knowgate calibrate`"

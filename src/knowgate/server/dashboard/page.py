@@ -79,17 +79,17 @@ async def get_dashboard(service: Service, request: Request, trace: RequestTrace)
 
 
 async def list_recent_decisions(service: Service, since: float) -> list[dict[str, Any]]:
-    """Return the newest decisions of all server processes, newest first.
+    """Return the newest decisions of all server processes since a time (seconds since 1970), newest first.
 
-    Decisions of this process come from memory, because they have more details there. Those of other processes come from
-    the decision log. Decisions that are no longer in the log were deleted by another process, so they are also deleted
-    from memory. If the log is unavailable, only the decisions of this process are returned.
+    Decisions of this process are taken from memory, where they have more details. Decisions of other processes are
+    read from the decision log. If the log is unavailable, only the decisions of this process are returned.
     """
     own_rows = service.recent.list_newest(MAX_DECISIONS_SHOWN)
     if service.decision_log is None:
         return own_rows
     try:
         stored_rows = await service.decision_log.list_newest(MAX_DECISIONS_SHOWN, since)
+        # Another process may have deleted decisions from the log. Delete them from memory, too.
         service.recent.delete(await service.decision_log.find_missing([row["id"] for row in own_rows]))
     except ApiError:
         return own_rows

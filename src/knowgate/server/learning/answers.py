@@ -61,7 +61,10 @@ class StreamText:
     _byte_count: int = 0
 
     def feed(self, data: bytes) -> None:
-        """Process the next bytes of the stream, which may end within a line."""
+        """Add the text in the next bytes of the stream to `pieces`. The bytes may end within a line.
+
+        The stream consists of JSON lines, in one of the formats of OpenAI's APIs for chats, completions and responses.
+        """
         self._byte_count += len(data)
         if self._byte_count > MAX_RESPONSE_BYTES:
             return
@@ -69,9 +72,9 @@ class StreamText:
         for line in lines:
             chunk = parse_event_data(line) or {}
             choice, event_type = _get_only_choice(chunk), chunk.get("type")
-            if event_type == "response.output_text.delta":  # an event of the Responses API
+            if event_type == "response.output_text.delta":  # the Responses API
                 text = _as_text(chunk.get("delta"))
-            else:  # a chunk of a chat, or else of a completion
+            else:  # a chat has a "delta", a completion has a "text"
                 text = _get_content(choice.get("delta")) or _as_text(choice.get("text"))
             if text:
                 self.pieces.append(text)
@@ -118,7 +121,11 @@ async def _copy_stream(events: AsyncGenerator[bytes, None], copy: StreamText) ->
 
 
 def extract_answer(response: Response) -> str | None:
-    """Return the answer in a response that is not streamed, or None if it has no text (a tool call) or is too long."""
+    """Return the text of the answer in a response that is not streamed, or None if there is none.
+
+    The response comes from OpenAI's API for chats, completions or responses. A tool call has no text. Answers of more than
+    MAX_RESPONSE_BYTES are ignored.
+    """
     if response.status_code != 200 or len(response.body) > MAX_RESPONSE_BYTES:
         return None
     try:
@@ -149,17 +156,22 @@ def _as_text(value: Any) -> str:
 
 
 def _extract_response_text(body: Any) -> str:
-    """Return the text of a result of the Responses API, or "" if it is not a single message, as with a tool call."""
+    """Return the text of a response of the Responses API, or "" if its output is not a single message.
+
+    Reasoning is ignored. A tool call, for example, is not a message.
+    """
     if not isinstance(body, dict) or body.get("status") not in ("completed", "incomplete"):
         return ""
-    output = body.get("output")
-    items = [item for item in output if isinstance(item, dict)] if isinstance(output, list) else []
-    messages = [item for item in items if item.get("type") != "reasoning"]
-    if len(messages) != 1 or messages[0].get("type") != "message":
+    outputs = [output for output in _list_objects(body.get("output")) if output.get("type") != "reasoning"]
+    if len(outputs) != 1 or outputs[0].get("type") != "message":
         return ""
-    content = messages[0].get("content")
-    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    parts = _list_objects(outputs[0].get("content"))
     return "".join(_as_text(part.get("text")) for part in parts if part.get("type") == "output_text")
+
+
+def _list_objects(value: Any) -> list[dict[str, Any]]:
+    """Return the JSON objects in a list. Returns no objects if the value is not a list."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 # --- the answer that was not given ----------------------------------------------------------------
@@ -212,10 +224,8 @@ class CounterfactualAnswerer:
             ModelError: The reply of the LLM contains neither yes nor no.
         """
         assert self.forwarder is not None
-        templates = load_packaged_templates("compare")
-        prompt = templates.fill(
-            "same", detect_language(question), question=question, first=closed_answer, second=open_answer
-        )
+        templates, language = load_packaged_templates("compare"), detect_language(question)
+        prompt = templates.fill("same", language, question=question, first=closed_answer, second=open_answer)
         fields = {name: request.body[name] for name in ("model", "user") if name in request.body}
         body = {**fields, "messages": [{"role": "user", "content": prompt}], "max_tokens": 8, "temperature": 0}
         async with asyncio.timeout(self.timeout):
@@ -240,10 +250,9 @@ class CounterfactualAnswerer:
         forwarded = ForwardedRequest(body, b"", request.headers, RequestTrace(), deadline, changed_body=body)
         await forwarder.set_model(forwarded)
         if passages:
-            insert_passages = REQUEST_FORMATS[request.path].insert_passages
-            forwarded.changed_body = insert_passages(
-                forwarded.upstream_body, passages, forwarder.options.place, cites=forwarder.options.cite
-            )
+            insert_passages, options = REQUEST_FORMATS[request.path].insert_passages, forwarder.options
+            body = forwarded.upstream_body
+            forwarded.changed_body = insert_passages(body, passages, options.place, cites=options.cite)
         response = await forwarder.forward(forwarded, request.path)
         return await run_for_size(len(response.body), lambda: extract_answer(response))
 
@@ -257,16 +266,16 @@ def label_by_agreement(closed_answer: str, open_answer: str) -> KnowledgeLabel:
 
 
 def label_by_feedback(rating: str, correction: str | None, answers: Mapping[str, Any]) -> KnowledgeLabel | None:
-    """Label a question by the feedback of a user.
+    """Label a question as known or unknown to the LLM, by the feedback of a user on the answer that was sent.
 
-    A rating refers to the answer that was sent. If that answer used passages, the rating says something about the LLM's
-    own knowledge only if the answer without passages exists, too.
+    If that answer used passages, a rating alone does not show what the LLM knows. Then the answer without passages is
+    compared with the correction or with the answer that was rated "up".
 
     Args:
         rating: "up" or "down".
         correction: The right answer, if the user gave it.
-        answers: The answers that exist (`closed` without passages, `opened` with passages), and whether the answer that
-            was sent used passages (`retrieved`).
+        answers: `closed`, the answer without passages, and `opened`, the answer with passages, as far as they exist.
+            `retrieved`: whether the answer that was sent used passages.
 
     Returns:
         The label, or None if the feedback does not show whether the LLM knows the answer.

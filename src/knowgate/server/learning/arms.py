@@ -24,12 +24,12 @@ CANARY_REASON = "only a share of requests (canary) follows the gate, and this re
 
 @dataclass
 class ExperimentArm:
-    """One arm of an A/B test: a gate with its loss monitor.
+    """One of the gates (arms) that an A/B test compares. Without an A/B test, the only gate is the arm "a".
 
     Attributes:
         name: "a" or "b".
         rag: The pipeline with this gate.
-        monitor: Measures how many answers change if the gate skips retrieval.
+        monitor: Measures how many answers change because the gate skips retrieval, and raises an alarm.
         scope: Hash of everything that the loss depends on, such as gate, arbiter, LLM and index. Stored audits with
             another scope are not counted.
         gate_spec: The gate as the user names it, such as 'logprob:first'.
@@ -43,18 +43,17 @@ class ExperimentArm:
     _shadow_pipelines: dict[str, AdaptiveRAG] = field(default_factory=dict)
 
     def get_pipeline(self, shadow: str) -> AdaptiveRAG:
-        """Return the pipeline of this arm.
+        """Return the pipeline with the gate of this arm, which follows the gate or, in shadow mode, always retrieves.
+
+        Pipelines are cached by their reason, because only requests with the same pipeline object can share a batch.
 
         Args:
-            shadow: "" to follow the gate. Otherwise the pipeline always retrieves, and this text is its reason, such as
-                that the gate is only tried out. The same text returns the same pipeline object, because only requests
-                with the same pipeline can share a batch.
+            shadow: The reason for shadow mode, such as that the gate is only tried out, or "" to follow the gate.
         """
         if not shadow:
             return self.rag
         if shadow not in self._shadow_pipelines:
-            # An alarm's reason contains numbers that change, so old reasons are dropped if there are more than a few.
-            if len(self._shadow_pipelines) > 2:
+            if len(self._shadow_pipelines) > 2:  # the reason of an alarm contains numbers, so it changes often
                 self._shadow_pipelines.clear()
             self._shadow_pipelines[shadow] = self.rag.replace(shadow=shadow)
         return self._shadow_pipelines[shadow]
@@ -75,16 +74,17 @@ class Experiment:
     canary: float = 1.0
 
     def assign(self, options: RequestOptions, body: Mapping[str, Any], trace: RequestTrace) -> RequestOptions:
-        """Choose the gate (arm "a" or "b") of a request, and whether its decision is followed.
+        """Choose the gate of a request (arm "a" or "b" of an A/B test), and whether the server follows this gate.
+
+        The server may retrieve regardless of the gate. `_choose_mode` says when.
 
         Args:
             options: Options of the request. If they select a gate, they are returned unchanged.
-            body: Body of the request. Its field `user`, if any, determines the arm.
-            trace: Trace of the request. Its `arm` is set to the arm that the request counts for, and its `mode` to why
-                the server retrieves regardless of the gate: "alarm", "shadow", "canary", or "" if it does not.
+            body: Body of the request. All requests with the same field `user` get the same arm.
+            trace: Record of the request. Its `arm` and `mode` are set.
 
         Returns:
-            The options with `arm`, and with the reason for retrieving regardless of the gate in `shadow` ("" if none).
+            The options with `arm`, and with `shadow`: the reason to retrieve regardless of the gate, or "".
         """
         if options.gate_name:
             return options
@@ -99,19 +99,20 @@ class Experiment:
         return replace(options, arm=name, shadow=shadow)
 
     def _choose_mode(self, arm: ExperimentArm, key: str, owner: str) -> tuple[str, str]:
-        """Choose whether a request follows the gate or retrieves regardless of it.
+        """Choose whether the server follows the gate for a request, or retrieves regardless of the gate.
 
         Args:
-            arm: Arm of the request.
-            key: Identifies the user, so that all requests of a user are treated alike.
+            arm: The gate, with the monitor of its losses.
+            key: Identifies the user. All requests of a user are treated alike.
             owner: Name of the API key. An alarm may concern one key only.
 
         Returns:
-            The mode and its reason, both "" if the gate is followed. Otherwise the mode is "alarm" (the gate loses too
-            many answers), "shadow" (no request follows the gate) or "canary" (only a share of requests follows it).
+            A mode and its reason. ("", "") follows the gate. In the other modes, the server retrieves: "alarm" (the gate
+            changes too many answers), "shadow" (all requests retrieve), "canary" (all but a share of them retrieve).
         """
         if alarm := arm.monitor.get_alarm(owner):
             return "alarm", f"the alarm is on ({alarm})"
         if not self.canary:
             return "shadow", SHADOW_REASON
-        return ("", "") if hash_to_unit("canary", key) < self.canary else ("canary", CANARY_REASON)
+        is_canary = hash_to_unit("canary", key) < self.canary
+        return ("", "") if is_canary else ("canary", CANARY_REASON)

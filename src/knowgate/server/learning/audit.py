@@ -38,15 +38,14 @@ INSERT_AUDIT = f"INSERT INTO audits ({AUDIT_COLUMNS}, at) VALUES (?, ?, ?, ?, ?,
 
 @dataclass(frozen=True)
 class AuditRecord:
-    """A row of the table of audits in the decision log.
+    """A stored audit. An audit compares the answer that a client got with the answer with passages.
 
     Attributes:
         decision: Id of the audited decision.
-        arm: Name of the arm of the A/B test.
-        scope: Hash of everything that the loss depends on, such as gate, arbiter, LLM and index.
-        kind: "loss" (an audited request, which counts for the loss), "label" (a request that retrieved and was also
-            answered without passages, to label the question), "failed" (an audit without a result) or "cleared" (the
-            alarm was cleared).
+        arm: Name of the gate in an A/B test: "a" or "b".
+        scope: Hash of everything that the result depends on, such as gate, arbiter, LLM and index.
+        kind: "loss": counts for the share of changed answers. "label": made only to find out whether the LLM knows the
+            question. "failed": has no result. "cleared": not an audit, but a mark that the alarm was cleared.
         lost: 1 if the answer that was sent differs from the answer with passages, otherwise 0. None if unknown.
         closed: The answer without passages, if texts may be stored.
         opened: The answer with passages, if texts may be stored.
@@ -79,9 +78,10 @@ class AuditStore:
         return self._decisions.run_blocking(self._fetch_new)
 
     def count_recent(self) -> int:
-        """Return the number of audits of all processes in the last hour. Blocks, as `read_all` does."""
+        """Return the number of audits of all processes in the last hour. Blocks, so call it only at startup."""
         query, values = "SELECT COUNT(*) FROM audits WHERE at > ? AND kind <> ?", (time.time() - HOUR_SECONDS, CLEARED)
-        return int(self._decisions.run_blocking(lambda store: store.fetch_rows(query, values))[0][0])
+        rows = self._decisions.run_blocking(lambda store: store.fetch_rows(query, values))
+        return int(rows[0][0])
 
     async def add(self, audit: AuditRecord) -> list[AuditRecord]:
         """Store an audit, and return all audits since the last read: this one and those of other processes."""
@@ -136,11 +136,11 @@ class AuditJob:
         id: Id of the request and its decision.
         request: The request of the client.
         question: The question that was decided on.
-        arm: The arm of the A/B test that decided.
-        would_skip: Whether the gate decided to skip retrieval, even if the server retrieved in spite of that.
+        arm: The gate that decided, as an arm of an A/B test.
+        would_skip: Whether the gate decided to skip retrieval. In shadow mode, the server retrieved nevertheless.
         closed_answer: The answer without passages, if it exists already.
         open_answer: The answer with passages, if it exists already.
-        sent_draft: Whether the server retrieved, but an arbiter sent the answer without passages.
+        sent_draft: Whether passages were retrieved, but the answer without passages was sent, as an arbiter chose it.
         owner: Name of the API key of the request.
         shares_label: Whether the result may label the question in the history.
         call_count: Number of LLM calls that the audit has made.
@@ -209,7 +209,9 @@ class Auditor:
                 "%d audits had not ended and were dropped. They do not count for the measured share of changed answers.",
                 self.pending_count,
             )
-        tasks = [*self._workers.values(), *([] if self._poll_task is None else [self._poll_task])]
+        tasks = list(self._workers.values())
+        if self._poll_task is not None:
+            tasks.append(self._poll_task)
         for task in tasks:
             task.cancel()
         return tasks
@@ -229,12 +231,13 @@ class Auditor:
         return self.budget.describe_pause(self.calls_per_audit)
 
     def reserve(self, owner: str) -> bool:
-        """Reserve the calls for the audit of a request, and return whether it can be audited.
+        """Reserve the LLM calls for the audit of a request, and return whether the request can be audited.
 
-        There must be a store, budget, and space in the queue. Afterwards, call `submit` or `release`.
+        It cannot if audits are not stored, its queue is full, or the budget of calls is used up. If it can, call
+        `submit` or `release` afterwards.
 
         Args:
-            owner: Name of the API key of the request.
+            owner: Name of the API key of the request. Each key has its own queue.
         """
         has_space = self.store is not None and not self._get_queue(owner).full()
         return has_space and self.budget.reserve(owner, self.calls_per_audit)
@@ -272,17 +275,18 @@ class Auditor:
             self.pending_count -= 1
 
     async def _audit(self, job: AuditJob) -> None:
-        """Get the answers to a sampled request with and without passages, compare them, and store the result.
+        """Compare the answers with and without passages to a sampled request, and store whether they differ.
 
-        If the gate decided to retrieve and the answer with passages was sent, nothing can have changed, which is stored
-        without a comparison. Such a request is compared only if that gives a label for the history.
+        If the client got the answer with passages, skipping retrieval changed nothing, so 0 is stored at once. The answers
+        are then compared only to label the question: if they agree, the LLM knows it.
         """
         kind = LOSS if job.may_have_changed else LABEL
         if not job.may_have_changed:
             await self._store_result(job, LOSS, 0.0)
             # If both answers exist, the question already got its label when they were sent.
             lacks_label = job.open_answer is not None and job.closed_answer is None
-            if not lacks_label or self.labeler.history is None or not job.shares_label:
+            stores_labels = self.labeler.history is not None and job.shares_label
+            if not lacks_label or not stores_labels:
                 return
         closed_answer, open_answer = await self._get_both_answers(job)
         if closed_answer is None or open_answer is None:
@@ -296,40 +300,51 @@ class Auditor:
         label = KnowledgeLabel.UNKNOWN if lost else KnowledgeLabel.KNOWN
         if job.shares_label:
             self.labeler.add(job.question, label, LabelSource.AGREEMENT)
-        await self._store_result(job, kind, lost, (closed_answer, open_answer))
+        await self._store_result(job, kind, lost, closed_answer, open_answer)
 
     async def _get_both_answers(self, job: AuditJob) -> tuple[str | None, str | None]:
-        """Return the answers without and with passages, in this order. The missing one is generated."""
-        if job.open_answer is None:
+        """Return the answer without passages and the answer with passages, in this order.
+
+        One of them was sent to the client. If the other one does not exist yet, it is generated; None if that fails.
+        """
+        closed_answer, open_answer = job.closed_answer, job.open_answer
+        if open_answer is None:
             job.call_count += 1
-            closed_answer = job.closed_answer or ""
-            answer = await self.answerer.answer_with_passages(job.request, job.question, closed_answer)
-            return job.closed_answer, answer
-        if job.closed_answer is None:
+            open_answer = await self.answerer.answer_with_passages(job.request, job.question, closed_answer or "")
+        elif closed_answer is None:
             job.call_count += 1
-            return await self.answerer.answer_closed_book(job.request, job.question), job.open_answer
-        return job.closed_answer, job.open_answer
+            closed_answer = await self.answerer.answer_closed_book(job.request, job.question)
+        return closed_answer, open_answer
 
     async def _answers_differ(self, job: AuditJob, closed_answer: str, open_answer: str) -> bool:
-        """Return whether two answers differ in their words and, if `asks_llm` is set, also in their meaning.
+        """Return whether the answers without and with passages differ in their words and (with `asks_llm`) in meaning.
 
-        The LLM is asked about the meaning, unless the answer without passages only says that the LLM does not know.
+        If the words differ and `asks_llm` is set, the LLM is asked whether both mean the same.
         """
         if not answers_differ(closed_answer, open_answer):
             return False
-        if not self.asks_llm or RULES_ARBITER.abstains(closed_answer):
+        if not self.asks_llm or RULES_ARBITER.abstains(closed_answer):  # such as "I don't know"
             return True
         job.call_count += 1
         return not await self.answerer.compare(job.request, job.question, closed_answer, open_answer)
 
     async def _store_result(
-        self, job: AuditJob, kind: str, lost: float, answers: tuple[str | None, str | None] = (None, None)
+        self, job: AuditJob, kind: str, lost: float, closed: str | None = None, opened: str | None = None
     ) -> None:
-        """Store the result of an audit, and add it to the monitors. Answers are stored only if that is allowed."""
+        """Store the result of an audit, and add it to the monitor of its gate.
+
+        Args:
+            job: The audited request.
+            kind: "loss" or "label", as in `AuditRecord`.
+            lost: 1 if the answer that was sent differs from the answer with passages, otherwise 0.
+            closed: The answer without passages. Answers are stored only if the server may store texts.
+            opened: The answer with passages.
+        """
         assert self.store is not None
-        texts = answers if self.recent.stores_texts else (None, None)
+        if not self.recent.stores_texts:
+            closed, opened = None, None
         self.counts[job.arm.name, kind] += 1
-        record = AuditRecord(job.id, job.arm.name, job.arm.scope, kind, lost, *texts, owner=job.owner)
+        record = AuditRecord(job.id, job.arm.name, job.arm.scope, kind, lost, closed, opened, job.owner)
         self._apply(await self.store.add(record))
 
     async def _store_failure(self, job: AuditJob) -> None:
@@ -343,9 +358,10 @@ class Auditor:
     # --- results of all server processes ------------------------------------------------------------
 
     async def poll(self) -> None:
-        """Read the audits of other server processes, at most once in POLL_SECONDS, and wait for this for a short time.
+        """Read the audits of other server processes, because one of them may raise an alarm. Called for every request.
 
-        A read that takes longer goes on in the background. No other read starts, and no request waits, until it ends.
+        A read starts at most once in POLL_SECONDS, in the background. Requests wait for it until it has taken
+        MAX_POLL_WAIT_SECONDS. As long as it runs, no other read starts.
         """
         now, is_idle = time.monotonic(), self._poll_task is None or self._poll_task.done()
         if self.store is not None and is_idle and now >= self._last_poll + POLL_SECONDS:
@@ -377,10 +393,10 @@ class Auditor:
         log.warning("The alarm of arm %s was cleared. Its audits start again from zero.", arm_name)
 
     def _apply(self, audits: Sequence[AuditRecord]) -> None:
-        """Add audits to the monitors of the arms that have the same scope. Other audits are ignored.
+        """Add stored audits to the monitors of the gates that they belong to. Other audits are ignored.
 
-        With two arms, each counts only its own requests, also if both have the same gate. A single arm also counts what
-        its gate did as arm "b".
+        An audit belongs to a gate with the same scope, i.e. with the same LLM, index and so on. In an A/B test, it must
+        also have the same name ("a" or "b"). Without an A/B test, audits from earlier A/B tests count under either name.
         """
         arms = self.experiment.arms
         for audit in audits:
@@ -390,7 +406,10 @@ class Auditor:
 
 
 def _update_monitor(arm: ExperimentArm, audit: AuditRecord) -> None:
-    """Add one audit to the monitor of an arm. If this raises an alarm, log an error."""
+    """Add a stored audit to the monitor of a gate. If this raises an alarm, log an error.
+
+    An alarm means that the gate changes too many answers, of all requests or of those of one API key (`owner`).
+    """
     monitor, owner, gate = arm.monitor, audit.owner or "", arm.gate_spec
     if audit.kind == CLEARED:
         monitor.reset_loss()

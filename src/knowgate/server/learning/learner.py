@@ -22,7 +22,7 @@ from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.builder import load_gate_models
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.server.chat.gate_service import GateService, describe_staleness
-from knowgate.server.json_api import ApiError
+from knowgate.server.json_api import ApiError, make_unknown_decision_error
 from knowgate.server.learning.answers import (
     CounterfactualAnswerer,
     HistoryLabeler,
@@ -36,7 +36,7 @@ from knowgate.server.learning.loss_monitor import LossMonitor
 from knowgate.server.load_limits import MAX_CALLS_PER_AUDIT, CallBudget
 from knowgate.server.options import ServeOptions
 from knowgate.server.schemas import FeedbackRequest, FeedbackResponse
-from knowgate.server.telemetry.decision_log import DecisionLog, RecentDecisions, make_unknown_decision_error
+from knowgate.server.telemetry.decision_log import DecisionLog, RecentDecisions
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.forwarding import CHAT_PATH, UpstreamForwarder
 from knowgate.types import DecisionNote
@@ -71,10 +71,10 @@ class TrafficLearner:
             await asyncio.to_thread(self.labeler.history.close)
 
     def observe(self, response: Response, trace: RequestTrace) -> None:
-        """Observe a request whose response is about to be sent.
+        """Learn from a request whose response is about to be sent.
 
-        Requests without a decision and failed requests are ignored. If the answer is needed for an audit, a label or the
-        dashboard, it is captured while it is sent.
+        Counts whether the question is unlike the training questions of the gate, and draws at random whether the request
+        is audited. If an audit, a label or the dashboard needs the answer, the answer is captured while it is sent.
         """
         if trace.decision is None or trace.question is None or response.status_code != 200:
             return
@@ -83,37 +83,36 @@ class TrafficLearner:
         arm = self.auditor.experiment.arms.get(trace.arm)
         if arm is not None and not trace.decision.rule:
             arm.monitor.add_distance(trace.decision.distance, trace.owner)
-        sampled_arm = arm if arm is not None and self._samples(trace) else None
+        sampled_arm = arm if arm is not None and self._draw_for_audit(trace) else None
         if sampled_arm is not None or self.labeler.history is not None or self.recent.stores_texts:
             capture_answer(response, lambda text: self._handle_answer(trace, text, sampled_arm))
 
-    def _samples(self, trace: RequestTrace) -> bool:
-        """Return whether to audit a request, which is decided at random.
+    def _draw_for_audit(self, trace: RequestTrace) -> bool:
+        """Decide at random whether to audit a request, and reserve the LLM calls for the audit.
 
-        The choice must not depend on the answer or its cost, because that would bias the measured loss. That is why the
-        budget of an audit is reserved here. Requests are not audited if a rule or a fallback decided, or if the auditor
-        has no capacity.
+        The calls are reserved before the answer is known. Otherwise the choice could depend on the answer, which would bias
+        the measured share of changed answers. Only decisions of the gate are audited, not those of rules or fallbacks.
         """
         assert trace.decision is not None
-        # During an alarm the server retrieves regardless of the gate, but the gate still decides.
+        # "alarm" is no failure: the server retrieves regardless of the gate, but the gate still decides.
         is_gate_decision = not trace.decision.rule and set(trace.degraded) <= {"alarm"}
         return is_gate_decision and self.random.random() < self.audit_share and self.auditor.reserve(trace.owner)
 
     def _handle_answer(self, trace: RequestTrace, text: str | None, sampled_arm: ExperimentArm | None) -> None:
-        """Keep the answer of a finished request, label its question, and audit it if it was sampled.
+        """Process the answer that a client got: show it on the dashboard, label its question, and start an audit.
 
         Args:
-            trace: Trace of the request.
+            trace: Record of the request.
             text: Text of the answer. Nothing happens if the answer is incomplete (None).
-            sampled_arm: Arm for which the request is audited, or None if it is not audited.
+            sampled_arm: Gate (arm of the A/B test) for which the request is audited, or None if it is not audited.
         """
         if text is None or trace.decision is None or trace.client_request is None or trace.question is None:
             if sampled_arm is not None:
-                self.auditor.release(trace.owner)  # the budget that `_samples` has reserved
+                self.auditor.release(trace.owner)  # the calls that `_draw_for_audit` has reserved
             return
         if trace.passages:
             closed_answer = _get_full_draft(trace)
-            # An arbiter may have sent the draft instead of the answer with passages, which its choice contains, too.
+            # If an arbiter chose between two answers, the client may have got the draft instead of the open answer.
             open_answer = text if trace.choice is None else trace.choice.open
         else:
             closed_answer, open_answer = text, None
@@ -171,13 +170,15 @@ class TrafficLearner:
 
 
 def _get_full_draft(trace: RequestTrace) -> str | None:
-    """Return the draft (the answer without passages) of a request, or None if only its beginning was generated.
+    """Return the draft (the answer without passages) of a request, or None if it is missing or incomplete.
 
-    A draft may be incomplete if the request is streamed, or if a short draft was requested separately.
+    For a streamed request, or one to another endpoint than that for chats, only the beginning may have been generated.
     """
     draft, request = trace.draft, trace.client_request
     may_be_partial = request is not None and (bool(request.body.get("stream")) or request.path != CHAT_PATH)
-    return draft.text if draft is not None and (draft.finished or not may_be_partial) else None
+    if draft is None or (may_be_partial and not draft.finished):
+        return None
+    return draft.text
 
 
 async def record_feedback(
@@ -260,17 +261,16 @@ def build_learner(
     store = AuditStore(decisions) if decisions is not None else None
     answerer = CounterfactualAnswerer(gate_service, forwarder, options.deadline)
     asks_llm = options.audit_compare == "llm"
-    auditor = Auditor(
-        experiment, answerer, recent, labeler, store, budget or _create_budget(options, store), asks_llm=asks_llm
-    )
+    budget = budget or _create_budget(options, store)
+    auditor = Auditor(experiment, answerer, recent, labeler, store, budget, asks_llm=asks_llm)
     gate_service.experiment = experiment
     return TrafficLearner(auditor, labeler, recent, options.audit)
 
 
 def _create_budget(options: ServeOptions, store: AuditStore | None) -> CallBudget:
-    """Create the budget of audits of this process: its share of the option `audit_budget`.
+    """Create the budget of LLM calls for audits: the share of this worker process of the option `audit_budget`.
 
-    All stored audits of the last hour count as spent, with the maximum number of calls.
+    The stored audits of the last hour are subtracted, as if each had made the maximum number of calls.
     """
     calls_per_audit = MAX_CALLS_PER_AUDIT if options.audit_compare == "llm" else 1
     spent = 0 if store is None else calls_per_audit * store.count_recent() / options.workers
@@ -301,9 +301,8 @@ def _check_options(options: ServeOptions) -> None:
     if options.shadow and options.canary is not None:
         raise BadSetting("`shadow` and `canary` are mutually exclusive. Use one of them.")
     if options.threshold_b is not None and options.gate_b is None:
-        raise BadSetting(
-            "`threshold_b` is the threshold of `gate_b`, which is not set. Set `gate_b`, or remove `threshold_b`."
-        )
+        message = "`threshold_b` is the threshold of `gate_b`, which is not set. Set `gate_b`, or remove `threshold_b`."
+        raise BadSetting(message)
 
 
 def _build_second_pipeline(settings: PipelineOptions, options: ServeOptions, rag: AdaptiveRAG) -> AdaptiveRAG:
@@ -327,10 +326,16 @@ def _build_second_pipeline(settings: PipelineOptions, options: ServeOptions, rag
 
 
 def _build_arm(name: str, rag: AdaptiveRAG, gate_spec: str, options: ServeOptions) -> ExperimentArm:
-    """Build an arm of the A/B test.
+    """Build an arm of the A/B test: a gate with a monitor, which raises an alarm if the gate changes too many answers.
 
-    Its alarm compares the share of changed answers with `max_changed`, or else with the bound that `calibrate` recorded
-    for the gate. If there is neither, a warning says that there is no alarm.
+    The limit is the option `max_changed` or, if that is not set, the bound that `knowgate calibrate` recorded for the
+    gate. If there is neither, a warning says that there is no alarm.
+
+    Args:
+        name: "a" or "b".
+        rag: The pipeline with the gate.
+        gate_spec: The gate as the user names it.
+        options: Options of the server.
     """
     delta = 1 - options.confidence
     bound = _read_changed_bound(rag) if options.max_changed is None else None
@@ -340,15 +345,17 @@ def _build_arm(name: str, rag: AdaptiveRAG, gate_spec: str, options: ServeOption
             "share of answers that skipping retrieval may change, right or wrong.",
             gate_spec,
         )
-    # A bound from `calibrate` is itself wrong with probability delta / 2, so the test gets the other half.
-    monitor = LossMonitor(options.max_changed if bound is None else bound, delta, delta if bound is None else delta / 2)
+    monitor = LossMonitor(options.max_changed, delta, test_delta=delta)
+    if bound is not None:
+        # The bound is wrong with probability delta / 2, so the test may be wrong with the other half of delta.
+        monitor = LossMonitor(bound, delta, test_delta=delta / 2)
     return ExperimentArm(name, rag, monitor, _compute_scope(rag), gate_spec)
 
 
 def _read_changed_bound(rag: AdaptiveRAG) -> float | None:
-    """Return the upper bound on the share of changed answers that `calibrate` recorded for the gate.
+    """Return the maximum share of answers (0 to 1) that the gate changes, as `knowgate calibrate` recorded it.
 
-    None if there is none, or if it does not apply here, because the LLM, the index or the threshold is another one.
+    Returns None if nothing was recorded, or if the gate was calibrated with another LLM, index or threshold.
     """
     manifest = rag.gate.artifact.manifest if isinstance(rag.gate, FittedGate) else {}
     # The results of the calibration are stored under the kind of its target: a guarantee, a budget or an accuracy.

@@ -20,11 +20,11 @@ from knowgate.stats.confidence_sequences import GuaranteeTest, MeanConfidenceSeq
 
 @dataclass
 class KeyAudits:
-    """Audits of the requests of one API key.
+    """Results of the audits of one API key. An audit checks whether skipping retrieval changed an answer.
 
     Attributes:
         own_test: Tests whether too many answers of this key change. None if there is no limit.
-        others_test: Tests whether too many answers of all other keys change. None if there is no limit.
+        others_test: Tests whether too many answers change if this key is left out. None if there is no limit.
         count: Number of audits of this key.
         changed: Number of changed answers of this key.
     """
@@ -73,7 +73,7 @@ class LossMonitor:
         self._drift_tests = {}
 
     def reset_loss(self) -> None:
-        """Discard the results of all audits, and clear the alarms."""
+        """Discard the results of all audits, and clear the alarms. Afterwards, the audits start from zero."""
         self.loss, self.failed = MeanConfidenceSequence(self.delta), 0
         self._highest, self._lowest = MeanConfidenceSequence(self.delta), MeanConfidenceSequence(self.delta)
         self._test, self._keys = self._create_test(), {}
@@ -83,7 +83,9 @@ class LossMonitor:
         return None if self.max_changed is None else GuaranteeTest(self.max_changed, self.test_delta or self.delta)
 
     def add_audit(self, changed: float, owner: str = "") -> None:
-        """Add the result of an audit.
+        """Add the result of an audit to the statistics and to the tests whether too many answers change.
+
+        There is a test of all audits. For each API key there are two more: one of its own audits, and one of all others.
 
         Args:
             changed: 1 if the answer that was sent differs from the answer with passages, otherwise 0.
@@ -92,8 +94,8 @@ class LossMonitor:
         for sequence in (self.loss, self._highest, self._lowest):
             sequence.add(changed)
         if owner not in self._keys:
-            # All audits so far belong to other keys, so the test of the others starts with a copy of the overall test.
-            self._keys[owner] = KeyAudits(self._create_test(), copy.deepcopy(self._test))
+            # All audits so far belong to other keys, so the test of the others starts as a copy of the test of all.
+            self._keys[owner] = KeyAudits(self._create_test(), others_test=copy.deepcopy(self._test))
         self._keys[owner].count += 1
         self._keys[owner].changed += changed
         if self._test is None:
@@ -115,11 +117,11 @@ class LossMonitor:
         self._lowest.add(0.0)
 
     def add_distance(self, distance: float | None, owner: str = "") -> None:
-        """Count whether a question is far from the training questions of the gate.
+        """Count a question, and whether it is unlike the training questions of the gate (drift).
 
         Args:
-            distance: Distance of the question, where 1 % of the training questions have more than 1. If the gate does
-                not compute it (None), the question is not counted.
+            distance: Distance to the training questions. Above FAR_DISTANCE, which 1 % of the training questions exceed,
+                a question counts as unlike them. None if the gate does not compute it; then the question is not counted.
             owner: Name of the API key of the request.
         """
         if distance is not None:
@@ -148,25 +150,35 @@ class LossMonitor:
 
     @property
     def alarm(self) -> str:
-        """Reason why all requests must retrieve, or "" if there is none."""
+        """Reason why all requests must retrieve, because the gate changes too many answers, or "" if there is none.
+
+        The evidence must not come from the requests of a single API key.
+        """
         if not self.is_violated or not self._is_confirmed_by_others():
             return ""
-        return f"{self._describe_violation('')}{self._describe_driver()}"
+        return f"{self._describe_violation('')}{self._describe_main_key()}"
 
     def _is_confirmed_by_others(self) -> bool:
-        """Whether the limit is violated even if any single key is left out. Always true on a server without keys."""
-        if set(self._keys) <= {""}:  # without keys, all requests have the owner ""
-            return True
-        return all(audits.others_test is not None and audits.others_test.is_violated for audits in self._keys.values())
+        """Return whether too many answers change, no matter which API key is left out. True on a server without keys.
+
+        So the requests of a single client cannot raise an alarm for all.
+        """
+        has_keys = any(self._keys)  # without keys, the only name is ""
+        others_tests = [audits.others_test for audits in self._keys.values()]
+        return not has_keys or all(test is not None and test.is_violated for test in others_tests)
 
     def _describe_violation(self, subject: str) -> str:
         """Return a sentence that says that too many answers change. `subject` names the API key, if it is only one."""
         limit, confidence = 100 * (self.max_changed or 0.0), 100 * (1 - self.delta)
         return f"skipping changes more than {limit:.3g} % of the answers{subject}, with {confidence:g} % confidence"
 
-    def _describe_driver(self) -> str:
-        """Return a text that names the API key with the most changed answers, or "" on a server without keys."""
-        name, audits = max(self._keys.items(), key=lambda item: item[1].changed)
+    def _describe_main_key(self) -> str:
+        """Name the API key with the most changed answers, as an addition to the alarm. "" on a server without keys.
+
+        Example: " (most of them for key 'anna': 7 of 9)"
+        """
+        name = max(self._keys, key=lambda key: self._keys[key].changed)
+        audits = self._keys[name]
         return f" (most of them for key '{name}': {audits.changed:g} of {self.loss.total:g})" if name else ""
 
     def get_alarm(self, owner: str) -> str:
@@ -178,9 +190,12 @@ class LossMonitor:
 
     @property
     def key_alarms(self) -> dict[str, str]:
-        """Alarms that stop only one API key, by the name of the key."""
+        """Alarms of single API keys, whose requests must retrieve: name of the key -> reason.
+
+        Keys that only the alarm for all requests concerns are left out.
+        """
         alarms = {owner: self.get_alarm(owner) for owner in self._keys if owner}
-        return {owner: reason for owner, reason in alarms.items() if reason and reason != self.alarm}
+        return {owner: reason for owner, reason in alarms.items() if reason not in ("", self.alarm)}
 
     def to_json(self) -> dict[str, Any]:
         """Return the measured share of changed answers (`loss`) and of unusual questions (`drift`) as JSON.

@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from knowgate.core.postgres.address import is_postgres_address
 from knowgate.core.redaction import redact_secrets
@@ -42,6 +42,17 @@ MAX_RECENT_DECISIONS = 500
 MAX_FEEDBACK_PER_DAY = 1000  # per API key
 DAY_SECONDS = 86_400.0
 DELETION_SECONDS = 600.0  # deletions are kept longer than decisions wait to be written
+
+
+class DecisionRow(NamedTuple):
+    """A row of the table of decisions. `at` is the start of the request, in seconds since 1970."""
+
+    id: str
+    at: float
+    question: str | None
+    record: str
+    owner: str
+    question_key: str | None
 
 
 class DecisionLog:
@@ -79,7 +90,7 @@ class DecisionLog:
         self._retain_days = retain_days
         self._on_loss = on_loss
         self._attempts = SHARED_ATTEMPTS if is_shared or is_postgres_address(location) else 1
-        self._pending: list[tuple[Any, ...]] = []
+        self._pending: list[DecisionRow] = []
         self._commit: Future[None] = Future()  # completes when the pending rows are written
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, "knowgate-decisions")
@@ -96,24 +107,22 @@ class DecisionLog:
     def append(
         self, record: dict[str, Any], question: str | None, owner: str = "", seconds: float = 0.0
     ) -> Future[None]:
-        """Queue a decision for writing, and return at once.
-
-        If too many decisions are waiting to be written, this one is lost.
+        """Queue a decision for writing, and return at once. If too many decisions wait already, this one is lost.
 
         Args:
-            record: The decision, as JSON.
+            record: The decision, as a JSON object.
             question: The question, which is stored only if that is enabled.
             owner: Name of the API key of the request.
-            seconds: Seconds since the start of the request. If a client has deleted decisions on the same question
-                since then, this decision is not stored.
+            seconds: Seconds since the start of the request. If a client has deleted the decisions on this question since
+                then, this decision is not stored.
 
         Returns:
-            A future that completes when the decision is committed. It raises an error if the decision is lost. Other
-            decisions share it, so do not cancel it.
+            A future that completes when the decision is stored, or raises an error if it is lost. Decisions that are
+            written together share the future, so do not cancel it.
         """
         text = question if self.stores_questions else None
         key = question_key(question) if self.stores_keys and question is not None else None
-        row = (record["id"], time.time() - seconds, text, json.dumps(record), owner, key)
+        row = DecisionRow(record["id"], time.time() - seconds, text, json.dumps(record), owner, key)
         with self._lock:
             is_full = len(self._pending) >= MAX_PENDING_ROWS
             if not is_full:
@@ -128,12 +137,15 @@ class DecisionLog:
         return commit
 
     def _write_pending(self) -> None:
-        """Write all queued decisions in one transaction. If that fails, they are lost, which is logged and counted."""
+        """Write all queued decisions in one transaction. If that fails, they are lost, which is logged and counted.
+
+        Afterwards, complete the future that `append` has returned for these decisions.
+        """
         with self._lock:
             rows, self._pending = self._pending, []
-            commit, self._commit = self._commit, Future()  # `append` has returned this future for all of these rows
+            commit, self._commit = self._commit, Future()
         if not commit.set_running_or_notify_cancel():
-            commit = Future()  # nobody waits for these rows any more
+            commit = Future()  # the shared future was cancelled, so nobody waits for it
         try:
             with self._store.transaction(WRITE_LOCK) as transaction:
                 transaction.executemany(UPSERT_DECISION, _drop_deleted(transaction, rows))
@@ -175,9 +187,9 @@ class DecisionLog:
         return await self._retry(lambda store: _find_decision(store, id, owner))
 
     async def _retry(self, work: Callable[[Store], Result]) -> Result:
-        """Run a function on the tables. If the log is shared and the result is empty, try again several times.
+        """Run a function that searches the tables, several times if it returns nothing and other processes use the log.
 
-        Another process may be about to write the decision that the function looks for.
+        Another process may be about to write the decision that the function searches.
         """
         for _ in range(self._attempts - 1):
             if result := await self.run(work):
@@ -211,11 +223,14 @@ class DecisionLog:
         Returns:
             Ids of the deleted decisions.
         """
-        await self._retry(lambda store: _find_owners(store, id, question))  # wait for a decision that is being written
+        await self._retry(lambda store: _find_ids_and_owners(store, id, question))  # the decision may be being written
         return await self.run(lambda store: _delete_decisions(store, id, question, owner))
 
     async def has_unkeyed_texts(self, owner: str | None) -> bool:
-        """Return whether decisions of an owner, or (None) of any, have texts but cannot be found by their question."""
+        """Return whether the log has texts, such as comments, of decisions that cannot be found by their question.
+
+        Only decisions of the given owner (API key) count, or those of all owners if it is None.
+        """
         owners = {row[0] for row in await self.run(lambda store: store.fetch_rows(SELECT_UNKEYED_TEXTS))}
         return bool(owners) if owner is None else owner in owners
 
@@ -268,12 +283,6 @@ class DecisionLog:
         self._thread.shutdown(wait=True)
 
 
-def make_unknown_decision_error(id: str) -> ApiError:
-    """Return the error for the id of a decision that does not exist, or belongs to another API key."""
-    message = f"the decision log has no decision '{id[:80]}' of this API key. Send the header x-knowgate-id of one"
-    return ApiError(404, f"{message} of its responses. Decisions are deleted after a while.", "no_decision")
-
-
 def _open_log(location: str) -> Store:
     """Open the tables of the decision log, and create or upgrade them if necessary.
 
@@ -284,9 +293,8 @@ def _open_log(location: str) -> Store:
     unkeyed = "SELECT id, question FROM decisions WHERE question IS NOT NULL AND question_key IS NULL"
     if rows := store.fetch_rows(unkeyed):
         with store.transaction() as transaction:
-            transaction.executemany(
-                "UPDATE decisions SET question_key = ? WHERE id = ?", [(question_key(row[1]), row[0]) for row in rows]
-            )
+            values = [(question_key(question), id) for id, question in rows]
+            transaction.executemany("UPDATE decisions SET question_key = ? WHERE id = ?", values)
     return store
 
 
@@ -296,17 +304,22 @@ def _to_decision(at: float, question: str | None, record: str) -> dict[str, Any]
 
 
 def _find_decision(store: Store, id: str, owner: str | None = None) -> dict[str, Any] | None:
-    """Return the decision with this id, and its feedback, or None if there is no such decision of this owner."""
+    """Return the decision with this id and its feedback, or None if there is none of this owner (None: of any)."""
     rows = store.fetch_rows("SELECT at, question, record, owner FROM decisions WHERE id = ?", (id,))
-    if not rows or (owner is not None and (rows[0][3] or "") != owner):
+    if not rows:
+        return None
+    at, question, record, decision_owner = rows[0]
+    if owner is not None and owner != (decision_owner or ""):
         return None
     feedback_rows = store.fetch_rows("SELECT at, rating, comment FROM feedback WHERE decision = ?", (id,))
-    feedback = [{"at": at, "rating": rating, "comment": comment} for at, rating, comment in feedback_rows]
-    return {**_to_decision(*rows[0][:3]), "feedback": feedback}
+    feedback = [{"at": row[0], "rating": row[1], "comment": row[2]} for row in feedback_rows]
+    return {**_to_decision(at, question, record), "feedback": feedback}
 
 
 def _store_feedback(store: Store, id: str, rating: str, comment: str | None, owner: str) -> bool:
-    """Store the feedback of an owner on a decision, in place of an earlier one, and return whether there is a decision.
+    """Store feedback on a decision, and return whether the decision exists.
+
+    The feedback replaces earlier feedback of the same owner (API key) on this decision.
 
     Raises:
         ApiError: 429 if this owner has given too much feedback within a day.
@@ -314,7 +327,8 @@ def _store_feedback(store: Store, id: str, rating: str, comment: str | None, own
     if _find_decision(store, id) is None:
         return False
     query = "SELECT COUNT(*) FROM feedback WHERE owner = ? AND at > ? AND decision <> ?"
-    ((rated_count,),) = store.fetch_rows(query, (owner, time.time() - DAY_SECONDS, id))
+    rows = store.fetch_rows(query, (owner, time.time() - DAY_SECONDS, id))
+    rated_count = rows[0][0]
     if rated_count >= MAX_FEEDBACK_PER_DAY:
         message = f"this API key has rated {MAX_FEEDBACK_PER_DAY:,} decisions within a day. Try again tomorrow."
         raise ApiError(429, message, "too_much_feedback", {"retry-after": "3600"})
@@ -325,42 +339,44 @@ def _store_feedback(store: Store, id: str, rating: str, comment: str | None, own
     return True
 
 
-def _find_owners(store: Store, id: str, question: str) -> list[tuple[Any, ...]]:
-    """Return ids and owners of the decision with this id and of all decisions on this question."""
+def _find_ids_and_owners(store: Store, id: str, question: str) -> list[tuple[Any, ...]]:
+    """Return the id and the owner (API key) of the decision with this id, and of all decisions on this question."""
     key = question_key(question) if question else ""
     return store.fetch_rows("SELECT id, owner FROM decisions WHERE id = ? OR question_key = ?", (id, key))
 
 
 def _delete_decisions(store: Store, id: str, question: str, owner: str | None) -> list[str]:
-    """Delete the decision with this id and all decisions on this question, of one owner or (None) of all, and return their ids.
+    """Delete the decision with this id and all decisions on this question, and return the ids of deleted decisions.
 
-    The deletion itself is stored first, so that other processes drop decisions that they have not written yet.
+    Only decisions of the given owner (API key) are deleted, or of all owners if it is None. The deletion itself is stored
+    first, so that other processes drop decisions that they have not written yet.
     """
     key, now = question_key(question) if question else "", time.time()
     with store.transaction(WRITE_LOCK) as transaction:
         transaction.execute("DELETE FROM deletions WHERE at < ?", (now - DELETION_SECONDS,))
         transaction.execute(INSERT_DELETION, (now, id, key, owner))
-    ids = [row[0] for row in _find_owners(store, id, question) if owner is None or (row[1] or "") == owner]
+    rows = _find_ids_and_owners(store, id, question)
+    ids = [row_id for row_id, row_owner in rows if owner is None or owner == (row_owner or "")]
     if ids:
         delete_rows(store, ids)
     return ids
 
 
-def _drop_deleted(transaction: Transaction, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Return the rows of new decisions, without those that a process deleted while they waited to be written."""
-    oldest = min((row[1] for row in rows), default=0.0)
+def _drop_deleted(transaction: Transaction, rows: Sequence[DecisionRow]) -> list[DecisionRow]:
+    """Return the rows of new decisions, without those that a client deleted while they waited to be written."""
+    oldest = min((row.at for row in rows), default=0.0)
     query = "SELECT at, decision, question_key, owner FROM deletions WHERE at >= ?"
     deletions = transaction.execute(query, (oldest,)).fetchall() if rows else []
     return [row for row in rows if not any(_is_deleted(row, *deletion) for deletion in deletions)]
 
 
-def _is_deleted(row: tuple[Any, ...], deleted_at: float, deleted_id: str, deleted_key: str, owner: str | None) -> bool:
-    """Return whether a deletion, by the id of a decision or by its question, applies to a row of a new decision.
+def _is_deleted(row: DecisionRow, deleted_at: float, deleted_id: str, deleted_key: str, owner: str | None) -> bool:
+    """Return whether a client has deleted a new decision: by its id, or by its question, whose hash is the key.
 
-    A deletion without owner (None) applies to the decisions of all owners.
+    A deletion without owner (None) deletes the decisions of all owners (API keys). Later requests are not deleted.
     """
-    id, at, _, _, row_owner, key = row
-    return at <= deleted_at and (id == deleted_id or key == deleted_key) and owner in (None, row_owner)
+    is_named = row.id == deleted_id or row.question_key == deleted_key
+    return is_named and row.at <= deleted_at and owner in (None, row.owner)
 
 
 def delete_rows(store: Store, ids: Sequence[str]) -> None:
@@ -372,9 +388,8 @@ def delete_rows(store: Store, ids: Sequence[str]) -> None:
     values = [(id,) for id in ids]
     with store.transaction() as transaction:
         transaction.executemany("DELETE FROM decisions WHERE id = ?", values)
-        transaction.executemany(
-            "UPDATE feedback SET decision = '', rating = '', comment = NULL WHERE decision = ?", values
-        )
+        feedback_update = "UPDATE feedback SET decision = '', rating = '', comment = NULL WHERE decision = ?"
+        transaction.executemany(feedback_update, values)
         transaction.execute("DELETE FROM feedback WHERE decision = '' AND at < ?", (time.time() - DAY_SECONDS,))
         transaction.executemany("DELETE FROM corrections WHERE decision = ?", values)
         transaction.executemany("UPDATE audits SET closed = NULL, opened = NULL WHERE decision = ?", values)
@@ -420,10 +435,10 @@ class RecentDecisions:
         return self._rows.get(id)
 
     async def find_ids(self, question: str, owner: str | None) -> list[str]:
-        """Return the ids of all decisions on a question, of one owner or (None) of all."""
-        key, rows = question_key(question), [row for row in self._rows.values() if row.get("question")]
-        rows = [row for row in rows if owner in (None, row["owner"])]
-        # In a thread, because hashing many long questions takes a while.
+        """Return the ids of all decisions on a question, of the given owner (API key), or of all owners if it is None."""
+        rows = [row for row in self._rows.values() if row.get("question") and owner in (None, row["owner"])]
+        key = question_key(question)
+        # In a thread, because computing the keys of many long questions takes a while.
         return await asyncio.to_thread(lambda: [row["id"] for row in rows if question_key(row["question"]) == key])
 
     def delete(self, ids: Iterable[str]) -> None:

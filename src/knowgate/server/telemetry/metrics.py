@@ -93,7 +93,8 @@ class ServerMetrics:
             self.degraded.labels(part).inc()
         if trace.decision is not None:
             decision = "retrieve" if trace.decision.retrieve else "skip"
-            reason = "degraded" if trace.degraded else "rule" if trace.decision.rule else "score"
+            decided_by = "rule" if trace.decision.rule else "score"
+            reason = "degraded" if trace.degraded else decided_by
             self.decisions.labels(decision, reason, trace.decision.gate, trace.way).inc()
             self.passages.inc(len(trace.passages))
 

@@ -73,7 +73,14 @@ class DecisionTotals(BaseModel):
     extra_calls: int = 0
 
     def add_request(self, trace: RequestTrace, passage_tokens: float) -> None:
-        """Add a request with a decision. `passage_tokens` is the number of tokens of its passages."""
+        """Add a request with a decision to the sums.
+
+        If the request retrieved, a draft (an answer without passages) was an extra cost, because it was not sent.
+
+        Args:
+            trace: Record of the request.
+            passage_tokens: Number of tokens of its passages.
+        """
         assert trace.decision is not None
         self.decided += 1
         self.retrieved += trace.decision.retrieve
@@ -85,8 +92,8 @@ class DecisionTotals(BaseModel):
         if not trace.decision.retrieve:
             return
         self.extra_calls += trace.draft is not None or trace.way in DRAFT_WAYS
-        if trace.draft is None:
-            self.draft_tokens += trace.extra_usage.completion  # a draft that only the arbiter read
+        if trace.draft is None:  # no draft, or one that only the arbiter read
+            self.draft_tokens += trace.extra_usage.completion
         else:
             # The upstream generates a draft in the stage "draft", a model in this process in the stage "read".
             self.draft_tokens += trace.draft.n_tokens or estimate_tokens(trace.draft.text)
@@ -98,12 +105,12 @@ class DecisionTotals(BaseModel):
             setattr(self, name, getattr(self, name) + value)
 
     def to_json(self, options: ServeOptions) -> dict[str, Any]:
-        """Return the counts, and an estimate of how much skipping retrieval saved.
+        """Return the counts of requests, and an estimate of how much skipping retrieval saved.
 
-        A request that skipped retrieval saved what passages cost on average. Drafts that were generated in vain are
-        subtracted. `saved` has the numbers of searches and tokens, the time in seconds, and the money. Values that are
-        not known yet are None. So is the money if the options contain no prices. `has_unpriced_calls` is true if the
-        money leaves out extra LLM calls, because neither these nor tokens have a price.
+        Each request that skipped retrieval saved what retrieving costs on average. The cost of drafts that were not sent is
+        subtracted. `saved` has the numbers of searches and tokens, the seconds, and the money. A value is None if it is
+        not known: all of them before the first request with passages, and the money if the options contain no prices.
+        `has_unpriced_calls` is true if the money leaves out the LLM calls for drafts, because they have no price.
         """
         skipped = self.decided - self.retrieved
         saved: dict[str, float | None] = {"retrievals": skipped, "tokens": None, "seconds": None, "money": None}
@@ -145,14 +152,18 @@ class MetricsSnapshot(BaseModel):
     lost_decisions: int = 0
 
     def add_request(self, status: int, seconds: float, trace: RequestTrace) -> None:
-        """Count a request, with its HTTP status, the seconds until its response, and its decision if there is one."""
+        """Count a request, with its HTTP status, the seconds until its response, and its decision if there is one.
+
+        A decision is counted in the sums of all requests and of its arm (gate of an A/B test), in the number of decisions
+        per minute, and in the histogram of needs. A need is the gate's score, from 0 (the LLM knows) to 1 (retrieve).
+        """
         self.requests[f"{status // 100}xx"] += 1
         if trace.decision is None:
             return
         passage_tokens = sum(estimate_tokens(f"{passage.title} {passage.text}") for passage in trace.passages)
         for arm in {"", trace.arm}:  # "" has the sums over all requests
             self.totals.setdefault(arm, DecisionTotals()).add_request(trace, passage_tokens)
-        # The histogram is of needs that the server's own gate estimated and compared with its own threshold.
+        # The histogram has only decisions of the gate, with the threshold of the server.
         if not trace.decision.rule and not trace.degraded and not trace.has_own_options:
             needs = self.retrieved_needs if trace.decision.retrieve else self.skipped_needs
             needs[min(NEED_BINS - 1, int(trace.decision.need * NEED_BINS))] += 1
@@ -174,9 +185,7 @@ class MetricsSnapshot(BaseModel):
             try:
                 combined._merge(MetricsSnapshot.model_validate_json(text))
             except ValueError as error:
-                log.warning(
-                    "The statistics of another server process are ignored, because they cannot be read: %s", error
-                )
+                log.warning("The statistics of another server process are ignored: they cannot be read: %s", error)
         return combined
 
     def _merge(self, other: MetricsSnapshot) -> None:
@@ -213,10 +222,14 @@ def _add_lists(first: Sequence[int], second: Sequence[int]) -> list[int]:
 
 
 def _compute_percentiles(milliseconds: Iterable[float]) -> dict[str, float]:
-    """Return the number of durations, and their median, 95th and 99th percentile."""
+    """Return the number of durations, and their median, 95th and 99th percentile.
+
+    Example: [1.0, 2.0, 9.0] -> {"n": 3, "p50": 2.0, "p95": 9.0, "p99": 9.0}
+    """
     ordered = sorted(milliseconds)
-    indices = {percent: min(len(ordered) - 1, len(ordered) * percent // 100) for percent in (50, 95, 99)}
-    return {"n": len(ordered), **{f"p{percent}": round(ordered[index], 3) for percent, index in indices.items()}}
+    count = len(ordered)
+    percentiles = {f"p{percent}": round(ordered[count * percent // 100], 3) for percent in (50, 95, 99)}
+    return {"n": count, **percentiles}
 
 
 class SnapshotExchange:
@@ -242,9 +255,11 @@ class SnapshotExchange:
         self._write_task: asyncio.Task[None] | None = None
 
     def schedule_write(self) -> None:
-        """Schedule that the statistics are written within a second."""
-        now = asyncio.get_running_loop().time()
-        if self._log is not None and (self._timer is None or self._timer.when() > now + WRITE_DELAY_SECONDS):
+        """Make sure that the statistics are written within WRITE_DELAY_SECONDS, unless that is scheduled already."""
+        if self._log is None:
+            return
+        latest = asyncio.get_running_loop().time() + WRITE_DELAY_SECONDS
+        if self._timer is None or self._timer.when() > latest:
             self._set_timer(WRITE_DELAY_SECONDS)
 
     def _set_timer(self, seconds: float) -> None:

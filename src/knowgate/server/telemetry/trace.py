@@ -48,6 +48,7 @@ class TokenUsage:
                 usage[name] += amount
 
 
+OPTIONAL_FIELDS = ("why_not", "arm", "mode", "ignored")  # fields of a report that are left out if they are empty
 HEADER_PREFIX = "x-knowgate-"
 MAX_HEADER_CHARS = 300
 
@@ -139,42 +140,50 @@ class RequestTrace:
             self.add_time(stage, time.perf_counter() - start, start)
 
     def add_time(self, stage: str, seconds: float, start: float | None = None) -> None:
-        """Add the duration of a stage.
+        """Record how long a stage of the request took.
+
+        Two stages with the same name that follow each other become one. An example is "answer": first the headers of a
+        response arrive, and then its body.
 
         Args:
-            stage: Name of the stage. If it is the same as that of the previous stage, that stage is extended.
+            stage: Name of the stage, such as "gate" or "retrieve".
             seconds: Duration of the stage.
-            start: When the stage started. Default: when the previous stage ended.
+            start: When the stage started, as a value of `time.perf_counter`. Default: when the previous stage ended.
         """
-        last = self.stages[-1] if self.stages else StageTiming("", self.start, 0.0)
-        start = last.start + last.seconds if start is None else start
-        if last.name == stage:  # for example, first the headers and then the body of a response
-            self.stages[-1] = StageTiming(stage, last.start, start + seconds - last.start)
+        previous = self.stages[-1] if self.stages else StageTiming("", self.start, 0.0)
+        start = previous.start + previous.seconds if start is None else start
+        if previous.name == stage:
+            self.stages[-1] = StageTiming(stage, previous.start, start + seconds - previous.start)
         else:
             self.stages.append(StageTiming(stage, start, seconds))
         self.milliseconds[stage] = round(self.milliseconds.get(stage, 0.0) + 1000 * seconds, 3)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the `knowgate` object of a response, with everything that is known so far."""
-        return {
+        """Return the `knowgate` object of a response, which reports how the request was processed so far.
+
+        `RequestReport` describes the fields.
+        """
+        report = {
             "id": self.id,
             "way": self.way,
             "gated": self.decision is not None,
             **({} if self.decision is None else decision_record(self.decision)),
-            **({"why_not": self.ungated_reason} if self.ungated_reason else {}),
-            **({"arm": self.arm} if self.arm else {}),
-            **({"mode": self.mode} if self.mode else {}),
+            "why_not": self.ungated_reason,
+            "arm": self.arm,
+            "mode": self.mode,
             "passages": [{"id": hit.id, "title": hit.title, "score": hit.score} for hit in self.passages],
             **self._choice_json(),
             "degraded": list(self.degraded),
-            **({"ignored": list(self.ignored_fields)} if self.ignored_fields else {}),
+            "ignored": list(self.ignored_fields),
             "milliseconds": {**self.milliseconds, "total": round(1000 * (time.perf_counter() - self.start), 3)},
         }
+        return {name: value for name, value in report.items() if value or name not in OPTIONAL_FIELDS}
 
     def _choice_json(self) -> dict[str, Any]:
-        """Return the arbiter's choice between the draft and the answer with passages, or why it was not used.
+        """Return the fields of `to_json` about the arbiter, which chooses between two answers.
 
-        The JSON is part of `to_json`.
+        `choice` says whether it chose the draft (the answer without passages) or the answer with passages. If it could
+        not compare them, `unweighed` is the reason. Empty if the pipeline has no arbiter.
         """
         if self.choice is None:
             return {"unweighed": self.arbitration_gap} if self.arbitration_gap else {}

@@ -65,10 +65,10 @@ class LimitedResponse(aiohttp.ClientResponse):
     """A response of the upstream with a limit on interim responses (status 1xx), of which aiohttp skips any number."""
 
     async def start(self, connection: Any) -> aiohttp.ClientResponse:
-        """Wait for the headers of the final response.
+        """Wait for the headers of the final response, and raise an error if too many interim responses come before it.
 
-        aiohttp calls `protocol.read` once for each interim response and once for the final one. While it waits, this
-        method is replaced by one that raises an error after MAX_INTERIM_RESPONSES + 1 calls.
+        aiohttp calls `protocol.read` for each interim response (status 1xx) and for the final one. While it waits,
+        `read_limited` takes the place of `protocol.read`, and counts these calls.
 
         Raises:
             StaleConnectionError: The upstream closed an idle connection, maybe before it got this request.
@@ -81,9 +81,8 @@ class LimitedResponse(aiohttp.ClientResponse):
             reads_left -= 1
             if reads_left < 0:
                 connection.close()
-                raise aiohttp.ClientPayloadError(
-                    "the upstream sent too many responses with a status of 1xx before its reply"
-                )
+                message = "the upstream sent too many responses with a status of 1xx before its reply"
+                raise aiohttp.ClientPayloadError(message)
             return await read()
 
         protocol.read = read_limited
@@ -122,7 +121,7 @@ class UpstreamClient:
         # Time out before the deadline. At the deadline, a request is cancelled, which does not count as a failure.
         longest = DEADLINE_SHARE * options.deadline
         self._first_byte_timeout = min(options.first_byte_seconds or longest, longest)
-        self._sessions: dict[bool, aiohttp.ClientSession] = {}  # by whether each request gets a new connection
+        self._sessions: dict[bool, aiohttp.ClientSession] = {}  # by `reuses_connections`
         self.default_model: str | None = None
 
     async def close(self) -> None:
@@ -130,24 +129,27 @@ class UpstreamClient:
         for session in self._sessions.values():
             await session.close()
 
-    def _get_session(self, *, is_fresh: bool) -> aiohttp.ClientSession:
-        """Return an HTTP session, opened at the first call. `is_fresh`: it opens a new connection for each request."""
-        if is_fresh not in self._sessions:
-            connector = aiohttp.TCPConnector(limit=MAX_CONNECTIONS, force_close=is_fresh)
-            vars(connector)["_factory"] = partial(
-                UpstreamConnection, asyncio.get_running_loop()
-            )  # there is no public way
-            self._sessions[is_fresh] = aiohttp.ClientSession(
+    def _get_session(self, *, reuses_connections: bool) -> aiohttp.ClientSession:
+        """Return an HTTP session, which is opened at the first call.
+
+        Args:
+            reuses_connections: Whether connections stay open for further requests. Otherwise each request gets a new one.
+        """
+        if reuses_connections not in self._sessions:
+            connector = aiohttp.TCPConnector(limit=MAX_CONNECTIONS, force_close=not reuses_connections)
+            connect_timeout, read_timeout = self._connect_timeout, self._first_byte_timeout
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout, sock_read=read_timeout)
+            # aiohttp has no public option for the class of connections.
+            vars(connector)["_factory"] = partial(UpstreamConnection, asyncio.get_running_loop())
+            self._sessions[reuses_connections] = aiohttp.ClientSession(
                 connector=connector,
-                timeout=aiohttp.ClientTimeout(
-                    total=None, sock_connect=self._connect_timeout, sock_read=self._first_byte_timeout
-                ),
+                timeout=timeout,
                 response_class=LimitedResponse,
                 auto_decompress=False,  # `iter_chunks` decompresses, with a limit
                 skip_auto_headers=("User-Agent",),
                 **_find_proxy(self.url),
             )
-        return self._sessions[is_fresh]
+        return self._sessions[reuses_connections]
 
     async def send(
         self, method: str, path: str, content: bytes | None, headers: Headers, *, uses_breaker: bool = True
@@ -191,9 +193,9 @@ class UpstreamClient:
         url = f"{self.url}{path}"
         options: dict[str, Any] = {"data": content, "headers": self._build_headers(headers), "allow_redirects": False}
         try:
-            return await self._get_session(is_fresh=False).request(method, url, **options)
+            return await self._get_session(reuses_connections=True).request(method, url, **options)
         except StaleConnectionError:
-            return await self._get_session(is_fresh=True).request(method, url, **options)
+            return await self._get_session(reuses_connections=False).request(method, url, **options)
 
     # --- the circuit breaker ----------------------------------------------------------------------
 
@@ -259,9 +261,9 @@ class UpstreamClient:
         return self._login or (f"Bearer {key}" if key else "")
 
     def redact_login(self, content: bytes) -> bytes:
-        """Replace the secret of this server's login in a response, because some servers repeat it in their errors."""
-        secret = self._get_login().partition(" ")[2].encode()
-        return content.replace(secret, b"***") if secret else content
+        """Replace the password or API key of this server in a response by ***. Some servers repeat it in their errors."""
+        _, _, secret = self._get_login().partition(" ")  # such as "Bearer SECRET"
+        return content.replace(secret.encode(), b"***") if secret else content
 
     async def list_models(self, headers: Headers) -> list[dict[str, Any]]:
         """Return the models that the upstream lists, or an empty list if it has no valid list of models."""
@@ -323,6 +325,5 @@ def make_connection_error(error: BaseException) -> ApiError:
         return ApiError(502, f"the response of the upstream cannot be used: {error}.", "upstream_invalid")
     if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError):
         return ApiError(504, "the upstream did not respond in time. Try again later.", "upstream_timeout")
-    return ApiError(
-        502, f"the server cannot reach the upstream ({type(error).__name__}). Try again later.", "upstream_unreachable"
-    )
+    message = f"the server cannot reach the upstream ({type(error).__name__}). Try again later."
+    return ApiError(502, message, "upstream_unreachable")

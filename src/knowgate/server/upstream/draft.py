@@ -98,11 +98,13 @@ def arbiter_makes_drafts(rag: AdaptiveRAG) -> bool:
 
 
 def build_draft_request(request: dict[str, Any], reader: Gate | Arbiter) -> dict[str, Any]:
-    """Return the body of the request for a draft.
+    """Return the body of a request for an answer that a gate or an arbiter reads.
+
+    It is the client's own request body, with the option for log-probabilities if the reader needs them.
 
     Args:
         request: Body of the client's request.
-        reader: Gate or arbiter that reads the draft. If it needs log-probabilities, they are requested, too.
+        reader: The gate, which decides whether to retrieve, or the arbiter, which chooses between two answers.
     """
     if Signal.LOGPROBS not in reader.needs:
         return request
@@ -128,30 +130,38 @@ async def read_draft(response: aiohttp.ClientResponse) -> UpstreamDraft:
 
 
 async def read_first_tokens(response: aiohttp.ClientResponse, count: int) -> UpstreamDraft:
-    """Read a streamed draft until it has `count` tokens or ends."""
+    """Read the beginning of a streamed answer: `count` tokens, or fewer if it ends before.
+
+    Only log-probabilities show which tokens there are. Without them, each piece of text counts as a token.
+    """
     piece_count = 0  # number of pieces of text that are not empty
 
     def is_enough(answer: StreamedResponse) -> bool:
-        """Return whether there are enough tokens. Called after each piece."""
+        """Return whether the answer has `count` tokens. Called after each piece of text."""
         nonlocal piece_count
-        piece_count += bool(answer.texts and answer.texts[-1])
+        if answer.texts and answer.texts[-1]:
+            piece_count += 1
         tokens = answer.logprobs.get("content")
-        # Without log-probabilities the tokens are unknown, so each piece counts as a token.
-        return (piece_count if tokens is None else len(tokens)) >= count
+        token_count = piece_count if tokens is None else len(tokens)
+        return token_count >= count
 
     return await _read_stream(response, is_enough)
 
 
 async def read_until(response: aiohttp.ClientResponse, is_enough: Callable[[str], bool]) -> UpstreamDraft:
-    """Read a streamed draft until `is_enough` returns true for its text, or until it ends."""
+    """Read a streamed answer until `is_enough` returns true for the text so far, or until it ends."""
     next_check = 0  # number of pieces of text at which `is_enough` is called next
 
     def is_done(answer: StreamedResponse) -> bool:
-        """Call `is_enough` more rarely the longer the answer is, because each call gets the whole text."""
+        """Return whether `is_enough` is true for the text so far. Called after each piece of text.
+
+        The check reads the whole text, so a long answer is checked more rarely, and not after each piece.
+        """
         nonlocal next_check
-        if len(answer.texts) < next_check:
+        piece_count = len(answer.texts)
+        if piece_count < next_check:
             return False
-        next_check = len(answer.texts) + len(answer.texts) // CHECK_INTERVAL_PIECES
+        next_check = piece_count + piece_count // CHECK_INTERVAL_PIECES
         return is_enough("".join(answer.texts))
 
     return await _read_stream(response, is_done)
@@ -160,9 +170,10 @@ async def read_until(response: aiohttp.ClientResponse, is_enough: Callable[[str]
 async def _read_stream(
     response: aiohttp.ClientResponse, is_enough: Callable[[StreamedResponse], bool]
 ) -> UpstreamDraft:
-    """Read a streamed draft until it ends, calls a tool, contains an invalid chunk, or `is_enough` returns true.
+    """Read the beginning of a streamed answer, and return it with the rest of the stream.
 
-    After a tool call or an invalid chunk, the draft has no completion, so it can only be forwarded.
+    Reading stops if `is_enough` returns true for what was read, if the answer ends, or after a tool call or an invalid
+    chunk. In the last two cases, `completion` stays None, so the answer can be forwarded, but not read by a gate.
     """
     remaining_lines = read_event_lines(response_body.iter_chunks(response, MAX_DRAFT_BYTES))
     draft, answer = UpstreamDraft(response, remaining_lines=remaining_lines), StreamedResponse()
@@ -210,7 +221,11 @@ CURRENT_DRAFT: ContextVar[Completion | None] = ContextVar("the upstream's answer
 
 @contextmanager
 def use_draft(draft: Completion | None) -> Iterator[None]:
-    """Context manager in which `UpstreamDraftModel` returns this draft to gates that read the LLM."""
+    """Context manager in which gates read this draft, the beginning of an answer that the upstream generated.
+
+    Gates usually let the LLM generate a draft. On this server, `UpstreamDraftModel` takes the place of the LLM, and
+    returns the draft that is set here.
+    """
     token = CURRENT_DRAFT.set(draft)
     try:
         yield
@@ -249,7 +264,10 @@ class UpstreamDraftModel(Backend):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """The fingerprint that the same LLM has as the model `openai:MODEL@URL`, with which gates are fitted."""
+        """Identifies the LLM of the upstream. It shows whether a gate was fitted on the same LLM.
+
+        Gates are fitted on the LLM as the model `openai:MODEL@URL`, so this is the fingerprint of that model.
+        """
         if self._model is None:
             return UNNAMED_FINGERPRINT
         with closing(OpenAIModel(self._model, self._url)) as model:
@@ -257,7 +275,7 @@ class UpstreamDraftModel(Backend):
 
     @functools.cached_property
     def offers(self) -> frozenset[Signal]:
-        """The signals that gates can read: drafts, and log-probabilities unless the upstream is known to return none."""
+        """The signals of the LLM that gates can read: drafts and, if the upstream may return them, log-probabilities."""
         is_text_only = self._asks_upstream and self.returns_logprobs is False
         return frozenset({Signal.DRAFT} if is_text_only else {Signal.DRAFT, Signal.LOGPROBS})
 
@@ -265,8 +283,9 @@ class UpstreamDraftModel(Backend):
     def returns_logprobs(self) -> bool | None:
         """Whether the upstream returns log-probabilities, or None if it does not respond. It is asked only once."""
         with suppress(KnowgateError), closing(ApiClient(self._url, retry=PROBE_RETRY, connections=1)) as client:
-            model = self._model or ModelEndpoint("", client).card.get("id")
-            return ModelEndpoint(str(model), client).capabilities.logprobs if model else None
+            model = self._model or ModelEndpoint("", client).card.get("id")  # by default the first that it lists
+            if model:
+                return ModelEndpoint(str(model), client).capabilities.logprobs
         return None
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
@@ -298,9 +317,8 @@ class UpstreamDraftModel(Backend):
         return [[Completion("")] for _ in prompts]
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        raise UnsupportedSignal(
-            "this gate reads logits, and the LLM server returns none. Use another gate, or a local model."
-        )
+        message = "this gate reads logits, and the LLM server returns none. Use another gate, or a local model."
+        raise UnsupportedSignal(message)
 
 
 async def measure_draft(draft: UpstreamDraft, request: Mapping[str, Any]) -> TokenUsage:
@@ -324,24 +342,29 @@ async def measure_draft(draft: UpstreamDraft, request: Mapping[str, Any]) -> Tok
 
 
 def _find_usage(draft: UpstreamDraft) -> Mapping[str, Any]:
-    """Return the usage that the upstream reported for a draft, or an empty object if it reported none."""
-    chunks: list[Any] = [parse_event_data(line) for line in draft.lines if b'"usage"' in line]
-    usages = [chunk.get("usage") for chunk in (*chunks, draft.body) if isinstance(chunk, dict)]
-    # The last chunk has the sum over the whole answer.
-    return next((usage for usage in reversed(usages) if isinstance(usage, dict)), {})
+    """Return the token counts (`usage`) that the upstream reported for an answer, or {} if it reported none.
+
+    If several chunks of a stream have token counts, the last one has the sum over the whole answer.
+    """
+    chunks = [parse_event_data(line) for line in draft.lines if b'"usage"' in line]
+    chunks.append(draft.body)
+    usages = [chunk["usage"] for chunk in chunks if chunk is not None and isinstance(chunk.get("usage"), dict)]
+    return usages[-1] if usages else {}
 
 
 def annotate_body(content: bytes, trace: RequestTrace) -> bytes:
-    """Add the field `knowgate` with the trace of the request at the end of a JSON object.
+    """Add the field `knowgate`, which reports how the request was processed, at the end of a JSON object.
 
-    All other bytes stay the same, except for the usage if there was another call, and for NaN, which becomes null.
+    Example: b'{"id": 1}' -> b'{"id": 1,"knowgate":{...}}'. All other bytes stay the same, with two exceptions: NaN becomes
+    null, and the tokens of further LLM calls are added to the usage.
     """
     content = replace_non_finite(content)
     if trace.extra_usage != TokenUsage():
         content = _add_usage(content, trace.extra_usage)
     text = content.strip()
     has_fields = text[1:-1].strip() != b""
-    return text[:-1] + (b"," if has_fields else b"") + b'"knowgate":' + dump_json(trace.to_json()) + b"}"
+    separator = b"," if has_fields else b""
+    return text[:-1] + separator + b'"knowgate":' + dump_json(trace.to_json()) + b"}"
 
 
 def _add_usage(content: bytes, extra_usage: TokenUsage) -> bytes:

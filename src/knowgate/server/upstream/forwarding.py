@@ -28,17 +28,9 @@ from knowgate.server.json_api import ApiError, parse_request
 from knowgate.server.options import ServeOptions
 from knowgate.server.schemas import ChatRequest
 from knowgate.server.telemetry.trace import RequestTrace
+from knowgate.server.upstream import draft as drafts
 from knowgate.server.upstream.client import UpstreamClient, build_response_headers, make_connection_error
-from knowgate.server.upstream.draft import (
-    UpstreamDraft,
-    annotate_body,
-    arbiter_makes_drafts,
-    build_draft_request,
-    measure_draft,
-    read_draft,
-    read_first_tokens,
-    read_until,
-)
+from knowgate.server.upstream.draft import UpstreamDraft
 from knowgate.server.upstream.response_body import iter_chunks, parse_completion, read_content, run_for_size
 from knowgate.types import AnswerPair, Arbiter, DecisionNote, Gate, Question
 
@@ -121,8 +113,10 @@ class UpstreamForwarder:
     async def _answer_question(self, request: ForwardedRequest, rag: AdaptiveRAG, question: Question) -> Response:
         """Decide whether to retrieve, and answer the question with or without passages.
 
-        A rule decides if one applies, otherwise the gate. A draft, i.e. an answer without passages, is requested for a
-        gate or arbiter that reads it. A search runs meanwhile if it is needed anyway, or in mode "race".
+        1. A rule decides if one matches, or else the gate, if it reads only the question.
+        2. If the gate or the arbiter reads a draft (an answer without passages), the draft is requested. If retrieval is
+           already decided, or the option `way` is "race", the search runs meanwhile.
+        3. If the gate skips retrieval, the draft is sent. Otherwise the question is answered with passages.
         """
         trace, search = request.trace, None
         trace.question, trace.way = question.text, "question"
@@ -132,7 +126,7 @@ class UpstreamForwarder:
             decision = await self.gate_service.decide(rag, question, None, trace)
             # A stale gate was calibrated for another LLM, and so was its arbiter.
             allows_draft = self.options.way != "question" and not self.gate_service.get_staleness(rag, trace.model_name)
-            needs_draft = decision.retrieve and allows_draft and arbiter_makes_drafts(rag)
+            needs_draft = decision.retrieve and allows_draft and drafts.arbiter_makes_drafts(rag)
         if needs_draft:
             trace.way = "race" if self.options.way == "race" else "draft"
             if trace.way == "race" or trace.decision is not None:
@@ -156,20 +150,22 @@ class UpstreamForwarder:
     async def _answer_with_draft(
         self, request: ForwardedRequest, rag: AdaptiveRAG, question: Question
     ) -> Response | None:
-        """Request a draft, and let the gate decide on it. If it has decided already, the draft is for the arbiter.
+        """Request a draft (an answer without passages), and send it unless the gate decides to retrieve.
+
+        If retrieval is already decided, the draft is only for the arbiter, which will choose between two answers.
 
         Returns:
-            The draft as response if the gate skips retrieval or the LLM called a tool, or the upstream's error. None if
-            passages must be retrieved; `request.draft` is then the draft, unless the upstream refused it.
+            The response: the draft if the gate skips retrieval or the LLM called a tool, or an error of the upstream.
+            None if passages must be retrieved. Then `request.draft` is the draft, unless the upstream refused it.
         """
         gate, trace = rag.bound_gate, request.trace
         reader: Gate | Arbiter = gate if trace.decision is None else rag.bound_arbiter or gate
         token_count = gate.request.draft_tokens if trace.decision is None else WHOLE_DRAFT
         draft = await self._request_answer(
-            request, reader, "draft", lambda response: read_first_tokens(response, token_count)
+            request, reader, "draft", partial(drafts.read_first_tokens, count=token_count)
         )
         if not isinstance(draft, UpstreamDraft):
-            adds_logprobs = build_draft_request(request.upstream_body, reader) != request.upstream_body
+            adds_logprobs = drafts.build_draft_request(request.upstream_body, reader) != request.upstream_body
             if not adds_logprobs or draft.status not in LOGPROBS_REFUSAL_STATUSES:
                 return await forward_response(self.upstream, draft, trace)
             draft.close()  # the upstream may have refused only the log-probabilities, so continue without the gate
@@ -201,7 +197,7 @@ class UpstreamForwarder:
         if not request.trace.passages:
             return await self._answer_without_passages(request)
         if request.draft is not None:
-            request.trace.extra_usage = await measure_draft(request.draft, request.upstream_body)
+            request.trace.extra_usage = await drafts.measure_draft(request.draft, request.upstream_body)
         _close_draft(request)
         return await self._answer_with_passages(request, rag, question)
 
@@ -220,9 +216,8 @@ class UpstreamForwarder:
 
         If there is an arbiter and a complete draft, the arbiter chooses between the draft and the new answer.
         """
-        request.changed_body = insert_passages(
-            request.upstream_body, request.trace.passages, self.options.place, cites=self.options.cite
-        )
+        body, passages, options = request.upstream_body, request.trace.passages, self.options
+        request.changed_body = insert_passages(body, passages, options.place, cites=options.cite)
         if request.draft is None or rag.bound_arbiter is None:
             return await self.forward(request)
         if not request.draft.is_complete:
@@ -233,20 +228,19 @@ class UpstreamForwarder:
     async def _answer_with_arbiter(
         self, request: ForwardedRequest, arbiter: Arbiter, question: Question, draft: UpstreamDraft
     ) -> Response:
-        """Generate the answer with passages, and send either this answer or the draft, as the arbiter chooses.
+        """Request the answer with passages, and send either this answer or the draft, as the arbiter chooses.
 
-        A streamed answer is held back until it ends, or until the arbiter accepts its beginning without comparison.
+        A streamed answer is sent only when it is complete, or when the arbiter would choose every answer with this beginning.
         """
-        answer = await self._request_answer(
-            request, arbiter, "answer", lambda response: read_until(response, arbiter.accepts_beginning)
-        )
+        read_stream = partial(drafts.read_until, is_enough=arbiter.accepts_beginning)
+        answer = await self._request_answer(request, arbiter, "answer", read_stream)
         if not isinstance(answer, UpstreamDraft):
             return await forward_response(self.upstream, answer, request.trace)
         is_beginning_accepted = answer.remaining_lines is not None and not answer.has_ended
         if not is_beginning_accepted:
             chosen = await self._arbitrate(arbiter, question, draft, answer, request.trace)
-            if chosen is draft:  # its usage is in its body, and the tokens of the discarded answer are added to it
-                request.trace.extra_usage = await measure_draft(answer, request.upstream_body)
+            if chosen is draft:  # the response reports the tokens of the draft, plus those of the discarded answer
+                request.trace.extra_usage = await drafts.measure_draft(answer, request.upstream_body)
             answer = chosen
         return await _make_draft_response(self.upstream, answer, request)
 
@@ -291,7 +285,7 @@ class UpstreamForwarder:
         Raises:
             ApiError: The connection failed.
         """
-        body = build_draft_request(request.upstream_body, reader)
+        body = drafts.build_draft_request(request.upstream_body, reader)
         with request.trace.measure(stage):
             response = await self.upstream.send("POST", CHAT_PATH, json.dumps(body).encode(), request.headers)
         if response.status != 200:
@@ -299,7 +293,7 @@ class UpstreamForwarder:
         try:
             with request.trace.measure(stage):
                 is_stream = request.is_streaming and response.content_type == EVENT_STREAM
-                answer = await (read_stream(response) if is_stream else read_draft(response))
+                answer = await (read_stream(response) if is_stream else drafts.read_draft(response))
         except (ClientError, OSError, streaming.InvalidResponse) as error:
             response.close()
             raise self.upstream.record_body_error(error, response) from None
@@ -347,7 +341,7 @@ async def forward_response(
         upstream.record_body()
         if response.status == 200 and annotates_body:
             await parse_completion(content)
-            content = await run_for_size(len(content), lambda: annotate_body(content, trace))
+            content = await run_for_size(len(content), lambda: drafts.annotate_body(content, trace))
         elif response.status != 200:
             content = upstream.redact_login(content)
     except (ClientError, OSError, streaming.InvalidResponse) as error:
@@ -362,7 +356,7 @@ def _close_draft(request: ForwardedRequest) -> None:
 
 
 async def _make_draft_response(upstream: UpstreamClient, draft: UpstreamDraft, request: ForwardedRequest) -> Response:
-    """Return a draft as the response to the client. The draft of a stream may have been read only in part.
+    """Return an answer of the upstream, of which at least the beginning was read, as the response to the client.
 
     Raises:
         ApiError: 502 if the draft is not a valid response.
@@ -374,10 +368,12 @@ async def _make_draft_response(upstream: UpstreamClient, draft: UpstreamDraft, r
         return streaming.EventStreamResponse(events, headers, request.deadline)
     if draft.body is None:
         try:
-            await parse_completion(draft.content)  # this finds the error for the client
+            await parse_completion(draft.content)  # raises the error again that made the body unreadable
         except streaming.InvalidResponse as error:
             raise make_connection_error(error) from None
-    content = await run_for_size(len(draft.content), lambda: annotate_body(draft.get_client_content(), request.trace))
+    content = await run_for_size(
+        len(draft.content), lambda: drafts.annotate_body(draft.get_client_content(), request.trace)
+    )
     return Response(content, 200, headers)
 
 
@@ -425,9 +421,8 @@ async def forward_stream(
                 yield b"".join(event)
                 event, size = [], 0
             elif size > streaming.MAX_EVENT_BYTES:
-                raise streaming.InvalidResponse(
-                    f"the stream has an event of more than {streaming.MAX_EVENT_BYTES:,} bytes"
-                )
+                message = f"the stream has an event of more than {streaming.MAX_EVENT_BYTES:,} bytes"
+                raise streaming.InvalidResponse(message)
         upstream.record_body()
         if event:
             yield b"".join(event)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import aiohttp
@@ -36,7 +36,8 @@ async def iter_chunks(
     decompressor = None if encoding in ("identity", "") else zlib.decompressobj(GZIP_OR_ZLIB)
     size = 0
     async for chunk in response.content.iter_any():
-        for piece in (chunk,) if decompressor is None else _decompress(decompressor, chunk):
+        pieces: Iterable[bytes] = [chunk] if decompressor is None else _decompress(decompressor, chunk)
+        for piece in pieces:
             size += len(piece)
             if size > max_bytes:
                 raise InvalidResponse(f"the body is larger than {max_bytes:,} bytes")

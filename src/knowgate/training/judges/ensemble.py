@@ -6,6 +6,7 @@ is scored by one that did not see it.
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -91,22 +92,13 @@ def assign_folds(texts: Sequence[str], folds: int, seed: int = 0) -> NDArray[np.
     return np.array([int(folds * hash_to_unit("fold", str(seed), fingerprint_text(text))) for text in texts], np.int64)
 
 
-def average_unseen_votes(
-    votes: Sequence[FloatArray], members: Sequence[EnsembleMember], indices: Sequence[int]
-) -> FloatArray:
-    """Average for each row the predictions of the members that were not trained on it.
+def find_unseen(members: Sequence[EnsembleMember], indices: Sequence[int]) -> BoolArray:
+    """Return which members (rows) may score which label rows (columns): those that were not trained on them.
 
-    If all members were trained on a row, all of them are averaged.
-
-    Args:
-        votes: Predictions of each member for the rows.
-        members: The members, with the rows that each was trained on.
-        indices: Indices of the rows.
+    If all members were trained on a label row, all of them may score it.
     """
     unseen: BoolArray = np.array([[index not in member.seen for index in indices] for member in members], dtype=bool)
-    unseen |= ~unseen.any(axis=0)  # rows that every member has seen: use all members
-    mean: FloatArray = np.average(np.array(votes), axis=0, weights=unseen)
-    return mean
+    return unseen | ~unseen.any(axis=0)
 
 
 @dataclass(frozen=True)
@@ -119,6 +111,7 @@ class FittedJudge(Generic[JudgeType]):
         options: Options to store in the gate's manifest.
         notes: Lines for the model card.
         files: The judge's files by path.
+        predictions: Finished predictions, by the index of the row and the tokens of its prompt.
     """
 
     judge: JudgeType
@@ -126,6 +119,7 @@ class FittedJudge(Generic[JudgeType]):
     options: dict[str, Any]
     notes: list[str]
     files: dict[str, bytes] = field(repr=False)
+    predictions: dict[tuple[int, ...], float] = field(default_factory=dict, repr=False)
 
     @property
     def seen(self) -> frozenset[int]:
@@ -135,13 +129,21 @@ class FittedJudge(Generic[JudgeType]):
     def predict_known(self, prompts: Sequence[LabelPromptTokens], indices: Sequence[int]) -> FloatArray:
         """Predict for each row the probability that the LLM knows the answer.
 
-        A row that some members of the ensemble were trained on is scored by the other members only.
+        A row that some members of the ensemble were trained on is scored by the other members only. Each prompt is scored
+        once, however often its prediction is asked for.
 
         Args:
             prompts: Prompts of the rows.
             indices: Indices of the rows.
         """
-        return average_unseen_votes(self.judge.predict_members(prompts), self.members, indices)
+        keys = [(index, *prompt.ids) for prompt, index in zip(prompts, indices, strict=True)]
+        new = {key: prompt for key, prompt in zip(keys, prompts, strict=True) if key not in self.predictions}
+        unseen, known = find_unseen(self.members, [key[0] for key in new]), np.zeros(len(new))
+        for number, is_unseen in enumerate(unseen):
+            if is_unseen.any():
+                known[is_unseen] += self.judge.predict_member(number, list(itertools.compress(new.values(), is_unseen)))
+        self.predictions.update(zip(new, known / unseen.sum(axis=0), strict=True))
+        return np.array([self.predictions[key] for key in keys])
 
 
 def fit_judge(

@@ -240,7 +240,7 @@ class TrainableEncoder:
 class VotingJudge(Protocol):
     """A judge that returns the probabilities of each of its members."""
 
-    def predict_members(self, prompts: Sequence[LabelPromptTokens]) -> list[FloatArray]: ...
+    def predict_member(self, number: int, prompts: Sequence[LabelPromptTokens]) -> FloatArray: ...
 
 
 JudgeType = TypeVar("JudgeType", bound=VotingJudge)

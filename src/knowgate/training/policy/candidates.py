@@ -43,6 +43,7 @@ from knowgate.types import Signal, SignalRequest
 LOGPROB_FEATURES = ("min", "mean")
 JUDGE, GAIN_JUDGE = "judge", "judge (gain)"
 JUDGES = FOLDS  # judges of an ensemble; each leaves out one fold
+MAX_CPU_ROWS = 2_000  # with more rows, small judges take too long on a CPU to be tried unasked
 # Half the epochs with half the batch make as many updates, and the lower three of MiniLM's six layers stay as they are. On 400
 # train rows of the GPT-4 recording, one fold took 55 seconds of CPU time instead of 140 (docs/judges.md).
 FAST_TRAINING = {"epochs": 2, "batch": 16, "frozen_layers": 3}
@@ -141,17 +142,18 @@ def make_judge_options(base: str) -> dict[str, Any]:
 
 
 def choose_base(evidence: Evidence, options: PolicyOptions, has_gpu: bool) -> str | None:
-    """Return the model to fine-tune as a judge: the one that the user chose or, on a GPU, the LLM if it is local.
+    """Return the model to fine-tune as a judge, or None if no judge is tried.
 
-    None without a GPU, because fine-tuning would take too long.
+    It is the one that the user chose. By default it is the LLM on a GPU if it is local, and otherwise the small encoder: on
+    a GPU, or on a CPU if the rows have nothing but texts and are few enough.
     """
     if options.base is not None:
-        return options.base
-    if not has_gpu:
-        return None
+        return None if options.base == "none" else options.base
     model = str(evidence.table.settings["model"])
-    is_local = model == "smollm" or model.startswith(("hf:", "gguf:"))
-    return model if is_local else "small"
+    if has_gpu and (model == "smollm" or model.startswith(("hf:", "gguf:"))):
+        return model
+    has_signals = evidence.has_logprobs or evidence.has_states
+    return "small" if has_gpu or (len(evidence.table) <= MAX_CPU_ROWS and not has_signals) else None
 
 
 def learns_gain(evidence: Evidence, base: str) -> bool:
@@ -196,9 +198,8 @@ def fit_recipe(
         result: FitResult = function(examples, **injected, **recipe.options)
         return result
     result = function(examples, **recipe.options, embedder=evidence.embedder)
-    if "embedder" not in result.options:
-        return result
-    return replace(result, options={**result.options, "embedder": DEFAULT_EMBEDDER})
+    embedder = {"embedder": DEFAULT_EMBEDDER} if "embedder" in result.options else {}
+    return replace(result, options={**result.options, **embedder})
 
 
 def fit_single_feature(examples: Examples, feature: str) -> FitResult:
@@ -217,8 +218,7 @@ def fit_single_feature(examples: Examples, feature: str) -> FitResult:
     options = {"features": [feature], "probes": [], "cheap": True, "early": False}
     request = SignalRequest(draft_tokens=int(examples.settings.get("max_tokens", 32)))  # as long as the recorded drafts
     tensors = {f"fusion.{name}": value for name, value in classifier.items()}
-    needs = frozenset({Signal.LOGPROBS})  # log-probabilities of the draft's tokens
-    return FitResult("fusion", options, needs, request, tensors, raw=compute_scores)
+    return FitResult("fusion", options, frozenset({Signal.LOGPROBS}), request, tensors, raw=compute_scores)
 
 
 def cross_fit_gate(recipe: GateRecipe, evidence: Evidence, work: Path, watch: FitProgressCallback) -> GateCandidate:
@@ -385,7 +385,6 @@ def _make_key(evidence: Evidence, recipe: GateRecipe) -> str:
 
     Stored scores are found again by this key.
     """
-    data = evidence.table.settings["data_fingerprint"]
     parts = [recipe.gate, recipe.target, json.dumps(dict(recipe.options), sort_keys=True), str(evidence.seed)]
     grades = "".join(map(str, evidence.list_needed(recipe.target).astype(int)))
-    return sha256_text(data, *evidence.table.keys, grades, *parts)[:16]
+    return sha256_text(evidence.table.settings["data_fingerprint"], *evidence.table.keys, grades, *parts)[:16]

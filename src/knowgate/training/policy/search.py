@@ -37,6 +37,7 @@ from knowgate.training.topics import TopicResult, describe_extremes, measure_top
 ENOUGH_QUESTIONS = 500  # with fewer, a policy that is not better may only be poorly trained
 UNCALIBRATED_THRESHOLD = 0.5
 NO_TOPICS = "none"
+NO_JUDGE_NOTE = "No judge is fine-tuned here unless you name one: base='small' takes minutes per 1,000 questions."
 
 
 @dataclass(frozen=True, repr=False)
@@ -102,7 +103,8 @@ def fit_policy(
     check_replaceable(folder, GATE_MANIFEST, GATE_KIND)  # Fail before the training, not after it.
     with require_extra("fitting a policy", "train"):
         evidence = load_evidence(resolve_run_paths(runs), options.seed)
-        _say(watch, evidence.describe())
+        is_judged = candidates.choose_base(evidence, options, candidates.detect_gpu())
+        _say(watch, evidence.describe() if is_judged else f"{evidence.describe()} {NO_JUDGE_NOTE}")
         search = PolicySearch(evidence, options, work, watch, command)
         policy = search.fit_both(folder) if evidence.has_both else search.fit_closed_book(folder)
     delete_checkpoint(folder)
@@ -143,9 +145,8 @@ class PolicySearch:
         return self._list_recipes(candidates.list_arbiter_recipes)
 
     def _list_recipes(self, function: Callable[..., list[Any]]) -> dict[str, Any]:
-        return {
-            recipe.name: recipe for recipe in function(self.evidence, self.options, has_gpu=candidates.detect_gpu())
-        }
+        recipes = function(self.evidence, self.options, has_gpu=candidates.detect_gpu())
+        return {recipe.name: recipe for recipe in recipes}
 
     def _try(self, recipes: Mapping[str, Any], cross_fit: Callable[[Any], Any]) -> list[Any]:
         return list(candidates.try_candidates(list(recipes.values()), cross_fit, self.watch))

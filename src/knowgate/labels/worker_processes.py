@@ -1,0 +1,183 @@
+"""Worker processes that search passages and grade answers, so that this process only feeds the LLM.
+
+Python runs one thread of a process at a time. Threads that search and grade therefore delay the thread that feeds a GPU.
+A worker opens the index by its path. It reads requests as JSON lines on stdin, and ends when stdin is closed.
+`multiprocessing` is not used, because its processes would run the user's script again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, field
+from subprocess import DEVNULL, PIPE
+from typing import Any
+
+from knowgate.labels.grading import Grade, StringGrader
+from knowgate.labels.options import LabelPlan
+from knowgate.labels.passages import PassageFinder, PassageSearchResults
+from knowgate.retrieval.bm25 import Bm25Retriever
+from knowgate.retrieval.index_folder import open_bm25
+from knowgate.types import Passage, Question
+
+MIN_QUESTIONS = 500  # starting a worker takes a second of processor time, which a shorter run does not save
+MIN_CORES = 4
+MAX_WORKERS = 4
+# With -P, Python does not import modules from the current folder, which could shadow standard ones.
+COMMAND = (sys.executable, "-P", "-m", "knowgate.labels.worker_processes")
+
+
+def count_workers(finder: PassageFinder, n_questions: int) -> int:
+    """Return how many workers a label run should have; 0 if threads of this process do as well.
+
+    Workers search only BM25 indexes on disk. Other retrievers need a GPU or a server, or exist only in this process.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    plan, retriever = finder.plan, finder.retriever
+    can_search = plan.open_book and not plan.iterative and isinstance(retriever, Bm25Retriever) and retriever.folder
+    return min(MAX_WORKERS, cores // 2) if can_search and n_questions >= MIN_QUESTIONS and cores >= MIN_CORES else 0
+
+
+class WorkerProcesses:
+    """Searches passages and grades answers in workers. The results equal those of this process.
+
+    This process does the work itself until the workers are ready, and after one of them has failed. So errors are the
+    same as without workers.
+
+    Args:
+        finder: Finds the passages. If there are workers, its retriever must be a BM25 index on disk.
+        count: Number of workers; may be 0.
+    """
+
+    def __init__(self, finder: PassageFinder, count: int):
+        self.count, self.is_ready = count, False
+        self._finder, self._lock = finder, threading.RLock()
+        self._workers: list[subprocess.Popen[str]] = []
+
+    def start(self) -> None:
+        """Start the workers in a thread, because opening an index can take seconds."""
+        if self.count:
+            threading.Thread(target=self._start, name="knowgate-workers", daemon=True).start()
+
+    def close(self) -> None:
+        """Kill the workers. This process does all further work itself."""
+        self.count, self.is_ready = 0, False
+        for worker in self._workers:
+            worker.kill()  # a thread that waits for the worker then releases the lock
+        with self._lock:
+            for worker in self._workers:
+                worker.communicate()  # closes the pipes
+
+    def find(self, questions: Sequence[Question]) -> PassageSearchResults:
+        """Find the passages of each question, and count how often its answer occurs."""
+        results = self.run("search", [[question.text, question.answers] for question in questions])
+        if results is None:
+            return self._finder.find(questions)
+        passages = [[Passage(*fields) for fields in passages] for passages, _ in results]
+        return PassageSearchResults(passages, [frequency for _, frequency in results])
+
+    def run(self, task: str, items: Sequence[Any]) -> list[Any] | None:
+        """Divide the items of a task among the workers, and return one result per item; None if no worker is ready."""
+        if not self.is_ready or not items:
+            return None
+        size = math.ceil(len(items) / len(self._workers))
+        replies = self._request([[task, items[start : start + size]] for start in range(0, len(items), size)])
+        return None if replies is None else [result for reply in replies for result in reply]
+
+    def _request(self, requests: Sequence[Any]) -> list[Any] | None:
+        """Send a request to each of the first workers, and return their replies; None if a worker failed."""
+        replies = None
+        with self._lock:
+            try:
+                with contextlib.suppress(OSError, ValueError):  # the pipe of a worker that has ended
+                    pairs = list(zip(self._workers, requests, strict=False))
+                    for worker, request in pairs:
+                        _write_line(worker.stdin, request)
+                    replies = [json.loads(worker.stdout.readline()) for worker, _ in pairs if worker.stdout]
+            finally:  # also after Ctrl-C, because replies that nobody read would be taken for those of the next request
+                if replies is None:
+                    self.close()
+        return replies
+
+    def _start(self) -> None:
+        """Start all workers, and wait until they have opened the index."""
+        finder, retriever = self._finder, self._finder.retriever
+        assert isinstance(retriever, Bm25Retriever)
+        index = [
+            str(retriever.folder),
+            retriever.fingerprint,
+            finder.plan.candidates if finder.reranker else finder.plan.k,
+        ]
+        # Workers import from the same folders as this process. In a session of their own, Ctrl-C does not reach them.
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        options: dict[str, Any] = {"env": environment, "start_new_session": True, "text": True, "stderr": DEVNULL}
+        with self._lock, contextlib.suppress(OSError):  # without a Python to start, there are no workers
+            while len(self._workers) < self.count:
+                self._workers.append(subprocess.Popen(COMMAND, stdin=PIPE, stdout=PIPE, **options))  # nosec B603
+        self.is_ready = bool(self._request([index] * len(self._workers))) and self.count > 0
+
+
+@dataclass(frozen=True)
+class WorkerGrader(StringGrader):
+    """Grades as `StringGrader` does, in worker processes."""
+
+    workers: WorkerProcesses = field(kw_only=True)
+
+    def grade(self, answers: Sequence[str], questions: Sequence[Question]) -> list[Grade]:
+        """Grade answers. Answers to one question that follow each other are graded by the same worker."""
+        items = []
+        for _, pairs in itertools.groupby(zip(answers, questions, strict=True), key=lambda pair: id(pair[1])):
+            texts, (question, *_) = zip(*pairs, strict=True)
+            letter = str(question.meta.get("gold_letter") or "")
+            items.append([self.name, question.text, question.answers, question.choices, letter, texts])
+        grades = self.workers.run("grade", items)
+        if grades is None:
+            return super().grade(answers, questions)
+        return [Grade(*fields) for row in grades for fields in row]
+
+
+# --- in the worker --------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Work until stdin is closed. The first line names the index."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    folder, fingerprint, k = json.loads(sys.stdin.readline())
+    retriever = open_bm25(folder)
+    if retriever.fingerprint != fingerprint:
+        sys.exit("the index has changed since this run began.")
+    finder = PassageFinder(LabelPlan(k=k), retriever)
+    _write_line(sys.stdout, "ready")
+    for line in sys.stdin:
+        task, items = json.loads(line)
+        _write_line(sys.stdout, _search(finder, items) if task == "search" else [_grade(*item) for item in items])
+
+
+def _search(finder: PassageFinder, items: list[Any]) -> list[Any]:
+    """Return the fields of the passages, and the frequency of the answer, for each question and its gold answers."""
+    results = finder.find([Question(text, answers=tuple(answers)) for text, answers in items])
+    passages = [[astuple(passage) for passage in passages] for passages in results.passages]
+    return list(zip(passages, results.frequencies, strict=True))
+
+
+def _grade(name: Any, text: str, answers: list[str], choices: list[str], letter: str, texts: list[str]) -> list[Any]:
+    """Grade several answers to a question with the string grader of this name; return the fields of the grades."""
+    question = Question(text, answers=tuple(answers), choices=tuple(choices), meta={"gold_letter": letter})
+    return [astuple(grade) for grade in StringGrader(name).grade(texts, [question] * len(texts))]
+
+
+def _write_line(stream: Any, value: Any) -> None:
+    stream.write(json.dumps(value) + "\n")
+    stream.flush()
+
+
+if __name__ == "__main__":
+    main()
