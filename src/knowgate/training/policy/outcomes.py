@@ -157,7 +157,7 @@ def format_change(loss: float) -> str:
 
 
 def combine_results(results: Sequence[PolicyResult]) -> PolicyResult:
-    """Combine the results of policies, each on its own questions, into one result on all questions."""
+    """Combine results on different questions into one result on all of them: averages of rates, sums of counts."""
     n_questions = np.array([result.loss.n for result in results])
     weights = n_questions / n_questions.sum()
     names = ("threshold", "searches", "right", "llm_calls", "judge_calls", "value")
