@@ -27,7 +27,8 @@ FIT_PROBE_HINT = "Fit a probe with target='known' and balanced=True (`knowgate f
 class PassageEffects:
     """How each candidate passage of a question changes the LLM.
 
-    What a value is depends on the source, such as the LLM's confidence. A passage helps if its value is above `base`.
+    A value tells how well the LLM can answer, for example its confidence or the grade of its answer (1 or 0). A passage
+    helps if its value is above `base`.
 
     Attributes:
         base: Value without any passage.

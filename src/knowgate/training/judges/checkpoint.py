@@ -95,7 +95,7 @@ class TrainingState:
         return may_stop and self.n_done - 1 - self.best >= patience
 
     def add(self, segment: TrainingSegment, dev: DevEvaluation | None) -> TrainingState:
-        """Return the state after another segment."""
+        """Return the state after another segment; `dev` is None if there are no dev rows to evaluate it on."""
         evaluations = () if dev is None else (dev,)
         return TrainingState(
             self.key,

@@ -125,7 +125,7 @@ def fit_kbm_judge(
 def _measure_verdict(
     examples: Examples, head: str, taus: Mapping[str, float], raw: Callable[[Sequence[int]], FloatArray]
 ) -> list[str]:
-    """Measure on the test split how often the judge predicts the label (known or not) without calibration.
+    """Measure on the test split how often the judge's uncalibrated prediction (known or not) is right.
 
     Args:
         examples: The label rows.
