@@ -145,19 +145,17 @@ def _explain_unknown_option(error: Any) -> str:
     If the option is most similar to the old name of a renamed option, its new name is suggested.
     """
     command, name = error.ctx.command if error.ctx else None, error.option_name
-    visible = [item for item in (command.params if command else ()) if not getattr(item, "hidden", False)]
-    flags = sorted(flag for item in visible for flag in item.opts if flag.startswith("--"))
-    # The option to suggest for each name that the user may have meant: a flag itself, or an old name.
-    suggestions = {flag.lstrip("-"): flag for flag in flags if flag != "--help"}
-    for old_flag, new_flag in getattr(command, "renamed", {}).items():
-        suggestions[old_flag.lstrip("-")] = new_flag
+    parameters = command.params if command else ()
+    visible = sorted(flag for item in parameters if not getattr(item, "hidden", False) for flag in item.opts)
+    flags = [flag for flag in visible if flag.startswith("--")]
+    # Maps each name that the user may have meant, old or new, to the option to suggest.
+    suggestions = {**{flag: flag for flag in flags if flag != "--help"}, **getattr(command, "renamed", {})}
+    suggestions = {flag.lstrip("-"): suggestion for flag, suggestion in suggestions.items()}
     matches = difflib.get_close_matches(name.lstrip("-"), suggestions, n=1)
     hint = f" Did you mean '{suggestions[matches[0]]}'?" if matches else ""
-    if command is not None and hasattr(
-        command, "suggest_elsewhere"
-    ):  # a command of `knowgate fit`: names the gates that have the option
-        hint += command.suggest_elsewhere(name)
-    if getattr(command, "commands", None):  # a group of commands, such as `knowgate history`
+    if suggest_elsewhere := getattr(command, "suggest_elsewhere", None):  # only commands of `knowgate fit` have it
+        hint += suggest_elsewhere(name)
+    if getattr(command, "commands", None):
         hint += f" Write options of a command after its name: {error.ctx.command_path} COMMAND {name}."
     return f"unknown option '{name}'.{hint} Known: {', '.join([*flags, '--help'])}."
 
@@ -177,11 +175,10 @@ def explain_library_error(message: str, arguments: Sequence[str], commands: Mapp
         commands: All commands, keyed by name.
     """
     path, command = find_command(arguments, commands)
-    if not message.startswith(SETTINGS_FILE_PREFIX):  # keys of a settings file are not flags
-        first_names = {parameter.name: parameter.opts[0] for parameter in getattr(command, "params", ())}
-        flags = {name: flag for name, flag in first_names.items() if flag.startswith("--")}
-        message = translate_arguments(message, flags)
-    return add_next_step(message, path)
+    options = {option.name: option.opts[0] for option in getattr(command, "params", ())}
+    flags = {name: flag for name, flag in options.items() if flag.startswith("--")}
+    is_about_file = message.startswith(SETTINGS_FILE_PREFIX)  # keys of a file are not flags
+    return add_next_step(message if is_about_file else translate_arguments(message, flags), path)
 
 
 def has_next_step(message: str) -> bool:
@@ -231,7 +228,6 @@ def translate_arguments(message: str, flags: Mapping[str, str]) -> str:
     names = "|".join(sorted(map(re.escape, flags), key=len, reverse=True))
 
     def translate(match: re.Match[str]) -> str:
-        """Return the flag for an argument: 'samples=0' gives '--samples 0', 'mask=False' gives 'no --mask'."""
         flag, value = flags[match["name"]], match["value"]
         if value in ("False", "None"):
             return f"no {flag}"

@@ -147,8 +147,7 @@ class SqliteHistory(SqlHistory):
                 select_neighbors(question, _drop_deleted(question_hits, entries), exclude)[:k]
                 for question, question_hits in zip(questions, hits, strict=True)
             ]
-            has_seen_all = depth >= len(index)
-            if has_seen_all or all(len(question_neighbors) == k for question_neighbors in neighbors):
+            if depth >= len(index) or all(len(question_neighbors) == k for question_neighbors in neighbors):
                 return neighbors
             depth *= DEPTH_FACTOR
 
