@@ -115,13 +115,11 @@ class Labeler:
     def start(self, questions: Sequence[Question], *, can_defer: bool = True) -> BatchFinisher:
         """Let the LLM answer a batch, and return a function (the finisher) that grades the answers into label rows.
 
-        The caller can call the finisher in another thread while the LLM answers the next batch. If the batch fails, its
-        questions are labeled one by one, and those that fail get a row with the error.
+        If the batch fails, its questions are labeled one by one, and those that fail get a row with the error.
 
         Args:
             questions: The batch.
-            can_defer: Whether the grading may be left to the finisher. If False, the batch is graded before this method
-                returns, and the finisher only returns the result.
+            can_defer: Whether grading may be left to the finisher. If False, it is done before this method returns.
 
         Raises:
             DeviceError: The GPU failed, so that all other questions would fail as well.
@@ -182,8 +180,7 @@ class Labeler:
         """Answer without passages (closed) and with passages (opened); return a function that finishes the label rows.
 
         A second thread works while the LLM generates: it searches the passages, and later grades the closed-book answers.
-        It also selects the passages that fit the prompt, unless that needs the GPU (for a reranker) or a tokenizer that
-        only one thread may use.
+        It also selects the passages that fit, unless that needs a reranker or a tokenizer that only one thread may use.
         """
         start = time.perf_counter()
         can_select = self.reranker is None and getattr(self.model, "encodes_in_threads", False)
@@ -215,8 +212,8 @@ class Labeler:
     def _grade_in_thread(self, thread: Executor, work: Callable[[], Result]) -> Future[Result]:
         """Call `work`, which grades answers, and return its result as a future.
 
-        It is called in the thread if the graders only compare strings. Otherwise it is called here, before this method
-        returns: a judge may be the LLM that is answering, which must not be called from two threads.
+        It runs in the thread if the graders only compare strings. Otherwise it runs here: a judge may be the LLM that is
+        answering, which must not be called from two threads.
         """
         if self._compares_strings:
             return thread.submit(work)
@@ -230,8 +227,7 @@ class Labeler:
         Args:
             prompts: The prompts.
             n_samples: Number of sampled answers to return.
-            with_states: Also record hidden states: those of the plan's layers, and those at the end of sampled answers,
-                which SeaKR (an uncertainty measure) compares.
+            with_states: Also record hidden states, including those of sampled answers that SeaKR compares.
         """
         plan = self.plan
         seakr_samples = plan.seakr if with_states else 0  # SeaKR may need more samples than are returned
@@ -290,10 +286,9 @@ class Labeler:
     def _select_evidence(
         self, questions: Sequence[Question], results: PassageSearchResults
     ) -> tuple[list[Evidence], list[Prompt]]:
-        """Rank the passages of each question, keep those that fit the context window, and build the prompts with them.
+        """Rank the passages of each question, and keep those that fit the context window.
 
-        Returns:
-            The kept passages of every question; and the open-book prompts, of questions that have passages only.
+        Returns the kept passages of all questions, and the open-book prompts of the questions that have passages.
         """
         ranked = self.passage_finder.rank(questions, results.passages)
         fitting = fit_passages_batch(self.model, self.prompts, questions, ranked, self.plan.max_tokens)
@@ -316,8 +311,7 @@ class Labeler:
         Args:
             rows: Rows with closed-book answers.
             questions: The question of each row.
-            evidence: The passages of each row, with how many were shortened and how often the corpus contains the gold
-                answer.
+            evidence: The passages of each row.
             opened: Open-book answers, only of the rows that have passages.
         """
         rows = [
@@ -346,7 +340,7 @@ class Labeler:
         prompts = [self.prompts.open(question, passages) for question, passages in zip(questions, masked, strict=True)]
         if self.plan.mask_samples:
             return self._add_answers(rows, questions, "mask", self._read(prompts, self.plan.mask_samples))
-        # Without samples, plain greedy generation is enough, which gives one completion per prompt.
+        # Without samples, plain greedy generation is enough.
         completions = self.model.generate(prompts, max_tokens=self.plan.max_tokens)
         readings = [Reading(draft=prompt_completions[0]) for prompt_completions in completions]
         return self._add_answers(rows, questions, "mask", readings)
@@ -385,7 +379,7 @@ class Labeler:
             texts += [answer.text, *answer.samples]
             text_questions += [question] * (1 + len(answer.samples))
         grades = iter(self.grader.grade(texts, text_questions))
-        # Each row takes as many of the grades as it has texts.
+
         grades_by_row = [list(islice(grades, 1 + len(answer.samples))) for answer in answers]
         return [
             replace(

@@ -219,8 +219,6 @@ class RunFolder(RowFolder):
     def append(self, rows: Sequence[LabelRow], vectors: Mapping[str, Vector]) -> None:
         """Append finished rows to the run, and write their hidden states to a new file (a shard).
 
-        A row refers to its states by the name of the shard and the index in it; failed rows have none.
-
         Args:
             rows: The rows.
             vectors: Hidden states by name; `vectors[name][i]` belongs to the i-th row that did not fail.
@@ -348,8 +346,7 @@ def resolve_run_paths(runs: RunsLike) -> list[Path]:
 def find_runs(folder: Path, manifest: str) -> list[Path]:
     """Find the label runs in the subfolders of a folder, by the file name of their manifest.
 
-    A run without gold answers is graded again, by whether its answers agree, into the subfolder `agreed` beside it. Then
-    only the run in `agreed` is listed.
+    A run without gold answers may be graded again, by agreement, in the subfolder `agreed`. Then only that one is listed.
     """
     runs: set[Path] = set()
     for depth in range(1, MAX_FOLDER_DEPTH + 1):

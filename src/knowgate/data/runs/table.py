@@ -88,17 +88,11 @@ class GateColumn:
 
 @dataclass(frozen=True)
 class RunRows:
-    """The rows of a label table that come from one run.
+    """The rows of a label table that come from one run."""
 
-    Attributes:
-        path: Folder of the run.
-        name: Name of the run, with which the keys of its rows begin (RUN/ID).
-        numbers: Indices of the rows in the table.
-    """
-
-    path: Path
-    name: str
-    numbers: storage.RowNumbers = field(repr=False)
+    path: Path  # folder of the run
+    name: str  # name of the run, with which the keys of its rows begin (RUN/ID)
+    numbers: storage.RowNumbers = field(repr=False)  # indices of the rows in the table
 
 
 @dataclass(frozen=True)
@@ -183,10 +177,7 @@ class LabelTable(LabelColumns):
         return column
 
     def get_slice_values(self, dimension: str) -> NDArray[np.object_]:
-        """Return the group of each row along a dimension; None for rows whose data does not name a group.
-
-        The dimension 'language', for example, gives ['en', 'zh', ...].
-        """
+        """Return the group of each row along a dimension: 'language' gives ['en', None, ...]. None means unknown."""
         if dimension == ANSWER_FREQUENCY:
             counts = [None if count < 0 else count for count in self.answer_frequencies.tolist()]
             return np.array(assign_frequency_thirds(counts), dtype=object)
@@ -205,10 +196,7 @@ class LabelTable(LabelColumns):
         ]
 
     def subset(self, numbers: Iterable[int]) -> LabelTable:
-        """Return a table of the rows with these indices, in this order.
-
-        Columns that were computed already are kept, so that they are not computed again.
-        """
+        """Return a table of the rows with these indices, in this order. Columns are not computed again."""
         chosen = np.fromiter(numbers, dtype=np.int64)
         recorded = {gate: column.select(chosen) for gate, column in self.recorded_needs.items()}
         changes = self._select_rows(chosen) | {"run_index": self.run_index[chosen], "recorded_needs": recorded}
@@ -216,10 +204,7 @@ class LabelTable(LabelColumns):
         return fill_columns(replace(self, **changes), known)
 
     def _select_rows(self, chosen: storage.RowNumbers) -> dict[str, Any]:
-        """Return the chosen rows with their keys and readings, as fields of a new table.
-
-        Rows on disk are read into memory, unless there are more than `MAX_ROWS_IN_MEMORY`.
-        """
+        """Return the chosen rows, keys and readings, in memory unless there are more than `MAX_ROWS_IN_MEMORY`."""
         if not isinstance(self.rows, storage.StoredRows):
             return {name: [getattr(self, name)[number] for number in chosen] for name in ("rows", "keys", "readings")}
         assert isinstance(self.keys, storage.PackedTexts)
@@ -348,10 +333,7 @@ class _TableBuilder:
                     self._convert_to_columns()
 
     def _convert_to_columns(self) -> None:
-        """Replace the rows in memory by their columns, in chunks of at most `CHUNK_ROWS` rows.
-
-        Columns take much less memory than rows, which hold texts and tokens.
-        """
+        """Replace the rows in memory by their columns, which take much less memory, in chunks of `CHUNK_ROWS` rows."""
         while self._rows:
             rows, self._rows = self._rows[:CHUNK_ROWS], self._rows[CHUNK_ROWS:]
             n_converted = sum(map(len, self._key_chunks))  # rows of earlier chunks
@@ -451,12 +433,7 @@ def _merge_record(column: GateColumn, item: RecordedNeeds, counts: list[int]) ->
     """Merge what the next run recorded about a gate (its speed, its share of far questions) into the gate's column.
 
     The seconds are averaged over runs, and the share of far questions over all questions. A fact that one run lacks
-    becomes None.
-
-    Args:
-        column: The column, with the facts of the runs before.
-        item: What the next run recorded.
-        counts: Number of scored questions in each of the runs before. The number of this run is appended.
+    becomes None. `counts` holds the number of questions of each run before; this run's number is appended.
     """
     n_runs, n_questions, n_new = len(counts), sum(counts), len(item.needs)
     counts.append(n_new)
