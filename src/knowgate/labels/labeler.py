@@ -340,7 +340,7 @@ class Labeler:
         prompts = [self.prompts.open(question, passages) for question, passages in zip(questions, masked, strict=True)]
         if self.plan.mask_samples:
             return self._add_answers(rows, questions, "mask", self._read(prompts, self.plan.mask_samples))
-        # Without samples, plain greedy generation is enough.
+
         completions = self.model.generate(prompts, max_tokens=self.plan.max_tokens)
         readings = [Reading(draft=prompt_completions[0]) for prompt_completions in completions]
         return self._add_answers(rows, questions, "mask", readings)
@@ -372,7 +372,7 @@ class Labeler:
         """
         answers = [build_ungraded_answer(reading.draft or Completion(""), reading.samples) for reading in readings]
         answers = self._add_second_grades(answers, questions)
-        # All texts are graded in one call, since a judge grades batches faster.
+        # All texts are graded in one call; then each row takes as many grades as it has texts.
         texts: list[str] = []
         text_questions: list[Question] = []
         for answer, question in zip(answers, questions, strict=True):
