@@ -340,7 +340,6 @@ class Labeler:
         prompts = [self.prompts.open(question, passages) for question, passages in zip(questions, masked, strict=True)]
         if self.plan.mask_samples:
             return self._add_answers(rows, questions, "mask", self._read(prompts, self.plan.mask_samples))
-
         completions = self.model.generate(prompts, max_tokens=self.plan.max_tokens)
         readings = [Reading(draft=prompt_completions[0]) for prompt_completions in completions]
         return self._add_answers(rows, questions, "mask", readings)
@@ -379,7 +378,6 @@ class Labeler:
             texts += [answer.text, *answer.samples]
             text_questions += [question] * (1 + len(answer.samples))
         grades = iter(self.grader.grade(texts, text_questions))
-
         grades_by_row = [list(islice(grades, 1 + len(answer.samples))) for answer in answers]
         return [
             replace(
