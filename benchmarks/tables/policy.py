@@ -195,10 +195,14 @@ def headline_table() -> str:
 
 
 def readme_table() -> str:
-    """Render the headline of README: the policies that differ from always, and a sentence that names all other cases."""
+    """Render the headline of README: what `knowgate fit` chose.
+
+    The table has the policies that differ from always. A sentence names all other cases.
+    """
     rows: Rows = []
     others = []
-    for name, title in TITLES.items():
+    titles = list_fitted_titles()
+    for name, title in titles.items():
         result = evaluate_all()[name]
         if is_always(result["policy"]):
             others.append(title)
@@ -209,11 +213,17 @@ def readme_table() -> str:
             (title, *constants, random, right, format_gain(result["policy"]["against_always"]), searches, calls)
         )
     sentence = (
-        f"**In {len(others)} of {len(TITLES)} cases no safe policy that pays was found, and knowgate chose to always search, "
+        f"**In {len(others)} of {len(titles)} cases no safe policy that pays was found, and knowgate chose to always search, "
         f"which saves nothing**: {list_by_data_set(others)} ([all results](benchmarks/results/policy.md))."
     )
     columns = ("LLM", "never", "always", "random", "policy", "against always", "searches", "LLM calls")
     return "\n".join([table(columns, rows), sentence])
+
+
+def list_fitted_titles() -> dict[str, str]:
+    """Return name -> title of the LLMs whose policy `knowgate fit` chose, in the order of `TITLES`."""
+    fitted = {*COMMAND_CHOICES, *list_fitted()}
+    return {name: title for name, title in TITLES.items() if name in fitted}
 
 
 def list_by_data_set(titles: Sequence[str]) -> str:
