@@ -129,9 +129,8 @@ class PairEncoder:
 
     def make_examples(self, judge: CausalJudge, indices: Sequence[int]) -> list[TrainingExample]:
         """Make two training examples of each pair, one per side. The target is 1 if that answer is right, else 0."""
-        grades = dict(zip(ARBITER_SIDES, (self.pairs.closed_right, self.pairs.open_right), strict=True))
-        return [
-            TrainingExample(prompt, (float(grades[side][index]),))
-            for side in ARBITER_SIDES
-            for index, prompt in zip(indices, self.encode(judge, indices, side), strict=True)
-        ]
+        made = []
+        for side, is_right in zip(ARBITER_SIDES, (self.pairs.closed_right, self.pairs.open_right), strict=True):
+            for index, prompt in zip(indices, self.encode(judge, indices, side), strict=True):
+                made.append(TrainingExample(prompt, (float(is_right[index]),)))
+        return made

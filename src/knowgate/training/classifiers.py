@@ -280,8 +280,8 @@ class _Network:
         import torch
 
         bound = inputs**-0.5
-        sizes = (inputs, outputs), (outputs,)
-        weight, bias = (torch.empty(size).uniform_(-bound, bound, generator=self._generator) for size in sizes)
+        weight = torch.empty((inputs, outputs)).uniform_(-bound, bound, generator=self._generator)
+        bias = torch.empty(outputs).uniform_(-bound, bound, generator=self._generator)
         return weight.requires_grad_(), bias.requires_grad_()
 
     def iterate_batches(self, n_rows: int) -> Iterator[Any]:

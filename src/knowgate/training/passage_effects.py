@@ -139,7 +139,10 @@ class BenefitSource:
 def build_passage_prompts(
     prompts: AnswerPrompts, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]
 ) -> list[Prompt]:
-    """Build one prompt per question without passages, followed by one prompt per question and passage."""
+    """Build one prompt without passages for each question, then one prompt for each passage of each question.
+
+    For the questions a and b with the passages (1, 2) and (3), the prompts are a, b, a + 1, a + 2, b + 3.
+    """
     closed = [prompts.closed(question) for question in questions]
     pairs = zip(questions, passages, strict=True)
     return [*closed, *(prompts.open(question, [passage]) for question, candidates in pairs for passage in candidates)]
@@ -206,7 +209,9 @@ class PreferenceLabeler:
         except (ServerError, DeviceError, UnsupportedSignal):
             raise
         except KnowgateError:
-            return [self._label_one(*pair) for pair in zip(questions, candidates, strict=True)]
+            return [
+                self._label_one(question, passages) for question, passages in zip(questions, candidates, strict=True)
+            ]
 
     def _label_one(self, question: Question, candidates: list[Passage]) -> Preference:
         try:

@@ -314,6 +314,6 @@ def measure_state_agreement(
 
 
 def _normalize(rows: Vector) -> Vector:
-    """Scale each row to length 1; zero rows stay zero."""
+    """Divide each row by its length, so that it has length 1; rows of zeros stay as they are."""
     lengths = np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
     return (rows / np.where(lengths > 0, lengths, 1.0)).astype(np.float32)

@@ -166,9 +166,9 @@ class AnswerEncoder:
 
     def make_examples(self, judge: AnswerJudge, indices: Sequence[int]) -> list[TrainingExample]:
         """Make a training example of each closed-book answer and, if `task.both` is set, of open-book answers."""
-        prompts = zip(self.encode(judge, indices), indices, strict=True)
-        closed_book = [TrainingExample(prompt, (float(self.labels.shares[i]),)) for prompt, i in prompts]
-        return closed_book + (self._make_open_book_examples(judge, indices) if self.task.both else [])
+        prompts, targets = self.encode(judge, indices), [float(self.labels.shares[index]) for index in indices]
+        examples = [TrainingExample(prompt, (target,)) for prompt, target in zip(prompts, targets, strict=True)]
+        return examples + self._make_open_book_examples(judge, indices) if self.task.both else examples
 
     def _make_open_book_examples(self, judge: AnswerJudge, indices: Sequence[int]) -> list[TrainingExample]:
         """Make examples of graded open-book answers, except those that repeat the closed-book answer."""

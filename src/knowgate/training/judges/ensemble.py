@@ -114,7 +114,7 @@ class FittedJudge(Generic[JudgeType]):
         options: Options to store in the gate's manifest.
         notes: Lines for the model card.
         files: The judge's files by path.
-        predictions: Finished predictions, by the index of the row and the tokens of its prompt.
+        predictions: Cache of predictions. A key is the index of a row, followed by the token ids of its prompt.
     """
 
     judge: JudgeType

@@ -157,7 +157,7 @@ def format_change(loss: float) -> str:
 
 
 def combine_results(results: Sequence[PolicyResult]) -> PolicyResult:
-    """Combine the results of policies, each on its own questions, into one result on all questions."""
+    """Combine results on different questions into one result on all of them: averages of rates, sums of counts."""
     n_questions = np.array([result.loss.n for result in results])
     weights = n_questions / n_questions.sum()
     names = ("threshold", "searches", "right", "llm_calls", "judge_calls", "value")
@@ -224,8 +224,7 @@ class GradedQuestions:
         retrieved = self.gates[gate].needs > threshold
         llm_calls = self._count_llm_calls(gate, arbiter, retrieved)
         cost = self.options.price_search * retrieved + self.options.price_llm_call * llm_calls
-        is_right = self.answer_right(gate, arbiter, threshold)
-        return np.asarray(is_right - cost / self.options.price_wrong)
+        return np.asarray(self.answer_right(gate, arbiter, threshold) - cost / self.options.price_wrong)
 
     def _count_llm_calls(self, gate: str, arbiter: str, searches: Any) -> Any:
         """Count the LLM calls of a policy per question.

@@ -305,6 +305,7 @@ class PolicySearch:
 
     def _list_retrieved(self, chosen: PolicyResult, held_out_retrieved: BoolArray) -> BoolArray:
         """Return for which of all questions the policy retrieves; the decisions on the held-out rows are given."""
+        # Always and never retrieving are not among the gates that were tried; they have a constant need.
         needs = {gate.name: gate.needs for gate in self.gates}.get(chosen.gate, CONSTANT_NEED)
         retrieved = np.empty(len(self.evidence.table), dtype=bool)
         retrieved[self.evidence.fit_rows] = needs > chosen.threshold
