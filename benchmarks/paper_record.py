@@ -1,6 +1,7 @@
 """Write the predictions of `paper_training` as compact records: ids and numbers, no questions and no answers.
 
     python -m benchmarks.paper_record --rows FOLDER --trained FOLDER
+    python -m benchmarks.paper_record --samples FOLDER    # WORK/out of `kbm_samples`
 
 `runs/papers/closed_book.jsonl.gz` has one row for each test question and each held-out train question: the grade, the
 smallest log-probability, the fusion's log-odds by number of train rows, and IK's logits by answer tokens and seed.
@@ -8,6 +9,8 @@ smallest log-probability, the fusion's log-odds by number of train rows, and IK'
 `runs/papers/kbm.jsonl.gz` has one row for each test question: the logits of KBM's judges without and with passages;
 `runs/papers/kbm30.jsonl.gz` the same of the judges taught with 30 samples. `runs/cbdr/alignment/larger_base.jsonl.gz` has
 one row for each dev and test question: the logits of its candidates by each reranker with a larger base.
+`runs/papers/kbm30_labels.jsonl.gz` has mastery and certainty with 30 samples of each train question;
+`runs/papers/probe_confidence.jsonl.gz` has the uncalibrated scores of CBDR's probes, one row for each data set.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ from knowgate.stats.metrics import auroc, logit
 HOME = Path(__file__).parent / "runs" / "papers"
 CLOSED_BOOK, KBM, TRAININGS = (HOME / name for name in ("closed_book.jsonl.gz", "kbm.jsonl.gz", "trainings.json"))
 KBM_30, LARGER_BASE = HOME / "kbm30.jsonl.gz", HOME.parent / "cbdr" / "alignment" / "larger_base.jsonl.gz"
+KBM_30_LABELS, PROBE_CONFIDENCE = HOME / "kbm30_labels.jsonl.gz", HOME / "probe_confidence.jsonl.gz"
+SAMPLES_SECONDS = HOME / "kbm30_seconds.json"
 GROUPS = ("triviaqa", "nq")
 CURVE = (500, 1500, 5000, 12000)
 MIDDLE_LAYER_COLUMN = 1  # of the probes: layer 14 of 28, before the answer
@@ -230,6 +235,24 @@ def write_larger_base(rows_folder: Path, trained: Path) -> None:
     add_trainings(facts)
 
 
+# --- labels with 30 samples, and the probes fitted on them ------------------------------------------
+
+
+def write_samples(out: Path) -> None:
+    """Write the labels, the scores of the probes and the seconds of each step."""
+    write_record(KBM_30_LABELS, read_record(out / "kbm30_labels.jsonl.gz"))
+    runs = json.loads((out / "runs.json").read_text(encoding="utf-8"))
+    records = []
+    for file in sorted(out.glob("*.needs.jsonl")):
+        name = file.name.removesuffix(".needs.jsonl")
+        [needs] = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+        train = sum(runs[run]["totals"]["rows"] for part in ("with", "alone") if (run := f"{name}-{part}") in runs)
+        records.append({"set": name, "train": train, "raw": {key: round(raw, 4) for key, raw in needs["raw"].items()}})
+    write_record(PROBE_CONFIDENCE, records)
+    seconds = json.loads((out / "seconds.json").read_text(encoding="utf-8"))
+    SAMPLES_SECONDS.write_text(json.dumps(seconds, indent=1) + "\n", encoding="utf-8")
+
+
 def add_trainings(facts: dict[str, Any]) -> None:
     """Add rows, losses and seconds of trainings to their record."""
     known = json.loads(TRAININGS.read_text(encoding="utf-8")) if TRAININGS.is_file() else {}
@@ -238,9 +261,15 @@ def add_trainings(facts: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=Path, required=True, help="output of policy_rows and kbm_rows")
-    parser.add_argument("--trained", type=Path, required=True, help="output of paper_training")
+    parser.add_argument("--rows", type=Path, help="output of policy_rows and kbm_rows")
+    parser.add_argument("--trained", type=Path, help="output of paper_training")
+    parser.add_argument("--samples", type=Path, help="output of kbm_samples; writes its record alone")
     options = parser.parse_args()
+    if options.samples:
+        write_samples(options.samples)
+        return
+    if not options.rows or not options.trained:
+        parser.error("--rows and --trained are required, or --samples")
     if (options.trained / "probes.npz").is_file():
         write_closed_book(options.rows, options.trained)
         write_cbdr_probe(options.rows, options.trained)

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import graders, kbm_samples, paper_record
 from benchmarks.cbdr_alignment import make_targets
-from benchmarks.tables import cbdr_larger_base
+from benchmarks.tables import cbdr_larger_base, kbm_labels, kbm_passages
 from benchmarks.tables.cbdr_probe import skip_share
 from knowgate.types import Passage, Question
 
@@ -114,3 +114,43 @@ def test_a_quantile_of_the_other_half_skips_the_most_confident():
     skipped = skip_share(np.linspace(0, 1, 100))
     assert skipped.sum() == pytest.approx(17, abs=2)
     assert skipped[-15:].all()
+
+
+def test_the_record_of_samples_has_labels_and_raw_scores_of_probes(tmp_path, monkeypatch):
+    for name in ("KBM_30_LABELS", "PROBE_CONFIDENCE", "SAMPLES_SECONDS"):
+        monkeypatch.setattr(paper_record, name, tmp_path / name)
+    out = tmp_path / "out"
+    label = {"set": "nq_ctx", "id": "a", "passages": False, "mastery": 0.5, "certainty": 0.25}
+    write_lines(out / "kbm30_labels.jsonl.gz", [label])
+    runs = {f"nq_ctx-{part}": {"totals": {"rows": rows}} for part, rows in (("with", 2), ("alone", 6), ("test", 9))}
+    (out / "runs.json").write_text(json.dumps(runs))
+    (out / "nq_ctx.needs.jsonl").write_text(
+        json.dumps({"gate": "probe-nq_ctx", "needs": {"b": 0.9}, "raw": {"b": 0.4}})
+    )
+    (out / "seconds.json").write_text('{"label-with-nq_ctx": 1.5}')
+    paper_record.write_samples(out)
+    assert paper_record.read_record(tmp_path / "KBM_30_LABELS") == [label]
+    assert paper_record.read_record(tmp_path / "PROBE_CONFIDENCE") == [{"set": "nq_ctx", "train": 8, "raw": {"b": 0.4}}]
+    assert json.loads((tmp_path / "SAMPLES_SECONDS").read_text()) == {"label-with-nq_ctx": 1.5}
+
+
+def test_labels_change_only_where_ten_and_thirty_samples_differ(monkeypatch):
+    rows = [
+        SimpleNamespace(id=key, closed=SimpleNamespace(mastery=mastery, certainty=0.7))
+        for key, mastery in (("a", 0.5), ("b", 0.9), ("c", 0.1), ("d", 0.4))
+    ]
+    settings = {"samples": 10}
+    run = SimpleNamespace(manifest=lambda: {"settings": settings}, rows=lambda: rows)
+    monkeypatch.setattr("knowgate.data.runs.folder.RunFolder", lambda folder: run)
+    labels = {"a": (0.4, 0.7), "b": (0.7, 0.7), "c": (0.1, 0.5), "d": (0.3, 0.5)}
+    monkeypatch.setattr(kbm_labels, "read_labels", lambda names: labels)
+    assert kbm_labels.measure_changes("nq_ctx") == ("25.0 %", "25.0 %", "50.0 %")
+    settings["samples"] = 30
+    assert kbm_labels.measure_changes("nq_ctx") == ("–", "–", "–")
+
+
+def test_sections_without_a_record_are_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(kbm_labels, "KBM_30_LABELS", tmp_path / "labels.jsonl.gz")
+    monkeypatch.setattr(cbdr_larger_base, "LARGER_BASE", tmp_path / "larger_base.jsonl.gz")
+    assert [*kbm_labels.label_tables(), *cbdr_larger_base.larger_base_tables()] == []
+    assert not [judge for judge in kbm_passages.list_recorded_judges() if judge.startswith("kbm30")]

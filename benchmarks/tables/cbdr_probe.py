@@ -62,7 +62,7 @@ def cbdr_probe_table() -> Iterator[str]:
             lines.append((*first, f"{beta:g}", f"{100 * skipped.mean():.1f} %", points))
     yield "\n### The same probe with ten thousand train rows\n"
     yield (
-        "With more rows the confidence no longer overfits, and then it hardly ever exceeds .95: the LLM knows 22 and 10 % of "
+        "With more rows the confidence does not overfit, and it hardly ever exceeds .95: the LLM knows 22 and 10 % of "
         "these questions, and a linear probe of the question cannot be sure which. So at the paper's beta nothing is saved and "
         "nothing lost, here as with the aligned reranker in the details. A layer was not chosen: it is the middle one. "
         f"AUROC of known: TriviaQA {facts['auroc'][0]:.3f}, NQ {facts['auroc'][1]:.3f}. 750 and 500 test questions.\n"
@@ -101,11 +101,11 @@ def reranker_beta_table() -> Iterator[str]:
     yield table(columns, [("", "retrieval rate", *rates), *lines])
 
 
-def skip_share(confidence: Any) -> Any:
+def skip_share(confidence: Any, share: float = SKIP_SHARE) -> Any:
     """Mark the questions above a quantile of confidence, taken from the other half of the questions."""
     half, skipped = np.arange(len(confidence)) % 2 == 0, np.zeros(len(confidence), dtype=bool)
     for part in (half, ~half):
-        skipped[part] = confidence[part] > np.quantile(confidence[~part], 1 - SKIP_SHARE)
+        skipped[part] = confidence[part] > np.quantile(confidence[~part], 1 - share)
     return skipped
 
 

@@ -50,10 +50,11 @@ def _correlations() -> Iterator[tuple[str, ...]]:
             if len(rows):
                 mastery, certainty = rows[:, 0], rows[:, 1]
                 counts = (str(int((values >= 0.8).sum())) for values in (mastery, certainty))
-                yield (name, model, str(len(rows)), _interval(mastery, certainty), *counts)
+                yield (name, model, str(len(rows)), format_correlation(mastery, certainty), *counts)
 
 
-def _interval(mastery: Any, certainty: Any) -> str:
+def format_correlation(mastery: Any, certainty: Any) -> str:
+    """Return '0.62 [0.55, 0.68]': Pearson's r with a 95 % bootstrap interval."""
     rng, values = np.random.default_rng(0), []
     for _ in range(RESAMPLES):
         drawn = rng.integers(0, len(mastery), len(mastery))
@@ -89,12 +90,13 @@ def _effects(indicator: str) -> Rows:
     lines: Rows = []
     for low, high in pairwise(EDGES):
         end = "]" if high == EDGES[-1] else ")"
-        cells = (_effect_cell(rows[_is_in_interval(rows[:, column], low, high)]) for rows in pooled.values())
+        cells = (_effect_cell(rows[is_in_interval(rows[:, column], low, high)]) for rows in pooled.values())
         lines.append((f"[{low:g}, {high:g}{end}", *cells))
     return lines
 
 
-def _is_in_interval(values: Any, low: float, high: float) -> Any:
+def is_in_interval(values: Any, low: float, high: float) -> Any:
+    """Mark the values of an interval; the last interval includes 1."""
     return (values >= low - 1e-9) & ((values < high - 1e-9) | (high == EDGES[-1]))
 
 

@@ -13,7 +13,7 @@ from benchmarks.tables.common import CHOICE, FRESH, MODELS, OPEN, RUNS, Rows, ta
 COLUMNS = ("LLM", "data set", "train", "test", "samples", "passages by", "k", "longest answer", "graded by", "made")
 
 TRAININGS, ALIGNMENT = "papers/trainings.json", "cbdr/alignment/seconds.json"
-DHICL_PASSES = "papers/dhicl_log.jsonl.gz"
+SAMPLES, DHICL_PASSES = "papers/kbm30_seconds.json", "papers/dhicl_log.jsonl.gz"
 TRAINING_TITLES = {
     "closed_book": "IK: answers to all questions, with hidden states",
     "ik_": "IK: one LoRA judge, 19,777 rows",
@@ -28,6 +28,11 @@ ALIGNMENT_TITLES = {
     "prefer-likelihood": "CBDR: preferences by likelihood",
     "fit-": "CBDR: one aligned reranker",
     "compare": "CBDR: comparison on test questions, with answers",
+}
+SAMPLES_TITLES = {
+    "label-alone": "KBM: train questions of a data set, 30 samples",
+    "label-with": "KBM: train questions of a data set, 30 samples without and 30 with passages",
+    "probe-fit": "CBDR: mended probe of a data set",
 }
 
 
@@ -44,8 +49,8 @@ def provenance_table() -> Iterator[str]:
     yield "\n### Seconds on the GPU\n"
     yield (
         "Measured on one H200. Some steps ran beside each other; alone, each would be faster. A training that was interrupted "
-        "and continued has the seconds of its last part on record, so it is left out. The GPU seconds of label runs were not "
-        "recorded, and those of judges are in [judge](judge.md).\n"
+        "and continued has the seconds of its last part on record, so it is left out. The GPU seconds of the test runs above "
+        "were not recorded, and those of judges are in [judge](judge.md).\n"
     )
     yield table(("work", "parts", "seconds each", "record"), list_gpu_seconds())
 
@@ -61,6 +66,8 @@ def list_gpu_seconds() -> Rows:
     alignment = json.loads((RUNS / ALIGNMENT).read_text(encoding="utf-8"))
     groups = [(title, uninterrupted, prefix, TRAININGS) for prefix, title in TRAINING_TITLES.items()]
     groups += [(title, alignment, prefix, ALIGNMENT) for prefix, title in ALIGNMENT_TITLES.items()]
+    samples = json.loads((RUNS / SAMPLES).read_text(encoding="utf-8"))
+    groups += [(title, samples, prefix, SAMPLES) for prefix, title in SAMPLES_TITLES.items()]
     passes = read_record(RUNS / DHICL_PASSES)[0]["seconds"]
     groups.append(("DH-ICL: one pass over up to 1,092 questions with a growing log", passes, "", DHICL_PASSES))
     rows: Rows = []

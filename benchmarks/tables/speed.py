@@ -7,7 +7,7 @@ from pathlib import Path
 
 RECORD = Path(__file__).parents[1] / "speed.json"
 LABELING = Path(__file__).parents[1] / "runs" / "label_speed.json"
-EARLIER = LABELING.with_stem("label_speed_earlier")
+THREADS, EARLIER = LABELING.with_stem("label_speed_threads"), LABELING.with_stem("label_speed_earlier")
 SETTINGS = ("closed book", "BM25", "BM25, 20 samples")
 
 
@@ -28,16 +28,18 @@ def speed_table() -> str:
 
 
 def labeling_table() -> str:
-    """Render questions labeled per second on a GPU, next to plain `generate` and to an earlier run."""
-    record, earlier = (json.loads(file.read_text(encoding="utf-8")) for file in (LABELING, EARLIER))
+    """Render questions labeled per second on a GPU, next to plain `generate`, to threads and to an earlier run."""
+    record, threads, earlier = (json.loads(file.read_text(encoding="utf-8")) for file in (LABELING, THREADS, EARLIER))
     lines = [
-        "| label run | questions/s | one `generate` call at a time | ratio | GPU busy | questions/s, earlier run |",
-        "|---|---|---|---|---|---|",
+        "| label run | questions/s | one `generate` call at a time | ratio | GPU busy | questions/s, threads | questions/s, "
+        "earlier run |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name in SETTINGS:
         speed, plain = record[name]["questions_per_second"], record[f"{name}, generate"]
+        other = f"{threads[name]['questions_per_second']:.0f}" if name in threads else "–"
         lines.append(
             f"| {name} | {speed:.0f} | {plain:.1f} | **{speed / plain:.0f}** | {100 * record[name]['gpu_busy']:.0f} % "
-            f"| {earlier[name]['questions_per_second']:.0f} |"
+            f"| {other} | {earlier[name]['questions_per_second']:.0f} |"
         )
     return "\n".join(lines)

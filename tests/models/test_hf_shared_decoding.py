@@ -15,7 +15,7 @@ from knowgate.core.stop_flag import StopError, open_stoppable_context
 from knowgate.errors import ModelError
 from knowgate.models.hf import batching, decoding, shared_decoding
 from knowgate.models.hf.model import HFModel
-from knowgate.types import Prompt, Sampling, SignalRequest
+from knowgate.types import LabelPrompt, Prompt, Sampling, SignalRequest
 from tests.support.byte_llama import save_byte_llama
 from tests.support.tiny_models import save_tiny_llama
 
@@ -214,6 +214,38 @@ def test_generation_stops_before_the_next_token_if_nobody_waits(model, shares_pr
             hook.remove()
     assert len(passes) == 3
     assert endless.read(PROMPTS, signals)[0] is not None  # the model can be used afterwards
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda model: model.read(PROMPTS, SignalRequest(draft_tokens=4)),
+        lambda model: model.read(PROMPTS, SignalRequest(layers=(-1,))),
+        lambda model: model.generate(PROMPTS, max_tokens=4),
+        lambda model: list(model.stream(PROMPTS[0], max_tokens=4)),
+        lambda model: model.label_logits([LabelPrompt(("Is it true?",))], ["true", "false"]),
+    ],
+    ids=["drafts", "hidden states", "answers", "stream", "labels"],
+)
+def test_reading_a_prompt_stops_before_the_next_layer_if_nobody_waits(model, work):
+    fresh, passed = like(model), []
+    layers = model.loaded.model.base_model.layers
+    with ExitStack() as waiting:
+        context = waiting.enter_context(open_stoppable_context())
+
+        def leave(*_):
+            passed.append(0)
+            waiting.close()
+
+        hooks = [layers[0].register_forward_hook(leave), layers[1].register_forward_hook(lambda *_: passed.append(1))]
+        try:
+            with pytest.raises(StopError):
+                context.run(work, fresh)
+        finally:
+            for hook in hooks:
+                hook.remove()
+    assert passed == [0]  # the second layer did not run
+    assert str(work(fresh)) == str(work(like(model)))  # the next request is answered as by a model that was not stopped
 
 
 def test_a_draft_is_cut_to_the_maximum_length(model):

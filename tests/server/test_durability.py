@@ -5,15 +5,16 @@ import os
 import sqlite3
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 
 import httpx
 import pytest
 
 import knowgate.server.app as app_module
+from knowgate.server.learning.audit import AuditStore
 from knowgate.server.schemas import MAX_FEEDBACK_CHARS
-from knowgate.server.telemetry.decision_log import MAX_PENDING_ROWS, DecisionLog
+from knowgate.server.telemetry.decision_log import MAX_PENDING_ROWS, DecisionLog, _store_feedback, delete_rows
 from knowgate.server.telemetry.snapshot import UPSERT_SNAPSHOT, MetricsSnapshot
 from tests.server.conftest import KNOWN
 from tests.server.test_chat import ask
@@ -147,6 +148,79 @@ def test_a_decision_that_another_process_is_about_to_write_is_deleted_and_counte
     assert asyncio.run(deleter.delete(question="Who is Jane?")) == ["kg-1"]
     writer.close()
     deleter.close()
+
+
+class SlowCommit:
+    """A store that does something before each commit."""
+
+    def __init__(self, store, before_commit):
+        self.store, self.before_commit = store, before_commit
+
+    @contextmanager
+    def transaction(self, lock=""):
+        with self.store.transaction(lock) as transaction:
+            yield transaction
+            self.before_commit()
+
+    def vacuum(self, tables):
+        self.store.vacuum(tables)
+
+
+def check_that_feedback_during_a_deletion_is_not_stored(location):
+    rater, deleter = (DecisionLog(location, stores_questions=True) for _ in range(2))
+    rater.append({"id": "kg-1"}, "Who is Jane?").result(30)
+    ratings = []
+
+    def rate():
+        ratings.append(rater._thread.submit(_store_feedback, rater._store, "kg-1", "up", "a comment", ""))
+        wait(ratings, timeout=0.5)  # it must not end before the deletion is committed
+
+    deleter.run_blocking(lambda store: delete_rows(SlowCommit(store, rate), ["kg-1"]))
+    assert [rating.result(30) for rating in ratings] == [False]
+    assert rater.run_blocking(lambda store: store.fetch_rows("SELECT * FROM feedback")) == []
+    rater.close()
+    deleter.close()
+
+
+def check_that_texts_without_decision_are_deleted(location, *, by_age):
+    log = DecisionLog(location, stores_questions=True, retain_days=7)
+    log.append({"id": "kg-1"}, "Who is Jane?").result(30)
+    asyncio.run(log.add_feedback("kg-1", "up", "kept"))
+    asyncio.run(AuditStore(log).add_correction("kg-1", "Emma"))
+    insertions = [
+        ("INSERT INTO feedback VALUES ('kg-0', ?, 'up', 'orphan', 'alice')", (time.time(),)),
+        ("INSERT INTO corrections VALUES ('kg-0', ?, 'orphan')", (time.time(),)),
+    ]
+    asyncio.run(log.execute(*insertions))
+    if by_age:
+        log.delete_expired()
+    else:
+        asyncio.run(log.delete(question="Who is Emma?"))
+    rows = log.run_blocking(lambda store: store.fetch_rows("SELECT decision, comment FROM feedback ORDER BY decision"))
+    assert rows == [("", None), ("kg-1", "kept")]
+    corrections = log.run_blocking(lambda store: store.fetch_rows("SELECT decision, answer FROM corrections"))
+    assert corrections == [("kg-1", "Emma")]
+    log.close()
+
+
+def test_feedback_that_arrives_while_its_decision_is_deleted_is_not_stored(tmp_path):
+    check_that_feedback_during_a_deletion_is_not_stored(str(tmp_path / "d.db"))
+
+
+@pytest.mark.parametrize("by_age", [False, True])
+def test_feedback_and_corrections_without_decision_are_deleted(tmp_path, by_age):
+    check_that_texts_without_decision_are_deleted(str(tmp_path / "d.db"), by_age=by_age)
+
+
+def test_a_correction_of_a_deleted_decision_is_not_stored(tmp_path):
+    log = DecisionLog(str(tmp_path / "d.db"), stores_questions=True)
+    log.append({"id": "kg-1"}, "Who is Jane?").result(30)
+    audits = AuditStore(log)
+    for id in ("kg-0", "kg-1"):
+        asyncio.run(audits.add_correction(id, "Emma"))
+    rows = log.run_blocking(lambda store: store.fetch_rows("SELECT decision, answer FROM corrections"))
+    assert rows == [("kg-1", "Emma")]
+    log.close()
 
 
 def test_old_decisions_are_deleted_with_all_their_texts(serve, tmp_path):

@@ -17,6 +17,10 @@ from knowgate.server.options import ServeOptions
 from tests.cli.conftest import call  # noqa: F401 - a fixture
 from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask
+from tests.server.test_durability import (
+    check_that_feedback_during_a_deletion_is_not_stored,
+    check_that_texts_without_decision_are_deleted,
+)
 from tests.server.test_learning import get_arms, wait_until
 from tests.support.invented import write_invented
 from tests.support.postgres_server import postgres_server
@@ -45,6 +49,15 @@ def test_servers_share_and_delete_decisions(serve, database):
     assert (said["rating"], said["comment"]) == ("up", "fine\N{REPLACEMENT CHARACTER}")
     assert httpx.post(f"{second}/v1/forget", json={"question": UNKNOWN}).json()["decisions"] == 1
     assert httpx.get(f"{first}/v1/decisions/{id}").status_code == 404
+
+
+def test_feedback_that_arrives_while_its_decision_is_deleted_is_not_stored(database):
+    check_that_feedback_during_a_deletion_is_not_stored(database)
+
+
+@pytest.mark.parametrize("by_age", [False, True])
+def test_feedback_and_corrections_without_decision_are_deleted(database, by_age):
+    check_that_texts_without_decision_are_deleted(database, by_age=by_age)
 
 
 def test_an_alarm_of_one_server_reaches_the_other(serve, stub, database):

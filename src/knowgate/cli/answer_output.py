@@ -16,7 +16,10 @@ ELLIPSIS = "…"
 
 
 def show_answer(answer: Answer) -> None:
-    """Print an answer with its decision and sources; also the question if it has an id, as in a batch."""
+    """Print an answer, the decision whether to retrieve, and the retrieved passages.
+
+    Questions of a batch have ids. For them, the question is printed first, so that the answers can be told apart.
+    """
     if answer.question.id:
         create_console().print(Text(f"{answer.question.id}. {sanitize_text(get_original_text(answer.question))}"))
     show_rewritten_question(answer.question)
@@ -39,7 +42,8 @@ def show_rewritten_question(question: Question) -> None:
 def show_streamed_answer(rag: AdaptiveRAG, question: Question) -> Answer:
     """Answer a question, and print the decision, the text and the sources as soon as each is known.
 
-    The decision is printed again at the end if notes were added to it in the meantime.
+    The decision is printed before the answer is generated. If it has changed when the answer is complete, for example
+    because a note was added to it, it is printed again.
     """
     line = StreamedLine()
     shown_decision: Decision | None = None
@@ -66,15 +70,18 @@ class StreamedLine:
     """A line of output that grows piece by piece.
 
     Pieces are sanitized character by character, so an escape sequence that is split over two pieces is harmless, too.
+
+    Attributes:
+        is_open: Whether text was printed to the line that `close` has not ended yet.
     """
 
     is_open: bool = False
 
     def add(self, text: str) -> None:
-        """Append text to the line."""
+        """Print text at the end of the line, without starting a new line."""
         if not text:
             return
-        self.is_open = True
+        self.is_open = True  # `close` must end the line
         create_console().print(Text(sanitize_text(text), style="bold"), end="")
 
     def close(self) -> None:

@@ -143,9 +143,10 @@ def decide(
 
 
 def _print_guarantee(rag: AdaptiveRAG, explain: bool) -> None:
-    """Print the gate's guarantee if `explain` is set, or one line if the guarantee of the user's own gate is violated.
+    """Print what the gate guarantees (how few right answers it loses), or warn that the guarantee does not hold.
 
-    Packaged gates were calibrated on other documents than the user's, so their guarantee is shown only on demand.
+    With `explain`, the guarantee is printed. Without it, only a warning is printed, and only for a gate that the user
+    fitted: packaged gates were calibrated on other documents, so nobody relies on their guarantee here.
     """
     gate = rag.bound_gate
     if explain:
@@ -188,31 +189,39 @@ def _closing_log(log: TrafficLog | None) -> Iterator[None]:
 
 @dataclass
 class RerankSkipCounter:
-    """Counts how often reranking was skipped because the best passage was far ahead (`rerank_margin`)."""
+    """Counts how often reranking was skipped because the best passage was far ahead (`rerank_margin`).
+
+    Attributes:
+        retrieved: Number of answers that were given with passages.
+        skipped: Number of answers whose passages were not reranked.
+    """
 
     retrieved: int = 0
     skipped: int = 0
 
     def count(self, answer: Answer) -> None:
-        """Add one answer to the counts."""
+        """Count an answer if it was given with passages, and if these were not reranked."""
         self.retrieved += bool(answer.passages)
         self.skipped += DecisionNote.NOT_RERANKED in answer.decision.notes
 
 
 @dataclass
 class OutlierCounter:
-    """Collects how far each question lies from the gate's training questions, to warn about outliers."""
+    """Collects how far each question lies from the gate's training questions, to warn about outliers.
+
+    A distance above 1 is far: 99 % of the training questions are within 1. It is None if the gate reports no distance.
+    """
 
     gate: str = ""
     distances: list[float | None] = field(default_factory=list)
 
     def count(self, decision: Decision) -> None:
-        """Add the distance of one decision."""
+        """Store how far the question of a decision lies from the gate's training questions."""
         self.gate = decision.gate
         self.distances.append(decision.distance)
 
     def print_warning(self) -> None:
-        """Print a warning if too many questions are far from the training questions; otherwise nothing."""
+        """Print a warning if too many questions lie far from the questions that the gate was trained on."""
         share = compute_far_share(self.distances)
         if warning := format_far_warning(self.gate, share, len(self.distances)):
             inform(warning)

@@ -37,9 +37,9 @@ def _make_row(name: str, entry: RegistryEntry, hint: str = "") -> tuple[str, ...
 
 
 def _fit_hint(name: str) -> str:
-    """Say that a gate must be fitted before it can be used.
+    """Return the command that fits a gate, in parentheses; '' for the gate `constant`, which no command names.
 
-    The gate `constant` has no command of its own: `knowgate fit` without a gate name writes it.
+    `knowgate fit` without a gate name may write it.
     """
     return f" (first: knowgate fit {name})" if name != "constant" else ""
 

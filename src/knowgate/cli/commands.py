@@ -131,9 +131,10 @@ class LazyGroup(TyperGroup, abc.ABC):
         return TyperGroup.shell_complete(ctx.command, ctx, incomplete)
 
     def _with_placeholders(self) -> LazyGroup:
-        """Return a copy of the group for help and completion.
+        """Return a copy of the group whose commands can be listed, but not run.
 
-        Its commands consist only of names and summaries, so that no command is imported.
+        Help and completion show only names and summaries. With placeholders, no command has to be imported for them,
+        which would take seconds.
         """
         group = copy.copy(self)
         group.commands = {

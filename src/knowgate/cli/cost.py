@@ -86,7 +86,7 @@ def cost_command(
 
 
 def _choose_threshold(log: LoggedTraffic, gate: str | None, threshold: float | None) -> float:
-    """Return the given threshold, else the gate's own, else the only one that the log ran with."""
+    """Return the threshold that the user gave, else that of the gate, else the only one that the log ran with."""
     if threshold is not None:
         return check_number(threshold, "--threshold", maximum=1)
     named = name_thresholds(log, gate)
@@ -97,7 +97,10 @@ def _choose_threshold(log: LoggedTraffic, gate: str | None, threshold: float | N
 
 
 def build_cost_table(comparison: CostComparison, currency: str) -> TextTable:
-    """Build the cost table: a row each for always, never and gated retrieval, without columns that are all unknown."""
+    """Build the cost table, with one row for always, never and gated retrieval.
+
+    A column is left out if its amount is unknown in all rows.
+    """
     money = "money" if comparison.prices.include_llm else "money, searches only"
     columns = (
         "", money, "searches", "LLM calls", "right, against always", "lost", "tokens read", "tokens written", "GPU seconds",
@@ -141,7 +144,11 @@ def describe_saving(comparison: CostComparison, currency: str) -> str:
 
 
 def describe_break_even(comparison: CostComparison) -> str:
-    """Say above which price of a search the gate is cheaper than always retrieving, or why that is unknown."""
+    """Say above which price of a search the gate is cheaper than always retrieving, or why that is unknown.
+
+    The price (`break_even`) is None if LLM calls have no price, if the log lacks an amount that has a price, or if the
+    gate skips no search.
+    """
     price = comparison.break_even
     if price is None and not comparison.prices.include_llm:
         return _describe_unpriced_calls(comparison)
@@ -161,7 +168,11 @@ def describe_break_even(comparison: CostComparison) -> str:
 
 
 def _describe_unpriced_calls(comparison: CostComparison) -> str:
-    """Say that the total is unknown because LLM calls have no price, and at which price the gate pays."""
+    """Say that the total is unknown because LLM calls have no price.
+
+    If the number of LLM calls is known, also say below which price of a call (`break_even_call`) the gate is cheaper than
+    always retrieving.
+    """
     advice = "Set a price with --price-llm-call or, if the log records tokens, --price-token."
     if comparison.extra_calls is None or comparison.gated.calls is None:
         return f"The money leaves out LLM calls, which have no price. {advice}"

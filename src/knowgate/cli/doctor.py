@@ -117,7 +117,10 @@ def summarize_findings(findings: Sequence[Finding], next_command: str = "knowgat
 
 
 def check_installation() -> Iterator[Finding]:
-    """Check packages, weights, cache, GPU and benchmark data, and yield a result for each."""
+    """Check packages, weights, cache, GPU and benchmark data, and yield a result for each.
+
+    An optional package that is missing is reported with the extra of knowgate that installs it.
+    """
     yield Finding("knowgate", f"{VERSION}, python {platform.python_version()}")
     for package, (module, extra) in OPTIONAL_PACKAGES.items():
         if _is_installed(module):

@@ -123,8 +123,8 @@ def explain_usage_error(error: Any) -> str:
     """Explain a usage error of typer in one line, which ends with the known commands or the call of the help page.
 
     Args:
-        error: The exception. Its attributes tell what is wrong: `option_name` and `possibilities` belong to an unknown
-            option, and `param` to a wrong value. `ctx` is the context of the command, if one was reached.
+        error: The exception. Its kind shows in its attributes: only an unknown option has `option_name` and
+            `possibilities`, and only a wrong value has `param`. `ctx` is the context of the command, if one was reached.
     """
     if hasattr(error, "option_name") and hasattr(error, "possibilities"):
         return _explain_unknown_option(error)
@@ -142,7 +142,7 @@ def explain_usage_error(error: Any) -> str:
 def _explain_unknown_option(error: Any) -> str:
     """Explain an unknown option: suggest the most similar one, and list the known options.
 
-    An option that is similar to the old name of a renamed option also leads to the suggestion of the new name.
+    If the option is most similar to the old name of a renamed option, its new name is suggested.
     """
     command, name = error.ctx.command if error.ctx else None, error.option_name
     parameters = command.params if command else ()

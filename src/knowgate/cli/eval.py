@@ -83,12 +83,8 @@ def eval_(
             print_page_location(options.out / report_folder.PAGE_FILE)
     _log_to_trackers(evaluation, trackers)
     if data is not None:
-        _print_stored_runs(evaluation)
-
-
-def _print_stored_runs(evaluation: Evaluation) -> None:
-    """Print how to evaluate the stored answers again."""
-    inform(f"Answers and decisions are stored. Evaluate again without the LLM: knowgate eval {_list_runs(evaluation)}")
+        command = f"knowgate eval {_list_runs(evaluation)}"
+        inform(f"Answers and decisions are stored. Evaluate again without the LLM: {command}")
 
 
 def _list_runs(evaluation: Evaluation) -> str:
@@ -105,9 +101,10 @@ def _log_to_trackers(evaluation: Evaluation, trackers: TrackerOptions) -> None:
 
 
 def _print_warnings(evaluation: Evaluation) -> None:
-    """Print caveats of the data, and a warning for each gate whose training questions were unlike these."""
+    """Print caveats of the data, and a warning for each gate that was fitted on very different questions."""
     n = len(evaluation.table.rows)
-    warnings = [*evaluation.table.list_caveats()]
+    warnings = evaluation.table.list_caveats()
+    # The warning is empty if few questions are far from the gate's training questions.
     warnings += [format_far_warning(gate.gate, gate.far_share, n) for gate in evaluation.gates]
     for warning in warnings:
         if warning:
@@ -117,12 +114,19 @@ def _print_warnings(evaluation: Evaluation) -> None:
 def _print_evaluation(
     evaluation: Evaluation, report: report_folder.ReportOptions, *, full: bool, as_json: bool
 ) -> None:
-    """Print either one JSON object, or the recommendation followed by one table, or by all of them."""
+    """Print the recommendation, what to do next, and the tables; with `as_json`, one JSON object instead.
+
+    Args:
+        evaluation: The results of all gates.
+        report: Prices, and the loss of right answers that the user accepts.
+        full: Print all tables instead of the summary.
+        as_json: Print JSON instead of text.
+    """
     if as_json:
         print_json(report_folder.build_summary(evaluation, report))
         return
     verdict = build_verdict(evaluation, report, report.max_loss)
-    print_text(" ".join([f"{verdict.label}:", verdict.text, *([verdict.note] if verdict.note else [])]))
+    print_text(f"{verdict.label}: {verdict.text} {verdict.note or ''}".rstrip())
     if not evaluation.ranking_gates and evaluation.has_open_answers:
         inform(f"Next: knowgate fit {_list_runs(evaluation)} --out my-policy")
     if verdict.level in ("saves", "may-save") and verdict.savings.money is None:

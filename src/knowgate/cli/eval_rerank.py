@@ -13,7 +13,7 @@ import typer
 from knowgate.cli.console import inform, print_tables, print_text
 from knowgate.cli.options import PreferencesOption, parse_integers, path_option
 from knowgate.cli.progress import ProgressCallback, show_progress
-from knowgate.core.display import TextTable, render_markdown_tables
+from knowgate.core.display import render_markdown_tables
 from knowgate.core.files import check_output_folder, write_json, write_text
 from knowgate.core.options import Count, Options, Share, option
 from knowgate.core.validation import expand_path
@@ -96,19 +96,14 @@ def eval_rerank(
     _print_warnings(specs, sources, options.split)
     comparison = _compare(sources, specs, out, options)
     tables = comparisons.build_reranker_tables(comparison)
-    _write_results(comparison, tables, out)
-    print_tables(tables)
-    verdict = build_reranker_verdict(comparison)
-    print_text(" ".join([f"{verdict.label}:", verdict.headline, *verdict.sentences]))
-    inform(f"Written to {out}. Intervals are 95 % bootstrap intervals over questions; differences are paired.")
-
-
-def _write_results(comparison: RerankerComparison, tables: Sequence[TextTable], out: Path) -> None:
-    """Write the comparison as JSON, Markdown and HTML, and the predictions of each question."""
     write_json(out / "rerank.json", comparisons.reranker_comparison_to_dict(comparison))
     write_text(out / "rerank.md", render_markdown_tables(tables))
     write_reranker_page(comparison, out / "report.html")
     write_text(out / "predictions.jsonl", "".join(comparisons.iter_prediction_lines(comparison)))
+    print_tables(tables)
+    verdict = build_reranker_verdict(comparison)
+    print_text(" ".join([f"{verdict.label}:", verdict.headline, *verdict.sentences]))
+    inform(f"Written to {out}. Intervals are 95 % bootstrap intervals over questions; differences are paired.")
 
 
 def _compare(
@@ -130,13 +125,17 @@ def _compare(
 def parse_named_specs(texts: Sequence[str]) -> dict[str, str]:
     """Parse texts of the form NAME=SPEC into specs by name. A spec without a name is named after its folder.
 
+    ['new=models/a', 'models/b'] gives {'new': 'models/a', 'b': 'models/b'}.
+
     Raises:
         BadSetting: Two rerankers have the same name.
     """
     specs: dict[str, str] = {}
     for text in texts:
-        match = None if expand_path(text).is_dir() else NAMED_SPEC.fullmatch(text)
-        name, spec = (match[1], match[2]) if match else (Path(text).name, text)
+        name, spec = Path(text).name, text
+        match = NAMED_SPEC.fullmatch(text)
+        if match and not expand_path(text).is_dir():  # the name of a folder may contain '='
+            name, spec = match.groups()
         if name in specs:
             raise BadSetting(
                 f"two rerankers have the name '{name}'. Give each its own: --rerank one={specs[name]} --rerank two={spec}"
@@ -146,16 +145,16 @@ def parse_named_specs(texts: Sequence[str]) -> dict[str, str]:
 
 
 def add_base_reranker(specs: Mapping[str, str], base: str | None) -> dict[str, str]:
-    """Put the base reranker first: the cross-encoder before it was aligned to an LLM.
+    """Return the specs of rerankers with the base reranker first, under the name 'base'.
 
-    It is the spec already named 'base', else `base`, else the copy that `fit reranker` stored in a reranker's folder.
-    Without any of these, the specs are returned as they are.
+    The base is the cross-encoder before it was aligned to an LLM. It is the spec that is already named 'base', else the
+    argument `base`, else the copy that `fit reranker` stored in the folder of a reranker. If there is none of these, the
+    specs are returned unchanged.
     """
-    if RERANKER_BASE in specs:
-        return {RERANKER_BASE: specs[RERANKER_BASE], **specs}
-    stored = [str(Path(spec) / RERANKER_BASE) for spec in specs.values() if (Path(spec) / RERANKER_BASE).is_dir()]
-    base = base or next(iter(stored), None)
-    return {**({RERANKER_BASE: base} if base else {}), **specs}
+    stored_copies = [Path(spec) / RERANKER_BASE for spec in specs.values()]
+    candidates = [specs.get(RERANKER_BASE), base, *(str(folder) for folder in stored_copies if folder.is_dir())]
+    available = [spec for spec in candidates if spec]
+    return {RERANKER_BASE: available[0], **specs} if available else dict(specs)
 
 
 def _cache_reranker(name: str, spec: str, out: Path, progress: ProgressCallback) -> CachedReranker:
@@ -175,15 +174,17 @@ def _make_answerers(specs: Sequence[str], out: Path, progress: ProgressCallback)
 
 
 def _print_warnings(specs: Mapping[str, str], sources: Sequence[HeldOutPreferences], split: str) -> None:
-    """Warn about the train split, rerankers that are not aligned, and rerankers aligned to another LLM."""
+    """Warn about the train split, rerankers that were not aligned to an LLM, and those aligned to another LLM.
+
+    The base reranker is not aligned on purpose, so it gets no warning.
+    """
     if split == "train":
         inform("Rerankers are trained on the train split, so these numbers say nothing about new questions.")
     for name, spec in specs.items():
-        if not is_aligned_reranker(spec):
-            if name != RERANKER_BASE:
-                inform(f"'{spec}' was not trained by `knowgate fit reranker`. It is compared all the same.")
-            continue
-        aligned_to = read_reranker_manifest(spec).get("aligned_to", {})
-        if any(aligned_to.get("model_fingerprint") != source.model_fingerprint for source in sources):
-            llm = aligned_to.get("model", "?")
-            inform(f"'{name}' was trained on preferences of {llm}, but these preferences are of another LLM.")
+        if is_aligned_reranker(spec):
+            aligned_to = read_reranker_manifest(spec).get("aligned_to", {})
+            if any(aligned_to.get("model_fingerprint") != source.model_fingerprint for source in sources):
+                llm = aligned_to.get("model", "?")
+                inform(f"'{name}' was trained on preferences of {llm}, but these preferences are of another LLM.")
+        elif name != RERANKER_BASE:
+            inform(f"'{spec}' was not trained by `knowgate fit reranker`. It is compared all the same.")

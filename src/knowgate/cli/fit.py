@@ -76,7 +76,10 @@ ArbiterMode = Annotated[
 
 @dataclass(frozen=True)
 class FitGateCommand(CommandEntry):
-    """A `knowgate fit GATE` command; its flags are made from the signature of the gate's fit function."""
+    """Entry of a command `knowgate fit GATE`, in the table of commands.
+
+    The command is made when it is used: its flags come from the signature of the gate's fit function.
+    """
 
     def describe(self, name: str) -> str:
         """Return the line that `knowgate fit --help` shows for a gate.
@@ -105,7 +108,8 @@ class FitGateCommand(CommandEntry):
 def suggest_owning_gates(flag: str) -> str:
     """Return a sentence that names the gates that have this option; '' if no gate has it.
 
-    It is appended to the error about an option that the chosen gate does not have.
+    '--no-balanced' gives ' It is an option of: probe.' The sentence is appended to the error about an option that the
+    chosen gate does not have.
     """
     name = flag.lstrip("-").removeprefix("no-").replace("-", "_")
     fittable = [gate for gate, entry in FITTED_GATES.items() if entry.fit]
@@ -172,10 +176,15 @@ def fit_policy_command(
 
 
 def _watch(show: ProgressCallback) -> FitProgressCallback:
-    """Show progress: steps of the search and failed candidates as lines, everything else on the bar."""
+    """Return a progress callback for fitting a policy.
+
+    It prints the steps of the search and the candidates that failed as lines, and shows everything else on the progress
+    bar. Milestones of a single gate, such as epochs, also go to the bar.
+    """
 
     def watch(progress: FitProgress) -> None:
-        if progress.is_milestone and progress.unit in ("steps", "folds"):
+        is_about_search = progress.unit in ("steps", "folds")
+        if progress.is_milestone and is_about_search:
             show.say(translate_arguments(progress.words, POLICY_FLAGS))
         else:
             show(progress.done, progress.total, progress.words, stage=progress.stage, unit=progress.unit)
@@ -216,10 +225,10 @@ app = typer.Typer(
 
 
 def make_gate_command(name: str) -> Callable[..., None]:
-    """Make the function behind `knowgate fit NAME`.
+    """Make the function behind `knowgate fit NAME`, whose flags differ from gate to gate.
 
-    `expand_options` makes one flag of each field of the option models that the command's parameters are annotated with.
-    `options` holds what all gates share. The annotation of `own` is set here, because each gate has its own model.
+    `expand_options` reads the annotations of `command`, and makes one flag of each field of the option models that it
+    finds. `options` are the options of all gates. `own` are those of this gate, so its annotation is set below.
     """
     function = load_fit_function(name)
 
@@ -254,7 +263,10 @@ def fit_and_print(
     console = create_console(soft_wrap=False)
     console.print(table)
     if "sets" in manifest:
-        console.print(_make_run_table(manifest["sets"]))
+        run_table = Table("label run", "test questions", "AUROC", box=None)  # all runs together can hide a bad one
+        for run, result in manifest["sets"].items():
+            run_table.add_row(run, str(result["n"]), Estimate(**result["auroc"]).format())
+        console.print(run_table)
     inform(f"{name} fitted on '{manifest['target']}': {format_split(manifest['split'])}.")
     inform(_describe_gate(gate))
     n_test = manifest["split"]["test"]
@@ -271,22 +283,12 @@ def fit_and_print(
         inform(weakness, style="yellow")
 
 
-def _make_run_table(runs: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Make a table of the AUROC on each label run's test questions.
-
-    A number over all runs can hide one run on which the gate fails.
-    """
-    table = Table("label run", "test questions", "AUROC", box=None)
-    for name, run in runs.items():
-        table.add_row(name, str(run["n"]), Estimate(**run["auroc"]).format())
-    return table
-
-
 def _describe_gate(gate: FittedGate) -> Text:
     """Describe when the gate retrieves, with a warning if its AUROC is not provably above 0.5 (chance).
 
-    The warning suggests another target: what the gate is trained to predict. Targets such as 'benefit' compare answers
-    with and without passages; 'known' is only about answers without passages.
+    The warning suggests another target, which is what the gate is trained to predict: 'benefit' (passages improve the
+    answer) instead of 'known' (the answer without passages is right), or the other way round. Some gates support only
+    one kind of target.
     """
     manifest = gate.artifact.manifest
     target, low = manifest["target"], manifest["metrics"]["auroc"]["low"]
@@ -305,10 +307,10 @@ def _describe_gate(gate: FittedGate) -> Text:
 
 
 def make_arbiter_command() -> Callable[..., None]:
-    """Make the function behind `knowgate fit arbiter`, with the options of every mode.
+    """Make the function behind `knowgate fit arbiter`, with the options of every mode (way of choosing an answer).
 
-    Flags are made from the annotations of a command (`expand_options`). So `own` is annotated with a model that joins
-    the option models of all modes.
+    `expand_options` makes the flags from the annotations of `command`. So `own` is annotated with a class that inherits
+    the options of all modes.
     """
     models = tuple(read_fit_options(load_arbiter_fit_function(mode)) for mode in ARBITER_MODES[1:])  # without 'auto'
 

@@ -296,7 +296,8 @@ def _add(store: HistoryStore, entries: Sequence[LogEntry]) -> None:
 def _resolve_scope(store: HistoryStore, options: ScopeOptions) -> HistoryScope:
     """Return the scope (model, prompts, tenant) that the options select.
 
-    If a fingerprint is not given, the log must have exactly one matching scope; otherwise BadSetting is raised.
+    A fingerprint that is not given matches every scope. Then the log must have exactly one matching scope; otherwise
+    BadSetting is raised.
     """
     model, prompts = options.model, options.prompts
     if model and prompts:

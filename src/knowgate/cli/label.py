@@ -150,7 +150,7 @@ def _print_missing_passages(folder: RunFolder) -> None:
 
 
 def _write_kb_sat(folder: RunFolder, out: Path, seed: int) -> None:
-    """Write the KB-SAT data, which are questions labeled known or unknown, to `out`.
+    """Write the KB-SAT data to `out`: as many questions that the LLM knows as questions that it does not know.
 
     Its two stress-test sets are written to OUT.swapped.jsonl and OUT.rare.jsonl. Warns if the swapped set is empty,
     because no answer could be swapped.

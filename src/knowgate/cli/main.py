@@ -74,9 +74,13 @@ def root_command(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the `knowgate` command and exit."""
+    """Run the `knowgate` command and exit.
+
+    SIGHUP tells a server to reload its settings, but would end the process while it is still starting. So the signal is
+    blocked until the server handles it.
+    """
     if "serve" in (arguments or sys.argv) and hasattr(signal, "SIGHUP"):
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # the server reloads when it is ready
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     silence_libraries()
     sys.exit(run(arguments))
 

@@ -37,10 +37,11 @@ FLAG_TYPES = (str, Path, float, int, bool)  # a field that accepts several types
 
 
 def expand_options(function: Callable[..., None], **panels: str) -> Callable[..., None]:
-    """Return a function in whose signature each option model is replaced by one flag for each of its fields.
+    """Return a typer command that has one flag for each field of the option models in a function's signature.
 
-    The function is returned unchanged if it has no option models. Commands of the main table are expanded when they are
-    loaded. For a command of a group, use this function as a decorator.
+    `def label(data: str, options: LabelOptions)` becomes a command with the parameter `data` and one parameter per
+    field of `LabelOptions`. It makes the `LabelOptions` object and calls `label`. Without option models, the function
+    is returned unchanged.
 
     Args:
         function: The function behind a command.
@@ -52,11 +53,14 @@ def expand_options(function: Callable[..., None], **panels: str) -> Callable[...
         return function
 
     def command(**values: Any) -> None:
-        """Collect the flags of each option model into an object of the model, and call the original function."""
+        """Make the object of each option model from the values of its flags, and call the original function.
+
+        `values` holds the value of each flag; None if the flag was not typed, so that its field stays unset.
+        """
         for argument, model in models.items():
-            names = [name for name, field in model.model_fields.items() if get_flag(name, field)]
-            flags = {name: values.pop(name) for name in names if name in values}
-            values[argument] = model(**{name: value for name, value in flags.items() if value is not None})
+            flag_values = {name: values.pop(name, None) for name in _list_flags(model)}
+            typed = {name: value for name, value in flag_values.items() if value is not None}
+            values[argument] = model(**typed)
         function(**values)
 
     arguments = [parameter for name, parameter in signature.parameters.items() if name not in models]
@@ -69,9 +73,15 @@ def expand_options(function: Callable[..., None], **panels: str) -> Callable[...
 
 def make_flags(model: type[Options], panel: str | None = None) -> list[inspect.Parameter]:
     """Make a typer parameter for each field of an option model, except for fields without a flag."""
-    flags = {name: flag for name, field in model.model_fields.items() if (flag := get_flag(name, field))}
-    names = {name: flag.partition("/")[0] for name, flag in flags.items()}  # '--mask' of '--mask/--no-mask'
-    return [_make_flag(name, model.model_fields[name], flag, names, panel) for name, flag in flags.items()]
+    flags = _list_flags(model)
+    short_flags = {name: flag.partition("/")[0] for name, flag in flags.items()}  # '--mask' of '--mask/--no-mask'
+    return [_make_flag(name, model.model_fields[name], flag, short_flags, panel) for name, flag in flags.items()]
+
+
+def _list_flags(model: type[Options]) -> dict[str, str]:
+    """Return the flag of each field of an option model, by field name, without fields that have no flag."""
+    flags = {name: get_flag(name, field) for name, field in model.model_fields.items()}
+    return {name: flag for name, flag in flags.items() if flag}
 
 
 def get_flag(name: str, field: FieldInfo) -> str | None:
@@ -90,15 +100,15 @@ def _is_model(parameter: inspect.Parameter) -> bool:
 
 
 def _make_flag(
-    name: str, field: FieldInfo, flag: str, names: Mapping[str, str], panel: str | None
+    name: str, field: FieldInfo, flag: str, flags: Mapping[str, str], panel: str | None
 ) -> inspect.Parameter:
     """Make the typer parameter of one field of an option model.
 
     Args:
         name: Name of the field.
         field: The field.
-        flag: Flag of the field.
-        names: Flags of all fields of the model, keyed by field name, to replace field names in the help text.
+        flag: Flag of the field, such as '--mask/--no-mask'.
+        flags: Flag of every field of the model, by field name. In the help text, they replace names of fields.
         panel: Heading on the help page, unless the field sets its own.
     """
     extra, flag_type = _get_extra(field), _get_flag_type(field.annotation)
@@ -109,7 +119,7 @@ def _make_flag(
 
     option = typer.Option(
         flag,
-        help=translate_arguments(field.description or "", names) + _format_default(field),
+        help=translate_arguments(field.description or "", flags) + _format_default(field),
         metavar=extra.get("metavar") or "|".join(choices) or None,
         autocompletion=complete if choices else None,
         rich_help_panel=extra.get("panel", panel),
@@ -130,7 +140,10 @@ def _get_extra(field: FieldInfo) -> dict[str, Any]:
 
 
 def _flatten(annotation: Any) -> Iterable[Any]:
-    """Yield the plain types in an annotation, looking inside unions, Annotated and lists."""
+    """Yield the plain types in an annotation: `list[int] | None` gives int and NoneType.
+
+    Unions, lists and Annotated are opened. A Literal gives the types of its values.
+    """
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         yield from _flatten(arguments[0])
@@ -153,16 +166,17 @@ def _is_list(annotation: Any) -> bool:
 
 
 def _get_flag_type(annotation: Any) -> type:
-    """Return the type that the value of a flag is parsed as; str if no other type fits."""
-    plain = set(_flatten(annotation))
-    return next((flag_type for flag_type in FLAG_TYPES if flag_type in plain), str)
+    """Return the type that the value of a flag is parsed as; str if none of the `FLAG_TYPES` is in the annotation."""
+    plain_types = set(_flatten(annotation))
+    return next((flag_type for flag_type in FLAG_TYPES if flag_type in plain_types), str)
 
 
 def _list_values(annotation: Any) -> list[str]:
-    """List the allowed values of a Literal; empty for other types."""
-    options = [annotation, *typing.get_args(annotation)]
-    literal = next((option for option in options if typing.get_origin(option) is typing.Literal), None)
-    return [str(value) for value in typing.get_args(literal)]
+    """List the allowed values of `Literal[...]` or `Literal[...] | None`; empty for other annotations."""
+    for part in (annotation, *typing.get_args(annotation)):
+        if typing.get_origin(part) is typing.Literal:
+            return [str(value) for value in typing.get_args(part)]
+    return []
 
 
 def _format_default(field: FieldInfo) -> str:
@@ -180,15 +194,19 @@ def _get_bound(field: FieldInfo, kind: type, name: str) -> float | None:
 
     Args:
         field: The field.
-        kind: `annotated_types.Ge` for the minimum, `annotated_types.Le` for the maximum.
-        name: Attribute of `kind` that holds the value.
+        kind: Class of the constraint: `annotated_types.Ge` for the minimum, `annotated_types.Le` for the maximum.
+        name: Attribute that holds the value: 'ge' of `Ge`, 'le' of `Le`.
     """
     bounds = [getattr(item, name) for item in _iter_metadata(field) if isinstance(item, kind)]
     return bounds[0] if bounds and bounds[0] < MAX_COUNT else None
 
 
 def _iter_metadata(field: FieldInfo) -> Iterator[Any]:
-    """Yield the constraints of a field, including those inside `Annotated[...] | None`."""
+    """Yield the constraints of a field, such as its minimum.
+
+    Pydantic collects those of `Annotated[int, Ge(1)]` in `field.metadata`, but not those of a member of a union, as in
+    `Annotated[int, Ge(1)] | None`.
+    """
     yield from field.metadata
     for part in typing.get_args(field.annotation):
         for item in getattr(part, "__metadata__", ()):

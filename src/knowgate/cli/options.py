@@ -111,43 +111,46 @@ def load_command_settings(config: Path | None, options: DecisionOptions, no_rule
     """
     if no_rules and "rules" in options.model_fields_set:
         raise BadSetting("--rules and --no-rules are mutually exclusive; use one.")
-    values = get_set_fields(options)
-    return load_settings(config, **values, **({"rules": "none"} if no_rules else {}))
+    rules = {"rules": "none"} if no_rules else {}
+    return load_settings(config, **get_set_fields(options), **rules)
 
 
 def split_gate_specs(values: Sequence[str] | None, runs: Sequence[Path] = ()) -> list[str]:
-    """Split the values of `--gates` at commas into gates.
+    """Split the values of `--gates` at commas into gates, for example ['flare,my-gate'] into ['flare', 'my-gate'].
 
-    A comma inside the name of a recorded gate ('fusion, cheap') or before another option of a gate
-    ('dhicl:k=5,words=1/2') does not separate two gates.
+    Two kinds of commas do not separate gates: one between options of a gate ('dhicl:k=5,words=1/2'), and one in the
+    name under which a gate's scores are recorded in a label run ('fusion, cheap').
 
     Args:
         values: Values of the flag; None means 'auto'.
-        runs: Label runs, in which scores of gates may be recorded under the names of the gates.
+        runs: Label runs whose recorded gates may have commas in their names.
     """
     values = values or ["auto"]
     has_comma = any("," in value for value in values)
     recorded = {record.gate for run in runs for record in read_needs(run)} if has_comma else set()
     specs: list[str] = []
-    parts = [part for value in values for part in _join_recorded_names(value.split(","), recorded)]
-    for part in parts:
-        if specs and "=" in part and ":" not in part and part not in recorded:  # an option of the gate before it
-            specs[-1] += f",{part}"
-        elif part.strip():
-            specs.append(part.strip())
+    for value in values:
+        for piece in _join_recorded_names(value.split(","), recorded):
+            is_option = "=" in piece and ":" not in piece and piece not in recorded  # of the gate before it
+            if specs and is_option:
+                specs[-1] += f",{piece}"
+            elif piece.strip():
+                specs.append(piece.strip())
     if not specs:
         raise BadSetting("--gates names no gate. Leave --gates out to use every possible gate, or see: knowgate gates")
     return specs
 
 
 def _join_recorded_names(pieces: Sequence[str], recorded: Collection[str]) -> Iterator[str]:
-    """Yield the pieces, with adjacent pieces joined if they form the name of a recorded gate.
+    """Yield the pieces of a text that was split at commas, and join those that form the name of a recorded gate.
 
-    If several names are possible, the longest one is used.
+    With the recorded gate 'fusion, cheap', the pieces 'flare', 'fusion', ' cheap' become 'flare', 'fusion, cheap'. If
+    several names are possible, the longest one is used.
     """
     start = 0
     while start < len(pieces):
-        ends = range(len(pieces), start, -1)
-        end = next((end for end in ends if ",".join(pieces[start:end]).strip() in recorded), start + 1)
+        end = len(pieces)  # try the longest name first
+        while end > start + 1 and ",".join(pieces[start:end]).strip() not in recorded:
+            end -= 1
         yield ",".join(pieces[start:end])
         start = end

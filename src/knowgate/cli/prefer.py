@@ -61,7 +61,10 @@ def _format_speed(progress: PreferenceProgress) -> str:
 
 
 def _print_summary(progress: PreferenceProgress, out: Path) -> None:
-    """Print how many questions a reranker can be trained on, why the others are left out, and the next command."""
+    """Print how many questions a reranker can be trained on, why the others are left out, and the next command.
+
+    A reranker learns from questions that have both passages that help the LLM and passages that do not.
+    """
     reasons = (
         (progress.one_sided, "whose passages are all of one kind"),
         (progress.bare, "without passages"),

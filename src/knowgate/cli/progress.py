@@ -72,7 +72,7 @@ class ProgressBar:
         task: What the job does; name of the bar of a job without stages.
         unit: What the items are called.
         bar: The progress display of rich, which holds all bars.
-        tasks: Id of the bar of each stage.
+        tasks: Id that rich gave to the bar of each stage, by the name of the stage.
         starts: First report of each stage, to compute its speed.
     """
 

@@ -76,12 +76,15 @@ def _open_lines(file: Path) -> Iterator[bytes]:
 
 
 def _read_stream(lines: Iterable[bytes], where: str) -> QuestionStream:
-    """Make a stream of the questions in lines of text; raise BadInput at once if there are none."""
-    stream = QuestionStream(iter(()))
-    questions = _read_questions(lines, where, stream.skipped)  # appends the numbers of empty lines to `skipped`
-    first = next(questions)  # raises for empty input before a model is loaded
-    stream.questions = chain([first], questions)
-    return stream
+    """Make a stream of the questions in lines of text; raise BadInput at once if there are none.
+
+    The first question is read at once, so that empty input is reported before a model is loaded. The other lines are
+    read while the stream is iterated.
+    """
+    skipped: list[int] = []  # grows while lines are read
+    questions = _read_questions(lines, where, skipped)
+    first = next(questions)
+    return QuestionStream(chain([first], questions), skipped)
 
 
 def _read_questions(lines: Iterable[bytes], where: str, skipped: list[int]) -> Iterator[Question]:

@@ -142,9 +142,10 @@ def read_traffic(
 
 
 def name_thresholds(log: LoggedTraffic, gate: str | None) -> dict[float, str]:
-    """Return descriptions of special thresholds: the one the log ran with, and the own threshold of `gate`.
+    """Return the thresholds that deserve a note in the table, each with its note.
 
-    A log that ran with several thresholds has none to describe.
+    These are the threshold of `gate` ("the gate's own") and the one that the log ran with ("as it ran"), for example
+    {0.4: "the gate's own", 0.5: "as it ran"}. A log that ran with several thresholds gets no note.
     """
     names = dict.fromkeys(log.thresholds, "as it ran") if len(log.thresholds) == 1 else {}
     if gate is None:
@@ -168,6 +169,11 @@ def _build_table(results: Sequence[replay.ReplayResult], names: dict[float, str]
     """Build the table with one row per threshold.
 
     Narrow terminals drop columns from the right, so risks come before all savings except searches.
+
+    Args:
+        results: What each threshold would have saved and risked. The threshold of always retrieving is below 0.
+        names: Notes on some thresholds, such as {0.5: "as it ran"}.
+        with_money: Add a column for the money saved.
     """
     risk_titles = {name: RISK_COLUMNS[name].format(share.n) for name, share in results[0].risks.items()}
     amounts = ["tokens", "seconds", *(["money"] if with_money else [])]
@@ -186,7 +192,10 @@ def _build_table(results: Sequence[replay.ReplayResult], names: dict[float, str]
 
 
 def _format_known(result: replay.ReplayResult) -> str:
-    """Format how many of the questions that a threshold skips have answers both with and without passages."""
+    """Format on how many of the skipped questions the risk is measured, as '30 of 120 (25%)'; '-' if none is skipped.
+
+    The risk of skipping a search is known only for questions that have answers both with and without passages.
+    """
     saving = result.savings["retrievals"]
     n_skipped = 0 if saving is None else round(saving.saved)
     return f"{result.known:,} of {n_skipped:,} ({result.known / n_skipped:.0%})" if n_skipped else "-"
@@ -199,7 +208,10 @@ def _makes_extra_calls(result: replay.ReplayResult) -> bool:
 
 
 def _format_saving(saving: replay.SavedAmount | None, unit: str = "") -> str:
-    """Format an amount saved, or taken more, and its share of what always retrieving takes; '-' if unknown."""
+    """Format how much less, or more, is used than by always retrieving, as '12 s (40%)' or '3 s more (10%)'.
+
+    The percentage is relative to what always retrieving uses. An unknown amount is '-'.
+    """
     if saving is None:
         return "-"
     saved = round(saving.saved, 9)

@@ -129,7 +129,14 @@ def prompt_for_options(options: FirstRunOptions, given: set[str]) -> FirstRunOpt
 
 
 def _prompt_until_valid(text: str, default: str, check: Callable[[str], object], *, may_be_empty: bool = False) -> str:
-    """Prompt again until `check` accepts the answer; its errors are printed. An allowed empty answer is not checked."""
+    """Prompt the user until `check` accepts the answer, and return the answer.
+
+    Args:
+        text: Text of the prompt.
+        default: Answer if the user only presses Enter; "" for none.
+        check: Raises a KnowgateError, which is printed, if the answer is invalid.
+        may_be_empty: Accept an empty answer without checking it.
+    """
     while True:
         value = default or ("" if may_be_empty else None)
         answer = str(typer.prompt(text, default=value, show_default=bool(default), err=True)).strip()

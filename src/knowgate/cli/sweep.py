@@ -162,7 +162,7 @@ def ik(labels: LabelsOption, options: IkSweepOptions, markdown: AsMarkdown = Fal
     from knowgate.papers.ik_ablations import IkAblations, sweep_ik
 
     sizes = _split(options.rows)
-    # "all" is replaced by a number, so that it passes the check of numbers, and becomes None below.
+    # The check of numbers does not know "all", so a 0 takes its place. Below, None stands for all training questions.
     numbers = parse_integers("--rows", ",".join("0" if size == "all" else size for size in sizes))
     fit_options = {"mode": options.mode, "base": options.base}
     ablations = IkAblations(
@@ -183,8 +183,7 @@ class DhiclSweepOptions(Options):
 
     history: str = option("history.db", "History log of earlier questions, made by `knowgate history import`.")
     model: str | None = option(
-        None,
-        "LLM that decides now; its decisions are stored in the runs. Default: use stored decisions.",
+        None, "LLM that decides now; its decisions are stored in the runs. Default: use stored decisions."
     )
     gates: list[str] | None = option(
         None, "Other gates to show in the first table: names or folders, separated by commas."

@@ -7,7 +7,7 @@ Other packages add gates with an entry point in the group 'knowgate.gates'. Impo
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from knowgate.core.registry import RegistryEntry, find_plugins, load_entry, parse_options, split_spec
 from knowgate.errors import BadSetting
@@ -110,7 +110,7 @@ FITTED_GATES = {
 
 
 def load_gate(spec: str, *, plug_in: bool = False) -> Gate:
-    """Load a gate by its spec.
+    """Load a gate by its spec, a text that names the gate and its options.
 
     Args:
         spec: A name with options ('logprob:mean', 'random:rate=0.3,seed=1') or the folder of a fitted gate.
@@ -160,9 +160,8 @@ def load_fitted_gate(folder: str, *, plug_in: bool = False, verdict: Verdict = "
     """
     artifact = read_artifact(folder)
     name = str(artifact.manifest["gate"]).split(":")[0]
-    gate_class: Any = _check_class(name, load_entry(FITTED_GATES, "fitted gate", name, "knowgate.fitted_gates"))
-    gate: FittedGate = gate_class.from_artifact(artifact, plug_in, verdict=verdict)
-    return gate
+    gate_class = _check_class(name, load_entry(FITTED_GATES, "fitted gate", name, "knowgate.fitted_gates"))
+    return cast("type[FittedGate]", gate_class).from_artifact(artifact, plug_in, verdict=verdict)
 
 
 def _check_class(name: str, loaded: object) -> type[Gate]:
@@ -177,8 +176,8 @@ def _check_class(name: str, loaded: object) -> type[Gate]:
 def default_gate(model: Model, prompts: str | None = None) -> Gate:
     """Return the gate that decides if the user names none.
 
-    This is the fitted gate that knowgate ships for exactly these weights and answer prompts. If there is none, it is
-    'logprob:first', or 'always:rules' for a model that returns only text.
+    knowgate ships fitted gates for some models. One of them is returned if it was fitted on exactly these weights and
+    answer prompts. Otherwise, it is 'logprob:first', or 'always:rules' for a model that returns only text.
 
     Args:
         model: The LLM that the gate decides for.
@@ -194,8 +193,8 @@ def default_gate(model: Model, prompts: str | None = None) -> Gate:
     # the fingerprint of a served model, which is slow.
     if model.depth > 0:
         for folder in sorted(path.parent for path in PACKAGED_GATES.glob("*/gate.json")):
-            manifest = read_artifact(folder).manifest
-            if (manifest["model"]["fingerprint"], manifest["prompts"]) == (model.fingerprint, prompts):
+            fitted_on = read_artifact(folder).manifest
+            if fitted_on["model"]["fingerprint"] == model.fingerprint and fitted_on["prompts"] == prompts:
                 return load_fitted_gate(str(folder))
     return load_gate(TEXT_ONLY_GATE if is_text_only(model) else FALLBACK_GATE)
 

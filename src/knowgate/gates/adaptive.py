@@ -38,12 +38,15 @@ class AdaptiveGate(FittedGate):
     embedder: Embedder | None = None
 
     def check(self, tensors: TensorValidator) -> None:
-        """Raise BadInput if the embedding model is not named or the classifier's tensors are wrong."""
+        """Raise BadInput if the embedding model is not named or the classifier's tensors are wrong.
+
+        The tensor 'seen' has a 1 for each complexity class that occurred in training, and a 0 for the others.
+        """
         read_record(EmbedderOptions, self.artifact.options, "options", ignore_unknown=True)
         tensors.require("weight", len(COMPLEXITY_CLASSES), None)
         tensors.require("bias", len(COMPLEXITY_CLASSES))
         seen = tensors.require("seen", len(COMPLEXITY_CLASSES))
-        if set(seen.tolist()) - {0.0, 1.0} or not seen.any():
+        if not (set(seen.tolist()) <= {0.0, 1.0} and seen.any()):
             raise BadInput(
                 "the tensor 'seen' must be 1 for the classes that occurred in training and 0 for the others, but it "
                 f"is {seen.tolist()}."
@@ -90,6 +93,6 @@ def predict_complexity(tensors: Tensors, vectors: Vector) -> FloatArray:
     """
     check_feature_width(vectors, tensors["weight"].shape[1])
     logits = vectors.astype(np.float64) @ tensors["weight"].T.astype(np.float64) + tensors["bias"]
-    # A softmax over the classes that occurred in training. Subtracting the maximum avoids overflow.
-    weights = np.exp(logits - logits.max(axis=1, keepdims=True)) * tensors["seen"]
-    return np.asarray(weights / weights.sum(axis=1, keepdims=True))
+    # A softmax over the classes that occurred in training ('seen' is 1). Subtracting the maximum avoids overflow.
+    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True)) * tensors["seen"]
+    return np.asarray(exponentials / exponentials.sum(axis=1, keepdims=True))

@@ -46,7 +46,10 @@ class JudgeGate(FittedGate):
         tensors.reject_others()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
-        """Compute the uncalibrated need for retrieval as 1 - P(the answer is right)."""
+        """Compute the uncalibrated need for retrieval as 1 - P(the answer is right).
+
+        The judge reads the first `tokens` tokens of the LLM's draft; with 0 tokens, it reads only the question.
+        """
         tokens = int(self.artifact.options["tokens"])
         texts = draft_texts(readings) if tokens else [""] * len(questions)
         return judges.score_answers("judge", self.judge, questions, texts, tokens)
@@ -77,11 +80,11 @@ class GainGate(JudgeGate):
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
         """Compute the expected gain of retrieval, mapped from [-1, 1] to [0, 1]."""
         tokens, texts = int(self.artifact.options["tokens"]), draft_texts(readings)
-        known, document_right = (
-            self.judge.predict_known(judges.encode_answers(name, self.judge, questions, texts, tokens))
-            for name in GAIN_PROMPTS
-        )
-        return judges.compute_gain_needs(known, document_right)
+        probabilities = []
+        for prompt_name in GAIN_PROMPTS:  # is the LLM's answer right, and would an answer from documents be right?
+            prompts = judges.encode_answers(prompt_name, self.judge, questions, texts, tokens)
+            probabilities.append(self.judge.predict_known(prompts))
+        return judges.compute_gain_needs(known=probabilities[0], document_right=probabilities[1])
 
 
 @dataclass(frozen=True)

@@ -98,11 +98,11 @@ class DhiclGate(Gate):
         store = open_history_store(self.history, self.embedder)
         excluded = () if self.time_sensitive else (KnowledgeLabel.TIME_SENSITIVE,)
         texts = [question.text for question in questions]
-        if self.balanced:  # half of the examples are known, the others unknown; a search is told what to exclude
-            not_known = (KnowledgeLabel.UNKNOWN, KnowledgeLabel.TIME_SENSITIVE)
-            known = store.search(texts, self.k // 2, self.scope, not_known)
-            unknown = store.search(texts, self.k - self.k // 2, self.scope, (KnowledgeLabel.KNOWN, *excluded))
-            return [_merge_by_similarity(*pair) for pair in zip(known, unknown, strict=True)]
+        if self.balanced:  # the last argument of a search says which questions are left out
+            n_known, not_known = self.k // 2, (KnowledgeLabel.UNKNOWN, KnowledgeLabel.TIME_SENSITIVE)
+            known = store.search(texts, n_known, self.scope, not_known)
+            unknown = store.search(texts, self.k - n_known, self.scope, (KnowledgeLabel.KNOWN, *excluded))
+            return [_merge_by_similarity(first, second) for first, second in zip(known, unknown, strict=True)]
         if not self.cold:
             return store.search(texts, self.k, self.scope, excluded)
         examples = store.sample(self.k + 1, self.scope, exclude=excluded)  # one more, in case it is the question itself

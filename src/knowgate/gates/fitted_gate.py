@@ -110,6 +110,7 @@ class FittedGate(Gate):
     def request(self) -> SignalRequest:
         """How much of each signal the gate reads: draft tokens, layers, samples and their settings."""
         fields: dict[str, Any] = dict(self.artifact.manifest["want"])
+        # The manifest stores the fields of the sampling next to the others.
         sampling = Sampling(**{key: fields.pop(key) for key in ("temperature", "top_p", "top_k") if key in fields})
         return SignalRequest(**{**fields, "layers": tuple(fields.get("layers", ())), "sampling": sampling})
 
@@ -120,7 +121,7 @@ class FittedGate(Gate):
 
     @property
     def scoring(self) -> str:
-        """Fingerprint of everything that determines the scores; gates that differ only in threshold share it."""
+        """Fingerprint of all that determines the scores. Gates that differ only in their threshold have the same one."""
         fields = {key: self.artifact.manifest.get(key) for key in SCORING_FIELDS}
         return sha256_text(type(self).__qualname__, self.verdict, json.dumps(fields, sort_keys=True))
 
@@ -285,7 +286,10 @@ def get_gate_name(gate: str | Gate) -> str:
 
 
 def has_judge(gate: str | Gate) -> bool:
-    """Return whether a gate, or an arbiter given by name, runs a fine-tuned judge. False if the name does not tell."""
+    """Return whether a gate, or an arbiter given by name, runs a fine-tuned judge model.
+
+    A fitted gate is recognized by the kind in its manifest, everything else by its name ('kbm', 'lora:...').
+    """
     folder = get_gate_folder(gate)
     file = expand_path(folder) / gate_folder.GATE_MANIFEST if folder else None
     manifest: Any = read_json(file) if file else {"gate": get_gate_name(gate)}

@@ -128,8 +128,8 @@ class FusionGate(FittedGate):
         It is the output of the logistic regression. A gate with two regressions, which predict that the answer without
         and with passages is wrong, computes it from the expected gain.
         """
-        needs = self._predict(questions, readings)
-        return needs[0] if len(needs) == 1 else compute_gain_needs(1 - needs[0], 1 - needs[1])
+        wrong = self._predict(questions, readings)
+        return wrong[0] if len(wrong) == 1 else compute_gain_needs(known=1 - wrong[0], document_right=1 - wrong[1])
 
     def _predict(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[FloatArray]:
         """Compute the probability that each regression predicts, for all questions.
@@ -137,9 +137,10 @@ class FusionGate(FittedGate):
         A single regression predicts that retrieval is needed. Of two, the first predicts that the answer without passages
         is wrong, the second that the answer with passages is wrong.
         """
-        signals = self.compute_signals(questions, readings)
-        pairs = zip(self._head_prefixes, signals, strict=True)
-        return [apply_network(self.artifact.tensors, columns, f"{prefix}fusion.") for prefix, columns in pairs]
+        predictions = []
+        for prefix, signals in zip(self._head_prefixes, self.compute_signals(questions, readings), strict=True):
+            predictions.append(apply_network(self.artifact.tensors, signals, f"{prefix}fusion."))
+        return predictions
 
     def compute_signals(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[Vector]:
         """Compute the inputs of each logistic regression of the gate, as a matrix with one row per question.
@@ -158,8 +159,8 @@ class FusionGate(FittedGate):
             inputs[TEXT_SIGNAL] = embed_drafts(self.encoder, questions, readings)
         signals = []
         for prefix in self._head_prefixes:
-            outputs = [apply_network(tensors, x, f"{prefix}{name}.") for name, x in inputs.items()]
-            signals.append(np.hstack([features, *map(_to_logits, outputs)]))
+            logits = [_to_logits(apply_network(tensors, x, f"{prefix}{name}.")) for name, x in inputs.items()]
+            signals.append(np.hstack([features, *logits]))
         return signals
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
@@ -247,7 +248,7 @@ def embed_drafts(encoder: Embedder, questions: Sequence[Question], readings: Seq
 
 
 def _to_logits(probabilities: FloatArray) -> Vector:
-    """Convert probabilities to a column of logits."""
+    """Convert probabilities to logits, as a matrix with one column."""
     return logit(probabilities)[:, None].astype(np.float32)
 
 
@@ -262,11 +263,11 @@ def describe_signals(names: Sequence[str], values: Vector, contributions: FloatA
     strongest = sorted(range(len(names)), key=lambda column: -abs(contributions[column]))[:MAX_NAMED_SIGNALS]
     descriptions: dict[str, list[str]] = {"for retrieval": [], "against retrieval": []}
     for column in strongest:
-        side = descriptions["for retrieval" if contributions[column] > 0 else "against retrieval"]
+        texts = descriptions["for retrieval" if contributions[column] > 0 else "against retrieval"]
         description = describe_feature(names[column], float(values[column]))
-        if abs(contributions[column]) >= MIN_CONTRIBUTION and description not in side:
-            side.append(description)
-    return "; ".join(f"{', '.join(texts)} ({side})" for side, texts in descriptions.items() if texts)
+        if abs(contributions[column]) >= MIN_CONTRIBUTION and description not in texts:
+            texts.append(description)
+    return "; ".join(f"{', '.join(texts)} ({effect})" for effect, texts in descriptions.items() if texts)
 
 
 def add_self_assessment(reading: Reading, gate: str) -> Reading:

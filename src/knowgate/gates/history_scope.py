@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 
 from knowgate.core.redaction import redact_secrets
 from knowgate.data.history import history_exists, open_history
@@ -55,9 +54,10 @@ def bind_scope(
     other_scopes = store.scopes()
     if not other_scopes:
         raise BadSetting(f"the log '{path}' is empty. Fill it: `knowgate history import`.")
+    counts = "; ".join(f"{count} for {_format_scope(other)}" for other, count in other_scopes.items())
     raise BadSetting(
-        f"the log '{path}' has no entries for this model and prompts ({_format_scope(scope)}); it has "
-        f"{_format_counts(other_scopes)}. Label questions with this model, then run `knowgate history import`."
+        f"the log '{path}' has no entries for this model and prompts ({_format_scope(scope)}); it has {counts}. Label "
+        "questions with this model, then run `knowgate history import`."
     )
 
 
@@ -65,8 +65,3 @@ def _format_scope(scope: HistoryScope) -> str:
     """Format a scope for error messages."""
     tenant = f", tenant {scope.tenant}" if scope.tenant else ""
     return f"model {scope.model}, prompts {scope.prompts}{tenant}"
-
-
-def _format_counts(counts: Mapping[HistoryScope, int]) -> str:
-    """Format the number of entries per scope for error messages."""
-    return "; ".join(f"{count} for {_format_scope(scope)}" for scope, count in counts.items())

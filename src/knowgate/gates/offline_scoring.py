@@ -143,8 +143,8 @@ def _suggest_labeling(missing: Sequence[Signal], table: LabelTable) -> str:
 def find_signals(table: LabelTable) -> frozenset[Signal]:
     """Return the signals that a label table contains. Most are in all rows or in none, so only the first is checked."""
     reading = table.readings[0]
-    # The uncertainty that the gate `seakr` computes from samples and their hidden states can be recorded instead of both.
-    has_uncertainty = bool({SEAKR, SEAKR_END} & set(reading.signals))
+    # The gate `seakr` needs samples and their hidden states, or the uncertainty that it computes from them.
+    has_uncertainty = SEAKR in reading.signals or SEAKR_END in reading.signals
     available = {
         Signal.DRAFT: reading.draft is not None,
         Signal.LOGPROBS: reading.draft is not None and reading.draft.tokens is not None,
@@ -225,30 +225,33 @@ def score_gates(table: LabelTable, gates: Sequence[str | Gate], *, plug_in: bool
         UnsupportedSignal: The table lacks a signal that a gate needs.
         BadSetting: A gate was fitted on questions of the table.
     """
-    expanded = [item for gate in gates for item in (list_scorable_gates(table) if gate == "auto" else [gate])]
-    unique = list({gate if isinstance(gate, str) else id(gate): gate for gate in expanded}.values())
-    recorded = [_find_recorded(table, gate) for gate in unique]
-    bound = {n: _bind_gate(table, unique[n], plug_in) for n, column in enumerate(recorded) if column is None}
-    computed = _compute_scores(table, bound)
-    scores = [
-        computed[n] if column is None else _get_recorded_scores(column, str(unique[n]))
-        for n, column in enumerate(recorded)
-    ]
-    return _number_duplicate_names(scores)
+    expanded: list[str | Gate] = []
+    for gate in gates:
+        expanded += list_scorable_gates(table) if gate == "auto" else [gate]
+    unique = {gate if isinstance(gate, str) else id(gate): gate for gate in expanded}
+    recorded = {key: _find_recorded(table, gate) for key, gate in unique.items()}
+    unrecorded = {key: _bind_gate(table, gate, plug_in) for key, gate in unique.items() if recorded[key] is None}
+    computed = _compute_scores(table, unrecorded)
+    scores = []
+    for key, gate in unique.items():
+        column = recorded[key]
+        scores.append(computed[key] if column is None else _get_recorded_scores(column, str(gate)))
+    names = number_duplicates([item.name for item in scores])
+    return [replace(item, name=name) for item, name in zip(scores, names, strict=True)]
 
 
-def _compute_scores(table: LabelTable, gates: Mapping[int, _BoundGate]) -> dict[int, TableScores]:
-    """Score gates in one pass over the rows of a table. Keys are the numbers of the gates."""
+def _compute_scores(table: LabelTable, gates: Mapping[str | int, _BoundGate]) -> dict[str | int, TableScores]:
+    """Score gates in one pass over the rows of a table; the result has the keys of `gates`."""
     # Fitted gates with the same fingerprint have the same scores, so only the first of them is scored.
-    keys = {n: gate.scoring or str(n) for n, gate in gates.items()}
-    different: dict[str, _BoundGate] = {}
-    for n, gate in gates.items():
-        different.setdefault(keys[n], gate)
-    chunk_scores: dict[str, list[_ChunkScores]] = {key: [] for key in different}
+    fingerprints = {key: gate.scoring or str(key) for key, gate in gates.items()}
+    distinct: dict[str, _BoundGate] = {}
+    for key, gate in gates.items():
+        distinct.setdefault(fingerprints[key], gate)
+    chunk_scores: dict[str, list[_ChunkScores]] = {fingerprint: [] for fingerprint in distinct}
     for chunk in table.chunks() if gates else ():
-        for key, gate in different.items():
-            chunk_scores[key].append(_score_chunk(chunk, gate))
-    return {n: _merge_chunks(table, gate, chunk_scores[keys[n]]) for n, gate in gates.items()}
+        for fingerprint, gate in distinct.items():
+            chunk_scores[fingerprint].append(_score_chunk(chunk, gate))
+    return {key: _merge_chunks(table, gate, chunk_scores[fingerprints[key]]) for key, gate in gates.items()}
 
 
 def score_gate(table: LabelTable, gate: str | Gate, *, plug_in: bool = False) -> TableScores:
@@ -283,8 +286,7 @@ def _bind_gate(table: LabelTable, gate: str | Gate, plug_in: bool) -> _BoundGate
 def _load_gate(table: LabelTable, gate: str | Gate, plug_in: bool) -> Gate:
     """Load a gate from its spec; return a gate object as it is.
 
-    If the name is unknown, the error also lists the gates whose scores the table records. `plug_in` accepts gates that
-    were fitted on a different LLM.
+    If the name is unknown, the error also lists the gates whose scores the table records.
     """
     if not isinstance(gate, str):
         return gate
@@ -303,8 +305,7 @@ def _score_chunk(chunk: LabelTable, bound: _BoundGate) -> _ChunkScores:
     distances = measure_distances(bound.gate, chunk.questions, readings)
     raw = None if scores.raw is None else np.array(scores.raw)
     n_known = sum(distance is not None for distance in distances)
-    far = compute_far_share(distances) if n_known else None
-    return _ChunkScores(np.array(scores.needs), raw, far, n_known)
+    return _ChunkScores(np.array(scores.needs), raw, compute_far_share(distances), n_known)
 
 
 def _merge_chunks(table: LabelTable, bound: _BoundGate, chunks: Sequence[_ChunkScores]) -> TableScores:
@@ -327,14 +328,13 @@ def _merge_chunks(table: LabelTable, bound: _BoundGate, chunks: Sequence[_ChunkS
     )
 
 
-def _number_duplicate_names(scores: Sequence[TableScores]) -> list[TableScores]:
-    """Append (2), (3), ... to names that occur more than once."""
-    names = [item.name for item in scores]
-    counts = [names[: index + 1].count(name) for index, name in enumerate(names)]
-    return [
-        replace(item, name=f"{item.name} ({count})") if count > 1 else item
-        for item, count in zip(scores, counts, strict=True)
-    ]
+def number_duplicates(names: Sequence[str]) -> list[str]:
+    """Append a number to names that occurred before: a, a, b -> a, a (2), b."""
+    numbered = []
+    for position, name in enumerate(names):
+        n_before = names[:position].count(name)
+        numbered.append(f"{name} ({n_before + 1})" if n_before else name)
+    return numbered
 
 
 # --- recorded needs -------------------------------------------------------------------------------
@@ -353,7 +353,7 @@ def _find_recorded(table: LabelTable, gate: str | Gate) -> GateColumn | None:
 
 
 def _get_recorded_scores(column: GateColumn, gate: str) -> TableScores:
-    """Return the recorded scores of a gate, with the threshold of its folder or, without a folder, the recorded one."""
+    """Return the recorded scores of a gate; `gate` is its folder, whose threshold is used, or its recorded name."""
     n_missing = int(np.isnan(column.needs).sum())
     if n_missing:
         raise BadSetting(
@@ -361,8 +361,8 @@ def _get_recorded_scores(column: GateColumn, gate: str) -> TableScores:
             "Pass the folder of the gate to score all of them."
         )
     kind = re.split("[:, ]", column.gate)[0]  # the name of the gate without its options
-    registered = {**GATES, **FITTED_GATES}
-    entry = registered.get(kind) or registered.get(kind.partition("-")[0])  # 'kbm-certainty' is a variant of 'kbm'
+    all_gates = {**GATES, **FITTED_GATES}
+    entry = all_gates.get(kind) or all_gates.get(kind.partition("-")[0])  # 'kbm-certainty' is a variant of 'kbm'
     signals = entry.needs if entry else "unknown"  # a gate that is not registered counts as one that reads a draft
     return TableScores(
         column.gate,
@@ -387,8 +387,8 @@ def save_scores(table: LabelTable, scores: Sequence[TableScores]) -> None:
 
 def _to_record(scores: TableScores, ids: Mapping[int, str]) -> RecordedNeeds:
     """Convert scores to the record of one label run; `ids` maps row numbers of the table to question ids."""
-    needs = {key: float(scores.needs[number]) for number, key in ids.items()}
-    raw = {} if scores.raw is None else {key: float(scores.raw[number]) for number, key in ids.items()}
+    needs = {question_id: float(scores.needs[row]) for row, question_id in ids.items()}
+    raw = {} if scores.raw is None else {question_id: float(scores.raw[row]) for row, question_id in ids.items()}
     return RecordedNeeds(
         scores.name, scores.threshold, needs, scores.note, scores.seconds, raw, scores.far, scores.scoring
     )
@@ -435,15 +435,16 @@ def drop_seen_rows(table: LabelTable, gates: Sequence[str | Gate], *folders: str
         folders: Folders of other fitted artifacts, such as an arbiter. None is ignored.
     """
     all_folders = [folder for folder in (*map(get_gate_folder, gates), *folders) if folder is not None]
-    seen_by_folder = [mark_seen_rows(table, folder) for folder in all_folders]
-    is_seen = [any(flags) for flags in zip(*seen_by_folder, strict=True)]
-    if not any(is_seen):
+    is_seen = np.zeros(len(table.rows), dtype=bool)
+    for folder in all_folders:
+        is_seen |= mark_seen_rows(table, folder)
+    if not is_seen.any():
         return table
-    if all(is_seen):
+    if is_seen.all():
         raise BadInput(
             "no question is left to evaluate, because the gates were fitted on all of them. Label other questions with "
             "`knowgate label`.",
             brief="no question is left",
         )
-    kept = table.subset(number for number, seen in enumerate(is_seen) if not seen)
-    return kept.with_changes(left_out={**table.left_out, "seen by a gate": sum(is_seen)})
+    unseen = table.subset(np.flatnonzero(~is_seen))
+    return unseen.with_changes(left_out={**table.left_out, "seen by a gate": int(is_seen.sum())})

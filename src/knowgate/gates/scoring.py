@@ -182,21 +182,20 @@ class ModelReadingSource:
         return bound
 
     def _bind(self, gate: Gate) -> Gate:
-        """Bind the gate to the model, comparing hidden states if the model is served.
+        """Return a copy of the gate for this model; raise ArtifactError if it was fitted on a different LLM.
 
-        A served model has a different fingerprint than the weights that a gate was fitted on. Such a gate is accepted
-        if the server returns the same hidden states as those weights.
+        `gate.bind` compares fingerprints. A server has another fingerprint than the weights that it serves, so a gate
+        that was fitted on these weights is accepted if the server returns the same hidden states as they do.
         """
         model, prompts = self.model, self.prompts.fingerprint
-        if not (isinstance(gate, FittedGate) and isinstance(model, ServedModel)) or gate.plug_in:
-            return gate.bind(model, prompts)
-        manifest = gate.artifact.manifest
-        differs_in_model_only = manifest["model"]["fingerprint"] != model.fingerprint and manifest["prompts"] == prompts
-        if not (differs_in_model_only and gate.request.layers):  # `bind` raises an error if the LLM is another one
-            return gate.bind(model, prompts)
-        served = replace(gate, llm=model)
-        check_read_request(served, model)
-        return replace(served, note=check_state_agreement(gate.artifact, model, self.prompts, served.request))
+        if isinstance(gate, FittedGate) and isinstance(model, ServedModel) and not gate.plug_in:
+            fitted_on = gate.artifact.manifest
+            is_other_model = fitted_on["model"]["fingerprint"] != model.fingerprint
+            if is_other_model and fitted_on["prompts"] == prompts and gate.request.layers:
+                served = replace(gate, llm=model)
+                check_read_request(served, model)
+                return replace(served, note=check_state_agreement(gate.artifact, model, self.prompts, served.request))
+        return gate.bind(model, prompts)
 
     def read(self, questions: Sequence[Question], request: SignalRequest) -> list[Reading]:
         """Run the model on the questions and return the requested signals; an empty request runs nothing."""
@@ -220,7 +219,7 @@ class ModelReadingSource:
 
 
 def bind_gate(gate: Gate, model: Model, prompts: AnswerPrompts) -> Gate:
-    """Return a copy of a gate for this model and these answer prompts.
+    """Return a copy of a gate that is ready to decide for this model with these answer prompts.
 
     Raises:
         UnsupportedSignal: The model does not provide a signal that the gate needs.
@@ -248,7 +247,7 @@ def collect_readings(source: ReadingSource, gates: Sequence[Gate], questions: Se
     merged_request = functools.reduce(operator.or_, (gate.request for gate in gates), SignalRequest())
     readings = source.read(questions, merged_request)
     for gate in gates:
-        # Most gates do not override this method. They are skipped, because copying all readings is slow.
+        # Gates that do not override `find_neighbors` are skipped, because copying all readings is slow.
         if type(gate).find_neighbors is not Gate.find_neighbors:
             with wrap_plugin_errors(gate):
                 neighbors = gate.find_neighbors(questions)
@@ -261,16 +260,26 @@ def collect_readings(source: ReadingSource, gates: Sequence[Gate], questions: Se
 
 
 def _add_to_field(readings: Sequence[Reading], field: str, key: str, values: Sequence[Any]) -> list[Reading]:
-    """Return copies of readings in which the mapping `field` has one more entry: `key` with the value of each."""
+    """Return copies of readings with one more entry in a mapping.
+
+    Args:
+        readings: The readings.
+        field: Name of the mapping, such as 'labels'.
+        key: Key of the new entry.
+        values: Value of the new entry for each reading.
+    """
     copies = []
     for reading, value in zip(readings, values, strict=True):
-        change: dict[str, Any] = {field: {**getattr(reading, field), key: value}}
-        copies.append(replace(reading, **change))
+        extended: Any = {**getattr(reading, field), key: value}
+        copies.append(replace(reading, **{field: extended}))
     return copies
 
 
 def _needs_label_prompts(gate: Gate, readings: Sequence[Reading]) -> bool:
-    """Return whether the LLM must answer the gate's own prompts, because the readings hold no recorded answers."""
+    """Return whether the LLM must answer the gate's own prompts ("Can you answer this? true/false").
+
+    It need not if a label run recorded its answers: they are in the signal that `gate.recorded_signal` names.
+    """
     if Signal.LABELS not in gate.needs or all(gate.recorded_signal in reading.signals for reading in readings):
         return False
     if not gate.labels:

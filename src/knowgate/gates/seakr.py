@@ -103,8 +103,9 @@ class SeakrGate(Gate):
     def compute_need(self, uncertainty: float, size: float | None = None) -> float:
         """Convert the uncertainty of a question to its need for retrieval.
 
-        By default, the uncertainty is related to the length of the hidden states, which differs between LLMs. If
-        `center` is set or the length is unknown, the need is sigmoid((uncertainty - center) / scale).
+        By default, the uncertainty is compared with the length of the hidden states, which differs between LLMs: states
+        that are long differ more. If `center` is set or the length is unknown, the need is
+        sigmoid((uncertainty - center) / scale).
 
         Args:
             uncertainty: Value of `compute_uncertainty`.

@@ -107,7 +107,8 @@ class SkrGate(Gate):
         texts = [question.text for question in questions]
         # More than k are searched for, because those whose answer did not change are dropped.
         nearest = self._store.search(texts, self.k * SEARCH_FACTOR, self.scope)
-        return [tuple([n for n in neighbors if n.outcome in DECISIVE_OUTCOMES][: self.k]) for neighbors in nearest]
+        changed = [[neighbor for neighbor in row if neighbor.outcome in DECISIVE_OUTCOMES] for row in nearest]
+        return [tuple(neighbors[: self.k]) for neighbors in changed]
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         """Compute the need for retrieval of each question by vote of its neighbors, or with the classifier."""
@@ -163,5 +164,6 @@ def smooth_vote(neighbors: Sequence[Neighbor]) -> float:
     A neighbor is a similar logged question. If there are few, a prior pulls the result towards 0.5.
     """
     weights = [max(0.0, neighbor.similarity) * neighbor.weight for neighbor in neighbors]
-    helped = sum(w for w, n in zip(weights, neighbors, strict=True) if n.outcome == RetrievalOutcome.BETTER)
-    return (helped + PRIOR_WEIGHT / 2 + 1e-9) / (sum(weights) + PRIOR_WEIGHT)  # 1e-9 makes ties retrieve
+    is_helped = [neighbor.outcome == RetrievalOutcome.BETTER for neighbor in neighbors]
+    helped_weight = sum(weight for weight, helped in zip(weights, is_helped, strict=True) if helped)
+    return (helped_weight + PRIOR_WEIGHT / 2 + 1e-9) / (sum(weights) + PRIOR_WEIGHT)  # 1e-9 makes ties retrieve

@@ -113,14 +113,13 @@ class Labeler:
         return self.start(questions, can_defer=False)()
 
     def start(self, questions: Sequence[Question], *, can_defer: bool = True) -> BatchFinisher:
-        """Let the LLM answer a batch, and return a function that grades the answers and returns the label rows.
+        """Let the LLM answer a batch, and return a function (the finisher) that grades the answers into label rows.
 
         If the batch fails, its questions are labeled one by one, and those that fail get a row with the error.
 
         Args:
             questions: The batch.
-            can_defer: Whether the returned function may do the grading, possibly in another thread. If False, the
-                batch is graded before this method returns.
+            can_defer: Whether grading may be left to the finisher. If False, it is done before this method returns.
 
         Raises:
             DeviceError: The GPU failed, so that all other questions would fail as well.
@@ -180,21 +179,24 @@ class Labeler:
     def _answer(self, questions: Sequence[Question]) -> BatchFinisher:
         """Answer without passages (closed) and with passages (opened); return a function that finishes the label rows.
 
-        While the LLM generates, one thread searches passages and then grades the closed-book answers. It also selects the
-        passages that fit, if the tokenizer may be used meanwhile and no reranker needs the GPU.
+        A second thread works while the LLM generates: it searches the passages, and later grades the closed-book answers.
+        It also selects the passages that fit, unless that needs a reranker or a tokenizer that only one thread may use.
         """
         start = time.perf_counter()
         can_select = self.reranker is None and getattr(self.model, "encodes_in_threads", False)
         with ThreadPoolExecutor(1, "knowgate-label") as thread:
             search = thread.submit(self.find_passages or self.passage_finder.find, questions)
-            selection = thread.submit(lambda: self._select_evidence(questions, search.result())) if can_select else None
+
+            def select() -> tuple[list[Evidence], list[Prompt]]:
+                return self._select_evidence(questions, search.result())
+
+            selection = thread.submit(select) if can_select else None
             closed_prompts = [self.prompts.closed(question) for question in questions]
             closed = self._read(closed_prompts, self.plan.samples, with_states=True)
-            graded = self._grade_in_thread(thread, lambda: self._make_closed_rows(questions, closed))
+            empty_rows = [self._make_empty_row(question) for question in questions]
+            graded = self._grade_in_thread(thread, lambda: self._add_answers(empty_rows, questions, "closed", closed))
             signals = self._read_signals(questions, closed)
-            evidence, open_prompts = (
-                selection.result() if selection else self._select_evidence(questions, search.result())
-            )
+            evidence, open_prompts = selection.result() if selection else select()
             n_open = self.plan.samples if self.plan.open_samples is None else self.plan.open_samples
             opened = self._read(open_prompts, n_open) if open_prompts else []
 
@@ -208,9 +210,10 @@ class Labeler:
         return finish
 
     def _grade_in_thread(self, thread: Executor, work: Callable[[], Result]) -> Future[Result]:
-        """Call `work`, which grades answers, in the thread if graders compare strings, otherwise right here.
+        """Call `work`, which grades answers, and return its result as a future.
 
-        A judge may be the LLM that is answering, which must not be called from two threads.
+        It runs in the thread if the graders only compare strings. Otherwise it runs here: a judge may be the LLM that is
+        answering, which must not be called from two threads.
         """
         if self._compares_strings:
             return thread.submit(work)
@@ -218,19 +221,13 @@ class Labeler:
         finished.set_result(work())
         return finished
 
-    def _make_closed_rows(self, questions: Sequence[Question], closed: Sequence[Reading]) -> list[LabelRow]:
-        """Make label rows with the graded closed-book answers, which `closed` holds."""
-        rows = [self._make_empty_row(question) for question in questions]
-        return self._add_answers(rows, questions, "closed", closed)
-
     def _read(self, prompts: Sequence[Prompt], n_samples: int, *, with_states: bool = False) -> list[Reading]:
         """Generate a greedy answer (draft) and sampled answers to each prompt; a reading holds all of them.
 
         Args:
             prompts: The prompts.
             n_samples: Number of sampled answers to return.
-            with_states: Also record the hidden states of the plan's layers, and those of sampled answers that the SeaKR
-                method compares.
+            with_states: Also record hidden states, including those of sampled answers that SeaKR compares.
         """
         plan = self.plan
         seakr_samples = plan.seakr if with_states else 0  # SeaKR may need more samples than are returned
@@ -250,9 +247,9 @@ class Labeler:
         return [replace(reading, resume=None, samples=reading.samples[:n_samples]) for reading in readings]
 
     def _read_signals(self, questions: Sequence[Question], closed: Sequence[Reading]) -> list[dict[str, float]]:
-        """Return further signals of each question by name: the LLM's self-assessment, and SeaKR if it is planned.
+        """Return signals of each question by name: whether the LLM thinks it can answer, and SeaKR if it is planned.
 
-        SeaKR is how much the hidden states of sampled answers, which `closed` holds, differ.
+        SeaKR measures how much the hidden states of the sampled answers in `closed` differ, which shows uncertainty.
         """
         assessments = self._assess(questions)
         return [signals | self._measure_seakr(reading) for signals, reading in zip(assessments, closed, strict=True)]
@@ -268,7 +265,7 @@ class Labeler:
         """Ask the LLM whether it can answer each question.
 
         Returns:
-            For each question, the logit of yes minus that of no, by the signal's name; {} if a server lists neither label.
+            For each question, {name of the signal: logit of "yes" minus logit of "no"}; {} if the logits are unknown.
         """
         if Signal.LABELS not in self.model.offers:
             return [{} for _ in questions]
@@ -277,20 +274,21 @@ class Labeler:
             logits = self.model.label_logits(prompts, confidence.ASSESSMENT_LABELS)
         except UnsupportedSignal:  # the answers are still useful without the self-assessment
             return [{} for _ in questions]
-        lists_all = isinstance(self.model, LocalBackend)  # then equal logits are a true tie
-        is_known = [lists_all or confidence.has_distinct_logits(each) for each in logits]
-        values = [{confidence.SELF_ASSESSMENT: confidence.self_assessment_logit(each)} for each in logits]
-        return [value if known else {} for value, known in zip(values, is_known, strict=True)]
+        signals: list[dict[str, float]] = []
+        for pair in logits:  # of one question
+            # Equal logits of a local LLM are a true tie. Those of a server mean that it listed neither label.
+            is_known = isinstance(self.model, LocalBackend) or confidence.has_distinct_logits(pair)
+            signals.append({confidence.SELF_ASSESSMENT: confidence.self_assessment_logit(pair)} if is_known else {})
+        return signals
 
     # --- open book --------------------------------------------------------------------------------
 
     def _select_evidence(
         self, questions: Sequence[Question], results: PassageSearchResults
     ) -> tuple[list[Evidence], list[Prompt]]:
-        """Select the passages of each question that fit the context window.
+        """Rank the passages of each question, and keep those that fit the context window.
 
-        Returns:
-            The selected passages of all questions, and the open-book prompts of the questions that have passages.
+        Returns the kept passages of all questions, and the open-book prompts of the questions that have passages.
         """
         ranked = self.passage_finder.rank(questions, results.passages)
         fitting = fit_passages_batch(self.model, self.prompts, questions, ranked, self.plan.max_tokens)
@@ -298,8 +296,8 @@ class Labeler:
             Evidence(shown, count_truncated(passages, shown), frequency)
             for shown, passages, frequency in zip(fitting, ranked, results.frequencies, strict=True)
         ]
-        pairs = zip(questions, evidence, strict=True)
-        return evidence, [self.prompts.open(question, item.passages) for question, item in pairs if item.passages]
+        shown = zip(questions, evidence, strict=True)
+        return evidence, [self.prompts.open(question, item.passages) for question, item in shown if item.passages]
 
     def _add_open_answers(
         self,
@@ -308,15 +306,13 @@ class Labeler:
         evidence: Sequence[Evidence],
         opened: Sequence[Reading],
     ) -> list[LabelRow]:
-        """Add the passages to all rows, with how many were cut and how often the corpus contains the gold answer.
-
-        Rows that have passages also get graded open-book answers.
+        """Add the retrieved passages to all rows, and graded open-book answers to the rows that have passages.
 
         Args:
             rows: Rows with closed-book answers.
             questions: The question of each row.
             evidence: The passages of each row.
-            opened: Open-book answers of the rows with passages.
+            opened: Open-book answers, only of the rows that have passages.
         """
         rows = [
             replace(row, passages=item.passages, cut=item.n_truncated, answer_frequency=item.frequency)
@@ -344,9 +340,9 @@ class Labeler:
         prompts = [self.prompts.open(question, passages) for question, passages in zip(questions, masked, strict=True)]
         if self.plan.mask_samples:
             return self._add_answers(rows, questions, "mask", self._read(prompts, self.plan.mask_samples))
-        # Without samples, plain greedy generation is enough.
         completions = self.model.generate(prompts, max_tokens=self.plan.max_tokens)
-        return self._add_answers(rows, questions, "mask", [Reading(draft=greedy) for greedy, *_ in completions])
+        readings = [Reading(draft=prompt_completions[0]) for prompt_completions in completions]
+        return self._add_answers(rows, questions, "mask", readings)
 
     def _add_iterative_answers(self, rows: list[LabelRow], questions: Sequence[Question]) -> list[LabelRow]:
         """Continue each open-book answer over several rounds of retrieval, and add the final answers to the rows."""
@@ -365,19 +361,23 @@ class Labeler:
     def _add_answers(
         self, rows: list[LabelRow], questions: Sequence[Question], name: str, readings: Sequence[Reading]
     ) -> list[LabelRow]:
-        """Grade the greedy and sampled answers, and add them to the rows.
+        """Grade the greedy and sampled answers, and return the rows with these answers added.
 
         Args:
-            rows: Rows to extend; new rows are returned.
+            rows: The rows, which are not changed.
             questions: The question of each row.
             name: Field of the row that holds the answer: closed, open, mask or iterative.
             readings: Generated answers of each row.
         """
         answers = [build_ungraded_answer(reading.draft or Completion(""), reading.samples) for reading in readings]
         answers = self._add_second_grades(answers, questions)
-        # All texts are graded in one call. Then each row takes as many grades as it has texts.
-        texts = [(text, i) for i, answer in enumerate(answers) for text in (answer.text, *answer.samples)]
-        grades = iter(self.grader.grade([text for text, _ in texts], [questions[i] for _, i in texts]))
+        # All texts are graded in one call; then each row takes as many grades as it has texts.
+        texts: list[str] = []
+        text_questions: list[Question] = []
+        for answer, question in zip(answers, questions, strict=True):
+            texts += [answer.text, *answer.samples]
+            text_questions += [question] * (1 + len(answer.samples))
+        grades = iter(self.grader.grade(texts, text_questions))
         grades_by_row = [list(islice(grades, 1 + len(answer.samples))) for answer in answers]
         return [
             replace(
@@ -421,10 +421,10 @@ def _make_finisher(batch: LabeledBatch) -> BatchFinisher:
 
 
 def join_batches(batches: Sequence[LabeledBatch]) -> LabeledBatch:
-    """Concatenate the rows and hidden states of batches; batches that failed have no hidden states."""
-    with_states = [batch.vectors for batch in batches if batch.vectors]
-    names = sorted({name for vectors in with_states for name in vectors})
-    vectors = {name: np.concatenate([states[name] for states in with_states]) for name in names}
+    """Concatenate the rows and the hidden states of batches. A batch of a failed question has no hidden states."""
+    succeeded = [batch for batch in batches if batch.vectors]
+    names = sorted(succeeded[0].vectors) if succeeded else []  # all batches have states of the same names
+    vectors = {name: np.concatenate([batch.vectors[name] for batch in succeeded]) for name in names}
     return LabeledBatch([row for batch in batches for row in batch.rows], vectors)
 
 

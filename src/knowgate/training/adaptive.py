@@ -37,8 +37,7 @@ def fit_adaptive(
     tensors = _train_classifier(vectors, classes, examples)
 
     def raw(indices: Sequence[int]) -> FloatArray:
-        need: FloatArray = 1 - predict_complexity(tensors, vectors[list(indices)])[:, 0]
-        return need
+        return np.asarray(1 - predict_complexity(tensors, vectors[list(indices)])[:, 0])
 
     options = {"embedder": getattr(encoder, "spec", "minilm"), "embedder_fingerprint": encoder.fingerprint}
     notes = [

@@ -48,8 +48,7 @@ def fit_features_arbiter(pairs: AnswerPairs) -> ArbiterResult:
     def raw(indices: Sequence[int]) -> FloatArray:
         rows = features[list(indices)]
         columns = [apply_network(tensors, rows, f"{side}.") for side in arbiter_features.ANSWER_SIDES]
-        beliefs: FloatArray = np.stack(columns, axis=1)
-        return beliefs
+        return np.stack(columns, axis=1)
 
     return ArbiterResult(
         "features",
@@ -95,9 +94,10 @@ class ArbiterComparison:
 
     @property
     def is_trained_better(self) -> bool:
-        """Whether the trained arbiter is better than the rules by more than one standard error."""
-        gain = self.trained_right.astype(float) - self.rules_right
-        return bool(gain.mean() > gain.std() / np.sqrt(len(gain)))
+        """Whether the trained arbiter answers more questions right than the rules, by more than one standard error."""
+        gain = self.trained_right.astype(float) - self.rules_right  # 1, 0 or -1 for each question
+        standard_error = gain.std() / np.sqrt(len(gain))
+        return bool(gain.mean() > standard_error)
 
     def describe(self) -> str:
         """Say how many answers are right with the rules and with the trained arbiter, and which of them is used."""
@@ -110,25 +110,28 @@ class ArbiterComparison:
 
 
 def compare_with_rules(pairs: AnswerPairs, mode: str, fit: FitPairs, seed: int = 0) -> ArbiterComparison:
-    """Compare a trained arbiter with the rules by cross-validation; the test split is not used.
+    """Compare a trained arbiter with fixed rules by cross-validation; the test split is not used.
 
     Args:
         pairs: The pairs of answers.
         mode: Mode of the trained arbiter.
-        fit: Fits an arbiter on pairs whose test part is the given fold.
+        fit: Fits an arbiter without the test part of the given pairs, which is one fold; also takes the fold's number.
         seed: Seed of the folds.
     """
     split = pairs.split
     rows = np.sort(np.concatenate([split.train, split.dev, split.calibration]))
     folds = assign_folds([pairs.answers[row].question.text for row in rows.tolist()], AUTO_FOLDS, seed)
-    by_rules = take_closed(fitted_arbiter.estimate_by_rules(pairs.answers))
-    by_trained = np.zeros(len(pairs.answers), dtype=bool)
+    # For which pairs the rules, or the trained arbiter, choose the closed-book answer.
+    rules_take_closed = take_closed(fitted_arbiter.estimate_by_rules(pairs.answers))
+    trained_takes_closed = np.zeros(len(pairs.answers), dtype=bool)
     for fold in range(AUTO_FOLDS):
         others, own = rows[folds != fold], rows[folds == fold]
         train, dev, calibration = (np.intersect1d(part, others) for part in (split.train, split.dev, split.calibration))
         result = fit(replace(pairs, split=Split(train, dev, calibration, own)), fold)
-        by_trained[own] = take_closed(result.raw(own.tolist()))
-    return ArbiterComparison(mode, _choose_right(pairs, by_rules)[rows], _choose_right(pairs, by_trained)[rows])
+        trained_takes_closed[own] = take_closed(result.raw(own.tolist()))
+    rules_right = _choose_right(pairs, rules_take_closed)
+    trained_right = _choose_right(pairs, trained_takes_closed)
+    return ArbiterComparison(mode, rules_right[rows], trained_right[rows])
 
 
 def take_closed(beliefs: FloatArray) -> BoolArray:
@@ -137,14 +140,13 @@ def take_closed(beliefs: FloatArray) -> BoolArray:
     Args:
         beliefs: Probabilities that the closed-book answer (column 0) and the open-book answer (column 1) are right.
     """
-    chosen: BoolArray = beliefs[:, 0] > beliefs[:, 1]
-    return chosen
+    return np.asarray(beliefs[:, 0] > beliefs[:, 1])
 
 
 def _choose_right(pairs: AnswerPairs, takes_closed: BoolArray) -> BoolArray:
-    """Return which questions are answered right if the closed-book answer is taken where `takes_closed` says so.
+    """Return which questions an arbiter answers right; `takes_closed` says where it prefers the closed-book answer.
 
-    If the two answers are equal, the open-book answer is given.
+    If the two answers do not differ, the open-book answer is given.
     """
     return np.where(takes_closed & pairs.differ, pairs.closed_right, pairs.open_right)
 
@@ -257,8 +259,7 @@ def load_arbiter_fit_function(mode: str) -> fit_function.FitFunction:
     if mode not in FITTED_ARBITERS:
         raise UnknownName("mode", mode, FITTED_ARBITERS)
     entry = FITTED_ARBITERS[mode]
-    function: fit_function.FitFunction = load_target(entry.fit, f"fitting {mode}", entry.extra)
-    return function
+    return cast(fit_function.FitFunction, load_target(entry.fit, f"fitting {mode}", entry.extra))
 
 
 def _check_mode(mode: str, options: Mapping[str, Any]) -> None:
@@ -289,7 +290,9 @@ def save_arbiter(result: ArbiterResult, pairs: AnswerPairs, out: Path, *, comman
             "open": fit_platt_scaling(raw[:, 1], pairs.open_right[indices]),
         }
     raw = result.raw(pairs.split.test.tolist())
-    beliefs = np.stack([apply_calibration(raw[:, i], side) for i, side in enumerate(calibration.values())], axis=1)
+    closed = apply_calibration(raw[:, 0], calibration["closed"])
+    opened = apply_calibration(raw[:, 1], calibration["open"])
+    beliefs = np.stack([closed, opened], axis=1)
     metrics = _measure(beliefs, pairs)
     manifest = {
         **_build_manifest(result, pairs),
@@ -313,9 +316,9 @@ def _measure(beliefs: FloatArray, pairs: AnswerPairs) -> dict[str, Estimate]:
     takes_closed = take_closed(beliefs) & pairs.differ[test]
     columns = {
         "accuracy": np.where(takes_closed, closed, opened),
-        "always": opened,
-        "never": closed,
-        "oracle": closed | opened,
+        "always": opened,  # right answers if always retrieving
+        "never": closed,  # right answers if never retrieving
+        "oracle": closed | opened,  # right answers of a perfect arbiter
         "takes_closed": takes_closed,
     }
     return {
@@ -328,16 +331,18 @@ def _measure(beliefs: FloatArray, pairs: AnswerPairs) -> dict[str, Estimate]:
 def _estimate_shares(columns: Mapping[str, BoolArray]) -> dict[str, Estimate]:
     """Estimate the mean of each column with a bootstrap interval; empty without rows.
 
-    Also estimates the "gain": the mean of the column "accuracy" minus that of "always". All means come from the same
-    resamples, so the interval of the gain accounts for the pairing.
+    Also estimates the "gain" of the arbiter: the mean of the column "accuracy" minus that of "always". All means come
+    from the same resamples, so the interval of the gain takes into account that both are about the same questions.
     """
     n = len(columns["always"])
     if not n:
         return {}
     table = np.stack([column.astype(float) for column in columns.values()], axis=1)
-    # One function computes the means of all columns, so all of them come from the same resamples.
-    statistics = [lambda weights: dict(zip(columns, weighted_mean(weights, table).T, strict=True))]
-    resampled = Bootstrap(n).apply(statistics)[0]
+
+    def compute_means(weights: Any) -> dict[str, FloatArray]:  # of all columns, for each resample
+        return dict(zip(columns, weighted_mean(weights, table).T, strict=True))
+
+    resampled = Bootstrap(n).apply([compute_means])[0]
     resampled["gain"] = resampled["accuracy"] - resampled["always"]
     return {name: summarize_resamples(values) for name, values in resampled.items()}
 

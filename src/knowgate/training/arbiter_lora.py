@@ -72,8 +72,7 @@ def fit_lora_arbiter(
 
     def raw(indices: Sequence[int]) -> FloatArray:
         columns = [fitted.predict_known(encoder.encode(fitted.judge, indices, side), indices) for side in ARBITER_SIDES]
-        beliefs: FloatArray = np.stack(columns, axis=1)
-        return beliefs
+        return np.stack(columns, axis=1)
 
     return ArbiterResult(
         "lora",
@@ -97,7 +96,10 @@ def _check_passages(pairs: AnswerPairs, passages: int) -> None:
 
 
 def _make_training(options: LoraArbiterOptions, seed: int) -> JudgeTrainingOptions:
-    """Choose the hyperparameters: a lower learning rate than for other judges, and longer prompts with passages."""
+    """Return the hyperparameters of the judge.
+
+    By default, the learning rate is lower than for other judges. Prompts may be longer if they contain passages.
+    """
     rate = options.learning_rate or (None if options.full else ARBITER_LEARNING_RATE)
     training = make_answer_training(options.epochs, 32, rate, full=options.full, seed=seed)
     return replace(training, max_tokens=MAX_PROMPT_TOKENS_WITH_PASSAGES if options.passages else MAX_PROMPT_TOKENS)
@@ -127,9 +129,8 @@ class PairEncoder:
 
     def make_examples(self, judge: CausalJudge, indices: Sequence[int]) -> list[TrainingExample]:
         """Make two training examples of each pair, one per side. The target is 1 if that answer is right, else 0."""
-        grades = dict(zip(ARBITER_SIDES, (self.pairs.closed_right, self.pairs.open_right), strict=True))
-        return [
-            TrainingExample(prompt, (float(grades[side][index]),))
-            for side in ARBITER_SIDES
-            for index, prompt in zip(indices, self.encode(judge, indices, side), strict=True)
-        ]
+        made = []
+        for side, is_right in zip(ARBITER_SIDES, (self.pairs.closed_right, self.pairs.open_right), strict=True):
+            for index, prompt in zip(indices, self.encode(judge, indices, side), strict=True):
+                made.append(TrainingExample(prompt, (float(is_right[index]),)))
+        return made

@@ -87,8 +87,7 @@ def fit_standardization(features: Vector) -> Tensors:
 
 def _standardize(features: Vector, tensors: Tensors) -> Vector:
     """Subtract the mean of each column and divide by its scale."""
-    standardized: Vector = ((features - tensors["mean"]) / tensors["scale"]).astype(np.float32)
-    return standardized
+    return np.asarray((features - tensors["mean"]) / tensors["scale"], dtype=np.float32)
 
 
 # --- linear classifiers ---------------------------------------------------------------------------
@@ -281,8 +280,8 @@ class _Network:
         import torch
 
         bound = inputs**-0.5
-        sizes = (inputs, outputs), (outputs,)
-        weight, bias = (torch.empty(size).uniform_(-bound, bound, generator=self._generator) for size in sizes)
+        weight = torch.empty((inputs, outputs)).uniform_(-bound, bound, generator=self._generator)
+        bias = torch.empty(outputs).uniform_(-bound, bound, generator=self._generator)
         return weight.requires_grad_(), bias.requires_grad_()
 
     def iterate_batches(self, n_rows: int) -> Iterator[Any]:
@@ -313,8 +312,7 @@ class _Network:
 
         with torch.inference_mode():
             logits = self.compute_logits(x, drop=False).double().numpy()
-        margins: NDArray[np.float64] = logits[:, 1] - logits[:, 0]
-        return margins
+        return np.asarray(logits[:, 1] - logits[:, 0])
 
     def copy_weights(self) -> LayerWeights:
         """Return a copy of the weights in the shape that gates expect: (outputs, inputs)."""

@@ -174,7 +174,11 @@ def answers_agree(row: LabelRow) -> bool:
 
 
 def _choose_target(rows: Sequence[LabelRow], target: Target | None) -> Target:
-    """Return the requested target, or the default for these rows; raise if the rows do not support it."""
+    """Return the requested target, or the default for these rows.
+
+    Raises:
+        BadSetting: The target needs answers with passages, but too many rows have none.
+    """
     default = _choose_default_target(rows)
     if target in OPEN_BOOK_TARGETS and default != "benefit":
         raise BadSetting(
@@ -185,7 +189,7 @@ def _choose_target(rows: Sequence[LabelRow], target: Target | None) -> Target:
 
 
 def _choose_default_target(rows: Sequence[LabelRow]) -> Target:
-    """Return 'benefit' if nearly all rows have an open-book answer, else 'known'."""
+    """Return 'benefit' if nearly all rows have an open-book answer (with passages), else 'known'."""
     n_open_book = len(rows) - _count_without_benefit(rows)
     return "benefit" if rows and n_open_book >= MIN_OPEN_BOOK_SHARE * len(rows) else "known"
 
@@ -233,8 +237,8 @@ def _check_classes(needed: BoolArray, target: Target, target_reason: str, cause:
     Args:
         needed: Whether each question needs retrieval; this is the class.
         target: What the gate learns.
-        target_reason: Why that target was chosen, for the message; '' if the user chose it.
-        cause: Why one class is missing, for the message; '' if the reason is not known.
+        target_reason: Says in the message why that target was chosen; '' if the user chose it.
+        cause: Says in the message why one class is rare, such as that all answers are empty; '' if that is unknown.
     """
     if len(needed) < MIN_GRADED_ROWS:
         raise BadInput(

@@ -108,7 +108,8 @@ class ExampleRequirements:
         target: What the gate predicts, such as `known` (the LLM does not know the answer); None to choose it from the
             label runs.
         reads_states: False if it needs no hidden states; they are not loaded then, which saves memory.
-        two_heads: True if it supports the target 'gain': it predicts both answers, with and without passages.
+        two_heads: True if it supports the target 'gain', for which a gate predicts two things: whether the answer
+            without passages is right, and whether the answer with passages is right.
     """
 
     target: Target | None = None
@@ -123,7 +124,10 @@ class KeywordOptions(Options):
 
 
 def read_fit_options(function: FitFunction) -> type[Options]:
-    """Return the model of the options that a fit function declares, in the order of its signature.
+    """Return a pydantic model of the options that a fit function declares, in the order of its signature.
+
+    Options are the keyword-only parameters whose annotation has a help text: `cheap: Annotated[bool, "Use ..."]`. A fit
+    function that takes all its options as one object has the model in `__options__`.
 
     Raises:
         BadSetting: An option has no default value.
@@ -155,7 +159,7 @@ def read_requirements(function: FitFunction) -> ExampleRequirements:
 
 
 def select_injected_arguments(function: FitFunction, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Select those of the injected arguments (seed, work, watch) that a fit function declares.
+    """Select the arguments to pass to a fit function: those of seed, work and watch that it declares.
 
     Raises:
         BadSetting: The function requires an argument that is neither injected nor has a default.

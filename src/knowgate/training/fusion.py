@@ -56,8 +56,8 @@ def split_into_heads(examples: Examples) -> dict[str, Examples]:
 def fit_calibrated_linear(rows: classifiers.LabeledFeatures, texts: Sequence[str]) -> classifiers.Tensors:
     """Fit a logistic regression whose probabilities are calibrated, so that those of two heads can be subtracted.
 
-    Cross-validation on the rows chooses the regularization with the lowest log loss, and its out-of-fold predictions
-    fit the Platt scaling, which is folded into the weights.
+    Cross-validation on the rows chooses the regularization with the lowest log loss. Its out-of-fold predictions are
+    used to fit the Platt scaling, sigmoid(a * logit + b). The weights and the bias are scaled so that they include it.
 
     Args:
         rows: Training data with few columns.
@@ -228,7 +228,7 @@ class SignalColumns:
     Attributes:
         examples: The training data.
         names: Name of each signal.
-        blocks: The values of the signals, one row per question.
+        blocks: Matrices with the values of one or more signals; each has one row per question.
         tensors: Weights of all probes.
         probes: Name, layer and position of each probe of hidden states.
     """
@@ -295,8 +295,9 @@ def _select_features(examples: Examples, cheap: bool, early: bool) -> list[str]:
 def _has_seakr_samples(settings: Mapping[str, Any]) -> bool:
     """Return whether SeaKR's dispersion features can be used together with the other features of sampled answers.
 
-    SeaKR reads the first 20 samples of a question, the other features read all of them. So the label runs must have
-    recorded SeaKR's features from 20 samples, and must have either no other samples or at least 20.
+    SeaKR reads the first 20 sampled answers of a question, the other features read all of them. In use, all features
+    share the same samples. So the label runs must have recorded SeaKR's features from 20 samples, and must have either
+    no samples for the other features or at least 20.
     """
     samples = int(settings.get("samples", 0))
     return settings.get("seakr") == SEAKR_SAMPLES and (samples == 0 or samples >= SEAKR_SAMPLES)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from knowgate.core.files import check_replaceable
 from knowgate.core.options import Options, Seed, Share, option, with_options
@@ -135,12 +135,10 @@ def load_fit_function(name: str) -> FitFunction:
     """
     if name in FITTED_GATES and FITTED_GATES[name].fit:
         entry = FITTED_GATES[name]
-        function: FitFunction = load_target(entry.fit, f"fitting {name}", entry.extra)
-        return function
+        return cast(FitFunction, load_target(entry.fit, f"fitting {name}", entry.extra))
     plugins = find_plugins(FIT_ENTRY_POINTS)
     if name in plugins:
-        plugin: FitFunction = load_plugin(plugins[name], f"the fit function of '{name}'")
-        return plugin
+        return cast(FitFunction, load_plugin(plugins[name], f"the fit function of '{name}'"))
     if name in find_plugins("knowgate.fitted_gates"):
         raise BadSetting(
             f"the gate '{name}' can be loaded but not fitted: its package has no entry point in '{FIT_ENTRY_POINTS}'."
@@ -168,9 +166,10 @@ def _load_examples(paths: Sequence[Path], function: FitFunction, options: FitOpt
 
 
 def _explain_target(examples: Examples, function: FitFunction, options: FitOptions) -> list[str]:
-    """Return a note for the card if the target 'known' was chosen by default for lack of open-book answers, else nothing.
+    """Return a note for the card if 'known' was chosen as the target only because some answers with passages are missing.
 
-    The target 'benefit' is preferred, but it needs answers with passages for nearly all questions.
+    By default, the target is 'benefit', which needs answers with passages for nearly all questions. In all other cases,
+    the list is empty.
     """
     without = sum(row.benefit is None for row in examples.rows)
     is_default = options.target is None and read_requirements(function).target is None and examples.target == "known"

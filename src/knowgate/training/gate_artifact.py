@@ -131,7 +131,10 @@ def build_gate_manifest(result: FitResult, examples: Examples) -> dict[str, Any]
 
 
 def _list_changed_fields(request: SignalRequest) -> dict[str, Any]:
-    """Return the fields of a request that differ from the defaults, including those of its `sampling`."""
+    """Return the fields of a request that differ from the defaults, by name.
+
+    The fields of its `sampling`, such as the temperature, are listed next to the others.
+    """
 
     def flatten(fields: dict[str, Any]) -> dict[str, Any]:
         return {**fields.pop("sampling"), **fields}
@@ -284,7 +287,7 @@ def format_points(share: float) -> str:
 
 
 def describe_weakness(manifest: Mapping[str, Any]) -> str:
-    """Say if a gate is worse than a constant decision on the held-out questions; '' if it is not."""
+    """Warn if a gate is worse than always or never retrieving on the held-out questions; '' if it is not."""
     accuracy, majority = manifest["metrics"].get("accuracy", {}).get("value"), majority_accuracy(manifest)
     counts = manifest.get("test_counts")
     if counts and counts["right"] < counts["right_never"] and counts["retrieved"]:

@@ -27,7 +27,8 @@ FIT_PROBE_HINT = "Fit a probe with target='known' and balanced=True (`knowgate f
 class PassageEffects:
     """How each candidate passage of a question changes the LLM.
 
-    What a value is depends on the source, such as the LLM's confidence. A passage helps if its value is above `base`.
+    A value tells how well the LLM can answer, for example its confidence or the grade of its answer (1 or 0). A passage
+    helps if its value is above `base`.
 
     Attributes:
         base: Value without any passage.
@@ -138,7 +139,10 @@ class BenefitSource:
 def build_passage_prompts(
     prompts: AnswerPrompts, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]
 ) -> list[Prompt]:
-    """Build one prompt per question without passages, followed by one prompt per question and passage."""
+    """Build one prompt without passages for each question, then one prompt for each passage of each question.
+
+    For the questions a and b with the passages (1, 2) and (3), the prompts are a, b, a + 1, a + 2, b + 3.
+    """
     closed = [prompts.closed(question) for question in questions]
     pairs = zip(questions, passages, strict=True)
     return [*closed, *(prompts.open(question, [passage]) for question, candidates in pairs for passage in candidates)]
@@ -205,7 +209,9 @@ class PreferenceLabeler:
         except (ServerError, DeviceError, UnsupportedSignal):
             raise
         except KnowgateError:
-            return [self._label_one(*pair) for pair in zip(questions, candidates, strict=True)]
+            return [
+                self._label_one(question, passages) for question, passages in zip(questions, candidates, strict=True)
+            ]
 
     def _label_one(self, question: Question, candidates: list[Passage]) -> Preference:
         try:

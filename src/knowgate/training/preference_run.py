@@ -345,7 +345,7 @@ def _check_useful(progress: PreferenceProgress, labeler: passage_effects.Prefere
 
 
 def _write_pairs(folder: PreferenceFolder) -> None:
-    """Write the rows with helpful and harmful passages to a file in the format of the CBDR authors."""
+    """Write the rows with helpful and harmful passages to a file of JSON lines, in the format of the CBDR paper's code."""
     lines = (json.dumps(to_cbdr_record(row), ensure_ascii=False) + "\n" for row in folder.rows() if row.is_kept)
     with atomic_file(folder.path / PAIRS_FILE) as file:
         file.writelines(line.encode() for line in lines)

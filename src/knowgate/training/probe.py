@@ -85,7 +85,7 @@ def predict_out_of_fold(rows: LabeledFeatures, texts: Sequence[str], strength: f
 
 
 def stratify_folds(texts: Sequence[str], needed: BoolArray, count: int = 5) -> NDArray[np.int64]:
-    """Assign each row to a fold; equal questions share a fold, and both classes are spread evenly."""
+    """Return the number of each row's fold; equal questions share a fold, and both classes are spread evenly."""
     needs = map_questions_to_needs(texts, needed)
     by_class = sorted(needs, key=lambda key: needs[key])
     # Dealing the sorted questions out in turn gives every fold its share of both classes.

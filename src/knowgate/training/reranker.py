@@ -230,14 +230,15 @@ def fit_relevance(
 def make_preference_groups(rows: Sequence[Preference]) -> list[RankingGroup]:
     """Make one training example of each row that has both helpful (positive) and harmful (negative) passages."""
     groups = []
-    for row in (row for row in rows if row.is_kept):
-        positives, negatives = ([row.candidates[i].passage for i in part] for part in (row.positives, row.negatives))
+    for row in [row for row in rows if row.is_kept]:
+        positives = [row.candidates[index].passage for index in row.positives]
+        negatives = [row.candidates[index].passage for index in row.negatives]
         groups.append(_make_group(row.question, positives, negatives))
     return groups
 
 
 def truncate_groups(model: Any, groups: Sequence[RankingGroup]) -> tuple[list[RankingGroup], TruncationCounts]:
-    """Truncate questions and passages to the paper's limits, and count the distinct texts that were too long."""
+    """Truncate questions and passages to the paper's limits (in tokens), and count the distinct texts that were cut."""
     truncate = reranker_trainer.truncate_texts
     questions = list({group.question for group in groups})
     passages = list({text for group in groups for text in group.passages})

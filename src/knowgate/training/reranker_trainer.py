@@ -188,7 +188,10 @@ class WeightSelector:
             self._best_trained, self._trained, self.update = value, self._copy_weights(), update
 
     def finish(self) -> None:
-        """Load the best of the base, the best trained weights and their averages into the model."""
+        """Load the best weights into the model.
+
+        The candidates are the weights before the training, the best trained weights, and averages of the two.
+        """
         for share in (1.0, *BLENDS):
             self._load(share)
             value = self._best_trained if share == 1.0 else self.measure()

@@ -106,11 +106,10 @@ def stack_judges(examples: Examples, judges: Sequence[FitResult], *, cheap: bool
     margins = {name_judge(number): compute_margin(judge.raw(indices)) for number, judge in enumerate(judges)}
     fusion = fit_fusion(examples, cheap=cheap, margins=margins)
     known = select_known_target(examples)
-    files = {
-        f"{name}/{path}": content
-        for name, judge in zip(margins, judges, strict=True)
-        for path, content in _write_judge(judge, known, work / name).items()
-    }
+    files: dict[str, bytes] = {}
+    for name, judge in zip(margins, judges, strict=True):
+        judge_files = _write_judge(judge, known, work / name)
+        files |= {f"{name}/{path}": content for path, content in judge_files.items()}
     request = fusion.request
     for judge in judges:
         request |= judge.request

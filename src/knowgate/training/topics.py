@@ -20,6 +20,7 @@ from knowgate.core.options import Options, option
 from knowgate.data.questions.records import find_field
 from knowgate.data.runs.table import LabelTable
 from knowgate.errors import BadInput, BadSetting
+from knowgate.gates.offline_scoring import number_duplicates
 from knowgate.gates.rules.topic_rule import RuleAction, TopicRule
 from knowgate.retrieval.embeddings import DEFAULT_EMBEDDER, load_embedder
 from knowgate.retrieval.tokenizer import Tokenizer
@@ -256,17 +257,7 @@ def name_clusters(texts: Sequence[str], assigned: NDArray[Any], count: int) -> l
         }
         best = sorted(weights, key=lambda word: (-weights[word], word))[:NAME_WORDS]
         names.append(", ".join(best) or "other questions")
-    return _number_duplicates(names)
-
-
-def _number_duplicates(names: Sequence[str]) -> list[str]:
-    """Append a number to names that occur before, so that every topic has its own name."""
-    seen: Counter[str] = Counter()
-    unique = []
-    for name in names:
-        seen[name] += 1
-        unique.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
-    return unique
+    return number_duplicates(names)
 
 
 # --- tables and rules -----------------------------------------------------------------------------
@@ -357,7 +348,7 @@ def _choose_action(topic: TopicResult) -> RuleAction | None:
 
 
 def _choose_similarity(vectors: Vector, rows: BoolArray, mean: Vector) -> float:
-    """Choose from which cosine similarity to the mean of its examples a question belongs to a topic.
+    """Choose the smallest cosine similarity to a topic's examples with which a question belongs to the topic.
 
     Args:
         vectors: Unit vector of each question.

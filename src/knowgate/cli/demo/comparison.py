@@ -175,9 +175,14 @@ class DemoConversation:
 
 
 def extract_closed_book_answer(gated: Answer, max_tokens: int) -> Answer | None:
-    """Return the closed-book answer (without passages) that the gated mode generated on the way.
+    """Return the closed-book answer (without passages) that the gated mode generated; None if it generated none.
 
-    None if it generated no closed-book answer or only a part of one.
+    If the gate did not retrieve, that is its answer. If it did, that is the draft that it read before it decided, unless
+    the draft was cut off.
+
+    Args:
+        gated: The answer of the gated mode.
+        max_tokens: Maximum length of an answer, to tell whether the draft is complete.
     """
     if not gated.decision.retrieve:
         return _keep_stages(gated, "read", "answer")
@@ -189,9 +194,10 @@ def extract_closed_book_answer(gated: Answer, max_tokens: int) -> Answer | None:
 
 
 def extract_open_book_answer(gated: Answer) -> Answer | None:
-    """Return the open-book answer (with passages) that the gated mode generated, even if an arbiter rejected it.
+    """Return the open-book answer (with passages) that the gated mode generated; None if it gave the LLM no passages.
 
-    None if the gated mode gave the LLM no passages.
+    If an arbiter chose between the open-book and the closed-book answer, `gated.choice` holds both, and the open-book
+    one is returned even if the arbiter rejected it.
     """
     if not gated.passages:
         return None
@@ -200,9 +206,10 @@ def extract_open_book_answer(gated: Answer) -> Answer | None:
 
 
 def _keep_stages(answer: Answer, *stages: str) -> Answer:
-    """Return a copy of an answer that counts only the time of these stages of the pipeline, and has no draft.
+    """Return a copy of an answer without its draft, as if the pipeline had run only these stages.
 
-    The stages are 'read' (the draft for the gate), 'retrieve', 'fit' (shorten passages to the prompt) and 'answer'.
+    The seconds of other stages are dropped, so that the times of two modes can be compared. The stages are 'read' (the
+    draft for the gate), 'retrieve', 'fit' (shorten passages to the prompt) and 'answer'.
     """
     seconds = {stage: duration for stage, duration in answer.seconds.items() if stage in stages}
     return replace(answer, seconds={**seconds, "total": sum(seconds.values())}, draft=None)

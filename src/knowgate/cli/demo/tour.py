@@ -82,7 +82,7 @@ class DemoPage:
         self.console.print(Text(f"{_format_row('message', comparison.MODES)}the gate", "dim"))
 
     def start_row(self, message: Question) -> None:
-        """Print a message without ending the line. `print_mark` and `finish_row` complete the line."""
+        """Print a message, wrapped in its column, and leave the last line open for `print_mark` and `finish_row`."""
         *lines, last = textwrap.wrap(sanitize_line(message.text), MESSAGE_WIDTH - 1) or [""]
         for line in lines:
             self.console.print(Text(f"{'':{INDENT}}{line}"))
@@ -209,10 +209,10 @@ def render_chart(record: DemoRecord, block: str) -> Iterator[str]:
 
 
 def summarize_record(record: DemoRecord) -> str:
-    """Summarize the gate at two thresholds, compared with always searching.
+    """Summarize the gate at one or two thresholds, compared with always searching.
 
-    These are the threshold with the fewest searches, and the one with the fewest searches at which the gate is
-    significantly better than always searching, if there is one.
+    The first is the threshold with the fewest searches. The second is the one with the fewest searches at which the gate
+    is significantly better than always searching, if there is one and it is not the first.
     """
     fewest = record.points[0]  # points are sorted by their searches
     better = [point for point in record.points if point.low > 0]

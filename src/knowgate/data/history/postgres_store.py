@@ -100,9 +100,10 @@ class HnswIndex:
         return bool(rows and rows[0][0])
 
     def _build(self) -> None:
-        """Build the index, unless another process has built it; on failure, searches stay exact.
+        """Build the index, unless another process has built it.
 
-        Vectors that are too wide for pgvector's index are not indexed.
+        Without an index, searches stay exact and slower. That is so if the build fails, if the log is empty, and if the
+        vectors are too long for pgvector's index.
         """
         try:
             width = self._database.read("SELECT value FROM meta WHERE key = 'width'")
@@ -157,7 +158,10 @@ class PostgresHistory(similarity.SqlHistory):
         transaction.executemany(INSERT_ENTRY, rows)
 
     def _set_width(self, transaction: WriteTransaction, width: int) -> None:
-        """Set the width of the vector column when the first entry is added, since the index needs it."""
+        """Declare the length of the vectors when the first entry is added, because pgvector's index needs it.
+
+        It depends on the embedding model, so it is not known when the table is created.
+        """
         result = transaction.execute("INSERT INTO meta VALUES ('width', ?) ON CONFLICT DO NOTHING", [str(width)])
         if result.rowcount:
             transaction.execute(f"ALTER TABLE entries ALTER COLUMN vector TYPE vector({width:d})")
@@ -189,17 +193,17 @@ class PostgresHistory(similarity.SqlHistory):
     # --- reading ----------------------------------------------------------------------------------
 
     def entries(self, scope: HistoryScope | None = None, limit: int | None = None) -> Iterator[LogEntry]:
-        """Yield entries, newest first."""
+        """Yield entries, newest first. They are read in pages, which end at the id where the next page begins."""
         where, values = (similarity.IN_SCOPE, self._scope_values(scope)) if scope is not None else ("true", [])
         query = f"SELECT {SELECTED_COLUMNS} FROM entries WHERE {where} AND id < ? ORDER BY id DESC LIMIT ?"
-        last, remaining = 2**63 - 1, limit  # the first page starts below the highest possible id
-        while remaining is None or remaining > 0:
-            size = PAGE_ROWS if remaining is None else min(remaining, PAGE_ROWS)
-            rows = self._database.read(query, [*values, last, size])
+        highest_id = 2**63 - 1
+        before_id, remaining = highest_id, highest_id if limit is None else limit
+        while remaining > 0:
+            rows = self._database.read(query, [*values, before_id, min(remaining, PAGE_ROWS)])
             yield from (self._parse_entry(row) for row in rows)
             if len(rows) < PAGE_ROWS:
                 return
-            last, remaining = rows[-1][0], None if remaining is None else remaining - len(rows)
+            before_id, remaining = rows[-1][0], remaining - len(rows)
 
     def search(
         self, questions: Sequence[str], k: int, scope: HistoryScope, exclude: Collection[KnowledgeLabel] = ()
@@ -220,9 +224,9 @@ class PostgresHistory(similarity.SqlHistory):
         ]
 
     def _estimate_size(self, scope: HistoryScope) -> int:
-        """Return the number of entries of a scope, or `exact_rows` + 1 if there are more than `exact_rows`.
+        """Return the number of entries of a scope, but at most `exact_rows` + 1, because counting more would be slow.
 
-        Larger scopes are not searched exactly, so their size does not matter. They are counted only once.
+        Scopes of up to `exact_rows` entries are searched exactly, so the exact size of larger ones does not matter.
         """
         if scope not in self._large_scopes:
             query = f"SELECT count(*) FROM (SELECT FROM entries WHERE {similarity.IN_SCOPE} LIMIT ?) AS few"
@@ -269,7 +273,7 @@ class PostgresHistory(similarity.SqlHistory):
     def _rank_entries(
         self, vector: str, depth: int, scope: HistoryScope, exclude: Collection[KnowledgeLabel], is_exact: bool
     ) -> list[tuple[LogEntry, float]]:
-        """Return the `depth` nearest entries with their similarities, nearest first."""
+        """Return the `depth` entries nearest to a vector, each with its cosine similarity, nearest first."""
         # The operator <#> is the negative inner product, which is minus the cosine similarity of unit vectors.
         # PostgreSQL does not use the index to order by a sum, so adding zero makes the search exact.
         distance = "(vector <#> ?::vector) + 0" if is_exact else "vector <#> ?::vector"
@@ -306,9 +310,8 @@ class PostgresHistory(similarity.SqlHistory):
 
 def _make_row(entry: LogEntry, vector: Vector) -> list[Any]:
     """Convert an entry to values that PostgreSQL can store: plain texts, and the vector in PostgreSQL's notation."""
-    *values, _ = entry_to_row(entry, vector)
     row: list[Any] = []
-    for value in values:
+    for value in entry_to_row(entry, vector)[:-1]:  # without the vector as bytes, which is for SQLite
         plain = value.value if isinstance(value, Enum) else value
         row.append(to_storable_text(plain) if isinstance(plain, str) else plain)
     return [*row, format_vector(vector)]

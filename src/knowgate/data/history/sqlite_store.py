@@ -131,22 +131,23 @@ class SqliteHistory(SqlHistory):
     ) -> list[tuple[Neighbor, ...]]:
         """Find the k logged questions that are most similar to each question.
 
-        The question itself, expired entries and entries with an excluded label are left out.
+        The question itself, expired entries and entries with an excluded label are left out. So more than k entries
+        (`depth`) are searched, and the search is repeated with more of them until k are left.
         """
         check_k(k)
         if not self._database.read(f"SELECT 1 FROM entries WHERE {IN_SCOPE} LIMIT 1", self._scope_values(scope)):
             return [() for _ in questions]
         vectors, depth = self._embedder.embed(questions), k + EXTRA_CANDIDATES
-        while True:  # until enough of the `depth` nearest entries pass the filters
+        while True:
             with self._lock:
                 index = self._update_index(scope)
                 hits = index.nearest(vectors, depth)
-            entries = self._load_entries({number for row in hits for number, _ in row})
+            entries = self._load_entries({row_id for question_hits in hits for row_id, _ in question_hits})
             neighbors = [
-                select_neighbors(question, _drop_deleted(row, entries), exclude)[:k]
-                for question, row in zip(questions, hits, strict=True)
+                select_neighbors(question, _drop_deleted(question_hits, entries), exclude)[:k]
+                for question, question_hits in zip(questions, hits, strict=True)
             ]
-            if depth >= len(index) or all(len(row) == k for row in neighbors):
+            if depth >= len(index) or all(len(question_neighbors) == k for question_neighbors in neighbors):
                 return neighbors
             depth *= DEPTH_FACTOR
 
@@ -159,8 +160,9 @@ class SqliteHistory(SqlHistory):
     def _update_index(self, scope: HistoryScope) -> VectorIndex:
         """Bring the vector index of a scope up to date with the table, and return it.
 
-        Rows that were added since the last call are added to the index. If the table's counter of deletions has
-        changed, rows that no longer exist are dropped.
+        Other processes may have changed the table. Rows with higher ids than `last_id` are new and are added, in chunks.
+        If the table's counter of deletions has changed, rows that no longer exist are dropped from memory. Rows in the
+        stored index (up to `last_indexed_id`) need not be: whoever deletes a row erases it there.
         """
         deletions = self._count_deletions()
         state = self._indexes.get(scope)
@@ -182,7 +184,9 @@ class SqliteHistory(SqlHistory):
         return state.index
 
     def _create_index(self, scope: HistoryScope) -> VectorIndex:
-        """Create the index of a scope; a stored faiss index is used if it belongs to this log.
+        """Create the index of a scope. A stored faiss index is used if it belongs to this log.
+
+        The log and its index have the same random stamp, which tells whether they belong together.
 
         Without a stored index, memory is reserved for all rows at once, because growing arrays of 1.5 GB (a million
         rows) would copy them.
@@ -219,9 +223,9 @@ class SqliteHistory(SqlHistory):
         """
         if not blobs:
             return np.empty((0, 0), np.float32)
-        sizes = {len(blob) if isinstance(blob, bytes) else -1 for blob in blobs}  # in bytes; -1 is never valid
-        expected = 4 * width if width is not None else max(sizes)
-        if sizes != {expected} or expected <= 0 or expected % 4:
+        byte_counts = {len(blob) if isinstance(blob, bytes) else -1 for blob in blobs}  # -1: not a vector
+        expected = 4 * width if width is not None else max(byte_counts)
+        if byte_counts != {expected} or expected <= 0 or expected % 4:
             raise self._make_error("the vectors differ in length, or come from another embedding model")
         vectors = np.frombuffer(b"".join(blobs), dtype=np.float32).reshape(len(blobs), -1)
         if not float(np.abs(vectors).max()) < MAX_VECTOR_VALUE:

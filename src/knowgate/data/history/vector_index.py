@@ -100,20 +100,21 @@ class AnnIndex:
     def nearest(self, query: Vector, k: int) -> list[Hit]:
         """Return the row id and cosine similarity of the k nearest rows, nearest first.
 
-        The candidates that faiss finds are scored again as in exact search, so that both give equal similarities.
+        faiss has divided the rows into lists of similar rows, and searches only the lists nearest to the query. The
+        candidates that it finds are scored again as in exact search, so that both give equal similarities.
         """
         faiss = _import_faiss()
-        # faiss has divided the rows into lists. Probe as many lists as hold enough rows, at least four for each hit.
+        # Search as many lists as hold `MIN_PROBED_ROWS` rows, and at least four rows for each hit.
         rows_per_list = max(1, len(self) // self.index.nlist)
         n_lists = math.ceil(max(MIN_PROBED_ROWS, 4 * k) / rows_per_list)
         parameters = faiss.SearchParametersIVF(nprobe=min(self.index.nlist, n_lists))
         n_candidates = min(k + EXTRA_RESCORED, len(self))
         _, id_rows, vector_rows = self.index.search_and_reconstruct(query[None], n_candidates, params=parameters)
         ids, vectors = id_rows[0], vector_rows[0]  # there is only one query
-        order = np.argsort(ids, kind="stable")  # by id, so that ties are broken as in exact search
-        order = order[ids[order] >= 0]  # faiss fills up with id -1 if it finds fewer rows
-        hits = score_rows(np.ascontiguousarray(vectors[order]), np.arange(len(order)), query).top(k)
-        return _make_hits(ids[order], hits)
+        ids, vectors = ids[ids >= 0], vectors[ids >= 0]  # faiss fills up with id -1 if it finds fewer rows
+        by_id = np.argsort(ids, kind="stable")  # so that ties are broken as in exact search
+        hits = score_rows(np.ascontiguousarray(vectors[by_id]), np.arange(len(by_id)), query).top(k)
+        return _make_hits(ids[by_id], hits)
 
 
 def _import_faiss() -> Any:
@@ -124,9 +125,10 @@ def _import_faiss() -> Any:
 
 
 def open_ann_index(location: IndexLocation, width: int) -> AnnIndex | None:
-    """Open the stored index of a log.
+    """Open the stored faiss index of a log, without reading it into memory.
 
-    Returns None without faiss, and if there is no index for this log or it is damaged; it can be built again.
+    Returns None if faiss is not installed, or if the files are missing, damaged, or belong to another log. The caller can
+    then build the index again.
     """
     if not has_faiss():
         return None
@@ -146,14 +148,17 @@ def open_ann_index(location: IndexLocation, width: int) -> AnnIndex | None:
 
 
 def write_ann_index(location: IndexLocation, ids: RowIds, vectors: Vector, old: AnnIndex | None = None) -> None:
-    """Build and store an index of new rows, together with the rows of an older index.
+    """Store a new version of the faiss index: the rows of the older version, if there is one, and new rows.
+
+    faiss assigns every row to the nearest of some cluster centers (centroids). They are trained on the first version,
+    and again when the index has grown much.
 
     Args:
         location: Where to store it. The older file is not changed, so other processes can still read it.
         ids: Ids of the new rows.
         vectors: Vectors of the new rows.
         old: Older index; None if there is none. Its centroids are used again, unless the number of rows has grown
-            by `RETRAIN_FACTOR` since they were trained.
+            by the factor `RETRAIN_FACTOR` since they were trained.
     """
     faiss = _import_faiss()
     old_rows = len(old) if old else 0
@@ -174,10 +179,12 @@ def write_ann_index(location: IndexLocation, ids: RowIds, vectors: Vector, old: 
 
 
 def _extract_rows(index: Any) -> tuple[RowIds, Vector]:
-    """Read the ids and vectors of all rows of a faiss index, which stores them in one list per centroid."""
+    """Read the ids and vectors of all rows of a faiss index.
+
+    faiss stores the rows in one "inverted list" per centroid, which holds the ids, and the vectors as bytes (codes).
+    """
     from faiss.contrib.inspect_tools import get_invlist
 
-    # Each list holds ids, and the vectors as bytes.
     lists = [get_invlist(index.invlists, number) for number in range(index.nlist)]
     vectors = [codes.reshape(len(ids), -1).view(np.float32) for ids, codes in lists if len(ids)]
     ids = np.concatenate([ids for ids, _ in lists]).astype(np.int64)
@@ -276,7 +283,7 @@ class VectorIndex:
             self._size = end
 
     def keep(self, ids: set[int]) -> None:
-        """Keep only the rows with these ids, among those that are not in the faiss index.
+        """Drop all other rows from memory. Rows in the faiss index are not affected.
 
         New arrays are created, because a builder thread may still read the old ones.
         """
@@ -296,11 +303,12 @@ class VectorIndex:
         self._start_builder()
         with self._lock:
             ann, ids, vectors = self._ann, self._ids[: self._size], self._vectors[: self._size]
-        # Rows that are not in the faiss index are searched exactly. Then both results are merged.
+        # Rows in memory, which are not in the faiss index (`ann`), are searched exactly. Then both results are merged.
         exact = [_make_hits(ids, hits) for hits in find_nearest_rows(vectors, queries, k, max_norm=self._max_norm)]
         if ann is None:
             return exact
-        return [_merge_hits(hits + ann.nearest(query, k), k) for hits, query in zip(exact, queries, strict=True)]
+        merged = [hits + ann.nearest(query, k) for hits, query in zip(exact, queries, strict=True)]
+        return [sorted(hits, key=lambda hit: (-hit[1], hit[0]))[:k] for hits in merged]  # by similarity, then by id
 
     def wait(self) -> None:
         """Wait for the builder thread, if there is one."""
@@ -319,7 +327,11 @@ class VectorIndex:
         return self._size > (self._exact_rows if self._ann is None else self._fresh_rows)
 
     def _build(self, location: IndexLocation) -> None:
-        """Build or extend the stored faiss index, unless another process is doing so; runs in a thread."""
+        """Build or extend the stored faiss index, unless another process is doing so; runs in a thread.
+
+        Several processes may use the log and share the stored index. So it is opened again before (it may be new enough
+        already) and after.
+        """
         try:
             self._reopen(location)  # another process may have built it
             if self._has_many_rows():
@@ -347,8 +359,8 @@ class VectorIndex:
         if ann is None or ann.manifest.last <= self.last_indexed_id:
             return
         with self._lock:
-            fresh = self._ids[: self._size] > ann.manifest.last
-            self._ids, self._vectors = self._ids[: self._size][fresh], self._vectors[: self._size][fresh]
+            is_new = self._ids[: self._size] > ann.manifest.last  # ids ascend, so larger ones are not in the index
+            self._ids, self._vectors = self._ids[: self._size][is_new], self._vectors[: self._size][is_new]
             self._size, self._ann = len(self._ids), ann
 
     def _allocate(self, rows: int) -> None:
@@ -359,7 +371,3 @@ class VectorIndex:
 
 def _make_hits(ids: RowIds, hits: NearestHits) -> list[Hit]:
     return [(int(ids[row]), float(score)) for row, score in zip(hits.rows, hits.scores, strict=True)]
-
-
-def _merge_hits(hits: list[Hit], k: int) -> list[Hit]:
-    return sorted(hits, key=lambda hit: (-hit[1], hit[0]))[:k]

@@ -217,15 +217,16 @@ class RunFolder(RowFolder):
             yield row_from_json(record, where)
 
     def append(self, rows: Sequence[LabelRow], vectors: Mapping[str, Vector]) -> None:
-        """Append finished rows to the run, and write their hidden states to a new shard file.
+        """Append finished rows to the run, and write their hidden states to a new file (a shard).
 
         Args:
             rows: The rows.
             vectors: Hidden states by name; `vectors[name][i]` belongs to the i-th row that did not fail.
         """
         if vectors:
-            shard, numbers = write_shard(self.path, vectors), itertools.count()  # numbers of the rows that did not fail
-            rows = [_set_vector(row, shard, next(numbers), vectors) if row.error is None else row for row in rows]
+            shard = write_shard(self.path, vectors)
+            indices = itertools.count()  # of the rows that did not fail
+            rows = [_set_vector(row, shard, next(indices), vectors) if row.error is None else row for row in rows]
         self.append_records([row_to_json(row) for row in rows])
 
     # --- hidden states ----------------------------------------------------------------------------
@@ -240,47 +241,47 @@ class RunFolder(RowFolder):
         Returns:
             An array with one row per label row.
         """
-        # Every shard file is read once: shard -> (index in the shard, number of the row in `rows`).
-        by_shard: dict[str, list[tuple[int, int]]] = {}
+        numbers_by_shard: dict[str, list[int]] = {}  # every shard file is read once, for all of its rows
         for number, row in enumerate(rows):
             if row.vector is None:
                 raise ArtifactError(
                     f"row '{row.id}' of '{self.path}' has no hidden states. Label the questions again with `layers`."
                 )
-            shard, index = row.vector
-            by_shard.setdefault(shard, []).append((index, number))
-        states: dict[int, Vector] = {}
-        for shard, pairs in by_shard.items():
-            block = self._read_states(shard, name, [(rows[number], index) for index, number in pairs])
-            states.update({number: block[index] for index, number in pairs})
+            numbers_by_shard.setdefault(row.vector[0], []).append(number)
+        states: dict[int, Vector] = {}  # by the number of the row
+        for shard, numbers in numbers_by_shard.items():
+            states.update(
+                zip(numbers, self._read_states(shard, name, [rows[number] for number in numbers]), strict=True)
+            )
         if len({state.shape for state in states.values()}) > 1:
             raise self.make_error(f"the hidden states '{name}' have different lengths")
         return np.stack([states[number] for number in range(len(rows))]).astype(np.float32)
 
     def vector_names(self) -> list[str]:
-        """List the names of the recorded hidden states."""
+        """List the names of the hidden states in all shard files, such as 'before.12'."""
         try:
-            return sorted({name for path in list_shards(self.path) for name in list_state_names(self.file(path.name))})
+            names_by_shard = [list_state_names(self.file(path.name)) for path in list_shards(self.path)]
+            return sorted(set().union(*names_by_shard))
         except BadInput as error:
             raise self.make_error(str(error)) from None
 
-    def _read_states(self, shard: str, name: str, rows: Sequence[tuple[LabelRow, int]]) -> Vector:
-        """Read the named hidden states of a shard file, and check that they belong to these label rows.
-
-        Each row comes with its index in the shard.
-        """
+    def _read_states(self, shard: str, name: str, rows: Sequence[LabelRow]) -> list[Vector]:
+        """Read the named hidden states of label rows from their shard file, and check that they belong to the rows."""
         try:
             states = read_shard(self.file(shard))
         except BadInput as error:
             raise self.make_error(str(error)) from None
         if name not in states:
             raise BadSetting(f"'{self.path}' has no hidden states '{name}'. It has: {', '.join(sorted(states))}.")
-        for row, index in rows:
+        row_states: list[Vector] = []
+        for row in rows:
+            index = row.vector[1] if row.vector else 0
             if index >= len(states[name]):
                 raise self.make_error(f"row '{row.id}' uses row {index} of {shard}, which has {len(states[name])} rows")
             if row.states and row.states != digest_states(row.id, states, index):
                 raise self.make_error(f"the hidden states of row '{row.id}' in {shard} do not match their checksum")
-        return states[name]
+            row_states.append(states[name][index])
+        return row_states
 
     # --- display ----------------------------------------------------------------------------------
 
@@ -345,13 +346,12 @@ def resolve_run_paths(runs: RunsLike) -> list[Path]:
 def find_runs(folder: Path, manifest: str) -> list[Path]:
     """Find the label runs in the subfolders of a folder, by the file name of their manifest.
 
-    A run that was graded again by agreement is left out; its replacement in the subfolder `agreed` is listed.
+    A run without gold answers may be graded again, by agreement, in the subfolder `agreed`. Then only that one is listed.
     """
-    if not folder.is_dir():
-        return []
-    patterns = ["/".join([*(["*"] * depth), manifest]) for depth in range(1, MAX_FOLDER_DEPTH + 1)]
-    runs = sorted({file.parent for pattern in patterns for file in folder.glob(pattern)})
-    return [run for run in runs if run.parent / AGREEMENT_FOLDER / run.name not in runs]
+    runs: set[Path] = set()
+    for depth in range(1, MAX_FOLDER_DEPTH + 1):
+        runs.update(file.parent for file in folder.glob("*/" * depth + manifest))
+    return [run for run in sorted(runs) if run.parent / AGREEMENT_FOLDER / run.name not in runs]
 
 
 def suggest_runs(folder: Path, manifest: str) -> str:

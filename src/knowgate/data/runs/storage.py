@@ -6,7 +6,6 @@ are used: iterating in order reads each file once, and indexing reads a single r
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, overload
@@ -73,7 +72,10 @@ def _completion_from_answer(answer: GradedAnswer | None) -> Completion | None:
 
 
 class LazySequence(Sequence[Item], Generic[Item]):
-    """A sequence whose items are created on access; subclasses implement `take` and `__len__`."""
+    """A sequence whose items are created on access, for example read from disk.
+
+    Subclasses implement `take`, which creates items by their indices, and `__len__`.
+    """
 
     def take(self, numbers: RowNumbers) -> Iterator[Item]:
         """Yield the items with these indices, in this order."""
@@ -91,7 +93,7 @@ class LazySequence(Sequence[Item], Generic[Item]):
             return list(self.take(np.arange(len(self))[index]))
         if not -len(self) <= index < len(self):
             raise IndexError(index)
-        return next(iter(self.take(np.array([index % len(self)]))))
+        return next(iter(self.take(np.array([index % len(self)]))))  # -1 becomes the last index
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,10 +148,16 @@ class StoredReadings(LazySequence[Reading]):
             yield from self.load(batch, list(self.rows.take(batch)))
 
     def load(self, numbers: RowNumbers, rows: Sequence[LabelRow]) -> list[Reading]:
-        """Rebuild the readings of rows that were already read; `numbers` are their indices."""
-        readings, remaining = list[Reading](), iter(rows)
+        """Rebuild the readings of rows that were already read from disk.
+
+        Args:
+            numbers: Indices of the rows in the table.
+            rows: The rows, in the same order.
+        """
+        readings = list[Reading]()
         for run, group in _group_by_run(self.rows.run_index, numbers):
-            group_rows = list(itertools.islice(remaining, len(group)))
+            start = len(readings)  # rows of the groups before
+            group_rows = rows[start : start + len(group)]
             readings += load_readings(self.rows.folders[run], group_rows, self.layers[run])
         return readings
 
@@ -172,7 +180,7 @@ class PackedTexts(LazySequence[str]):
 
     @classmethod
     def pack(cls, texts: Iterable[str]) -> PackedTexts:
-        """Pack texts one after another."""
+        """Pack texts: ['ab', 'c'] becomes the data b'abc' and the ends [0, 2, 3]."""
         data, ends = bytearray(), [0]
         for text in texts:
             data += text.encode(errors="surrogatepass")
@@ -181,10 +189,10 @@ class PackedTexts(LazySequence[str]):
 
     @classmethod
     def concatenate(cls, parts: Sequence[PackedTexts]) -> PackedTexts:
-        """Join several packs into one."""
+        """Join several packs into one. The ends of a pack are shifted by the length of the packs before it."""
         ends, start = [np.zeros(1, dtype=np.int64)], 0
         for part in parts:
-            ends.append(part.ends[1:] + start)  # the texts of a part begin where those of the parts before it end
+            ends.append(part.ends[1:] + start)
             start += len(part.data)
         return cls(b"".join(part.data for part in parts), np.concatenate(ends))
 
@@ -215,7 +223,11 @@ class MappedSequence(LazySequence[Item]):
 
 
 def _group_by_run(run_index: NDArray[np.int32], numbers: RowNumbers) -> Iterator[tuple[int, RowNumbers]]:
-    """Split row numbers into groups of consecutive rows that belong to the same run; yields (run, row numbers)."""
+    """Split row numbers into groups of consecutive rows of the same run, so that each file is opened once per group.
+
+    Yields:
+        The index of the run, and the row numbers of the group.
+    """
     if not len(numbers):
         return
     boundaries = np.flatnonzero(np.diff(run_index[numbers])) + 1  # where the next row belongs to another run

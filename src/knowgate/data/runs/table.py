@@ -76,9 +76,10 @@ class GateColumn:
         return replace(self, needs=self.needs[numbers], raw=None if self.raw is None else self.raw[numbers])
 
     def use_raw_scores(self) -> GateColumn | None:
-        """Return the column of the gate variant 'NAME,verdict=own', which decides by raw scores; None without them.
+        """Return the column of a variant of the gate that decides by its raw scores; None if they were not recorded.
 
-        Raw scores are probabilities before calibration, so their threshold is one half.
+        Raw scores are the gate's probabilities before calibration, so the variant retrieves above one half. It is named
+        'NAME,verdict=own'.
         """
         if self.raw is None:
             return None
@@ -90,7 +91,7 @@ class RunRows:
     """The rows of a label table that come from one run."""
 
     path: Path  # folder of the run
-    name: str  # the part of the rows' keys (RUN/ID) that names the run
+    name: str  # name of the run, with which the keys of its rows begin (RUN/ID)
     numbers: storage.RowNumbers = field(repr=False)  # indices of the rows in the table
 
 
@@ -126,9 +127,10 @@ class LabelTable(LabelColumns):
 
     @property
     def open_right(self) -> BoolArray | None:
-        """Whether the answer with retrieval is right; None if no row has an open-book answer.
+        """For each row, whether the open-book answer (with passages) is right.
 
-        Where no passage was found, this is the closed-book answer, as in the pipeline.
+        If no passage was found for a row, its closed-book answer counts, as in the pipeline. None if no row has an
+        open-book answer.
         """
         return self.final_right if self.has_open_answer.any() else None
 
@@ -139,15 +141,13 @@ class LabelTable(LabelColumns):
 
     @property
     def iterative_right(self) -> BoolArray | None:
-        """Whether the answer after several rounds of retrieval (the iterative answer) is right.
+        """For each row, whether the answer after several rounds of retrieval (the iterative answer) is right.
 
-        Where no passage was found, this is the closed-book answer. None if no row has an open-book answer, or if one of
-        those that do has no iterative answer.
+        If no passage was found for a row, its closed-book answer counts. None if the runs were labeled without passages
+        or without iterative answers: then a row with an open-book answer lacks an iterative one.
         """
-        lacks_iterative = self.has_open_answer & ~self.has_iterative_answer
-        if not self.has_open_answer.any() or lacks_iterative.any():
-            return None
-        return self.final_iterative_right
+        is_complete = self.has_iterative_answer[self.has_open_answer].all()
+        return self.final_iterative_right if self.has_open_answer.any() and is_complete else None
 
     @property
     def mean_rounds(self) -> float:
@@ -166,7 +166,10 @@ class LabelTable(LabelColumns):
         return bool(self.closed_tokens.any() or self.open_tokens.any())
 
     def find_recorded(self, gate: str) -> GateColumn | None:
-        """Return the recorded scores of a gate, or of 'NAME,verdict=own' (by raw scores); None if none are recorded."""
+        """Return the recorded scores of a gate by its name; None if there are none.
+
+        The name 'NAME,verdict=own' means the variant of the gate NAME that decides by its scores before calibration.
+        """
         column = self.recorded_needs.get(gate)
         if column is None and gate.endswith(OWN_VERDICT):
             base = self.recorded_needs.get(gate.removesuffix(OWN_VERDICT))
@@ -174,13 +177,14 @@ class LabelTable(LabelColumns):
         return column
 
     def get_slice_values(self, dimension: str) -> NDArray[np.object_]:
-        """Return the group of each row along a dimension, such as the language; None where the data does not say."""
+        """Return the group of each row along a dimension: 'language' gives ['en', None, ...]. None means unknown."""
         if dimension == ANSWER_FREQUENCY:
             counts = [None if count < 0 else count for count in self.answer_frequencies.tolist()]
             return np.array(assign_frequency_thirds(counts), dtype=object)
-        # Millions of rows share few distinct tuples of pairs, so each distinct one is searched once.
-        values = {pairs: dict(pairs).get(dimension) for pairs in set(self.slices.tolist())}
-        return np.array([values[pairs] for pairs in self.slices.tolist()], dtype=object)
+        # `slices` holds (dimension, group) pairs for each row. Millions of rows share few distinct ones.
+        slices = self.slices.tolist()
+        groups = {row_slices: dict(row_slices).get(dimension) for row_slices in set(slices)}
+        return np.array([groups[row_slices] for row_slices in slices], dtype=object)
 
     def split_by_run(self) -> list[RunRows]:
         """Return the row numbers of each run."""
@@ -192,7 +196,7 @@ class LabelTable(LabelColumns):
         ]
 
     def subset(self, numbers: Iterable[int]) -> LabelTable:
-        """Return the rows with these indices, in this order."""
+        """Return a table of the rows with these indices, in this order. Columns are not computed again."""
         chosen = np.fromiter(numbers, dtype=np.int64)
         recorded = {gate: column.select(chosen) for gate, column in self.recorded_needs.items()}
         changes = self._select_rows(chosen) | {"run_index": self.run_index[chosen], "recorded_needs": recorded}
@@ -200,7 +204,7 @@ class LabelTable(LabelColumns):
         return fill_columns(replace(self, **changes), known)
 
     def _select_rows(self, chosen: storage.RowNumbers) -> dict[str, Any]:
-        """Select rows, keys and readings; few enough rows are read into memory."""
+        """Return the chosen rows, keys and readings, in memory unless there are more than `MAX_ROWS_IN_MEMORY`."""
         if not isinstance(self.rows, storage.StoredRows):
             return {name: [getattr(self, name)[number] for number in chosen] for name in ("rows", "keys", "readings")}
         assert isinstance(self.keys, storage.PackedTexts)
@@ -329,11 +333,11 @@ class _TableBuilder:
                     self._convert_to_columns()
 
     def _convert_to_columns(self) -> None:
-        """Replace the rows in memory by their columns."""
+        """Replace the rows in memory by their columns, which take much less memory, in chunks of `CHUNK_ROWS` rows."""
         while self._rows:
             rows, self._rows = self._rows[:CHUNK_ROWS], self._rows[CHUNK_ROWS:]
-            first = sum(map(len, self._key_chunks))  # rows that were converted before
-            keys = self._make_keys(rows, self._run_index[first : first + len(rows)])
+            n_converted = sum(map(len, self._key_chunks))  # rows of earlier chunks
+            keys = self._make_keys(rows, self._run_index[n_converted : n_converted + len(rows)])
             columns = LabelColumns(rows, keys, [storage.build_draft_reading(row) for row in rows])
             self._column_chunks.append(
                 {name: getattr(columns, name) for name in COLUMN_NAMES if name not in LAZY_COLUMNS}
@@ -371,11 +375,11 @@ class _TableBuilder:
     def _build_on_disk(
         self, folders: Sequence[RunFolder], run_index: NDArray[np.int32], run_layers: Sequence[Sequence[int]]
     ) -> LabelColumns:
-        """Return columns in memory for rows that stay on disk."""
+        """Return the columns of all rows, while the rows themselves stay on disk and are read on access."""
         self._convert_to_columns()
         rows = storage.StoredRows(folders, run_index, np.array(self._offsets, dtype=np.int64), self.grader)
         chunks = self._column_chunks
-        # `pop` frees the parts of a column as soon as they are joined.
+        # Each column is joined from its chunks. `pop` frees the chunks at once, because all of them take much memory.
         known = {name: np.concatenate([chunk.pop(name) for chunk in chunks]) for name in list(chunks[0])}
         keys = storage.PackedTexts.concatenate(self._key_chunks)
         return fill_columns(LabelColumns(rows, keys, storage.StoredReadings(rows, run_layers)), known)
@@ -391,7 +395,9 @@ def _suggest_graders(builder: _TableBuilder) -> str:
 def _load_gate_columns(
     runs: Sequence[Path], names: Sequence[str], keys: Sequence[str], run_index: NDArray[np.int32]
 ) -> dict[str, GateColumn]:
-    """Read the recorded scores of gates, in the order of the rows. Gates that a run has not recorded are skipped.
+    """Read the scores that gates recorded in the runs, as one column per gate with a value for each row of the table.
+
+    Only gates that every run has recorded are returned.
 
     Args:
         runs: Folders of the runs.
@@ -400,18 +406,19 @@ def _load_gate_columns(
         run_index: Index into `runs` of each row.
     """
     columns: dict[str, GateColumn] = {}
-    counts: dict[str, list[int]] = {}  # number of scored questions in each run, by gate
+    counts: dict[str, list[int]] = {}  # by gate: the number of scored questions in each run read so far
     for run, path in enumerate(runs):
-        numbers = np.flatnonzero(run_index == run)  # the rows of this run
-        prefix = len(f"{names[run]}/")  # keys are RUN/ID
-        ids = storage.PackedTexts.pack(keys[number][prefix:] for number in numbers.tolist())
+        rows_of_run = np.flatnonzero(run_index == run)
+        prefix = f"{names[run]}/"
+        ids = storage.PackedTexts.pack(keys[number].removeprefix(prefix) for number in rows_of_run.tolist())
         for item in iterate_needs(path):
-            if run and item.gate not in columns:  # the first run does not have this gate
+            is_in_first_run = run == 0 or item.gate in columns
+            if not is_in_first_run:
                 continue
             column = columns.get(item.gate) or _start_gate_column(item, len(keys))
-            column.needs[numbers] = [item.needs.get(key, np.nan) for key in ids]
+            column.needs[rows_of_run] = [item.needs.get(question_id, np.nan) for question_id in ids]
             if column.raw is not None:
-                column.raw[numbers] = [item.raw.get(key, np.nan) for key in ids]
+                column.raw[rows_of_run] = [item.raw.get(question_id, np.nan) for question_id in ids]
             columns[item.gate] = _merge_record(column, item, counts.setdefault(item.gate, []))
     return {gate: column for gate, column in columns.items() if len(counts[gate]) == len(runs)}
 
@@ -423,10 +430,10 @@ def _start_gate_column(item: RecordedNeeds, n_rows: int) -> GateColumn:
 
 
 def _merge_record(column: GateColumn, item: RecordedNeeds, counts: list[int]) -> GateColumn:
-    """Merge what another run recorded about the gate into its column.
+    """Merge what the next run recorded about a gate (its speed, its share of far questions) into the gate's column.
 
     The seconds are averaged over runs, and the share of far questions over all questions. A fact that one run lacks
-    becomes None. `counts` holds the number of questions of each run; this run's number is appended.
+    becomes None. `counts` holds the number of questions of each run before; this run's number is appended.
     """
     n_runs, n_questions, n_new = len(counts), sum(counts), len(item.needs)
     counts.append(n_new)

@@ -123,25 +123,21 @@ COSTLY_FEATURES = ("certainty", "agreement", SELF_ASSESSMENT, SEAKR, SEAKR_END) 
 
 
 def available_features(questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
-    """List the names of the features that can be computed for all of these readings."""
-    pairs = list(zip(questions, readings, strict=True))
-    return [name for name, feature in FEATURES.items() if all(feature(*pair) is not None for pair in pairs)]
+    """List the names of the features that can be computed for all of these questions and their readings."""
+    matrix = feature_matrix(list(FEATURES), questions, readings)
+    return [name for name, column in zip(FEATURES, matrix.T, strict=True) if not np.isnan(column).any()]
 
 
 def feature_matrix(names: Sequence[str], questions: Sequence[Question], readings: Sequence[Reading]) -> Vector:
     """Compute a matrix with a row per question and a column per feature.
 
-    A missing value is NaN, so that gates reject it instead of taking it for a number.
+    A feature that is missing (None) becomes NaN, so that gates reject it instead of taking it for a number.
     """
     rows = [
-        [_nan_if_none(FEATURES[name](question, reading)) for name in names]
+        [FEATURES[name](question, reading) for name in names]
         for question, reading in zip(questions, readings, strict=True)
     ]
     return np.array(rows, dtype=np.float32).reshape(len(rows), len(names))
-
-
-def _nan_if_none(value: float | None) -> float:
-    return math.nan if value is None else value
 
 
 # --- descriptions ---------------------------------------------------------------------------------

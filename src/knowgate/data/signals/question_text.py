@@ -44,11 +44,17 @@ def frequency_features(questions: Sequence[Question], frequencies: Vector) -> Ve
 
 
 def popularity_features(questions: Sequence[Question]) -> Vector:
-    """Compute the `POPULARITY_FEATURES` from `Question.meta`: log popularity, and whether it is known."""
-    values = [question.meta.get(POPULARITY_KEY) for question in questions]
-    known = [isinstance(value, (int, float)) and 0 <= value < math.inf for value in values]
-    logs = [math.log1p(float(value)) if is_known else 0.0 for value, is_known in zip(values, known, strict=True)]  # type: ignore[arg-type]
-    return np.array([logs, known], dtype=np.float32).T.reshape(len(questions), len(POPULARITY_FEATURES))
+    """Compute two features of how popular the entity of each question is, which `Question.meta` may hold.
+
+    Returns:
+        One row per question: log(1 + popularity), and 1. If the popularity is unknown, both are 0.
+    """
+    features = np.zeros((len(questions), len(POPULARITY_FEATURES)), dtype=np.float32)
+    for row, question in zip(features, questions, strict=True):
+        popularity = question.meta.get(POPULARITY_KEY)
+        if isinstance(popularity, (int, float)) and 0 <= popularity < math.inf:
+            row[:] = math.log1p(popularity), 1
+    return features
 
 
 def _describe_frequencies(text: str, frequencies: Vector) -> list[float]:
@@ -106,7 +112,11 @@ def classify_question(text: str) -> str:
 
 
 def _describe_question(text: str) -> list[float]:
-    """Compute the `QUESTION_FEATURES` of a question."""
+    """Compute the `QUESTION_FEATURES` of a question, in their order.
+
+    First 1 for the type of the question and 0 for all other types. Then the logarithms of the numbers of words and of
+    names, and whether it contains a number, a word such as "latest", and a superlative.
+    """
     kind, lowered = classify_question(text), text.lower()
     return [
         *(float(name == kind) for name in (*QUESTION_TYPES, "other_type")),

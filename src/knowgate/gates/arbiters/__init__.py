@@ -7,7 +7,7 @@ the group 'knowgate.arbiters'. Importing this module loads no arbiter.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from knowgate.core.registry import RegistryEntry, load_entry, parse_options, split_spec
 from knowgate.errors import BadSetting
@@ -55,8 +55,7 @@ def load_arbiter(spec: str, *, plug_in: bool = False) -> Arbiter:
         artifact = read_artifact(spec, ARBITER_FORMAT)
         name = str(artifact.manifest["arbiter"])
         fitted_class: Any = load_entry(FITTED_ARBITERS, "fitted arbiter", name, "knowgate.fitted_arbiters")
-        fitted: Arbiter = fitted_class.from_artifact(artifact, plug_in)
-        return fitted
+        return cast(Arbiter, fitted_class.from_artifact(artifact, plug_in))
     name, options = split_spec(spec)
     if name in FITTED_ARBITERS:
         raise BadSetting(
@@ -64,5 +63,4 @@ def load_arbiter(spec: str, *, plug_in: bool = False) -> Arbiter:
             "pass the folder that it writes."
         )
     arbiter_class: Any = load_entry(ARBITERS, "arbiter", name, "knowgate.arbiters")
-    arbiter: Arbiter = arbiter_class(**parse_options(arbiter_class, options, f"arbiter '{name}'"))
-    return arbiter
+    return cast(Arbiter, arbiter_class(**parse_options(arbiter_class, options, f"arbiter '{name}'")))

@@ -105,7 +105,8 @@ class RulesArbiter(Arbiter):
     def _estimate(self, closed_abstains: bool, open_abstains: bool) -> Belief:
         """Return the beliefs that the closed-book and the open-book answer are right, given which of them abstain.
 
-        If both beliefs are equal, the open-book answer is given.
+        The closed-book answer gets the higher belief if only the open-book answer abstains. Otherwise, the beliefs are
+        equal, so that the open-book answer is given.
         """
         if open_abstains and not closed_abstains:
             return Belief(NEUTRAL_BELIEF, 0.0, ABSTENTION_REASON)

@@ -30,9 +30,9 @@ def compute_beliefs(arbiter: Arbiter, answers: Sequence[AnswerPair]) -> list[Bel
     """
     beliefs: list[Belief | None] = [None] * len(answers)
     different = [index for index, pair in enumerate(answers) if not answers_agree(pair)]
-    if different:
-        for index, belief in zip(different, _estimate(arbiter, [answers[index] for index in different]), strict=True):
-            beliefs[index] = belief
+    estimated = _estimate(arbiter, [answers[index] for index in different]) if different else []
+    for index, belief in zip(different, estimated, strict=True):
+        beliefs[index] = belief
     return beliefs
 
 
@@ -63,12 +63,12 @@ def choose_answers(arbiter: Arbiter, answers: Sequence[AnswerPair]) -> list[Arbi
 
 def _choose(arbiter: str, pair: AnswerPair, belief: Belief | None) -> ArbiterChoice:
     """Choose the answer that is more likely to be right; the open-book answer if the answers agree (`belief` is None)."""
-    texts = (pair.closed.text, pair.open.text)
+    closed, opened = pair.closed.text, pair.open.text
     if belief is None:
         is_closed_book, reason = False, "the answers with and without passages agree"
-        return ArbiterChoice(is_closed_book, arbiter, reason, *texts)
+        return ArbiterChoice(is_closed_book, arbiter, reason, closed, opened)
     reason = _explain(arbiter, belief)
-    return ArbiterChoice(belief.prefers_closed, arbiter, reason, *texts, belief.closed, belief.open)
+    return ArbiterChoice(belief.prefers_closed, arbiter, reason, closed, opened, belief.closed, belief.open)
 
 
 def _explain(arbiter: str, belief: Belief) -> str:

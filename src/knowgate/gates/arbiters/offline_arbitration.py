@@ -54,7 +54,7 @@ class ArbiterChoices:
 class _NamedArbiter:
     """An arbiter, and the name and fingerprint under which label runs record its beliefs.
 
-    `arbiter` is None if only the recorded beliefs are available and the arbiter itself cannot be loaded.
+    `arbiter` is None if the user gave only the name of recorded beliefs, so that there is no arbiter to load.
     """
 
     name: str
@@ -81,7 +81,7 @@ def _to_completion(answer: GradedAnswer) -> Completion:
 
 
 def get_arbiter_folder(arbiter: str | Arbiter | None) -> str | None:
-    """Return the folder of a fitted arbiter; None for arbiters that are not fitted and for None."""
+    """Return the folder of a fitted arbiter, given as an object or as its folder; None for everything else."""
     if isinstance(arbiter, FittedArbiter):
         return str(arbiter.artifact.path)
     return arbiter if isinstance(arbiter, str) and is_arbiter_folder(arbiter) else None
@@ -124,17 +124,25 @@ def arbitrate(
 
 
 def _resolve_arbiter(table: LabelTable, arbiter: str | Arbiter, plug_in: bool) -> _NamedArbiter:
-    """Load an arbiter and bind it to the LLM of the table, after checking that it was not fitted on these questions.
+    """Load an arbiter for the answers of a label table, or find the name of one whose results the table records.
 
-    A name that is neither a folder nor a registered arbiter may be the name of an arbiter whose beliefs the label runs
-    record. Such an arbiter is not loaded.
+    Args:
+        table: The label table.
+        arbiter: An arbiter, its spec or folder. Any other text is looked for among the arbiters whose beliefs (the
+            probabilities that the answers are right) are recorded in the label runs. Such an arbiter is not loaded.
+        plug_in: Accept an arbiter that was fitted on a different LLM.
+
+    Raises:
+        BadSetting: The arbiter was fitted on questions of the table.
     """
     if isinstance(arbiter, str) and not is_arbiter_folder(arbiter) and split_spec(arbiter)[0] not in ARBITERS:
-        recorded = {item.arbiter: item for run in table.runs for item in read_beliefs(Path(run))}
-        if arbiter in recorded:
-            return _NamedArbiter(arbiter, recorded[arbiter].fingerprint, None)
+        for run in reversed(table.runs):
+            for beliefs in reversed(read_beliefs(Path(run))):
+                if beliefs.arbiter == arbiter:
+                    return _NamedArbiter(arbiter, beliefs.fingerprint, None)
     loaded = load_arbiter(arbiter, plug_in=plug_in) if isinstance(arbiter, str) else arbiter
-    if (folder := get_arbiter_folder(loaded)) is not None:
+    folder = get_arbiter_folder(loaded)
+    if folder is not None:
         check_unseen(table, folder, "arbiter")
     bound = loaded.bind(RunModelIdentity.from_table(table), table.settings["prompts_fingerprint"])
     return _NamedArbiter(bound.name, bound.fingerprint, bound)
@@ -143,13 +151,14 @@ def _resolve_arbiter(table: LabelTable, arbiter: str | Arbiter, plug_in: bool) -
 def _complete_beliefs(
     run: Path, rows: Sequence[LabelRow], named: _NamedArbiter, on_progress: ProgressCallback
 ) -> RecordedBeliefs:
-    """Return how probable an arbiter finds the answers in a label run; missing beliefs are computed and recorded.
+    """Return an arbiter's beliefs (how probably each answer is right) for the rows of a label run.
 
-    Rows without an open-book answer are skipped.
+    Beliefs that the run does not record yet are computed and written into it. Rows without an open-book answer are
+    skipped.
     """
     identity = (named.name, named.fingerprint)
     recorded = [item for item in read_beliefs(run) if (item.arbiter, item.fingerprint) == identity]
-    beliefs = recorded[0] if recorded else RecordedBeliefs(*identity, {}, {})
+    beliefs = recorded[0] if recorded else RecordedBeliefs(named.name, named.fingerprint, {}, {})
     missing = [row for row in rows if row.open is not None and row.id not in beliefs.judged]
     if not missing:
         return beliefs

@@ -50,10 +50,10 @@ QUESTIONS_KEY = "questions"  # metadata field of the reference file that holds t
 
 
 def choose_distance_source(layers: Sequence[int]) -> dict[str, Any]:
-    """Choose the features that the distance from the training questions is computed on.
+    """Choose what is compared to tell how unlike the training questions a question is.
 
-    The result is stored as `distance` in the manifest: the lowest layer that the gate reads, or 'look' (surface
-    features of the question) if it reads none.
+    This is the hidden state of the lowest layer that the gate reads. If the gate reads none, it is the 'look' of the
+    question: surface features such as its length. The result is stored as `distance` in the manifest.
 
     Args:
         layers: The layers whose hidden states the gate reads.
@@ -73,25 +73,27 @@ def read_distance_features(
 def require_distance_tensors(tensors: TensorValidator, source: Mapping[str, Any] | None) -> None:
     """Check the tensors with which a gate computes how far a question is from its training questions.
 
+    `compute_distances` explains their names.
+
     Args:
         tensors: The tensors of the gate.
         source: The field `distance` of the manifest; None for gates of older versions, which have no such tensors.
     """
     if source is None:
         return
-    features = None if source["of"] == "state" else SURFACE_WIDTH  # the size of a hidden state depends on the LLM
-    (width,) = tensors.require(f"{DISTANCE_PREFIX}mean", features).shape
+    expected_width = None if source["of"] == "state" else SURFACE_WIDTH  # the size of a state depends on the LLM
+    width = tensors.require(f"{DISTANCE_PREFIX}mean", expected_width).shape[0]
     tensors.require(f"{DISTANCE_PREFIX}scale", width, positive=True)
-    (_, count) = tensors.require(f"{DISTANCE_PREFIX}directions", width, None).shape
-    for name, size in (("along", count), ("across", 1), ("edge", 1)):
+    n_directions = tensors.require(f"{DISTANCE_PREFIX}directions", width, None).shape[1]
+    for name, size in (("along", n_directions), ("across", 1), ("edge", 1)):
         tensors.require(f"{DISTANCE_PREFIX}{name}", size, positive=True)
 
 
 def fit_distance(features: Vector, held_out: Vector) -> dict[str, Vector]:
     """Fit the tensors with which `compute_distances` measures how unlike the training questions a question is.
 
-    The distance is a Mahalanobis distance: a variance for each of the first principal directions, and one variance for
-    all others together.
+    The distance is a Mahalanobis distance. It uses a variance for each of the first principal directions of the
+    features, and one common variance for all other directions.
 
     Args:
         features: Features of the training questions, one row per question.
@@ -128,8 +130,9 @@ def fit_distance(features: Vector, held_out: Vector) -> dict[str, Vector]:
 def compute_distances(tensors: Tensors, features: Vector) -> FloatArray:
     """Compute the distance of each row of features from the training questions.
 
-    This is a Mahalanobis distance with the variances `along` the principal directions and one variance `across` them. It
-    is divided by `edge`, so that 99 % of held-out questions of the same kind have a distance below 1.
+    This is a Mahalanobis distance. The tensor 'along' has the variances along the principal 'directions', 'across' the
+    variance of what is left. The distance is divided by 'edge', so that 99 % of held-out questions of the same kind
+    have a distance below 1.
     """
     mean, scale, directions, along, across, edge = (
         tensors[f"{DISTANCE_PREFIX}{name}"].astype(np.float64)
@@ -217,7 +220,7 @@ def build_reference_files(
 
 
 def read_reference_states(artifact: Artifact) -> ReferenceStates | None:
-    """Read the training questions and hidden states that a gate stores; None if it stores none.
+    """Read the few training questions that a gate stores with their hidden states; None if it stores none.
 
     Raises:
         ArtifactError: The reference file is damaged.
@@ -245,7 +248,15 @@ def _parse_question(record: Mapping[str, Any]) -> Question:
 
 
 def check_state_agreement(artifact: Artifact, model: Model, prompts: AnswerPrompts, request: SignalRequest) -> str:
-    """Check that a server returns the hidden states that a gate was fitted on, by running ten stored questions.
+    """Check that a server runs the weights that a gate was fitted on.
+
+    The gate stores ten questions and their hidden states. The server must return the same states for these questions.
+
+    Args:
+        artifact: The fitted gate.
+        model: The server.
+        prompts: The answer prompts.
+        request: The signals that the gate reads; only its layers are compared.
 
     Returns:
         A note for decisions that names the model the gate was fitted on.
@@ -303,6 +314,6 @@ def measure_state_agreement(
 
 
 def _normalize(rows: Vector) -> Vector:
-    """Scale each row to length 1; zero rows stay zero."""
+    """Divide each row by its length, so that it has length 1; rows of zeros stay as they are."""
     lengths = np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
     return (rows / np.where(lengths > 0, lengths, 1.0)).astype(np.float32)

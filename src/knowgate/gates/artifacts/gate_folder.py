@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +47,7 @@ OTHER_FOLDERS = {
 
 @dataclass(frozen=True)
 class ArtifactFormat:
-    """How artifacts of one kind are stored.
+    """How fitted gates, or fitted arbiters, are stored in a folder.
 
     Attributes:
         kind: What error messages call the artifact: "gate" or "arbiter".
@@ -185,7 +185,9 @@ def write_artifact(
     *,
     artifact_format: ArtifactFormat = GATE_FORMAT,
 ) -> None:
-    """Save a fitted gate or arbiter in a folder. An earlier one is replaced, but never a folder of another kind.
+    """Save a fitted gate or arbiter in a folder.
+
+    An earlier gate or arbiter in this folder is replaced. A folder with other content raises an error.
 
     Args:
         path: Folder to write.
@@ -217,7 +219,7 @@ def revise_artifact(
 ) -> None:
     """Write a gate or arbiter with the same weights and a new manifest, in place or as a copy.
 
-    In place, too, a complete new folder is built and then swapped in, so that manifest and files always match.
+    A complete new folder is built and then swapped in, so that the manifest always matches the files, also in place.
 
     Args:
         artifact: The artifact to start from.
@@ -268,8 +270,8 @@ def compute_checksum(manifest: Mapping[str, Any]) -> str:
 def check_binding(artifact: Artifact, model: ModelIdentity, prompts: str, *, plug_in: bool) -> str:
     """Check that a gate or arbiter was fitted on this model and these answer prompts.
 
-    Imported answers record only the name of their model. A gate or arbiter that was fitted on them is accepted if the
-    model has the same name or none.
+    Models are compared by their fingerprints. Answers that were imported from elsewhere record only the name of their
+    model, so a gate that was fitted on them is accepted if the model has the same name or none.
 
     Args:
         artifact: The fitted gate or arbiter.
@@ -312,7 +314,7 @@ class FittedGateSpec(NamedTuple):
 
 
 def parse_fitted_spec(spec: str) -> FittedGateSpec | None:
-    """Parse the spec of a fitted gate; return None if it does not name the folder of a fitted gate.
+    """Parse the spec of a fitted gate, 'FOLDER' or 'FOLDER,verdict=own'; None if there is no such folder.
 
     Raises:
         BadSetting: The folder is followed by an unknown option.
@@ -323,10 +325,11 @@ def parse_fitted_spec(spec: str) -> FittedGateSpec | None:
     if not comma or not is_artifact(folder):
         return None
     name, _, value = option.partition("=")
-    if name.strip() != "verdict" or value.strip() not in get_args(Verdict):
-        allowed = " or ".join(f"verdict={verdict}" for verdict in get_args(Verdict))
+    verdict = value.strip()
+    if name.strip() != "verdict" or verdict not in get_args(Verdict):
+        allowed = " or ".join(f"verdict={each}" for each in get_args(Verdict))
         raise BadSetting(f"unknown option '{option.strip()}' of the fitted gate '{folder}'. Allowed: {allowed}.")
-    return FittedGateSpec(folder, "own" if value.strip() == "own" else "need")
+    return FittedGateSpec(folder, cast(Verdict, verdict))
 
 
 def reject_other_folder(spec: str) -> None:
@@ -336,6 +339,7 @@ def reject_other_folder(spec: str) -> None:
     except (OSError, ValueError, RuntimeError):  # the name is too long, contains NUL, or names an unknown user
         return
     if is_folder and parse_fitted_spec(spec) is None:
+        # The user may have passed the folder of something else, such as an arbiter or a label run.
         hints = [hint for manifest_file, hint in OTHER_FOLDERS.items() if is_artifact(spec, manifest_file)]
         hint = hints[0] if hints else "Pass a folder that `knowgate fit` wrote."
         raise ArtifactError(f"the folder '{spec}' contains no fitted gate: it has no {GATE_MANIFEST}. {hint}")

@@ -90,6 +90,9 @@ def check_feature_width(features: Vector, width: int) -> None:
 def require_network(tensors: TensorValidator, prefix: str = "", width: int | None = None) -> None:
     """Check that the tensors of an ensemble of networks are present and valid.
 
+    These are 'mean' and 'scale', which standardize the features, and the weights and biases of each layer of each
+    network (member), such as '0.1.weight' for member 0, layer 1.
+
     Args:
         tensors: The tensors of the gate or arbiter.
         prefix: Start of the names of the ensemble's tensors.
@@ -107,17 +110,22 @@ def require_network(tensors: TensorValidator, prefix: str = "", width: int | Non
 
 
 def _require_member(tensors: TensorValidator, prefix: str, width: int) -> None:
-    """Check the tensors of one network of an ensemble, layer by layer.
+    """Check the weights and biases of one network of an ensemble, layer by layer.
 
-    `width` is the number of features. After each layer it becomes the number of outputs, which the next layer reads.
+    Args:
+        tensors: The tensors of the gate or arbiter.
+        prefix: Start of the names of the network's tensors.
+        width: Number of features.
     """
-    layer = 0
+    layer, n_inputs = 0, width
     while layer == 0 or f"{prefix}{layer}.weight" in tensors:
-        (width, _) = tensors.require(f"{prefix}{layer}.weight", None, width).shape
-        tensors.require(f"{prefix}{layer}.bias", width)
-        layer += 1
-    if width not in (1, 2):
-        raise BadInput(f"the last layer '{prefix}{layer - 1}' of a network must have one or two outputs, not {width}.")
+        n_outputs = tensors.require(f"{prefix}{layer}.weight", None, n_inputs).shape[0]
+        tensors.require(f"{prefix}{layer}.bias", n_outputs)
+        layer, n_inputs = layer + 1, n_outputs  # the next layer reads the outputs of this one
+    if n_outputs not in (1, 2):
+        raise BadInput(
+            f"the last layer '{prefix}{layer - 1}' of a network must have one or two outputs, not {n_outputs}."
+        )
 
 
 def apply_network(tensors: Tensors, features: Vector, prefix: str = "") -> FloatArray:
@@ -133,18 +141,19 @@ def apply_network(tensors: Tensors, features: Vector, prefix: str = "") -> Float
 
 
 def compute_contributions(tensors: Tensors, features: Vector, prefix: str = "") -> FloatArray | None:
-    """Compute how much each feature of each row adds to the logit of a linear classifier.
+    """Compute how much each feature of each row adds to the logit of a linear classifier: weight x feature.
 
     If the classifier is an ensemble, the contributions are averaged over its members. Returns None if it has hidden
     layers.
     """
-    members = _list_members(tensors, prefix)
+    members, slopes = _list_members(tensors, prefix), []
     if any(f"{prefix}{member}.1.weight" in tensors for member in members):
         return None
-    weights = [tensors[f"{prefix}{member}.0.weight"].astype(np.float64) for member in members]
-    # With two outputs (known, retrieval needed) the logit is the difference of the two rows of weights.
-    slopes = np.mean([rows[-1] - rows[0] if len(rows) == 2 else rows[0] for rows in weights], axis=0)
-    return np.asarray(slopes * _standardize(tensors, features, prefix))
+    for member in members:
+        weight = tensors[f"{prefix}{member}.0.weight"].astype(np.float64)  # one row per output
+        # With two outputs (known, retrieval needed) the logit is their difference.
+        slopes.append(weight[1] - weight[0] if len(weight) == 2 else weight[0])
+    return np.asarray(np.mean(slopes, axis=0) * _standardize(tensors, features, prefix))
 
 
 def _standardize(tensors: Tensors, features: Vector, prefix: str) -> FloatArray:
@@ -153,7 +162,7 @@ def _standardize(tensors: Tensors, features: Vector, prefix: str) -> FloatArray:
 
 
 def _list_members(tensors: Tensors, prefix: str) -> list[str]:
-    """List the numbers of the networks in an ensemble. Its tensors are named '<prefix><number>.<layer>.weight'."""
+    """List the networks in an ensemble by their numbers: ['0', '1'] for the tensors '0.0.weight' and '1.0.weight'."""
     names = [name.removeprefix(prefix) for name in tensors if name.startswith(prefix) and name.endswith(".weight")]
     return sorted({name.split(".")[0] for name in names})
 
@@ -178,8 +187,8 @@ def apply_calibration(raw: FloatArray, calibration: Mapping[str, Any]) -> FloatA
 
     Args:
         raw: Uncalibrated scores in [0, 1].
-        calibration: `kind` is 'platt' (slope `a` and offset `b` on the logit, which is cut off at `floor`), 'isotonic'
-            (linear between the knots `x`, `y`; older gates only) or 'none'.
+        calibration: Its `kind` is 'platt': sigmoid(a * logit(raw) + b), where raw scores closer than `floor` to 0 or 1
+            are clipped first. Older gates may have 'isotonic': linear between the points (x, y). 'none' changes nothing.
     """
     if calibration["kind"] == "isotonic":
         probabilities = np.interp(raw, calibration["x"], calibration["y"])

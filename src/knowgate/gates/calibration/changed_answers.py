@@ -40,8 +40,9 @@ def bound_changed_answers(
 ) -> dict[str, Any] | None:
     """Compute an upper bound on the share of answers that a gate changes, compared with always retrieving.
 
-    The bound is computed on the held-out questions, because the threshold was chosen on the others. A running server
-    compares answers in the same way and warns if the share of changed answers exceeds the bound.
+    An answer changes if the LLM answers without passages, and this answer differs from the one with passages. The bound
+    is computed on the held-out questions, because the threshold was chosen on the others. A running server compares
+    answers in the same way and warns if the share of changed answers exceeds the bound.
 
     Args:
         table: The label table.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from knowgate.data.runs.folder import is_recorded_model, strip_model_prefix
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
@@ -138,12 +138,11 @@ def _get_guarantee(gate: Gate) -> Mapping[str, Any] | None:
     """
     if not isinstance(gate, FittedGate) or gate.verdict == "own":
         return None
-    evidence: Mapping[str, Any] | None = gate.artifact.manifest.get("guarantee")
-    return evidence
+    return cast(Mapping[str, Any] | None, gate.artifact.manifest.get("guarantee"))
 
 
 def _check_threshold(gate: FittedGate, deployment: Deployment, evidence: Mapping[str, Any]) -> Iterator[str]:
-    """Yield reasons why the guarantee does not hold that concern the LLM, the prompts and the threshold."""
+    """Yield the reasons why the guarantee does not hold with this LLM, these prompts or this threshold."""
     if gate.note:  # only gates that are used with a different LLM or different prompts have a note
         yield "the gate was fitted on another LLM or other prompts"
     threshold = deployment.threshold
@@ -158,7 +157,7 @@ def _check_threshold(gate: FittedGate, deployment: Deployment, evidence: Mapping
 
 
 def _check_passages(deployment: Deployment, evidence: Mapping[str, Any]) -> Iterator[str]:
-    """Yield reasons why the guarantee does not hold that concern the retriever, the passages and the answers."""
+    """Yield the reasons why the guarantee does not hold with this retriever, these passages or answer settings."""
     retriever = evidence["retriever"]
     if _differ(retriever["fingerprint"], deployment.retriever):
         yield f"it was proven for passages of another index ({retriever['name']})"

@@ -174,9 +174,9 @@ def _summarize_failure(evidence: Mapping[str, Any]) -> str:
 
 
 def _explain_unused_budget(evidence: Mapping[str, Any]) -> str:
-    """Explain why a threshold retrieves for fewer questions than the budget allows; '' if it does not.
+    """Explain why a threshold retrieves for fewer questions than the budget allows; '' if the budget is used up.
 
-    Questions with equal needs are on the same side of every threshold, so that some rates cannot be reached.
+    Questions with equal needs are all retrieved for or all skipped, so that some rates cannot be reached.
     """
     counts = evidence.get("chosen_on") or {}
     if not counts or (evidence["wanted"] - counts["rate"]) * counts["n"] < 1:  # not even one question is missing

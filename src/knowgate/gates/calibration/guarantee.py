@@ -92,8 +92,9 @@ def learn_then_test(
         p_values = [float(p) for p in compute_harm_p_values(harmed, n, epsilon)]
     else:
         p_values = _walk_net_p_values(harmed, gained, n, epsilon, delta)
-    first_failure = next((index for index, p in enumerate(p_values) if p > delta), len(p_values))
-    index = max(0, first_failure - 1)
+    index = 0  # of the highest threshold that passes; the first one always retrieves
+    while index + 1 < len(p_values) and p_values[index] <= delta and p_values[index + 1] <= delta:
+        index += 1
     if not (outcomes.needs <= grid[index]).any():
         index = 0  # a threshold that skips no question is reported as "always retrieve"
     # Without an arbiter, always retrieving loses nothing against itself.
@@ -171,37 +172,36 @@ def check_loss_and_confidence(epsilon: float, delta: float) -> None:
 
 @functools.lru_cache(maxsize=1 << 16)
 def compute_net_p_value(lost: int, gained: int, n: int, epsilon: float, delta: float) -> float:
-    """Compute the p-value of the form 'net', which tests whether the net loss is below epsilon.
+    """Compute a p-value; if it is small, the net loss (lost minus gained questions) is below epsilon.
 
-    The p-value bounds the probability that lost - gained is as small as observed, or smaller, if the true net loss is
-    epsilon. This probability also depends on q, the unknown share of questions that are lost or gained. So the p-value
-    is the maximum over several values of q up to an upper confidence limit, plus the probability that q is above it.
+    It is the probability that lost - gained is as small as observed, or smaller, if the true net loss is epsilon. This
+    probability also depends on the unknown share of changed questions, i.e. those that are lost or gained. So several
+    values of this share are tried, and the largest probability is returned.
 
     Args:
-        lost: Questions that the threshold answers wrong and always retrieving answers right.
-        gained: Questions that the threshold answers right and always retrieving answers wrong.
-        n: Number of questions.
+        lost: Number of questions that the threshold answers wrong and always retrieving answers right.
+        gained: Number of questions that the threshold answers right and always retrieving answers wrong.
+        n: Number of all questions.
         epsilon: Net loss to test against, as a share of all questions.
-        delta: Maximum probability that the guarantee is wrong. A small part of it is the probability that q is above
-            its limit.
+        delta: Maximum probability that the guarantee is wrong.
     """
-    # A question is discordant if it is lost or gained. `shares` are the tried values of q, one per row. The columns are
-    # the likely numbers of discordant questions. `p_lost` is the probability that a discordant question is a lost one.
+    # Shares above `limit` are not tried. The true share is above it with probability `error`, which is added at the end.
     error = NUISANCE_SHARE * delta
     limit = max(_upper_limit(lost + gained, n, error), epsilon)
-    shares = np.linspace(epsilon, limit, NUISANCE_STEPS)[:, None]
-    discordant = _list_likely_counts(n, epsilon, limit)
-    p_lost = np.minimum(1.0, (shares + epsilon) / (2 * shares))
-    # With d discordant questions, lost - gained is at most the observed value if at most (d + value) / 2 are lost.
-    p_at_most = _binomial_cdf(np.floor((discordant + lost - gained) / 2), discordant, p_lost)
-    p_values: FloatArray = (_binomial_pmf(discordant, n, shares) * p_at_most).sum(axis=1)
+    shares = np.linspace(epsilon, limit, NUISANCE_STEPS)[:, None]  # one row per tried share
+    n_changed = _list_likely_counts(n, epsilon, limit)  # one column per likely number of changed questions
+    p_lost = np.minimum(1.0, (shares + epsilon) / (2 * shares))  # that a changed question is lost, not gained
+    # lost - gained is at most the observed difference if at most (n_changed + difference) / 2 questions are lost.
+    p_as_small = _binomial_cdf(np.floor((n_changed + lost - gained) / 2), n_changed, p_lost)
+    p_values: FloatArray = (_binomial_pmf(n_changed, n, shares) * p_as_small).sum(axis=1)
     return min(1.0, float(p_values.max()) + error)
 
 
 def _list_likely_counts(n: int, low: float, high: float) -> FloatArray:
     """List the likely values of a binomial variable with n trials and a success probability from `low` to `high`.
 
-    Values more than about eight standard deviations away are omitted; together their probability is below 1e-14.
+    Values more than about eight standard deviations from the mean are omitted. Together, their probability is below
+    1e-14.
     """
     first = n * low - 8 * math.sqrt(n * low) - 1
     last = n * high + 8 * math.sqrt(n * high) + 20
@@ -221,11 +221,15 @@ def _binomial_pmf(k: FloatArray, n: int, p: FloatArray) -> FloatArray:
 
 
 def _binomial_cdf(k: FloatArray, n: FloatArray, p: FloatArray) -> FloatArray:
-    """Compute the binomial probability of at most k successes in n trials: 0 for k < 0, 1 for k >= n."""
-    is_possible = (k >= 0) & (k < n)  # betainc is defined for these only; the others get harmless arguments
-    a, b = np.where(is_possible, n - k, 1.0), np.where(is_possible, k + 1, 1.0)
+    """Compute the probability of at most k successes in n trials with success probability p.
+
+    It is the regularized incomplete beta function of n - k and k + 1, which is defined for 0 <= k < n only.
+    """
+    is_defined = (k >= 0) & (k < n)
+    a, b = np.where(is_defined, n - k, 1.0), np.where(is_defined, k + 1, 1.0)  # 1.0 is a placeholder
     cdf: FloatArray = _load_special().betainc(a, b, 1 - p)
-    return np.where(is_possible, cdf, (k >= n).astype(float))
+    outside = (k >= n).astype(float)  # 0 for k < 0, 1 for k >= n
+    return np.where(is_defined, cdf, outside)
 
 
 @functools.cache

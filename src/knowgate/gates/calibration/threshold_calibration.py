@@ -97,9 +97,10 @@ class CalibrationOptions(Options):
         """
         n_targets = (self.max_loss is not None) + (self.retrieval_rate is not None) + self.best_accuracy
         if n_targets != 1:
+            how_many = f"{n_targets} of them are" if n_targets else "none of them is"
             raise BadSetting(
                 "set exactly one of `max_loss`, `retrieval_rate` and `best_accuracy`, the possible goals of the "
-                f"threshold. Now {n_targets or 'none'} of them {'is' if n_targets < 1 else 'are'} set."
+                f"threshold. Now {how_many} set."
             )
         if self.max_loss is not None:
             confidence = DEFAULT_CONFIDENCE if self.confidence is None else self.confidence
@@ -279,8 +280,8 @@ def save_calibration(calibration: Calibration, gate: str, out: Path | None = Non
 def _choose_threshold(outcomes: GateOutcomes, target: CalibrationTarget) -> tuple[float, dict[str, Any]]:
     """Choose a threshold, and return it with the facts about the choice that `gate.json` records."""
     if target.kind == "guarantee":
-        guarantee = asdict(learn_then_test(outcomes, target.value, target.delta, form=target.form))
-        return guarantee.pop("threshold"), guarantee
+        guarantee = learn_then_test(outcomes, target.value, target.delta, form=target.form)
+        return guarantee.threshold, {name: value for name, value in asdict(guarantee).items() if name != "threshold"}
     if target.kind == "budget":
         threshold = threshold_choice.choose_for_rate(outcomes.needs, target.value)
         return threshold, {"wanted": target.value, "n": len(outcomes)}
@@ -336,14 +337,13 @@ def select_usable_rows(
     if artifact:
         _check_gate_matches_runs(artifact, table)
     keys = [fingerprint_question(question) for question in table.questions]
-    first_rows: dict[str, int] = {}
-    for number, key in enumerate(keys):
-        first_rows.setdefault(key, number)
-    folders = [folder for folder in (artifact.path if artifact else None, arbiter_folder) if folder is not None]
-    is_seen = np.zeros(len(keys), dtype=bool)
-    for folder in folders:
-        is_seen |= np.array(mark_seen_rows(table, folder), dtype=bool)
-    is_repeated = np.array([first_rows[key] != number for number, key in enumerate(keys)]) & ~is_seen
+    is_seen, is_repeated, earlier_keys = np.zeros(len(keys), dtype=bool), np.zeros(len(keys), dtype=bool), set[str]()
+    for folder in (artifact.path if artifact else None, arbiter_folder):
+        if folder is not None:
+            is_seen |= np.array(mark_seen_rows(table, folder), dtype=bool)
+    for row, key in enumerate(keys):
+        is_repeated[row] = key in earlier_keys and not is_seen[row]
+        earlier_keys.add(key)
     left_out = {**table.left_out, "fitted on": int(is_seen.sum()), "asked twice": int(is_repeated.sum())}
     usable = table.subset(np.flatnonzero(~is_seen & ~is_repeated))
     return usable, {reason: count for reason, count in left_out.items() if count}
@@ -353,7 +353,10 @@ def select_usable_rows(
 
 
 def _check_enough_questions(n: int, n_usable: int, target: CalibrationTarget, left_out: Mapping[str, int]) -> None:
-    """Raise BadInput if there are too few questions to choose a threshold on."""
+    """Raise BadInput if `n`, the number of questions to choose a threshold on, is too low.
+
+    `n_usable` also counts the questions that are held out for the test. If it is enough, the message says so.
+    """
     if n >= target.min_questions:
         return
     reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
@@ -366,7 +369,10 @@ def _check_enough_questions(n: int, n_usable: int, target: CalibrationTarget, le
 
 
 def _check_any_harm(outcomes: GateOutcomes, target: CalibrationTarget) -> None:
-    """Raise BadInput if retrieval never turned a wrong answer right, unless the target is a budget."""
+    """Raise BadInput if skipping retrieval harms no question, so that there is no trade-off to calibrate.
+
+    For a budget this does not matter, because it only limits how often the gate retrieves.
+    """
     if target.kind != "budget" and not outcomes.harmed.any():
         raise BadInput(
             f"retrieval corrected none of the {len(outcomes)} answers, so skipping it loses nothing. Check the "
@@ -393,7 +399,7 @@ def _check_gate_matches_runs(artifact: Artifact, table: LabelTable) -> None:
 
 
 def _check_reading_lengths(manifest: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """Raise BadSetting if the label runs have longer or shorter drafts, or more or fewer samples, than the gate reads.
+    """Raise BadSetting if drafts or samples in the label runs do not have the length and number that the gate reads.
 
     Args:
         manifest: Content of `gate.json`; `want` says how much the gate reads from the LLM.
@@ -401,16 +407,17 @@ def _check_reading_lengths(manifest: Mapping[str, Any], settings: Mapping[str, A
     """
     request, features = manifest["want"], set(manifest["options"].get("features", ()))
     draft_tokens, samples = int(request.get("draft_tokens", 0)), int(request.get("samples", 0))
-    lengths = []
+    requirements = []  # description, name of the setting, expected value
     if draft_tokens > 1 and manifest["gate"] != "ik":  # ik truncates the draft itself
-        lengths.append(("drafts of {} tokens", "max_tokens", draft_tokens))
+        requirements.append(("drafts of {} tokens", "max_tokens", draft_tokens))
     if features & {"certainty", "agreement"}:
-        lengths.append(("{} samples", "samples", samples))
-    for text, setting, expected in lengths:
-        if (recorded := settings.get(setting)) not in (None, expected):
+        requirements.append(("{} samples", "samples", samples))
+    for description, setting, expected in requirements:
+        recorded = settings.get(setting)
+        if recorded not in (None, expected):
             raise BadSetting(
-                f"the gate expects {text.format(expected)}, but the label runs contain {text.format(recorded)}. Label "
-                f"the questions with {setting}={expected}."
+                f"the gate expects {description.format(expected)}, but the label runs contain "
+                f"{description.format(recorded)}. Label the questions with {setting}={expected}."
             )
 
 

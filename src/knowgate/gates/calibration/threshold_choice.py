@@ -75,8 +75,9 @@ class NetLoss:
             return _upper_limit(lost, gained, n, limits.confidence) <= limits.loss_bound
 
         # To show that a loss is below a bound that it equals would take infinitely many questions.
-        is_too_large = lost - gained > min(limits.max_loss + 1e-9, limits.loss_bound - 1e-6)
-        return None if is_too_large or not is_enough(MAX_REQUIRED_ROWS) else find_smallest_count(is_enough)
+        largest_loss = min(limits.max_loss + 1e-9, limits.loss_bound - 1e-6)
+        is_possible = lost - gained <= largest_loss and is_enough(MAX_REQUIRED_ROWS)
+        return find_smallest_count(is_enough) if is_possible else None
 
 
 def find_smallest_count(is_enough: Callable[[int], bool]) -> int:
@@ -104,12 +105,20 @@ def count_net_loss(right: BoolArray, open_right: BoolArray) -> NetLoss:
 
 
 def _upper_limit(lost: float, gained: float, n: int, confidence: float) -> float:
-    """Return the upper confidence limit of lost - gained, which are shares among n questions.
+    """Return the upper confidence limit of the net loss, lost - gained, by a normal approximation.
 
-    Each question contributes 1 if it is lost, -1 if it is gained and 0 otherwise. One lost question (1 / n) is added.
+    Each question has the loss 1 if it is lost, -1 if it is gained and 0 otherwise. One lost question is added, because
+    the limit would otherwise be 0 if no question was lost.
+
+    Args:
+        lost: Share of lost questions.
+        gained: Share of gained questions.
+        n: Number of questions.
+        confidence: Confidence of the limit, such as 0.95.
     """
     mean, mean_square = lost - gained + 1 / n, lost + gained + 1 / n
-    return mean + NormalDist().inv_cdf(confidence) * math.sqrt(max(0.0, mean_square - mean**2) / n)
+    standard_error = math.sqrt(max(0.0, mean_square - mean**2) / n)
+    return mean + NormalDist().inv_cdf(confidence) * standard_error
 
 
 THRESHOLD_DIGITS = 6
@@ -240,9 +249,10 @@ def list_candidate_thresholds(needs: FloatArray) -> FloatArray:
 
 
 def _midpoints(low: FloatArray, high: FloatArray) -> FloatArray:
-    """Compute a threshold t with low <= t < high for each pair of neighboring needs, so that it separates the two.
+    """Compute for each pair of neighboring needs a threshold between them: low <= threshold < high.
 
-    It is the midpoint, rounded to THRESHOLD_DIGITS if the rounded midpoint separates the two as well.
+    A question with the need `low` is skipped then, and one with the need `high` is retrieved for. The threshold is the
+    midpoint, rounded to THRESHOLD_DIGITS if it still lies between the two.
     """
     middle = (low + high) / 2
     rounded = np.round(middle, THRESHOLD_DIGITS)
@@ -265,8 +275,8 @@ def choose_for_rate(needs: FloatArray, rate: float) -> float:
     _check_not_empty(len(needs))
     thresholds = list_candidate_thresholds(needs)
     n_retrieved = len(needs) - np.searchsorted(np.sort(needs), thresholds, side="right")
-    # The counts decrease, and argmax returns the first threshold within the budget.
-    return float(thresholds[np.argmax(n_retrieved <= rate * len(needs) + 1e-9)])
+    is_within_budget = n_retrieved <= rate * len(needs) + 1e-9
+    return float(thresholds[np.argmax(is_within_budget)])  # argmax returns the first True
 
 
 def choose_for_accuracy(outcomes: GateOutcomes) -> float:
@@ -281,8 +291,8 @@ def choose_for_accuracy(outcomes: GateOutcomes) -> float:
 def choose_safe(outcomes: GateOutcomes, limits: SafetyLimits) -> float:
     """Choose the highest threshold up to which all thresholds are safe; ALWAYS_RETRIEVE if none is.
 
-    A threshold is safe if its net loss against always retrieving and the upper confidence limit of this loss are within
-    the limits.
+    A threshold is safe if it answers hardly fewer questions right than always retrieving: this net loss and its upper
+    confidence limit must be within the limits.
     """
     _check_not_empty(len(outcomes))
     thresholds = list_candidate_thresholds(outcomes.needs)
@@ -298,9 +308,11 @@ def count_required_rows(outcomes: GateOutcomes, limits: SafetyLimits) -> int | N
     Thresholds that skip at most a share MIN_SAVING of the searches are not worth more labels, so they do not count.
     """
     thresholds = list_candidate_thresholds(outcomes.needs)
-    skipped = np.searchsorted(np.sort(outcomes.needs), thresholds, side="right") / len(outcomes)
-    losses = zip(_count_losses(outcomes, thresholds), skipped, strict=True)
-    counts = [loss.count_required_rows(limits) for loss, share in losses if share > MIN_SAVING]
+    skipped_shares = np.searchsorted(np.sort(outcomes.needs), thresholds, side="right") / len(outcomes)
+    counts = []
+    for loss, share in zip(_count_losses(outcomes, thresholds), skipped_shares, strict=True):
+        if share > MIN_SAVING:
+            counts.append(loss.count_required_rows(limits))
     return min((count for count in counts if count is not None), default=None)
 
 
@@ -329,7 +341,9 @@ def count_gained(outcomes: GateOutcomes, thresholds: FloatArray) -> Any:
 def _count_by_threshold(
     needs: FloatArray, if_skipped: BoolArray, if_retrieved: BoolArray, thresholds: FloatArray
 ) -> Any:
-    """Count the questions with some property under each threshold, when the property depends on the decision.
+    """Count for each threshold the questions with some property, such as a right answer.
+
+    Whether a question has the property depends on the decision, so both cases are given.
 
     Args:
         needs: Need for retrieval of each question. Retrieval is skipped if the need is at most the threshold.
@@ -337,9 +351,12 @@ def _count_by_threshold(
         if_retrieved: Whether each question has the property after retrieval.
         thresholds: The thresholds.
     """
-    n_skipped = np.searchsorted(np.sort(needs[if_skipped]), thresholds, side="right")
-    n_retrieved = if_retrieved.sum() - np.searchsorted(np.sort(needs[if_retrieved]), thresholds, side="right")
-    return n_skipped + n_retrieved
+
+    def count_skipped(values: FloatArray) -> Any:  # number of needs up to each threshold
+        return np.searchsorted(np.sort(values), thresholds, side="right")
+
+    n_retrieved = if_retrieved.sum() - count_skipped(needs[if_retrieved])
+    return count_skipped(needs[if_skipped]) + n_retrieved
 
 
 def _check_not_empty(n: int) -> None:
@@ -351,12 +368,13 @@ def _check_not_empty(n: int) -> None:
 def list_rate_thresholds(needs: FloatArray) -> list[float]:
     """List thresholds that retrieve for about 2.5, 5, ... 97.5 % of the questions.
 
-    A threshold is the midpoint between two neighboring needs.
+    A threshold is the midpoint between two neighboring needs. The list is empty if all needs are equal.
     """
     values = np.unique(needs)
     if len(values) < 2:
         return []
     quantiles = np.quantile(needs, np.arange(1, RATE_STEPS) / RATE_STEPS)
-    # The position in `values` of the first need above each quantile.
-    above = np.clip(np.searchsorted(values, quantiles, side="right"), 1, len(values) - 1)
-    return sorted({float(threshold) for threshold in (values[above - 1] + values[above]) / 2})
+    # For each quantile, the position in `values` of the first need above it.
+    first_above = np.clip(np.searchsorted(values, quantiles, side="right"), 1, len(values) - 1)
+    midpoints = (values[first_above - 1] + values[first_above]) / 2
+    return [float(threshold) for threshold in np.unique(midpoints)]

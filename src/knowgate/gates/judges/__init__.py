@@ -29,7 +29,8 @@ class AnswerPrompt(NamedTuple):
     Attributes:
         templates: Name of the prompt templates.
         build: Builds the prompt from a question and an answer. Without an answer, the judge sees the question only.
-        encoder_suffix: Text after the answer that replaces the prompt for encoders, which read only a pair of texts.
+        encoder_suffix: Text that is appended to the answer for encoders. They read question and answer instead of a
+            prompt, so this text tells them what is asked.
     """
 
     templates: str
@@ -113,9 +114,10 @@ def encode_answers(
     prompt, encoded = ANSWER_PROMPTS[prompt_name], []
     for question, text in zip(questions, texts, strict=True):
         answer = judge.truncate(text, tokens) if tokens else None
-        # An encoder reads the pair of question and answer, every other judge the prompt.
-        pair_answer = None if answer is None else answer + prompt.encoder_suffix
-        encoded.append(judge.encode_answer(render_choices(question), pair_answer, prompt.build(question, answer)))
+        # An encoder reads question and answer (the first two arguments), every other judge the prompt (the third).
+        answer_for_encoder = None if answer is None else answer + prompt.encoder_suffix
+        prompt_text = prompt.build(question, answer)
+        encoded.append(judge.encode_answer(render_choices(question), answer_for_encoder, prompt_text))
     return encoded
 
 

@@ -108,7 +108,10 @@ class JudgeMember:
 
     @contextlib.contextmanager
     def activate(self) -> Iterator[HFModel]:
-        """Lock the model, switch to this member's adapter and return the model; without an adapter, do nothing."""
+        """Yield the model with this member's adapter switched on, and lock it meanwhile.
+
+        A member without an adapter is a model of its own, which needs no lock.
+        """
         with self.model.adapters.activate(self.adapter) if self.adapter else contextlib.nullcontext():
             yield self.model
 
@@ -283,7 +286,7 @@ def _load_cached(
 
 
 def check_adapters(folder: Path, options: Mapping[str, Any]) -> tuple[tuple[Path, ...], tuple[str, ...]]:
-    """Return the folders of all members of a judge and their digests.
+    """Return the folder of each member of a judge ensemble, and the digest of each folder.
 
     Raises:
         ArtifactError: The files in a folder do not match the digest in the manifest.
@@ -371,7 +374,7 @@ class LlamaJudge:
         return np.asarray(np.mean(votes, axis=0))
 
     def measure_deviation(self, n_prompts: int | None = None) -> float:
-        """Return the largest difference of a prediction for a reference prompt from that before the export.
+        """Return how much the export changed the predictions: the largest difference on the reference prompts.
 
         Args:
             n_prompts: Number of reference prompts to run. Default: all. Without any, the result is 0.

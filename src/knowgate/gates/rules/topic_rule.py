@@ -77,8 +77,7 @@ class TopicRule:
     def center(self) -> Vector:
         """The mean embedding of the examples, scaled to length 1."""
         mean = self.model.embed(self.examples).mean(axis=0)
-        center: Vector = mean / max(float(np.linalg.norm(mean)), 1e-12)
-        return center
+        return np.asarray(mean / max(float(np.linalg.norm(mean)), 1e-12))
 
     def matches(self, text: str, deadline: float | None = None) -> bool:
         """Return whether a question is similar enough to the examples. `deadline` is ignored; only pattern rules use it."""

@@ -18,7 +18,9 @@ import torch
 import transformers
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.modeling_layers import GradientCheckpointingLayer
 
+from knowgate.core.stop_flag import check_stop_flag
 from knowgate.core.validation import read_json
 from knowgate.errors import BadSetting, MissingExtra, OutOfMemory, WeightsError, require_extra
 from knowgate.models.embedded_weights import is_hub_reachable
@@ -76,8 +78,21 @@ def load_transformers(name_or_dir: str, bits: int = 0) -> LoadedModel:
         model = AutoModelForCausalLM.from_pretrained(
             name_or_dir, dtype=dtype, local_files_only=local_only, **build_quantization_options(bits)
         )
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):  # the class of decoder layers in transformers
+            module.register_forward_pre_hook(_stop_before_layer, with_kwargs=True)
     # A quantized model is already on the GPU.
     return LoadedModel(model.eval() if bits else _move_to_device(model, device, name_or_dir), tokenizer, device)
+
+
+def _stop_before_layer(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise StopError before a layer reads a prompt for which nobody waits; a long prompt takes seconds per layer.
+
+    Single tokens are not checked here but before each token, so that a CUDA graph can be captured undisturbed.
+    """
+    states = args[0] if args else kwargs["hidden_states"]
+    if states.shape[1] > 1:
+        check_stop_flag()
 
 
 def load_transformers_config(name_or_dir: str) -> Any:

@@ -113,7 +113,7 @@ class AuditStore:
         """Store the right answer that a user gave in feedback on a decision. It replaces an earlier correction."""
         await self._decisions.execute(
             ("DELETE FROM corrections WHERE decision = ?", (decision,)),
-            ("INSERT INTO corrections VALUES (?, ?, ?)", (decision, time.time(), answer)),
+            ("INSERT INTO corrections SELECT id, ?, ? FROM decisions WHERE id = ?", (time.time(), answer, decision)),
         )
 
     async def find_answers(self, decision: str) -> dict[str, Any]:

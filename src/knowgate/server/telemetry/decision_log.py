@@ -34,6 +34,10 @@ SELECT_UNKEYED_TEXTS = (
     "corrections UNION SELECT decision FROM feedback WHERE comment IS NOT NULL UNION SELECT decision FROM audits "
     "WHERE closed IS NOT NULL OR opened IS NOT NULL)"
 )
+DELETE_TEXTS = [  # of decisions that do not exist
+    f"{action} WHERE decision > '' AND NOT EXISTS (SELECT 1 FROM decisions WHERE id = decision)"
+    for action in ("UPDATE feedback SET decision = '', rating = '', comment = NULL", "DELETE FROM corrections")
+]
 LOCK_TIMEOUT_SECONDS = 10.0
 WRITE_LOCK = "decisions"  # in a database, decisions are written and deleted by one process at a time
 SHARED_ATTEMPTS, RETRY_SECONDS = 6, 0.1  # to find a decision that another process may be about to write
@@ -171,8 +175,8 @@ class DecisionLog:
         """Delete decisions from before a time (seconds since 1970), with everything that refers to them."""
         try:
             rows = self._store.fetch_rows("SELECT id FROM decisions WHERE at < ?", (oldest,))
+            delete_rows(self._store, [row[0] for row in rows])
             if rows:
-                delete_rows(self._store, [row[0] for row in rows])
                 log.info("%d decisions older than %g days were deleted.", len(rows), self._retain_days)
         except STORE_ERRORS as error:
             log.warning("Old decisions could not be deleted: %s", error)
@@ -242,7 +246,6 @@ class DecisionLog:
         Raises:
             ApiError: 429 if this owner has given too much feedback within a day.
         """
-        # All steps run in one job. Otherwise the decision could be deleted in between, and the comment would stay.
         return await self.run(lambda store: _store_feedback(store, id, rating, comment, owner))
 
     async def run(self, work: Callable[[Store], Result]) -> Result:
@@ -259,14 +262,14 @@ class DecisionLog:
             raise ApiError(503, message, "log_down") from error
 
     async def execute(self, *statements: tuple[str, Sequence[Any]]) -> None:
-        """Run SQL statements, each with its parameters, in one transaction.
+        """Run SQL statements, each with its parameters, in one transaction. No decision is deleted meanwhile.
 
         Raises:
             ApiError: 503 if the store is unavailable.
         """
 
         def run_all(store: Store) -> None:
-            with store.transaction() as transaction:
+            with store.transaction(WRITE_LOCK) as transaction:
                 for query, values in statements:
                     transaction.execute(query, values)
 
@@ -324,16 +327,14 @@ def _store_feedback(store: Store, id: str, rating: str, comment: str | None, own
     Raises:
         ApiError: 429 if this owner has given too much feedback within a day.
     """
-    if _find_decision(store, id) is None:
-        return False
     query = "SELECT COUNT(*) FROM feedback WHERE owner = ? AND at > ? AND decision <> ?"
-    rows = store.fetch_rows(query, (owner, time.time() - DAY_SECONDS, id))
-    rated_count = rows[0][0]
-    if rated_count >= MAX_FEEDBACK_PER_DAY:
-        message = f"this API key has rated {MAX_FEEDBACK_PER_DAY:,} decisions within a day. Try again tomorrow."
-        raise ApiError(429, message, "too_much_feedback", {"retry-after": "3600"})
     deletion = "DELETE FROM feedback WHERE decision = ? AND (owner = ? OR owner IS NULL)"  # NULL: from old versions
-    with store.transaction() as transaction:
+    with store.transaction(WRITE_LOCK) as transaction:  # no process can delete the decision meanwhile
+        if transaction.execute("SELECT 1 FROM decisions WHERE id = ?", (id,)).fetchone() is None:
+            return False
+        if transaction.execute(query, (owner, time.time() - DAY_SECONDS, id)).fetchone()[0] >= MAX_FEEDBACK_PER_DAY:
+            message = f"this API key has rated {MAX_FEEDBACK_PER_DAY:,} decisions within a day. Try again tomorrow."
+            raise ApiError(429, message, "too_much_feedback", {"retry-after": "3600"})
         transaction.execute(deletion, (id, owner))
         transaction.execute(INSERT_FEEDBACK, (id, time.time(), rating, comment, owner))
     return True
@@ -357,8 +358,7 @@ def _delete_decisions(store: Store, id: str, question: str, owner: str | None) -
         transaction.execute(INSERT_DELETION, (now, id, key, owner))
     rows = _find_ids_and_owners(store, id, question)
     ids = [row_id for row_id, row_owner in rows if owner is None or owner == (row_owner or "")]
-    if ids:
-        delete_rows(store, ids)
+    delete_rows(store, ids)
     return ids
 
 
@@ -383,17 +383,17 @@ def delete_rows(store: Store, ids: Sequence[str]) -> None:
     """Delete decisions, their feedback and corrections, and the answers that audits stored.
 
     The result of an audit remains stored: a number that tells whether the answer changed, which the alarm needs. The
-    time and owner of feedback remain for a day, so that deletions do not raise the limit on feedback.
+    time and owner of feedback remain for a day, so that deletions do not raise the limit on feedback. Feedback and
+    corrections whose decision is missing, which earlier versions could leave, are deleted, too.
     """
     values = [(id,) for id in ids]
-    with store.transaction() as transaction:
+    with store.transaction(WRITE_LOCK) as transaction:
         transaction.executemany("DELETE FROM decisions WHERE id = ?", values)
-        feedback_update = "UPDATE feedback SET decision = '', rating = '', comment = NULL WHERE decision = ?"
-        transaction.executemany(feedback_update, values)
+        n_texts = sum(transaction.execute(statement).rowcount for statement in DELETE_TEXTS)
         transaction.execute("DELETE FROM feedback WHERE decision = '' AND at < ?", (time.time() - DAY_SECONDS,))
-        transaction.executemany("DELETE FROM corrections WHERE decision = ?", values)
         transaction.executemany("UPDATE audits SET closed = NULL, opened = NULL WHERE decision = ?", values)
-    store.vacuum(["decisions", "feedback", "corrections", "audits"])
+    if ids or n_texts:
+        store.vacuum(["decisions", "feedback", "corrections", "audits"])
 
 
 class RecentDecisions:

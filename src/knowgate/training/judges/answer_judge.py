@@ -166,9 +166,9 @@ class AnswerEncoder:
 
     def make_examples(self, judge: AnswerJudge, indices: Sequence[int]) -> list[TrainingExample]:
         """Make a training example of each closed-book answer and, if `task.both` is set, of open-book answers."""
-        prompts = zip(self.encode(judge, indices), indices, strict=True)
-        closed_book = [TrainingExample(prompt, (float(self.labels.shares[i]),)) for prompt, i in prompts]
-        return closed_book + (self._make_open_book_examples(judge, indices) if self.task.both else [])
+        prompts, targets = self.encode(judge, indices), [float(self.labels.shares[index]) for index in indices]
+        examples = [TrainingExample(prompt, (target,)) for prompt, target in zip(prompts, targets, strict=True)]
+        return examples + self._make_open_book_examples(judge, indices) if self.task.both else examples
 
     def _make_open_book_examples(self, judge: AnswerJudge, indices: Sequence[int]) -> list[TrainingExample]:
         """Make examples of graded open-book answers, except those that repeat the closed-book answer."""
@@ -206,7 +206,15 @@ def make_default_training(options: AnswerJudgeFitOptions, seed: int) -> JudgeTra
 def make_answer_training(
     epochs: int, batch: int, rate: float | None, *, full: bool = False, seed: int = 0
 ) -> JudgeTrainingOptions:
-    """Return the hyperparameters of a judge that reads answers. It is evaluated on the dev split twice per epoch."""
+    """Return the hyperparameters of a judge that reads answers.
+
+    Args:
+        epochs: Passes over the training examples.
+        batch: Examples per update.
+        rate: Highest learning rate; None for the default.
+        full: Train all weights instead of a LoRA adapter.
+        seed: Seed of the training.
+    """
     return JudgeTrainingOptions(
         epochs,
         batch,
@@ -251,7 +259,13 @@ def check_trainable_bits(options: AnswerJudgeFitOptions) -> None:
 
 
 def check_judge_answers(examples: Examples, tokens: int, both: bool = False) -> None:
-    """Raise if the recorded answers contain nothing to judge."""
+    """Raise BadInput if the recorded answers contain nothing to judge.
+
+    Args:
+        examples: The label rows.
+        tokens: How many tokens of an answer the judge reads; with 0, it reads only the question.
+        both: Whether it also learns from the answers with passages.
+    """
     texts = draft_texts(examples.readings)
     if tokens and not any(text.strip() for text in texts):
         raise BadInput(

@@ -82,7 +82,7 @@ class TrainingState:
         """Index of the segment to keep: lowest dev loss, or the last one without dev rows."""
         if not self.dev_losses:
             return self.n_done - 1
-        return min(range(len(self.dev_losses)), key=lambda index: self.dev_losses[index])
+        return self.dev_losses.index(min(self.dev_losses))
 
     def is_finished(self, n_segments: int, patience: int) -> bool:
         """Return whether all segments are done, or the dev loss has not improved for `patience` evaluations.
@@ -92,10 +92,10 @@ class TrainingState:
         if self.n_done >= n_segments:
             return True
         may_stop = 2 * self.n_done >= n_segments and patience > 0 and bool(self.dev_losses)
-        return may_stop and self.n_done - 1 - self.best >= patience
+        return may_stop and self.n_done - 1 - self.best >= patience  # segments after the best one
 
     def add(self, segment: TrainingSegment, dev: DevEvaluation | None) -> TrainingState:
-        """Return the state after another segment."""
+        """Return the state after another segment; `dev` is None if there are no dev rows to evaluate it on."""
         evaluations = () if dev is None else (dev,)
         return TrainingState(
             self.key,

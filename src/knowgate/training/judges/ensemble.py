@@ -6,7 +6,6 @@ is scored by one that did not see it.
 
 from __future__ import annotations
 
-import itertools
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -93,12 +92,16 @@ def assign_folds(texts: Sequence[str], folds: int, seed: int = 0) -> NDArray[np.
 
 
 def find_unseen(members: Sequence[EnsembleMember], indices: Sequence[int]) -> BoolArray:
-    """Return which members (rows) may score which label rows (columns): those that were not trained on them.
+    """Return which members may score which label rows: those that were not trained on them.
 
     If all members were trained on a label row, all of them may score it.
+
+    Returns:
+        A matrix of booleans with one row per member and one column per index.
     """
     unseen: BoolArray = np.array([[index not in member.seen for index in indices] for member in members], dtype=bool)
-    return unseen | ~unseen.any(axis=0)
+    seen_by_all = ~unseen.any(axis=0)
+    return unseen | seen_by_all
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ class FittedJudge(Generic[JudgeType]):
         options: Options to store in the gate's manifest.
         notes: Lines for the model card.
         files: The judge's files by path.
-        predictions: Finished predictions, by the index of the row and the tokens of its prompt.
+        predictions: Cache of predictions. A key is the index of a row, followed by the token ids of its prompt.
     """
 
     judge: JudgeType
@@ -129,8 +132,8 @@ class FittedJudge(Generic[JudgeType]):
     def predict_known(self, prompts: Sequence[LabelPromptTokens], indices: Sequence[int]) -> FloatArray:
         """Predict for each row the probability that the LLM knows the answer.
 
-        A row that some members of the ensemble were trained on is scored by the other members only. Each prompt is scored
-        once, however often its prediction is asked for.
+        This is the mean prediction of the members of the ensemble that were not trained on the row. Predictions are
+        cached in `predictions`.
 
         Args:
             prompts: Prompts of the rows.
@@ -138,11 +141,13 @@ class FittedJudge(Generic[JudgeType]):
         """
         keys = [(index, *prompt.ids) for prompt, index in zip(prompts, indices, strict=True)]
         new = {key: prompt for key, prompt in zip(keys, prompts, strict=True) if key not in self.predictions}
-        unseen, known = find_unseen(self.members, [key[0] for key in new]), np.zeros(len(new))
-        for number, is_unseen in enumerate(unseen):
-            if is_unseen.any():
-                known[is_unseen] += self.judge.predict_member(number, list(itertools.compress(new.values(), is_unseen)))
-        self.predictions.update(zip(new, known / unseen.sum(axis=0), strict=True))
+        new_prompts, sums = list(new.values()), np.zeros(len(new))
+        may_score = find_unseen(self.members, [key[0] for key in new])  # members x new prompts
+        for number, mask in enumerate(may_score):
+            if mask.any():
+                unseen_prompts = [new_prompts[position] for position in np.flatnonzero(mask)]
+                sums[mask] += self.judge.predict_member(number, unseen_prompts)
+        self.predictions.update(zip(new, sums / may_score.sum(axis=0), strict=True))
         return np.array([self.predictions[key] for key in keys])
 
 

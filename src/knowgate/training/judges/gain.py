@@ -164,6 +164,6 @@ class GainEncoder:
         """
         table = self.examples.table
         with_passages = [index for index in indices if self.examples.rows[index].open is not None]
-        closed_book = zip(self.encode("judge", judge, indices), table.closed_right[list(indices)], strict=True)
-        open_book = zip(self.encode("search", judge, with_passages), table.always_right[with_passages], strict=True)
-        return [TrainingExample(prompt, (float(right),)) for prompt, right in (*closed_book, *open_book)]
+        prompts = [*self.encode("judge", judge, indices), *self.encode("search", judge, with_passages)]
+        is_right = [*table.closed_right[list(indices)], *table.always_right[with_passages]]
+        return [TrainingExample(prompt, (float(right),)) for prompt, right in zip(prompts, is_right, strict=True)]

@@ -122,7 +122,7 @@ def limit_training_rows(examples: Examples, rows: int | None, seed: int) -> Exam
 
 
 def _check_draft_length(examples: Examples, tokens: int) -> None:
-    """Raise if the recorded drafts are shorter than what the gate will read."""
+    """Raise BadSetting if the recorded drafts are shorter than the `tokens` that the gate will read."""
     recorded = int(examples.settings.get("max_tokens", tokens))
     if recorded < tokens:
         raise BadSetting(

@@ -125,7 +125,7 @@ def fit_kbm_judge(
 def _measure_verdict(
     examples: Examples, head: str, taus: Mapping[str, float], raw: Callable[[Sequence[int]], FloatArray]
 ) -> list[str]:
-    """Measure on the test split how often the judge predicts the label (known or not) without calibration.
+    """Measure on the test split how often the judge's uncalibrated prediction (known or not) is right.
 
     Args:
         examples: The label rows.
@@ -140,8 +140,8 @@ def _measure_verdict(
     if not test:
         return []
     column = KBM_HEADS.index(head)
-    answers = [answer for index in test if (answer := examples.rows[index].closed)]
-    known = np.array([make_kbm_labels(answer, taus)[column] for answer in answers], dtype=bool)
+    rows = [examples.rows[index] for index in test]
+    known = np.array([make_kbm_labels(row.closed, taus)[column] for row in rows if row.closed], dtype=bool)
     predicted = raw(test) < RAW_THRESHOLD
     accuracy, share_known = float((predicted == known).mean()), float(known.mean())
     majority = max(share_known, 1 - share_known)
@@ -159,10 +159,10 @@ def _make_examples(
     made = []
     for index in indices:
         row, question = examples.rows[index], examples.questions[index]
-        pairs = [(row.closed, build_kbm_prompt(question))]
+        prompts = [(row.closed, build_kbm_prompt(question))]  # an answer with its samples, and the prompt about it
         if _has_passage_labels(row):
-            pairs.append((row.open, kbm_gate.render_kbm_prompt(judge, question, row.passages, max_tokens)))
-        made += [_make_example(judge, text, answer, taus) for answer, text in pairs if answer is not None]
+            prompts.append((row.open, kbm_gate.render_kbm_prompt(judge, question, row.passages, max_tokens)))
+        made += [_make_example(judge, text, answer, taus) for answer, text in prompts if answer is not None]
     return made
 
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -96,7 +96,13 @@ DEFAULT_GATES = (
 
 
 def list_gate_recipes(evidence: Evidence, options: PolicyOptions, *, has_gpu: bool) -> list[GateRecipe]:
-    """List the gates that can be fitted on these rows on this machine."""
+    """List the gates that can be fitted on these rows on this machine.
+
+    Args:
+        evidence: The label rows, and which signals and answers they have.
+        options: Options of the policy; `base` is the model of a judge.
+        has_gpu: Whether there is a GPU to fine-tune judges on.
+    """
     features = [name for name in LOGPROB_FEATURES if name in evidence.features]
     recipes = [GateRecipe(f"logprob:{name}", "", options={"feature": name}) for name in features]
     fittable = list_fittable_gates()
@@ -195,9 +201,8 @@ def fit_recipe(
     function = load_fit_function(recipe.gate)
     injected = select_injected_arguments(function, {"seed": evidence.seed, "work": work, "watch": watch})
     if recipe.gate != "fusion":
-        result: FitResult = function(examples, **injected, **recipe.options)
-        return result
-    result = function(examples, **recipe.options, embedder=evidence.embedder)
+        return cast(FitResult, function(examples, **injected, **recipe.options))
+    result: FitResult = function(examples, **recipe.options, embedder=evidence.embedder)
     embedder = {"embedder": DEFAULT_EMBEDDER} if "embedder" in result.options else {}
     return replace(result, options={**result.options, **embedder})
 
@@ -341,8 +346,7 @@ def fit_arbiter_recipe(
     injected = select_injected_arguments(function, {"seed": evidence.seed, "work": folder, "watch": watch})
     pairs = evidence.make_pairs(fold)
     check_answer_pairs(pairs)
-    result: ArbiterResult = function(pairs, **injected, **recipe.options)
-    return result
+    return cast(ArbiterResult, function(pairs, **injected, **recipe.options))
 
 
 def choose_closed(result: ArbiterResult, differ: BoolArray, rows: Any) -> BoolArray:
@@ -383,7 +387,7 @@ def try_candidates(
 def _make_key(evidence: Evidence, recipe: GateRecipe) -> str:
     """Return a hash of all that the scores of a gate depend on: rows, grades, recipe and seed.
 
-    Stored scores are found again by this key.
+    It is part of the name of the file that stores the scores, so that they are reused only if nothing has changed.
     """
     parts = [recipe.gate, recipe.target, json.dumps(dict(recipe.options), sort_keys=True), str(evidence.seed)]
     grades = "".join(map(str, evidence.list_needed(recipe.target).astype(int)))

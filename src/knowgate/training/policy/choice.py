@@ -118,7 +118,7 @@ def choose_policy(
     folds: NDArray[np.int64] | None = None,
     options: ChoiceOptions | None = None,
 ) -> PolicyChoice:
-    """Choose gate, arbiter and threshold from out-of-fold predictions.
+    """Choose a gate, an arbiter and a threshold by their results on questions that the models were not trained on.
 
     The gates 'always' and 'never' and the choice of no arbiter take part without being listed.
 
@@ -160,9 +160,10 @@ def choose_policy(
 
 
 def _choose(questions: GradedQuestions, folds: NDArray[np.int64]) -> PolicyChoice:
-    """Choose the most valuable policy that also holds out of fold, else the best constant policy.
+    """Choose the most valuable policy that passes a cross-validation, else the best constant policy.
 
-    If a policy fails on folds that it was not chosen on, another one is chosen that may lose less (see LOSS_SHARES).
+    A constant policy always or never retrieves. If a policy loses too much on folds that it was not chosen on, the
+    choice is repeated with stricter limits: the loss may then be only a share of the maximum (LOSS_SHARES).
     """
     constant, limits, rejected = _select_constant(questions), questions.options, None
     choice = PolicyChoice(
@@ -237,9 +238,10 @@ def apply_policy(
 
 
 def _trace_frontier(questions: GradedQuestions, choice: PolicyChoice) -> list[PolicyResult]:
-    """Evaluate one gate with its arbiter at the thresholds that retrieve 10 % to 90 % of the questions (FRONTIER_RATES).
+    """Evaluate one gate with its arbiter at thresholds that retrieve for 10 %, ... 90 % of the questions.
 
-    It is the chosen gate, or that of the most valuable policy with a gate if the chosen policy is constant.
+    It is the gate of the chosen policy. If that is constant (always or never retrieve), it is the gate of the most
+    valuable policy that has one. The list is empty if there is none.
     """
     policy = next((item for item in (choice.chosen, *choice.tried) if not item.is_constant), None)
     if policy is None:
@@ -303,7 +305,7 @@ def _select(questions: GradedQuestions, tried: Sequence[PolicyResult]) -> tuple[
 
 
 def _prefer_simple(results: Sequence[PolicyResult]) -> PolicyResult:
-    """Return the policy with the fewest models among those that are worth nearly as much as the best one."""
+    """Return the simplest policy, with the fewest models, among those that are worth nearly as much as the best one."""
     top = max(result.value for result in results)
     near = [result for result in results if result.value >= top - SIMPLER_MARGIN]
     return min(near, key=lambda result: (result.models, -result.value))
@@ -354,31 +356,31 @@ def _estimate_out_of_fold(questions: GradedQuestions, folds: NDArray[np.int64]) 
 
 
 def _explain_constant(questions: GradedQuestions, constant: PolicyResult, reason: str) -> tuple[str, int | None]:
-    """Explain why a constant policy is chosen, and count the questions that would prove another one safe.
+    """Explain why a constant policy is chosen, and count the questions that would prove a better one safe.
+
+    Always retrieving is often chosen only because the policies that are worth more are not proven to be safe. Then the
+    explanation is about the one of them that needs the fewest questions. If no number is enough for any of them, it is
+    about the one that loses least.
 
     Args:
         questions: The questions that the policy was chosen on.
         constant: The constant policy.
-        reason: Explanation to return if no other policy is worth more, or one that is worth more is safe.
+        reason: Explanation to return in all other cases.
 
     Returns:
-        The explanation, and the number of questions; None if more questions would not help. Both are about the unsafe
-        policy that needs the fewest questions or, if no number of questions is enough, that loses least.
+        The explanation, and the number of questions; None if more questions would not help.
     """
-    settings = [
-        (name, arbiter, threshold)
-        for name, gate in questions.gates.items()
-        if name not in CONSTANT_GATES
-        for arbiter in (NO_ARBITER, *questions.arbiters)
-        for threshold in list_rate_thresholds(gate.needs)
-    ]
-    results = [questions.evaluate_constant(NEVER), *(questions.evaluate(*setting) for setting in settings)]
+    results = [questions.evaluate_constant(NEVER)]
+    for gate in [name for name in questions.gates if name not in CONSTANT_GATES]:
+        for arbiter in (NO_ARBITER, *questions.arbiters):
+            thresholds = list_rate_thresholds(questions.gates[gate].needs)
+            results += [questions.evaluate(gate, arbiter, threshold) for threshold in thresholds]
     better = [item for item in results if item.value > constant.value and item.searches <= 1 - MIN_SAVING]
     limits = questions.options
     if constant.gate != ALWAYS or not better or any(item.is_safe(limits) for item in better):
         return reason, None
     required = {item: item.reference_loss.count_required_rows(limits) for item in better}
-    nearest = min(better, key=lambda item: (required[item] is None, required[item] or 0, item.reference_loss.mean))
+    nearest = min(better, key=lambda item: (required[item] or float("inf"), item.reference_loss.mean))
     name = f"{nearest.name} with {nearest.searches:.0%} searches"
     reference = questions.evaluate_constant(ALWAYS, questions.reference_arbiter).name
     return f"no other policy is safe. For {name}, {nearest.describe_violation(limits, reference)}", required[nearest]

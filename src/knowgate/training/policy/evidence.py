@@ -181,9 +181,10 @@ def load_evidence(runs: Sequence[Path], seed: int = 0) -> Evidence:
 
 
 def assign_policy_folds(texts: Sequence[str], seed: int) -> NDArray[np.int64]:
-    """Assign each question to one of four folds, or to the held-out rows (-1); equal questions share a fold.
+    """Return the fold (0 to 3) of each question; -1 for a quarter of the questions, which are held out.
 
-    Each question has a pseudo-random position from 0 to 1. The first quarter is held out; the rest is cut into folds.
+    A hash of the question gives its position from 0 to 1, so equal questions have the same fold. Positions below
+    HELD_OUT_SHARE are held out, and the rest is cut into folds of equal length.
     """
     positions = np.array([hash_to_unit("policy", str(seed), fingerprint_text(text)) for text in texts])
     folds = np.floor((positions - HELD_OUT_SHARE) / (1 - HELD_OUT_SHARE) * FOLDS).astype(np.int64)

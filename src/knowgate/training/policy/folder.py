@@ -129,7 +129,7 @@ def _make_record(parts: PolicyParts) -> dict[str, Any]:
 
 
 def _round_result(result: PolicyResult) -> dict[str, Any]:
-    """Return the fields of a result, with floats rounded to four decimals."""
+    """Return the fields of a result by name, with floats rounded to four decimals."""
     fields = asdict(result).items()
     return {name: round(value, 4) if isinstance(value, float) else value for name, value in fields}
 

@@ -157,8 +157,9 @@ def format_change(loss: float) -> str:
 
 
 def combine_results(results: Sequence[PolicyResult]) -> PolicyResult:
-    """Combine the results of policies, each on its own questions, into one result on all questions."""
-    weights = np.array([result.loss.n for result in results]) / sum(result.loss.n for result in results)
+    """Combine results on different questions into one result on all of them: averages of rates, sums of counts."""
+    n_questions = np.array([result.loss.n for result in results])
+    weights = n_questions / n_questions.sum()
     names = ("threshold", "searches", "right", "llm_calls", "judge_calls", "value")
     averages = {name: float(weights @ [getattr(result, name) for result in results]) for name in names}
     return PolicyResult(
@@ -223,22 +224,30 @@ class GradedQuestions:
         retrieved = self.gates[gate].needs > threshold
         llm_calls = self._count_llm_calls(gate, arbiter, retrieved)
         cost = self.options.price_search * retrieved + self.options.price_llm_call * llm_calls
-        values: FloatArray = self.answer_right(gate, arbiter, threshold).astype(float) - cost / self.options.price_wrong
-        return values
+        return np.asarray(self.answer_right(gate, arbiter, threshold) - cost / self.options.price_wrong)
 
     def _count_llm_calls(self, gate: str, arbiter: str, searches: Any) -> Any:
-        """Count the LLM calls that belong to searches, of each question or on average.
+        """Count the LLM calls of a policy per question.
 
-        One call answers. After a search, a second one is needed if the gate or the arbiter reads a closed-book draft;
-        without a search, the draft is the answer.
+        One call answers. A question that is retrieved for takes a second one if the gate or the arbiter reads a
+        closed-book draft. Without a search, the draft is the answer.
+
+        Args:
+            gate: Name of the gate.
+            arbiter: Name of the arbiter; '' for none.
+            searches: Whether each question is retrieved for, or the share of questions that are.
         """
         needs_draft = self.gates[gate].reads_draft or bool(arbiter)
         return 1.0 + self.gates[gate].extra_calls + needs_draft * searches
 
     def evaluate(self, gate: str, arbiter: str, threshold: float) -> PolicyResult:
-        """Evaluate a policy, which retrieves if the gate's need is above the threshold, on these questions."""
+        """Evaluate a policy on these questions: its searches, right answers, losses, calls and value.
+
+        The policy retrieves if the gate's need is above the threshold. Then the arbiter, if any, chooses the answer.
+        """
         candidate, right = self.gates[gate], self.answer_right(gate, arbiter, threshold)
-        searches, right_share = (np.count_nonzero(rows) / len(rows) for rows in (candidate.needs > threshold, right))
+        searches = np.count_nonzero(candidate.needs > threshold) / len(right)  # as a share of the questions
+        right_share = np.count_nonzero(right) / len(right)
         llm_calls = self._count_llm_calls(gate, arbiter, searches)
         cost = self.options.price_search * searches + self.options.price_llm_call * llm_calls
         judge_calls, models = candidate.judge_calls, candidate.models
@@ -247,9 +256,9 @@ class GradedQuestions:
             models += self.arbiters[arbiter].models
         loss = count_net_loss(right, self.open_right)
         reference_loss = count_net_loss(right, self._answer_retrieved_right(self.reference_arbiter))
-        value, calls = right_share - cost / self.options.price_wrong, (llm_calls, judge_calls)
+        value = right_share - cost / self.options.price_wrong
         return PolicyResult(
-            gate, arbiter, threshold, searches, right_share, *calls, loss, reference_loss, value, models
+            gate, arbiter, threshold, searches, right_share, llm_calls, judge_calls, loss, reference_loss, value, models
         )
 
     def evaluate_constant(self, gate: str, arbiter: str = NO_ARBITER) -> PolicyResult:
@@ -257,7 +266,7 @@ class GradedQuestions:
         return self.evaluate(gate, arbiter, ALWAYS_RETRIEVE if gate == ALWAYS else NEVER_RETRIEVE)
 
     def compare_values(self, policy: PolicyResult, other: PolicyResult) -> tuple[float, float]:
-        """Return the mean gain in value of one policy over another, and its standard error."""
-        values = [self.compute_values(each.gate, each.arbiter, each.threshold) for each in (policy, other)]
-        gain = values[0] - values[1]
+        """Return the mean gain in value of a policy over another one, and the standard error of this gain."""
+        values = self.compute_values(policy.gate, policy.arbiter, policy.threshold)
+        gain = values - self.compute_values(other.gate, other.arbiter, other.threshold)
         return float(gain.mean()), float(gain.std() / np.sqrt(len(gain)))

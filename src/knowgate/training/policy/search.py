@@ -160,7 +160,11 @@ class PolicySearch:
         return self._fit_choice(self._choose(), out)
 
     def _fit_choice(self, choice: PolicyChoice, out: Path) -> FittedPolicy:
-        """Fit, test and write a chosen policy. If it fails the test, do the same with a constant policy."""
+        """Fit, test and write a chosen policy.
+
+        If it loses too many answers in the test, this method is called again: first with plain always retrieving as the
+        reference that losses are counted against, if that was the best constant policy; then with a constant policy.
+        """
         result, examples = self._fit_gate(choice.chosen.gate)
         needs = candidates.score_calibrated(result, examples, self.evidence.held_out)
         reference_takes_closed, _ = self._fit_arbiter(choice.reference.arbiter)
@@ -172,7 +176,6 @@ class PolicySearch:
         total = combine_results([choice.estimate, held_out])
         if choice.chosen.name != ALWAYS and not total.is_safe(self.options):
             if choice.reference.arbiter and choice.constant.name == ALWAYS:
-                # Losses are counted against the other choice, plain always.
                 estimate = replace(choice.estimate, reference_loss=choice.estimate.loss)
                 return self._fit_choice(replace(choice, reference=choice.always, estimate=estimate), out)
             return self._fit_choice(self._reject(choice, total), out)
@@ -188,7 +191,9 @@ class PolicySearch:
         return FittedPolicy(out, choice, held_out, summary)
 
     def _reject(self, choice: PolicyChoice, total: PolicyResult) -> PolicyChoice:
-        """Replace a policy that failed the test by the best constant policy, and that one by always retrieving.
+        """Return the choice of a constant policy, after the chosen policy failed the test.
+
+        It is the best constant policy or, if that one failed, always retrieving.
 
         Args:
             choice: The choice with the policy that failed.
@@ -300,6 +305,7 @@ class PolicySearch:
 
     def _list_retrieved(self, chosen: PolicyResult, held_out_retrieved: BoolArray) -> BoolArray:
         """Return for which of all questions the policy retrieves; the decisions on the held-out rows are given."""
+        # Always and never retrieving are not among the gates that were tried; they have a constant need.
         needs = {gate.name: gate.needs for gate in self.gates}.get(chosen.gate, CONSTANT_NEED)
         retrieved = np.empty(len(self.evidence.table), dtype=bool)
         retrieved[self.evidence.fit_rows] = needs > chosen.threshold
@@ -417,6 +423,8 @@ class PolicySearch:
 
 def _transfer_threshold(chosen: PolicyResult, needs: FloatArray) -> float:
     """Return the threshold at which the gate, fitted again on all rows, retrieves as often as in cross-validation.
+
+    The threshold itself cannot be kept, because the needs of the new gate are on a slightly different scale.
 
     Args:
         chosen: The chosen policy.
