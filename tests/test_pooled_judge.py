@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks import policy_evaluation, policy_predictions, policy_record
+from benchmarks import policy_evaluation, policy_record
 from benchmarks.policy_predictions import POOLED
 from benchmarks.policy_rows import TEST_FOLD, UNUSED_FOLD, encode_recorded, write_recorded
 from benchmarks.policy_sets import RECORDED_SETS, RecordedRow
@@ -99,17 +99,14 @@ def test_pooled_adapters_replace_the_own_ones_only_if_they_are_worth_more_on_tra
     assert policy_evaluation.choose_judge("gpt4_nq") == expected
 
 
-def test_policies_with_pooled_adapters_are_listed_beside_the_own_ones(monkeypatch):
-    """The own logits stand in for pooled ones, so both choices are the same."""
-    load = policy_predictions.load_predictions
-    for module in (policy_evaluation, policy_predictions):
-        monkeypatch.setattr(
-            module, "load_predictions", lambda name, judge="": load(name, "" if judge == POOLED else judge)
-        )
-    monkeypatch.setattr(policy_evaluation, "has_pooled", lambda: True)
-    result = policy_evaluation.evaluate(load("gpt4_nq").test, policy_evaluation.list_settings("gpt4_nq"), "GPT-4")
-    added = policy_evaluation.add_pooled("gpt4_nq", result)
-    assert added["policy"] == result["policy"]  # a tie keeps the LLM's own adapters
-    pooled = [each for each in added["others"] if "pooled" in each["policy"]]
-    assert len(pooled) == 2
-    assert {**pooled[0], "policy": "chosen"} == result["policy"]
+@pytest.mark.parametrize(("name", "n_listed"), [("gpt4_nq", 2), ("gpt3_realtimeqa", 0)])
+def test_policies_with_pooled_adapters_are_listed_or_come_first_where_they_are_worth_more(name, n_listed):
+    own = {"policy": "chosen", "gate": "the own gate"}
+    result = policy_evaluation.add_pooled(name, {"policy": own, "others": []})
+    is_pooled = ["pooled" in each["policy"] for each in result["others"]]
+    assert sum(is_pooled) == n_listed
+    if n_listed:  # the chosen policy, and the one for the target share of searches
+        assert result["policy"] == own
+    else:
+        assert result["policy"]["policy"] == "chosen with pooled adapters"
+        assert result["others"] == [{**own, "policy": "chosen with the LLM's own adapters"}]
