@@ -123,9 +123,12 @@ COSTLY_FEATURES = ("certainty", "agreement", SELF_ASSESSMENT, SEAKR, SEAKR_END) 
 
 
 def available_features(questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
-    """List the names of the features that can be computed for all of these questions and their readings."""
-    matrix = feature_matrix(list(FEATURES), questions, readings)
-    return [name for name, column in zip(FEATURES, matrix.T, strict=True) if not np.isnan(column).any()]
+    """List the names of the features that can be computed for all of these questions and their readings.
+
+    NaN counts as computed: it comes from damaged log-probabilities, which gates reject, and not from missing ones.
+    """
+    pairs = list(zip(questions, readings, strict=True))
+    return [name for name, feature in FEATURES.items() if all(feature(*pair) is not None for pair in pairs)]
 
 
 def feature_matrix(names: Sequence[str], questions: Sequence[Question], readings: Sequence[Reading]) -> Vector:
