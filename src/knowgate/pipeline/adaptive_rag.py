@@ -234,7 +234,7 @@ class AdaptiveRAG:
     async def astream(
         self, questions: Iterable[str | Question] | AsyncIterable[str | Question], batch: int = BATCH_SIZE
     ) -> AsyncGenerator[Answer, None]:
-        """Yield answers like `stream`, from an event loop. If cancelled, it stops at the next token."""
+        """Yield answers like `stream`, from an event loop. If cancelled, it stops before the next token."""
         execution.check_not_text(questions)
         async with aclosing(execution.batch_async(questions, batch)) as batches:
             async for taken in batches:
@@ -243,7 +243,7 @@ class AdaptiveRAG:
                     yield answer
 
     def aanswer_stream(self, question: str | Question) -> AsyncGenerator[StreamEvent, None]:
-        """Yield events like `answer_stream`, from an event loop. If cancelled, it stops at the next token."""
+        """Yield events like `answer_stream`, from an event loop. If cancelled, it stops before the next token."""
         return execution.iterate_in_model_thread(self.model, self.answer_stream(question))
 
     # --- gate, arbiter and guarantee --------------------------------------------------------------

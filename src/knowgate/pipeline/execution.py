@@ -149,7 +149,7 @@ def exhaust_generator(steps: Generator[Any, None, Result]) -> Result:
 
 
 async def run_in_model_thread(model: Model, work: Callable[[], Result]) -> Result:
-    """Run blocking work in a thread of the model. If cancelled, work that has already started stops at the next token."""
+    """Run blocking work in a thread of the model. If cancelled, an LLM that has started stops before its next token or layer."""
     with open_stoppable_context() as context:
         return await asyncio.get_running_loop().run_in_executor(model.workers, lambda: context.run(work))
 
@@ -158,7 +158,7 @@ async def iterate_in_model_thread(model: Model, steps: Generator[Item, None, Non
     """Yield the items of a blocking generator, which runs in a thread of the model.
 
     Each item is a separate job of the thread, so that several streams of one model take turns. If this generator is
-    cancelled or closed, the current job stops at the next token, and then `steps` is closed.
+    cancelled or closed, the current job stops before the next token or layer, and then `steps` is closed.
     """
     running = None
     with open_stoppable_context() as context:

@@ -331,7 +331,7 @@ class GateService:
     async def _run(self, thread: ThreadPoolExecutor, work: Callable[[], Result]) -> Result:
         """Run a function in a thread, with a copy of the caller's context variables.
 
-        If cancelled, a function that runs an LLM in this process stops at the next token.
+        If cancelled, a function that runs an LLM in this process stops before the next token or layer.
         """
         with open_stoppable_context() as context:
             return await asyncio.get_running_loop().run_in_executor(thread, lambda: context.run(work))
