@@ -82,12 +82,3 @@ def test_a_corpus_without_words_is_an_error():
 def test_k_must_be_positive():
     with pytest.raises(BadSetting, match="k=0 is not allowed"):
         retriever().search(["red"], 0)
-
-
-def test_texts_are_those_of_the_passages_found():
-    queries = ["red apple", "sky", "nothing"]
-    found = retriever().search(queries, 2)
-    assert retriever().search_texts(queries, 2) == [[passage.text for passage in passages] for passages in found]
-    assert found[0]
-    with pytest.raises(BadSetting, match="k=0"):
-        retriever().search_texts(queries, 0)

@@ -10,9 +10,7 @@ import pytest
 
 from knowgate.core.nearest_neighbors import select_top_rows
 from knowgate.retrieval import bm25
-from knowgate.retrieval.bm25 import K1, B, Postings, TermScorer, build_bm25_matrix, select_candidate_rows
-from knowgate.retrieval.tokenizer import Tokenizer
-from knowgate.types import Passage
+from knowgate.retrieval.bm25 import K1, B, Postings, select_candidate_rows
 
 # --- the score matrix -------------------------------------------------------------------------------
 
@@ -33,13 +31,12 @@ def index_with_bm25s(passages):
     return matrix
 
 
-@pytest.mark.parametrize("on_disk", [False, True])
 @pytest.mark.parametrize("block", [1, 7, 64, 1_000])
-def test_the_score_matrix_equals_that_of_bm25s(tmp_path, monkeypatch, block, on_disk):
+def test_the_score_matrix_equals_that_of_bm25s(tmp_path, monkeypatch, block):
     monkeypatch.setattr(bm25, "BLOCK_PASSAGES", block)
-    passages, postings = make_terms(200), Postings(tmp_path if on_disk else None)
+    passages, postings = make_terms(200), Postings(tmp_path)
     postings.add(iter(passages))
-    scores, expected = postings.compute_scores(K1, B), index_with_bm25s(passages)
+    scores, expected = postings.compute_scores(), index_with_bm25s(passages)
     assert postings.vocabulary == expected.vocab_dict
     assert scores["num_docs"] == expected.scores["num_docs"]
     for name in ("data", "indices", "indptr"):
@@ -52,40 +49,7 @@ def test_counted_blocks_are_stored_on_disk(tmp_path, monkeypatch):
     postings = Postings(tmp_path)
     postings.add(make_terms(200))
     assert len(list(tmp_path.glob("block-*.npy"))) == 4
-    assert isinstance(postings.compute_scores(K1, B)["data"], np.memmap)
-
-
-# --- scores of a query ------------------------------------------------------------------------------
-
-WORDS = [f"w{rank}" for rank in range(60)]
-
-
-@pytest.fixture(scope="module")
-def matrix():
-    """200 passages; the k-th word is in about one of k of them."""
-    rng = random.Random(0)
-    texts = [" ".join(word for k, word in enumerate(WORDS, 1) if rng.random() < 1 / k) for _ in range(200)]
-    return build_bm25_matrix([Passage(str(i), f"{text} end{i}") for i, text in enumerate(texts)], Tokenizer(stem=False))
-
-
-@pytest.mark.parametrize("max_bytes", [0, 4 * 200 * 3, 1 << 20])
-def test_query_scores_equal_those_of_bm25s_with_and_without_columns(matrix, monkeypatch, max_bytes):
-    monkeypatch.setattr(bm25, "MAX_COLUMN_BYTES", max_bytes)
-    scorer = TermScorer(matrix.scores)
-    rng = random.Random(1)
-    for _ in range(30):
-        terms = matrix.get_tokens_ids(rng.choices(WORDS, k=rng.randint(1, 9)))
-        assert np.array_equal(scorer(terms), matrix.get_scores(terms))
-    assert len(scorer._columns) <= max_bytes // (4 * 200)
-    assert (len(scorer._columns) > 0) == (max_bytes > 0)
-
-
-def test_only_common_terms_become_columns(matrix):
-    scorer = TermScorer(matrix.scores)
-    scorer(matrix.get_tokens_ids(["end7"]))
-    assert not scorer._columns
-    scorer(matrix.get_tokens_ids(["w0"]))
-    assert len(scorer._columns) == 1
+    assert isinstance(postings.compute_scores()["data"], np.memmap)
 
 
 # --- the best rows ----------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from knowgate.errors import ModelError
-from knowgate.retrieval.dense import DenseRetriever, ExactVectorSearch
+from knowgate.retrieval.dense import DenseRetriever
 from knowgate.types import Passage, Vector
 from tests.support.retrieval_fakes import CountingEmbedder, unit_vectors
 
@@ -12,26 +12,11 @@ from tests.support.retrieval_fakes import CountingEmbedder, unit_vectors
 def retriever(vectors: Vector, embedder: object = None) -> DenseRetriever:
     passages = [Passage(str(row), f"text {row}") for row in range(len(vectors))]
     return DenseRetriever(
-        ExactVectorSearch(vectors),
+        vectors,
         passages,
         embedder=embedder or CountingEmbedder(),  # type: ignore[arg-type]
-        width=vectors.shape[1],
         fingerprint="f",
     )
-
-
-def test_block_by_block_search_agrees_with_sorting_all_scores():
-    vectors, queries = unit_vectors(1000), unit_vectors(1300)[1000:]
-    found = ExactVectorSearch(vectors, block_rows=64).nearest(queries, 10)
-    exact = queries.astype(np.float64) @ vectors.T.astype(np.float64)
-    expected = np.argsort(-exact, axis=1, kind="stable")[:, :10]
-    assert [hits.rows.tolist() for hits in found] == expected.tolist()
-
-
-def test_equal_scores_are_ordered_by_row_across_blocks():
-    vectors = np.tile(unit_vectors(1), (10, 1))
-    (hits,) = ExactVectorSearch(vectors, block_rows=3).nearest(vectors[:1], 4)
-    assert hits.rows.tolist() == [0, 1, 2, 3]
 
 
 def test_a_text_finds_itself_with_cosine_one():

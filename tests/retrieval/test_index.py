@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from knowgate.errors import BadInput, BadSetting, ModelError
-from knowgate.retrieval import dense as ann
 from knowgate.retrieval import load_retriever
 from knowgate.retrieval.index import IndexReport, build_index
 from knowgate.retrieval.index_folder import open_bm25, open_dense
@@ -155,7 +154,7 @@ def test_progress_is_reported(tmp_path: Path):
 def test_vectors_and_passages_stay_on_disk(tmp_path: Path):
     build(tmp_path, TEXTS, CountingEmbedder())
     dense, words = open_dense(tmp_path / "index", CountingEmbedder()), open_bm25(tmp_path / "index")
-    assert isinstance(dense._vector_search._vectors, np.memmap)  # type: ignore[attr-defined]
+    assert isinstance(dense._vectors, np.memmap)
     assert isinstance(words._matrix.scores["data"], np.memmap)
     assert words._passages[2].text == "blue sky"
 
@@ -181,15 +180,13 @@ def test_the_fingerprint_changes_with_the_documents(tmp_path: Path):
     assert open_bm25(tmp_path / "index").fingerprint != before
 
 
-def test_a_large_index_is_searched_through_faiss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    pytest.importorskip("faiss")
-    monkeypatch.setattr(ann, "MIN_ANN_ROWS", 100)
+def test_the_faiss_file_of_an_earlier_version_is_ignored_and_replaced(tmp_path: Path):
     embedder = CountingEmbedder()
-    source = write_records(tmp_path / "docs.jsonl", {str(n): f"text {n}" for n in range(400)})
-    build_index(source, tmp_path / "index", kind="dense", embedder=embedder)
-    retriever = open_dense(tmp_path / "index", embedder)
-    assert isinstance(retriever._vector_search, ann.AnnVectorSearch)
-    assert [row[0].id for row in retriever.search(["text 7", "text 399"], 3)] == ["7", "399"]
+    build(tmp_path, TEXTS, embedder)
+    (tmp_path / "index" / "dense.ivf").write_bytes(b"faiss")
+    assert len(open_dense(tmp_path / "index", embedder).search(["red"], 3)[0]) == 3
+    build(tmp_path, {**TEXTS, "a": "red pear"}, embedder)
+    assert not (tmp_path / "index" / "dense.ivf").exists()
 
 
 # --- settings ---

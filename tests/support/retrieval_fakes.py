@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -61,4 +62,6 @@ def unit_vectors(n: int, width: int = 8) -> Vector:
 def build_bm25(passages: Sequence[Passage], *, stem: bool | None = None) -> Bm25Retriever:
     """Return a retriever over passages in memory; stems words by default if PyStemmer is installed."""
     tokenizer = Tokenizer(can_stem() if stem is None else stem)
-    return Bm25Retriever(build_bm25_matrix(passages, tokenizer), passages, tokenizer=tokenizer, fingerprint="memory")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:  # the arrays stay mapped
+        matrix = build_bm25_matrix(passages, tokenizer, Path(scratch))
+    return Bm25Retriever(matrix, passages, tokenizer=tokenizer, fingerprint="memory")

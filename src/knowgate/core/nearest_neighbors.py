@@ -8,6 +8,7 @@ in double precision, and rounded to single precision. Rows with equal scores are
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ BLOCK_ROWS = 16_384  # rows that are multiplied at once
 BLOCK_QUERIES = 256  # 256 x 16,384 float32 scores are 16 MiB
 _FLOAT32_ROUNDOFF = 2.0**-24
 _EXTRA_ROUNDINGS = 4  # roundings besides those of the sum: scores to single precision, and bounds
+_TRAINING_ROWS_PER_LIST = 64  # the k-means of faiss recommends 39 to 256 training vectors per list
 
 RowIndices = NDArray[np.intp]
 
@@ -124,3 +126,30 @@ def _bound_rounding_error(query: Vector, max_norm: float) -> float:
     """
     norm = float(np.linalg.norm(query.astype(np.float64)))
     return 2 * (len(query) + _EXTRA_ROUNDINGS) * _FLOAT32_ROUNDOFF * norm * max_norm
+
+
+# --- approximate search with faiss ----------------------------------------------------------------
+
+
+def has_faiss() -> bool:
+    """Return whether the package faiss is installed."""
+    return importlib.util.find_spec("faiss") is not None
+
+
+def train_ann_index(vectors: Vector, lists: int) -> Any:
+    """Create an empty faiss index for approximate search (an inverted file).
+
+    Such an index divides vectors into lists of similar vectors, so that a search reads only the nearest lists. The
+    centers of the lists are trained on a sample of the vectors.
+
+    Args:
+        vectors: The vectors that will be added later.
+        lists: Number of lists.
+    """
+    import faiss
+
+    index = faiss.index_factory(vectors.shape[1], f"IVF{lists},Flat", faiss.METRIC_INNER_PRODUCT)
+    n_training_rows = _TRAINING_ROWS_PER_LIST * lists
+    step = max(1, len(vectors) // n_training_rows)  # every `step`-th vector is used
+    index.train(np.ascontiguousarray(vectors[::step]))
+    return index

@@ -12,10 +12,10 @@ import itertools
 import math
 import sys
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,17 +27,15 @@ from knowgate.errors import BadInput, BrokenIndex
 from knowgate.retrieval.passage_store import MAX_SCANNED_VALUES, read_array
 from knowgate.retrieval.passages import check_k, format_passage
 from knowgate.retrieval.tokenizer import Tokenizer
-from knowgate.types import Passage, Vector
+from knowgate.types import Passage
 
+K1, B = 1.5, 0.75
 BLOCK_PASSAGES = 20_000  # passages whose terms are counted in memory at once; this takes about 100 MB
-COMMON_TERM_RATIO = 32  # a term is common if at least one passage in 32 contains it
-MAX_COLUMN_BYTES = 64 << 20  # memory for the dense columns of common terms; the most common terms come first
 SEGMENT_ROWS = 1_000  # `select_candidate_rows` compares the highest scores of segments of this size
 IntArray = NDArray[np.int32]
 
 
-@dataclass(frozen=True)
-class PostingsBlock:
+class PostingsBlock(NamedTuple):
     """How often each term occurs in each passage of a block.
 
     An entry says that a term occurs so often in a passage. Entries are stored in three arrays of equal length, sorted by
@@ -53,31 +51,25 @@ class PostingsBlock:
     passages: IntArray
     counts: IntArray
 
-    def find_runs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return, for each distinct term, the index of its first entry and its number of entries.
 
-        For the terms [3, 3, 3, 7], these are [0, 3] and [3, 1]. Entries of a term are adjacent, because they are sorted.
-        """
-        changes = np.diff(self.terms, prepend=-1)  # is not 0 where another term begins
-        starts = np.flatnonzero(changes)
-        sizes = np.diff(np.append(starts, len(self.terms)))
-        return starts, sizes
-
-
-@dataclass
 class Postings:
     """How often each term occurs in each passage of a corpus.
 
+    The counts are stored on disk, in blocks of passages, to limit the memory.
+
     Args:
-        scratch: A folder for the blocks and the resulting arrays. With None, everything stays in memory.
+        scratch: A folder for the blocks and the resulting arrays.
+
+    Attributes:
         vocabulary: Maps each term to its number, which is its column in the score matrix.
         lengths: The number of terms in each passage.
     """
 
-    scratch: Path | None = None
-    vocabulary: dict[str, int] = field(default_factory=dict)
-    lengths: array[int] = field(default_factory=lambda: array("i"))
-    _blocks: list[PostingsBlock | Path] = field(default_factory=list)
+    def __init__(self, scratch: Path):
+        self.vocabulary: dict[str, int] = {}
+        self.lengths = array("i")
+        self._scratch = scratch
+        self._blocks: list[Path] = []
 
     def add(self, passages: Iterable[list[str]]) -> None:
         """Add passages to the index: number their terms and count how often each occurs.
@@ -86,11 +78,11 @@ class Postings:
             passages: The list of terms of each passage, in the order of the index.
         """
         numbered = (array("i", self._number_terms(terms)) for terms in passages)
-        # Passages are counted in blocks, to limit the memory.
         while block := list(itertools.islice(numbered, BLOCK_PASSAGES)):
-            postings = _count_terms(block, first_row=len(self.lengths))
+            path = self._scratch / f"block-{len(self._blocks)}.npy"
+            np.save(path, np.stack(_count_terms(block, first_row=len(self.lengths))))
+            self._blocks.append(path)
             self.lengths.extend(map(len, block))
-            self._blocks.append(postings if self.scratch is None else self._write(postings, self.scratch))
 
     def _number_terms(self, terms: list[str]) -> list[int]:
         """Return the number of each term; a new term gets the next number.
@@ -99,53 +91,52 @@ class Postings:
         """
         return [self.vocabulary.setdefault(term, len(self.vocabulary)) for term in terms]
 
-    def compute_scores(self, k1: float, b: float) -> dict[str, Any]:
+    def compute_scores(self) -> dict[str, Any]:
         """Return the sparse matrix of BM25 scores (Lucene's variant) in the format of bm25s.
 
         Terms are columns and passages are rows. The scores of a term are stored next to each other. So the blocks are
         read twice: first to count in how many passages each term occurs, which gives the place of its scores, and then
         to compute the scores.
         """
-        frequencies = np.zeros(len(self.vocabulary), dtype=np.int64)  # how many passages contain each term
+        n_terms = len(self.vocabulary)
+        frequencies = np.zeros(n_terms, dtype=np.int64)  # how many passages contain each term
         for block in self._read_blocks():
-            starts, sizes = block.find_runs()
-            frequencies[block.terms[starts]] += sizes
+            frequencies += np.bincount(block.terms, minlength=n_terms)
         # The scores of term t fill the slots offsets[t] to offsets[t + 1] - 1 of the output arrays.
         offsets = np.concatenate([[0], np.cumsum(frequencies)])
-        size = int(offsets[-1])
-        data, rows = self._create_array("data", size, np.float32), self._create_array("rows", size, np.int32)
-        idf, next_offset = _compute_idf(frequencies, len(self.lengths)), offsets[:-1].copy()
-        norms = _compute_length_norms(np.frombuffer(self.lengths, dtype=np.int32), k1, b)
+        next_slots = offsets[:-1].copy()  # the next free slot of each term
+        data = self._create_array("data", int(offsets[-1]), np.float32)
+        rows = self._create_array("rows", int(offsets[-1]), np.int32)
+        idf = _compute_idf(frequencies, len(self.lengths))
+        norms = _compute_length_norms(np.frombuffer(self.lengths, dtype=np.int32))
         for block in self._read_blocks():
-            starts, sizes = block.find_runs()
-            # Entries go to the next free slots of their term, one after another.
-            number_within_term = np.arange(len(block.terms)) - np.repeat(starts, sizes)
-            targets = next_offset[block.terms] + number_within_term
             counts = block.counts.astype(np.float32)
-            data[targets] = idf[block.terms] * (counts / (norms[block.passages] + counts))
-            rows[targets] = block.passages
-            next_offset[block.terms[starts]] += sizes
+            slots = _assign_slots(block.terms, next_slots)
+            data[slots] = idf[block.terms] * (counts / (norms[block.passages] + counts))
+            rows[slots] = block.passages
         return {"data": data, "indices": rows, "indptr": offsets, "num_docs": len(self.lengths)}
 
     def _read_blocks(self) -> Iterator[PostingsBlock]:
-        """Yield all blocks in order, from memory or from the files that `_write` wrote."""
-        for block in self._blocks:
-            if isinstance(block, Path):
-                terms, passages, counts = np.load(block)
-                block = PostingsBlock(terms, passages, counts)
-            yield block
-
-    def _write(self, block: PostingsBlock, folder: Path) -> Path:
-        """Write a block to a new file and return its path."""
-        path = folder / f"block-{len(self._blocks)}.npy"
-        np.save(path, np.stack([block.terms, block.passages, block.counts]))
-        return path
+        for path in self._blocks:
+            yield PostingsBlock(*np.load(path))
 
     def _create_array(self, name: str, size: int, dtype: type[np.generic]) -> NDArray[Any]:
-        """Create an uninitialized array, as a file in the scratch folder if there is one, otherwise in memory."""
-        if self.scratch is None or not size:  # an empty file cannot be mapped into memory
-            return np.empty(size, dtype=dtype)
-        return np.lib.format.open_memmap(self.scratch / f"{name}.npy", mode="w+", dtype=dtype, shape=(size,))
+        """Create an uninitialized array as a memory-mapped file in the scratch folder."""
+        return np.lib.format.open_memmap(self._scratch / f"{name}.npy", mode="w+", dtype=dtype, shape=(size,))
+
+
+def _assign_slots(terms: IntArray, next_slots: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the slot of each entry of a block: the entries of a term get its next free slots, one after another.
+
+    Args:
+        terms: The term of each entry, in increasing order.
+        next_slots: The next free slot of each term. It is updated.
+    """
+    n_entries = np.bincount(terms, minlength=len(next_slots))  # of each term
+    first_entries = np.cumsum(n_entries) - n_entries  # where the entries of each term begin in the block
+    slots: NDArray[np.int64] = np.arange(len(terms)) + (next_slots - first_entries)[terms]
+    next_slots += n_entries
+    return slots
 
 
 def _count_terms(passages: list[array[int]], first_row: int) -> PostingsBlock:
@@ -179,67 +170,10 @@ def _compute_idf(frequencies: NDArray[np.int64], n: int) -> NDArray[np.float32]:
     return np.array(values, dtype=np.float32)[positions]
 
 
-def _compute_length_norms(lengths: IntArray, k1: float, b: float) -> NDArray[np.float64]:
+def _compute_length_norms(lengths: IntArray) -> NDArray[np.float64]:
     """Return the length norm of each passage in the BM25 formula: k1 * (1 - b + b * length / mean length)."""
-    norms: NDArray[np.float64] = k1 * ((1 - b) + b * lengths / lengths.mean())
+    norms: NDArray[np.float64] = K1 * ((1 - B) + B * lengths / lengths.mean())
     return norms
-
-
-class TermScorer:
-    """Computes the BM25 score of every passage for a query, as the sum of the scores of its terms.
-
-    Terms are added in the order of the query, so that the rounded sums equal those of bm25s. The scores of a common
-    term are cached as an array with one value per passage, because adding such an array is many times faster than
-    adding single values.
-
-    Args:
-        arrays: The sparse score matrix of bm25s in CSC format, with a column for each term and a row for each passage:
-            the values `data`, their rows `indices`, the start of each column `indptr`, and the number of rows `num_docs`.
-    """
-
-    def __init__(self, arrays: Mapping[str, Any]):
-        # Slicing a np.memmap object costs a microsecond each time. A plain array over the same mapped file does not.
-        self._data, self._rows, self._starts = (np.asarray(arrays[name]) for name in ("data", "indices", "indptr"))
-        self._n_passages = int(arrays["num_docs"])
-        self._common_terms: frozenset[int] | None = None
-        self._columns: dict[int, Vector] = {}
-
-    def __call__(self, terms: Sequence[int]) -> Vector:
-        """Return one score per passage for a query, given as the numbers of its terms."""
-        if self._common_terms is None:
-            self._common_terms = self._find_common_terms()
-        scores = np.zeros(self._n_passages, np.float32)
-        for term in terms:
-            if term in self._common_terms:
-                scores += self._get_column(term)
-            else:
-                self._add_term(scores, term)
-        return scores
-
-    def _add_term(self, scores: NDArray[np.float32], term: int) -> None:
-        """Add the scores of one term to `scores`, in place."""
-        span = slice(self._starts[term], self._starts[term + 1])  # the entries of the term in the sparse matrix
-        np.add.at(scores, self._rows[span], self._data[span])
-
-    def _get_column(self, term: int) -> Vector:
-        """Return the scores of a common term for all passages, zeros included; computed on first use."""
-        if term not in self._columns:
-            column = np.zeros(self._n_passages, np.float32)
-            self._add_term(column, term)
-            self._columns[term] = column
-        return self._columns[term]
-
-    def _find_common_terms(self) -> frozenset[int]:
-        """Return the terms whose scores are cached: the most common ones, as many as fit into MAX_COLUMN_BYTES.
-
-        A term is common if at least one in COMMON_TERM_RATIO passages contains it.
-        """
-        frequencies = np.diff(self._starts)  # how many passages contain each term
-        max_columns = MAX_COLUMN_BYTES // max(1, 4 * self._n_passages)  # a float32 score takes 4 bytes
-        min_frequency = max(1, self._n_passages / COMMON_TERM_RATIO)
-        common = np.flatnonzero(frequencies >= min_frequency)
-        most_common_first = common[np.argsort(-frequencies[common], kind="stable")]
-        return frozenset(most_common_first[:max_columns].tolist())
 
 
 def select_candidate_rows(scores: NDArray[Any], k: int) -> NDArray[np.intp]:
@@ -255,9 +189,6 @@ def select_candidate_rows(scores: NDArray[Any], k: int) -> NDArray[np.intp]:
     maxima = scores[: n_segments * SEGMENT_ROWS].reshape(n_segments, SEGMENT_ROWS).max(axis=1)
     threshold = np.partition(maxima, n_segments - k)[n_segments - k]
     return np.flatnonzero(scores >= threshold) if threshold > 0 else np.flatnonzero(scores > 0)
-
-
-K1, B = 1.5, 0.75
 
 
 class Bm25Retriever:
@@ -280,7 +211,6 @@ class Bm25Retriever:
 
     def __init__(self, matrix: Any, passages: Sequence[Passage], *, tokenizer: Tokenizer, fingerprint: str):
         self._matrix = matrix
-        self._score_terms = TermScorer(matrix.scores)
         self._passages = passages
         self._tokenizer = tokenizer
         self.fingerprint = fingerprint
@@ -289,12 +219,6 @@ class Bm25Retriever:
         """Return up to `k` passages for each query, best first."""
         check_k(k)
         return [self._search(query, k) for query in queries]
-
-    def search_texts(self, queries: Sequence[str], k: int) -> list[list[str]]:
-        """Return only the texts of the passages that `search` returns, which takes half the time."""
-        check_k(k)
-        results = [self._find_hits(query, k).rows.tolist() for query in queries]
-        return [[self._passages[row].text for row in rows] for rows in results]
 
     def _search(self, query: str, k: int) -> list[Passage]:
         hits = self._find_hits(query, k)
@@ -308,7 +232,7 @@ class Bm25Retriever:
         if not terms:
             return NearestHits(np.zeros(0, np.intp), np.zeros(0, np.float32))
         try:
-            scores = self._score_terms(terms)
+            scores = self._matrix.get_scores_from_ids(terms)
         except (IndexError, ValueError) as error:
             raise BrokenIndex(
                 f"the BM25 files of the index are damaged ({error}). Rebuild the index with `knowgate index`."
@@ -317,13 +241,13 @@ class Bm25Retriever:
         return NearestHits(rows, scores[rows]).top(k)
 
 
-def build_bm25_matrix(passages: Iterable[Passage], tokenizer: Tokenizer, scratch: Path | None = None) -> Any:
+def build_bm25_matrix(passages: Iterable[Passage], tokenizer: Tokenizer, scratch: Path) -> Any:
     """Build a `bm25s.BM25` index, which holds the BM25 score of each term in each passage.
 
     Args:
         passages: The passages to index. They are read once, in order.
         tokenizer: Splits the passages into terms.
-        scratch: A folder for intermediate files and the resulting arrays. With None, everything stays in memory.
+        scratch: A folder for intermediate files and the resulting arrays, which are memory-mapped.
 
     Raises:
         BadInput: The passages contain no words.
@@ -334,7 +258,8 @@ def build_bm25_matrix(passages: Iterable[Passage], tokenizer: Tokenizer, scratch
     if not postings.vocabulary:
         raise BadInput("the documents contain no words to index. Choose documents that contain text.")
     matrix = bm25s.BM25(k1=K1, b=B, method="lucene")
-    matrix.scores, matrix.vocab_dict = postings.compute_scores(K1, B), postings.vocabulary
+    matrix.scores = postings.compute_scores()
+    matrix.vocab_dict = postings.vocabulary
     matrix.unique_token_ids_set = set(postings.vocabulary.values())
     # Other BM25 variants also score terms that a passage lacks. Lucene's variant does not.
     matrix.nonoccurrence_array = None

@@ -48,7 +48,7 @@ class IndexOptions(Options):
     max_words: Count = option(MAX_PASSAGE_WORDS, "Maximum length of a passage in words.")
 
 
-@dataclass(frozen=True)
+@dataclass
 class IndexReport:
     """The contents of an index, and what changed since its previous version.
 
@@ -64,15 +64,15 @@ class IndexReport:
         problems: The documents that could not be read, with the reason for each. They are not in the index.
     """
 
-    documents: int
-    passages: int
-    added: int
-    changed: int
-    removed: int
-    unchanged: int
-    skipped: Mapping[str, int]
-    written: bool
-    problems: Mapping[str, str] = field(default_factory=dict)
+    documents: int = 0
+    passages: int = 0
+    added: int = 0
+    changed: int = 0
+    removed: int = 0
+    unchanged: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)
+    written: bool = True
+    problems: dict[str, str] = field(default_factory=dict)
 
     def summarize_problems(self) -> str:
         """Return a line that counts the documents that could not be read and names the first five; '' if none."""
@@ -130,11 +130,11 @@ def build_index(
     corpus = find_documents(source)
     embedding_model = _choose_embedder(options.kind, embedder)
     settings = _make_settings(options, embedding_model)
-    written = True
+    report = IndexReport(skipped=dict(corpus.skipped), problems=dict(corpus.problems))
     try:
         with atomic_folder(out.resolve()) as folder:
             previous = read_previous_index(out)  # read here, because `atomic_folder` holds a lock
-            scan = CorpusScan(folder, previous, options.max_words)
+            scan = CorpusScan(folder, previous, options.max_words, report)
             scan.read(corpus, progress)
             manifest = _make_manifest(options.kind, settings, scan)
             if manifest == previous.manifest:
@@ -142,8 +142,8 @@ def build_index(
             _write_search_files(manifest, scan, embedder=embedding_model, progress=progress)
             index_folder.write_index_manifest(folder, manifest)
     except _NothingChangedError:
-        written = False
-    return scan.make_report(corpus, written)
+        report.written = False
+    return report
 
 
 def _choose_embedder(kind: IndexKind, embedder: str | Embedder | None) -> Embedder | None:
@@ -174,7 +174,7 @@ def _make_manifest(kind: IndexKind, settings: IndexSettings, scan: CorpusScan) -
     """
     method = json.dumps([kind, settings.max_words, settings.stem, settings.embedder_fingerprint])
     fingerprint = sha256_texts(itertools.chain([method], scan.read_ids_and_hashes()))
-    return IndexManifest(kind, settings, scan.documents, len(scan.previous_rows), fingerprint)
+    return IndexManifest(kind, settings, scan.report.documents, scan.report.passages, fingerprint)
 
 
 @dataclass(frozen=True)
@@ -191,10 +191,12 @@ class PreviousIndex:
     rows: Mapping[str, DocumentRow] = field(default_factory=dict)
     vectors: Vector | None = None
 
-    def find(self, document_id: str, max_words: int) -> DocumentRow | None:
-        """Return the entry of a document, or None if it is new or was split with another `max_words`."""
-        has_same_size = self.manifest is not None and self.manifest.settings.max_words == max_words
-        return self.rows.get(document_id) if has_same_size else None
+    def has_document(self, document: DocumentRow, max_words: int) -> bool:
+        """Return whether the index has the same document, with the same text and split in the same way."""
+        if self.manifest is None or self.manifest.settings.max_words != max_words:
+            return False
+        old = self.rows.get(document.id)
+        return old is not None and old.sha256 == document.sha256 and old.count == document.count
 
     def get_vectors(self, embedder: Embedder) -> Vector | None:
         """Return the vectors of the index, or None if another embedding model made them."""
@@ -224,29 +226,21 @@ def read_previous_index(folder: Path) -> PreviousIndex:
 
 @dataclass
 class CorpusScan:
-    """Reads all documents once, writes their passages, and counts what changed since the previous index.
+    """Reads all documents once, writes their passages, and compares them with the previous index.
 
     Args:
         folder: The folder to write.
         previous: The index that is updated.
         max_words: The maximum number of words in a passage.
-        documents: The number of documents with text so far.
+        report: Counts the documents and passages.
         previous_rows: For each passage its row in the previous index, or -1 if its document is new or changed.
-        added: The number of documents that the previous index lacks.
-        changed: The number of documents whose text differs from the previous index.
-        without_text: The number of documents without text.
-        problems: The documents that could not be read, with the reason for each.
     """
 
     folder: Path
     previous: PreviousIndex
     max_words: int
-    documents: int = 0
+    report: IndexReport
     previous_rows: array[int] = field(default_factory=lambda: array("q"))
-    added: int = 0
-    changed: int = 0
-    without_text: int = 0
-    problems: dict[str, str] = field(default_factory=dict)
 
     def read(self, corpus: Corpus, progress: ProgressCallback) -> None:
         """Read all documents and write `documents.jsonl` and the passages.
@@ -254,7 +248,6 @@ class CorpusScan:
         Raises:
             BadInput: No document contains text.
         """
-        self.problems.update(corpus.problems)
         path = self.folder / index_folder.DOCUMENTS_FILE
         with PassageWriter(self.folder) as writer, path.open("w", encoding="utf-8", newline="\n") as file:
             for number, document in enumerate(corpus, start=1):
@@ -263,8 +256,11 @@ class CorpusScan:
                     file.write(json.dumps(dataclasses.asdict(row), ensure_ascii=False) + "\n")
                 if number % _PROGRESS_EVERY == 0:
                     progress("read", number, corpus.total)
-        if not self.documents:
-            problem = f" {next(iter(self.problems.values()))}" if self.problems else ""
+        report = self.report
+        report.passages = len(writer)
+        report.removed = len(self.previous.rows) - report.changed - report.unchanged
+        if not report.documents:
+            problem = f" {next(iter(report.problems.values()))}" if report.problems else ""
             raise BadInput(
                 f"the documents of '{corpus.source}' contain no text, so there is nothing to index. Choose documents "
                 f"that contain text.{problem}"
@@ -277,26 +273,28 @@ class CorpusScan:
         Returns:
             The entry for `documents.jsonl`, or None if the document has no text or could not be read.
         """
+        report = self.report
         if document.problem:
-            self.problems[document.id] = document.problem
+            report.problems[document.id] = document.problem
             return None
         passages = split_document(document, self.max_words)
         if not passages:
-            self.without_text += 1
+            report.skipped[NO_TEXT] = report.skipped.get(NO_TEXT, 0) + 1
             return None
         digest = sha256_text(document.title, document.text)
         row = DocumentRow(document.id, digest, first=len(writer), count=len(passages))
         writer.write(passages)
-        self.documents += 1
-        old_row = self.previous.find(document.id, self.max_words)
-        if old_row and old_row.sha256 == digest and old_row.count == row.count:  # the document did not change
-            self.previous_rows.extend(range(old_row.first, old_row.first + old_row.count))
+        report.documents += 1
+        if self.previous.has_document(row, self.max_words):
+            report.unchanged += 1
+            first = self.previous.rows[row.id].first
+            self.previous_rows.extend(range(first, first + row.count))
             return row
         self.previous_rows.extend([-1] * row.count)  # these passages have no row in the previous index
-        if document.id in self.previous.rows:
-            self.changed += 1
+        if row.id in self.previous.rows:
+            report.changed += 1
         else:
-            self.added += 1
+            report.added += 1
         return row
 
     def read_ids_and_hashes(self) -> Iterator[str]:
@@ -309,32 +307,13 @@ class CorpusScan:
                 record = json.loads(line)
                 yield from (record["id"], record["sha256"])
 
-    def make_report(self, corpus: Corpus, written: bool) -> IndexReport:
-        """Return the report of a finished scan."""
-        in_both = self.documents - self.added  # number of documents that the previous index has, too
-        skipped = dict(corpus.skipped)
-        if self.without_text:
-            skipped[NO_TEXT] = self.without_text
-        return IndexReport(
-            documents=self.documents,
-            passages=len(self.previous_rows),
-            added=self.added,
-            changed=self.changed,
-            removed=len(self.previous.rows) - in_both,
-            unchanged=in_both - self.changed,
-            skipped=skipped,
-            written=written,
-            problems=self.problems,
-        )
-
 
 def _write_search_files(
     manifest: IndexManifest, scan: CorpusScan, *, embedder: Embedder | None, progress: ProgressCallback
 ) -> None:
     """Write the BM25 scores (kinds bm25 and hybrid) and the vectors (kinds dense and hybrid) of all passages.
 
-    With many vectors and faiss installed, also build the approximate index. Vectors of unchanged passages are taken from
-    the previous index, if the same embedding model made them.
+    Vectors of unchanged passages are taken from the previous index, if the same embedding model made them.
     """
     folder, store = scan.folder, PassageStore(scan.folder)
     if manifest.kind != "dense":
@@ -347,7 +326,7 @@ def _write_search_files(
         return
     previous_vectors = scan.previous.get_vectors(embedder)
     all_new = np.full(len(store), -1)  # no passage has a vector in the previous index
-    vectors = dense.write_vectors(
+    dense.write_vectors(
         folder / index_folder.VECTORS_FILE,
         store,
         previous_rows=all_new if previous_vectors is None else np.array(scan.previous_rows),
@@ -355,7 +334,3 @@ def _write_search_files(
         embedder=embedder,
         progress=progress,
     )
-    if len(vectors) > dense.MIN_ANN_ROWS and dense.has_faiss():
-        progress("ann", 0, len(vectors))
-        dense.build_ann_index(vectors, folder / index_folder.ANN_FILE)
-        progress("ann", len(vectors), len(vectors))

@@ -20,20 +20,20 @@ from knowgate.core.files import read_jsonl, sha256_text, write_json
 from knowgate.core.schema import NonNegativeInt, NumberRange, read_record
 from knowgate.core.validation import read_json
 from knowgate.errors import BadInput, BadSetting, BrokenIndex
-from knowgate.retrieval import dense
 from knowgate.retrieval.bm25 import Bm25Retriever, load_bm25_matrix
-from knowgate.retrieval.dense import HybridRetriever
+from knowgate.retrieval.dense import DenseRetriever, HybridRetriever
 from knowgate.retrieval.embeddings import load_embedder
 from knowgate.retrieval.passage_store import OFFSETS_FILE, PASSAGES_FILE, PassageStore, read_array
-from knowgate.retrieval.tokenizer import Tokenizer, can_stem
+from knowgate.retrieval.tokenizer import Tokenizer
 from knowgate.types import Embedder, Passage, Vector
 
 INDEX_FORMAT, INDEX_VERSION = "knowgate-index", 1
 MANIFEST_FILE, DOCUMENTS_FILE = "index.json", "documents.jsonl"
-BM25_FOLDER, VECTORS_FILE, ANN_FILE = "bm25", "dense.npy", "dense.ivf"
+BM25_FOLDER, VECTORS_FILE = "bm25", "dense.npy"
+ANN_FILE = "dense.ivf"  # version 0.1 wrote it for large indexes; it is no longer read
 BM25_FILES = frozenset({PASSAGES_FILE, OFFSETS_FILE, BM25_FOLDER})
-DENSE_FILES = frozenset({PASSAGES_FILE, OFFSETS_FILE, VECTORS_FILE, ANN_FILE})
-INDEX_FILES = BM25_FILES | DENSE_FILES | {MANIFEST_FILE, DOCUMENTS_FILE}
+DENSE_FILES = frozenset({PASSAGES_FILE, OFFSETS_FILE, VECTORS_FILE})
+INDEX_FILES = BM25_FILES | DENSE_FILES | {ANN_FILE, MANIFEST_FILE, DOCUMENTS_FILE}
 IndexKind = Literal["bm25", "dense", "hybrid"]
 
 
@@ -140,7 +140,7 @@ def _report_damage(folder: Path, file: str = "") -> Iterator[None]:
     """Raise errors about missing or damaged files as BrokenIndex, naming the index folder and the file."""
     try:
         yield
-    except (BadInput, OSError, ValueError, TypeError, RuntimeError) as error:  # faiss raises RuntimeError
+    except (BadInput, OSError, ValueError, TypeError, RuntimeError) as error:
         cause = " ".join(str(error).split()).rstrip(".")[:200]
         raise broken_index_error(folder, f"{file}: {cause}" if file else cause) from None
 
@@ -181,29 +181,24 @@ def open_bm25(folder: str | Path) -> Bm25Retriever:
     If the index contains stemmed words, PyStemmer must be installed, because the queries are stemmed, too.
 
     Raises:
-        BrokenIndex: The index is damaged, has no BM25 scores, or needs PyStemmer, which is not installed.
+        BrokenIndex: The index is damaged or has no BM25 scores.
+        MissingExtra: The index contains stemmed words, and PyStemmer is not installed.
     """
     folder = Path(folder)
     manifest = _read_manifest_for("bm25", folder, BM25_FOLDER, BM25_FILES)
     stem = manifest.settings.stem
     if stem is None:
         raise broken_index_error(folder, f"{MANIFEST_FILE} does not say whether words are stemmed")
-    if stem and not can_stem():
-        raise BrokenIndex(
-            f"the index '{folder}' contains stemmed words, but PyStemmer is not installed. Install it with "
-            "pip install 'knowgate[stem]', or rebuild the index without stemming with `knowgate index`."
-        )
-    retriever = Bm25Retriever(
-        open_bm25_matrix(folder, manifest),
-        open_passage_store(folder, manifest),
-        tokenizer=Tokenizer(stem),
-        fingerprint=sha256_text("bm25", manifest.fingerprint),
-    )
+    tokenizer = Tokenizer(stem)
+    tokenizer("word")  # fails now rather than in the first search if PyStemmer is missing
+    matrix, store = open_bm25_matrix(folder, manifest), open_passage_store(folder, manifest)
+    fingerprint = sha256_text("bm25", manifest.fingerprint)
+    retriever = Bm25Retriever(matrix, store, tokenizer=tokenizer, fingerprint=fingerprint)
     retriever.folder = folder.absolute()
     return retriever
 
 
-def open_dense(folder: str | Path, embedder: Embedder | None = None) -> dense.DenseRetriever:
+def open_dense(folder: str | Path, embedder: Embedder | None = None) -> DenseRetriever:
     """Open an index folder for dense search, which finds passages by meaning.
 
     Args:
@@ -224,13 +219,8 @@ def open_dense(folder: str | Path, embedder: Embedder | None = None) -> dense.De
             f"the index was built with the embedding model '{settings.embedder}' (fingerprint "
             f"{settings.embedder_fingerprint[:12]}), but the current model has fingerprint {embedder.fingerprint[:12]}",
         )
-    return dense.DenseRetriever(
-        _open_vector_search(folder, vectors),
-        store,
-        embedder=embedder,
-        width=vectors.shape[1],
-        fingerprint=sha256_text("dense", manifest.fingerprint),
-    )
+    fingerprint = sha256_text("dense", manifest.fingerprint)
+    return DenseRetriever(vectors, store, embedder=embedder, fingerprint=fingerprint)
 
 
 def open_hybrid(folder: str | Path, embedder: Embedder | None = None) -> HybridRetriever:
@@ -282,17 +272,6 @@ def open_vectors(folder: Path, manifest: IndexManifest) -> Vector:
     if len(vectors) != manifest.passages or vectors.dtype != np.float32 or not vectors.shape[1]:
         raise broken_index_error(folder, f"{VECTORS_FILE} does not match the passages")
     return vectors
-
-
-def _open_vector_search(folder: Path, vectors: Vector) -> dense.VectorSearch:
-    """Return an approximate search if the folder has a faiss index and faiss is installed, else an exact one."""
-    if not (folder / ANN_FILE).exists() or not dense.has_faiss():
-        return dense.ExactVectorSearch(vectors)
-    with _report_damage(folder, ANN_FILE):
-        search = dense.AnnVectorSearch(folder / ANN_FILE, vectors)
-    if len(search) != len(vectors):
-        raise broken_index_error(folder, f"{ANN_FILE} does not match {VECTORS_FILE}")
-    return search
 
 
 class IndexedPassage(NamedTuple):

@@ -88,16 +88,12 @@ def count_passages_containing(retriever: Retriever, phrases: Sequence[str], k: i
     Returns:
         One count per phrase, between 0 and k.
     """
-    search_texts = getattr(retriever, "search_texts", None)  # a faster search that some retrievers have
-    if search_texts is not None:
-        results = search_texts(phrases, k)
-    else:
-        results = [[passage.text for passage in passages] for passages in retriever.search(phrases, k)]
-    return [_count_containing(phrase, texts) for phrase, texts in zip(phrases, results, strict=True)]
+    results = retriever.search(phrases, k)
+    return [_count_containing(phrase, passages) for phrase, passages in zip(phrases, results, strict=True)]
 
 
-def _count_containing(phrase: str, texts: Sequence[str]) -> int:
-    """Count the texts that contain a phrase word for word.
+def _count_containing(phrase: str, passages: Sequence[Passage]) -> int:
+    """Count the passages that contain a phrase word for word.
 
     Tokenizing a text is slow, and most texts lack one of the phrase's words. So only texts in which a plain search finds
     all words of the phrase are tokenized.
@@ -105,6 +101,7 @@ def _count_containing(phrase: str, texts: Sequence[str]) -> int:
     phrase_tokens = join_tokens(phrase)
     if not phrase_tokens.strip():
         return 0
+    texts = [passage.text for passage in passages]
     for word in find_anchor_words(phrase):
         texts = [text for text in texts if word in _fold_cached(text)]
     return sum(phrase_tokens in _join_tokens_cached(text) for text in texts)

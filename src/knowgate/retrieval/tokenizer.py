@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from knowgate.core.text import normalize_unicode
 from knowgate.errors import require_extra
@@ -46,26 +46,27 @@ class Tokenizer:
 
     def __call__(self, text: str) -> list[str]:
         terms: list[str] = []
-        word_indices: list[int] = []  # positions of English words in `terms`, so that one call stems them all
         for run in _RUN.finditer(_normalize(text)):
             word = run[0].removesuffix("'s")
             if run["cjk"]:
                 terms += split_bigrams(run[0])
             elif word not in STOP_WORDS:
-                word_indices.append(len(terms))
-                terms.append(word)
-        if self.stem:
-            stems = self._stemmer.stemWords([terms[index] for index in word_indices])
-            for index, stem in zip(word_indices, stems, strict=True):
-                terms[index] = stem
+                terms.append(self._stem_word(word))
         return terms
 
     @cached_property
-    def _stemmer(self) -> Any:
-        """The stemmer of PyStemmer; raises MissingExtra if it is not installed."""
+    def _stem_word(self) -> Callable[[str], str]:
+        """The function that stems a word, or leaves it as it is without stemming.
+
+        Raises:
+            MissingExtra: PyStemmer is not installed.
+        """
+        if not self.stem:
+            return str
         with require_extra("searching an index of stemmed words", "stem"):
             import Stemmer
-        return Stemmer.Stemmer("english", _STEM_CACHE_SIZE)
+        stem_word: Callable[[str], str] = Stemmer.Stemmer("english", _STEM_CACHE_SIZE).stemWord
+        return stem_word
 
 
 def split_bigrams(run: str) -> list[str]:

@@ -21,11 +21,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knowgate.core.files import file_lock, write_json
-from knowgate.core.nearest_neighbors import NearestHits, find_nearest_rows, max_row_norm, score_rows
+from knowgate.core.nearest_neighbors import (
+    NearestHits,
+    find_nearest_rows,
+    has_faiss,
+    max_row_norm,
+    score_rows,
+    train_ann_index,
+)
 from knowgate.core.schema import read_record
 from knowgate.core.validation import check_regular_file, read_json
 from knowgate.errors import BadInput
-from knowgate.retrieval.dense import has_faiss, train_ann_index
 from knowgate.types import Vector
 
 log = logging.getLogger(__name__)
