@@ -53,7 +53,7 @@ def test_a_broken_pdf_is_a_problem(tmp_path: Path):
 
 def test_an_encrypted_pdf_is_a_problem(tmp_path: Path):
     write_pdf(tmp_path / "locked.pdf", "secret", password="x")
-    assert "locked.pdf is encrypted" in read_only_document(tmp_path).problem
+    assert "locked.pdf cannot be read as PDF: it is encrypted" in read_only_document(tmp_path).problem
 
 
 def test_a_pdf_that_takes_too_long_is_an_error_and_the_next_one_is_read(tmp_path: Path):

@@ -33,8 +33,9 @@ from knowgate.errors import BadInput, BadSetting, RejectionError, ServerError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
-CERTIFICATE_VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "SSLKEYLOGFILE")
+_PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+_CERTIFICATE_VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "SSLKEYLOGFILE")
+NETWORK_VARIABLES = (*_PROXY_VARIABLES, *map(str.lower, _PROXY_VARIABLES), *_CERTIFICATE_VARIABLES)
 MAX_RESPONSE_BYTES = 32 << 20  # 128 sampled answers with log-probabilities take far less
 # gzip expands data at most about 1,000 times; other encodings have no such limit.
 ALLOWED_ENCODINGS = ("", "identity", "gzip")
@@ -272,17 +273,19 @@ def create_client(**options: Any) -> httpx.Client:
     """
     try:
         return httpx.Client(**options)
-    except ImportError:
-        variables = _list_variables(PROXY_VARIABLES)
+    except (ImportError, ValueError, OSError, httpx.InvalidURL):
+        names = [name for name in NETWORK_VARIABLES if os.environ.get(name)]
         raise BadSetting(
-            f"the proxy in {variables} is a SOCKS proxy, which needs another package. Run: pip install 'httpx[socks]'"
+            f"the proxy or the certificates in {' or '.join(names) or 'the environment'} cannot be used. Write a proxy as "
+            "http://HOST:PORT (a SOCKS proxy needs: pip install 'httpx[socks]'), and name certificates that exist."
         ) from None
-    except (ValueError, httpx.InvalidURL):
-        variables = _list_variables(PROXY_VARIABLES)
-        raise BadSetting(f"the proxy address in {variables} is invalid. Write http://HOST:PORT, or unset it.") from None
-    except OSError as error:
-        variables, reason = _list_variables(CERTIFICATE_VARIABLES), error.strerror or error
-        raise BadSetting(f"cannot read the certificates in {variables}: {reason}. Correct the variable.") from None
+
+
+def read_key_header(*variables: str) -> dict[str, str]:
+    """Return the header with the API key from the first environment variable that is set; {} if none is."""
+    keys = [os.environ.get(name, "").strip() for name in variables]
+    key = next(filter(None, keys), "")
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 @contextlib.contextmanager
@@ -394,13 +397,6 @@ class DeadlineBackend(httpcore.NetworkBackend):
         limit = _limit_timeout(timeout, httpcore.ConnectTimeout)
         return DeadlineStream(self._inner.connect_tcp(host, port, limit, *args, **options))
 
-    def connect_unix_socket(self, path: str, timeout: float | None = None, *args: Any, **options: Any) -> Any:
-        limit = _limit_timeout(timeout, httpcore.ConnectTimeout)
-        return DeadlineStream(self._inner.connect_unix_socket(path, limit, *args, **options))
-
-    def sleep(self, seconds: float) -> None:
-        self._inner.sleep(seconds)
-
 
 class DeadlineStream(httpcore.NetworkStream):
     """Connection whose reads and writes end at the deadline that `request_deadline` sets."""
@@ -438,11 +434,3 @@ def _limit_timeout(timeout: float | None, make_error: Callable[[str], Exception]
     if left == math.inf:  # no deadline is set
         return timeout
     return left if timeout is None else min(left, timeout)
-
-
-def _list_variables(names: tuple[str, ...]) -> str:
-    """Return which of these environment variables are set, such as 'HTTP_PROXY or http_proxy', for an error message."""
-    set_names: list[str] = []
-    for name in names:
-        set_names += [spelling for spelling in (name, name.lower()) if os.environ.get(spelling)]
-    return " or ".join(set_names) or "the environment"

@@ -15,7 +15,6 @@ command from the same model, and `read_options` reads a table of `knowgate.toml`
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import numbers
@@ -30,7 +29,7 @@ from pydantic_core import ErrorDetails
 
 from knowgate.core.schema import describe_expected
 from knowgate.core.validation import MAX_COUNT, expand_path, format_value
-from knowgate.errors import BadSetting
+from knowgate.errors import BadSetting, UnknownName
 
 Result = TypeVar("Result")
 OptionsType = TypeVar("OptionsType", bound="Options")
@@ -188,10 +187,7 @@ def describe_requirement(detail: ErrorDetails) -> str:
 
 def _describe_unknown(name: str, known: Iterable[str]) -> str:
     """Return the message for an unknown option, with the most similar known name if there is one."""
-    names = sorted(known)
-    matches = difflib.get_close_matches(name, names, n=1)
-    hint = f" Did you mean '{matches[0]}'?" if matches else ""
-    return f"unknown option {name!r}.{hint} Known: {', '.join(names)}."
+    return str(UnknownName("option", name, known))
 
 
 def _expand_signature(signature: inspect.Signature, model: type[Options], argument: str) -> inspect.Signature:

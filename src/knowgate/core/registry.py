@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import re
 import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from knowgate.core.redaction import redact_message, redact_urls
 from knowgate.errors import BadSetting, MissingExtra, UnknownName
 
 
@@ -104,6 +106,33 @@ def split_spec(spec: str) -> tuple[str, str]:
     """Split 'name:value' into name and value; the value is empty if there is no colon."""
     name, _, value = spec.partition(":")
     return name.strip(), value.strip()
+
+
+class ServerSpec(NamedTuple):
+    """A model on a server, as in the spec 'MODEL@URL'."""
+
+    model: str
+    url: str
+
+
+def parse_server_spec(spec: str, form: str, key_variable: str) -> ServerSpec:
+    """Split a spec 'MODEL@URL'.
+
+    Args:
+        spec: The spec.
+        form: How to write it, for the error: "api:MODEL@URL".
+        key_variable: The environment variable of the API key, for the error.
+
+    Raises:
+        BadSetting: The spec has another form, or its URL contains a login.
+    """
+    match = re.fullmatch(r"(\S+?)@(https?://[^/@\s]+(?:/\S*)?)", spec)
+    if match is None:
+        raise BadSetting(
+            f"'{redact_message(redact_urls(spec))}' is not a model on a server. Write {form} with a URL that starts with "
+            f"http:// or https:// and contains no login. Put the API key into the environment variable {key_variable}."
+        )
+    return ServerSpec(match[1], match[2])
 
 
 def parse_options(cls: type, text: str, where: str) -> dict[str, Any]:

@@ -140,21 +140,20 @@ def _make_schema(annotation: Any) -> CoreSchema:
 _PLAIN_SCHEMAS: dict[Any, CoreSchema] = {
     str: core_schema.str_schema(strict=True),
     bool: core_schema.bool_schema(strict=True),
-    int: core_schema.int_schema(strict=True),
+    int: core_schema.chain_schema(
+        [
+            core_schema.int_schema(strict=True),
+            core_schema.custom_error_schema(
+                core_schema.int_schema(gt=-MAX_INTEGER, lt=MAX_INTEGER),
+                custom_error_type="int_size",
+                custom_error_message="a whole number",
+            ),
+        ]
+    ),
     float: core_schema.float_schema(strict=True, allow_inf_nan=False),
     type(None): core_schema.none_schema(),
     Any: core_schema.any_schema(),
 }
-_PLAIN_SCHEMAS[int] = core_schema.chain_schema(
-    [
-        _PLAIN_SCHEMAS[int],
-        core_schema.custom_error_schema(
-            core_schema.int_schema(gt=-MAX_INTEGER, lt=MAX_INTEGER),
-            custom_error_type="int_size",
-            custom_error_message="a whole number",
-        ),
-    ]
-)
 
 
 def _expect(schema: CoreSchema, description: str) -> CoreSchema:

@@ -30,7 +30,8 @@ LOWERCASE_CHOICE = re.compile(r"\s*\(?([a-j])\)?[.:,]?\s*")
 # These patterns start with the character they look for and then look back, which is fast on long texts.
 THOUSANDS_SEPARATOR = re.compile(r",(?<=\d,)(?=\d{3}(?!\d))")  # 2,846 is 2846
 DECIMAL_POINT = re.compile(r"\.(?<=\w\.)(?=\w)")  # a candidate; callers check that digits surround it
-COMBINING_MARK = "\0"  # placeholder for combining marks; no text contains it, because it is a control character
+# Combining marks that follow no letter. In a text without punctuation, only marks are neither letters nor spaces.
+ISOLATED_MARKS = re.compile(r"(?<!\S)[^\w\s]+")
 ASCII_WORD = re.compile(r"[0-9a-z.]+")
 MAX_COMBINING_MARKS = 30  # in a row
 # Combining marks are neither word characters nor spaces, except for two Japanese ones. Other characters match, too.
@@ -84,19 +85,11 @@ def _is_combining_mark(char: str) -> bool:
 def _replace_punctuation(text: str) -> str:
     """Replace punctuation, symbols and isolated combining marks by spaces; decimal points stay.
 
-    Each character is replaced by one space, so the positions of the other characters do not change. There are three ways
-    to do this, because the fast ones work only for ASCII text and for text without combining marks.
+    Each character is replaced by one space, so the positions of the other characters do not change.
     """
-    if text.isascii():
-        replaced = text.encode().translate(ASCII_REPLACEMENTS).decode()
-    else:
-        distinct = set(text)
-        if any(REPLACEMENTS[char] == COMBINING_MARK for char in distinct):
-            return _replace_punctuation_slowly(text)
-        replaced = text
-        for char in distinct:
-            if REPLACEMENTS[char] == " ":
-                replaced = replaced.replace(char, " ")
+    replaced = text.translate(REPLACEMENTS)
+    if not text.isascii():
+        replaced = ISOLATED_MARKS.sub(lambda match: " " * len(match[0]), replaced)
     points = [match.start() for match in DECIMAL_POINT.finditer(text)]
     decimal_points = [index for index in points if text[index - 1].isdigit() and text[index + 1].isdigit()]
     if not decimal_points:
@@ -107,41 +100,20 @@ def _replace_punctuation(text: str) -> str:
     return "".join(chars)
 
 
-def _replace_punctuation_slowly(text: str) -> str:
-    """Do the same as `_replace_punctuation`, character by character.
+class _Replacements(dict[int, str]):
+    """Maps the code of a character to a space, if it is punctuation or the like, or else to the character itself.
 
-    Texts with combining marks need this, because a mark stays only if it follows a letter.
+    An entry is computed on first access.
     """
-    chars: list[str] = []
-    for index, char in enumerate(text):
-        category = unicodedata.category(char)[0]
-        if char == "." and text[index - 1 : index].isdigit() and text[index + 1 : index + 2].isdigit():
-            category = "N"  # treat a decimal point as a digit, so that 3.5 does not contain 5
-        follows_letter = bool(chars) and chars[-1] != " "
-        is_isolated_mark = category == "M" and not follows_letter
+
+    def __missing__(self, code: int) -> str:
         # Unicode categories: P punctuation, S symbol, Z separator, C control.
-        chars.append(" " if category in "PSZC" or is_isolated_mark else char)
-    return "".join(chars)
-
-
-class _Replacements(dict[str, str]):
-    """Maps each character to its replacement, computed on first access.
-
-    Punctuation and the like become a space, combining marks the placeholder COMBINING_MARK; others stay the same.
-    """
-
-    def __missing__(self, char: str) -> str:
-        category = unicodedata.category(char)[0]
-        self[char] = char
-        if category in "PSZC":  # punctuation, symbol, separator, control
-            self[char] = " "
-        elif category == "M":
-            self[char] = COMBINING_MARK
-        return self[char]
+        is_replaced = unicodedata.category(chr(code))[0] in "PSZC"
+        self[code] = " " if is_replaced else chr(code)
+        return self[code]
 
 
 REPLACEMENTS = _Replacements()
-ASCII_REPLACEMENTS = bytes(code if chr(code).isalnum() else ord(" ") for code in range(128)).ljust(256)
 
 
 def tokenize(text: str) -> list[str]:
@@ -218,29 +190,23 @@ def grade_contains(answer: str, question: Question) -> ContainmentGrade:
 def _grade_contains(answer: str, question: str, golds: tuple[str, ...]) -> ContainmentGrade:
     """Grade an answer as `grade_contains` does. The arguments are hashable, so that grades can be cached."""
     answer_tokens = join_tokens(answer)
-    matches = [gold for gold in _prepare_golds(question, golds) if gold.tokens in answer_tokens]
-    if not matches:
+    are_in_question = [
+        is_in_question for gold, is_in_question in _prepare_golds(question, golds).items() if gold in answer_tokens
+    ]
+    if not are_in_question:  # the answer contains no gold answer
         return ContainmentGrade(correct=False)
-    if any(not gold.is_in_question for gold in matches):  # then the answer does not just repeat the question
+    if not all(are_in_question):  # then the answer does not just repeat the question
         return ContainmentGrade(correct=True)
     repeats_question = is_echo(tokenize(answer), tokenize(question))
     return ContainmentGrade(correct=not repeats_question, guarded=repeats_question)
 
 
-@dataclass(frozen=True)
-class _GoldAnswer:
-    """Gold answer as `join_tokens` writes it, and whether all of its words occur in the question."""
-
-    tokens: str
-    is_in_question: bool
-
-
 @functools.lru_cache(maxsize=8_192)
-def _prepare_golds(question: str, golds: tuple[str, ...]) -> tuple[_GoldAnswer, ...]:
-    """Tokenize the distinct gold answers of a question, and find out which consist only of words of the question."""
+def _prepare_golds(question: str, golds: tuple[str, ...]) -> dict[str, bool]:
+    """Map each gold answer, as `join_tokens` writes it, to whether all of its words occur in the question."""
     words = set(tokenize(question))
-    distinct = dict.fromkeys(join_tokens(gold) for gold in golds)
-    return tuple(_GoldAnswer(gold, is_in_question=set(gold.split()) <= words) for gold in distinct if gold.strip())
+    tokenized = [join_tokens(gold) for gold in golds]
+    return {gold: set(gold.split()) <= words for gold in tokenized if gold.strip()}
 
 
 def is_echo(answer: Sequence[str], question: Sequence[str]) -> bool:

@@ -59,27 +59,17 @@ def load_retriever(spec_or_dir: str, kind: str | None = None) -> Retriever:
         BadSetting: `kind` differs from the kind that the spec names.
     """
     if spec_or_dir.startswith(("http://", "https://")):
-        return _load("http", spec_or_dir, kind)
-    if Path(spec_or_dir).exists():
+        name, argument = "http", spec_or_dir
+    elif Path(spec_or_dir).exists():
         from knowgate.retrieval.index_folder import read_index_manifest
 
-        return _load(kind or read_index_manifest(Path(spec_or_dir)).kind, spec_or_dir, None)
-    name, argument = split_spec(spec_or_dir)
+        name, argument = kind or read_index_manifest(Path(spec_or_dir)).kind, spec_or_dir
+    else:
+        name, argument = split_spec(spec_or_dir)
     if not argument:
         raise BrokenIndex(
             f"there is no index at '{spec_or_dir}'. Build one with `knowgate index` or build_index, or correct the path."
         )
-    return _load(name, argument, kind)
-
-
-def _load(name: str, argument: str, kind: str | None) -> Retriever:
-    """Create the retriever that is registered as `name`, such as 'bm25', from the rest of its spec.
-
-    Args:
-        name: Name of the retriever.
-        argument: The part of the spec after the name, such as an index folder.
-        kind: The kind of retriever that the caller asked for, if any. It must not contradict the spec.
-    """
     if kind not in (None, name):
         raise BadSetting(
             f"'{name}:{argument}' is a {name} retriever and cannot be opened as kind='{kind}'. Leave `kind` out."

@@ -152,7 +152,8 @@ def _count_terms(passages: list[array[int]], first_row: int) -> PostingsBlock:
     owners = np.repeat(np.arange(n), [len(terms) for terms in passages])  # the passage that each term occurs in
     # Each pair of a term and a passage becomes one integer, so that a single np.unique sorts and counts the pairs.
     pairs, counts = np.unique(terms.astype(np.int64) * n + owners, return_counts=True)
-    distinct_terms, rows = pairs // n, pairs % n + first_row
+    distinct_terms = pairs // n
+    rows = pairs % n + first_row
     return PostingsBlock(distinct_terms.astype(np.int32), rows.astype(np.int32), counts.astype(np.int32))
 
 

@@ -23,6 +23,7 @@ from knowgate.retrieval.passages import check_k, format_passage
 from knowgate.types import Embedder, Passage, Retriever, Vector
 
 RRF_CONSTANT = 60
+HYBRID_DEPTH = 100  # passages requested from each retriever before merging, unless k is larger
 
 
 class HybridRetriever:
@@ -32,27 +33,25 @@ class HybridRetriever:
 
     Args:
         retrievers: Two or more retrievers over the same documents.
-        depth: How many passages to request from each retriever before merging, if that is more than `k`.
     """
 
     name = "hybrid"
 
-    def __init__(self, retrievers: Sequence[Retriever], *, depth: int = 100):
+    def __init__(self, retrievers: Sequence[Retriever]):
         if len(retrievers) < 2:
             raise BadSetting(
                 f"a hybrid retriever needs at least two retrievers, got {len(retrievers)}. Add one to `retrievers`."
             )
         self._retrievers = tuple(retrievers)
-        self._depth = depth
 
     @property
     def fingerprint(self) -> str:
-        return sha256_text(self.name, str(self._depth), *(retriever.fingerprint for retriever in self._retrievers))
+        return sha256_text(self.name, str(HYBRID_DEPTH), *(retriever.fingerprint for retriever in self._retrievers))
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Return up to k passages for each query, best first, with their fused scores."""
         check_k(k)
-        results = [retriever.search(queries, max(k, self._depth)) for retriever in self._retrievers]
+        results = [retriever.search(queries, max(k, HYBRID_DEPTH)) for retriever in self._retrievers]
         return [fuse_rankings([rankings[i] for rankings in results])[:k] for i in range(len(queries))]
 
 

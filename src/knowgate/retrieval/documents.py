@@ -7,7 +7,6 @@ becomes a document with a `problem`, and reading continues. A broken JSONL recor
 from __future__ import annotations
 
 import codecs
-import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from knowgate.core.artifacts import links_outside
 from knowgate.core.files import read_jsonl
 from knowgate.core.validation import check_regular_file, check_unique_ids
 from knowgate.errors import BadInput
@@ -53,7 +53,7 @@ class Document:
     problem: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Corpus:
     """The documents of a folder or a JSONL file, which are read one at a time while you iterate.
 
@@ -65,9 +65,9 @@ class Corpus:
     """
 
     source: Path
-    files: tuple[Path, ...] = ()
-    skipped: Mapping[str, int] = field(default_factory=dict)
-    problems: Mapping[str, str] = field(default_factory=dict)
+    files: list[Path] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)
+    problems: dict[str, str] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
@@ -99,95 +99,62 @@ def find_documents(source: Path) -> Corpus:
 
 
 def _find_in_folder(folder: Path) -> Corpus:
-    """List the supported files of a folder and count the others by suffix; raise BadInput if none is supported."""
-    listing = list_files(folder, DOCUMENT_SUFFIXES)
-    files: list[Path] = []
-    skipped: Counter[str] = Counter()
-    for path in map(Path, listing.files):
-        if path.suffix.lower() in DOCUMENT_SUFFIXES:
-            files.append(folder / path)
-        else:
-            skipped[path.suffix.lower() or path.name] += 1
-    if not files:
-        problems = [f" '{path}' is left out: {reason}." for path, reason in listing.problems.items()]
+    """Find the documents of a folder and its subfolders, except hidden ones (names that start with a dot).
+
+    Files with other suffixes are counted. A file that is not safe to read is a problem if it has a supported suffix.
+
+    Raises:
+        BadInput: The folder contains no documents.
+    """
+    corpus = Corpus(folder)
+    pending = [folder]  # A stack of subfolders, because Python limits recursion to a depth of about a thousand.
+    while pending:
+        subfolder = pending.pop()
+        try:
+            for path in subfolder.iterdir():
+                if path.is_dir() and not path.is_symlink() and not path.name.startswith("."):
+                    pending.append(path)
+                elif not path.name.startswith("."):
+                    _add_file(corpus, path)
+        except OSError as error:
+            name = subfolder.relative_to(folder).as_posix()
+            corpus.problems[name] = f"the folder cannot be read: {error.strerror}"
+    if not corpus.files:
+        problems = [f" '{name}' is left out: {reason}." for name, reason in corpus.problems.items()]
         raise BadInput(
             f"the folder '{folder}' contains no documents. Put files ending in {', '.join(DOCUMENT_SUFFIXES)} into "
             f"it.{''.join(problems[:1])}"
         )
-    return Corpus(folder, tuple(files), dict(skipped), listing.problems)
+    corpus.files.sort(key=Path.as_posix)
+    return corpus
 
 
-# --- the files of a folder ------------------------------------------------------------------------
+def _add_file(corpus: Corpus, path: Path) -> None:
+    """Add a file of a folder to its corpus: to the documents, the problems, or the skipped files."""
+    suffix = path.suffix.lower()
+    problem = _find_problem(path, corpus.source)
+    if suffix in DOCUMENT_SUFFIXES and problem:
+        corpus.problems[path.relative_to(corpus.source).as_posix()] = problem
+    elif suffix in DOCUMENT_SUFFIXES:
+        corpus.files.append(path)
+    elif not problem:
+        corpus.skipped[suffix or path.name] += 1
 
 
-@dataclass
-class FolderListing:
-    """The files of a folder and its subfolders, as sorted relative paths.
-
-    Args:
-        files: The regular files.
-        problems: Paths that cannot be read, such as broken links, and the reason for each.
-    """
-
-    files: list[str] = field(default_factory=list)
-    problems: dict[str, str] = field(default_factory=dict)
-
-
-def list_files(folder: Path, suffixes: tuple[str, ...]) -> FolderListing:
-    """List the files of a folder and its subfolders, except hidden ones (names that start with a dot).
+def _find_problem(path: Path, folder: Path) -> str:
+    """Return why a file is not safe to read; '' if it is.
 
     Links to files inside the folder are followed. Links to files outside are not, because somebody who can write to the
     folder could use them to make private files searchable. Links to folders are not, because they could be circular.
-
-    Args:
-        folder: The folder to list.
-        suffixes: Suffixes of documents. A link, pipe or the like is reported as a problem if it has one of them, and
-            ignored otherwise.
     """
-    listing, pending = FolderListing(), [""]
-    while pending:  # A stack of subfolders, because Python limits recursion to a depth of about a thousand.
-        subfolder = pending.pop()
-        try:
-            entries = sorted(_scan_visible(folder, subfolder))
-        except OSError as error:
-            listing.problems[subfolder or "."] = f"the folder cannot be read: {error.strerror}"
-            continue
-        for name, kind in entries:
-            path = f"{subfolder}{name}"
-            if kind == "folder":
-                pending.append(f"{path}/")
-            elif kind == "file":
-                listing.files.append(path)
-            elif name.lower().endswith(suffixes):
-                listing.problems[path] = kind
-    listing.files.sort()
-    return listing
+    if links_outside(path, folder):
+        return "a link to a file outside the folder, which is not followed"
+    if not path.is_file():
+        return "not a regular file: a link to a folder, a broken link, a pipe, a socket or a device"
+    return ""
 
 
-def _scan_visible(folder: Path, subfolder: str) -> Iterator[tuple[str, str]]:
-    """Yield the name and the kind of each entry of a folder that is not hidden.
-
-    The kind is 'file', 'folder', or the reason why the entry is neither of them.
-    """
-    with os.scandir(folder / subfolder) as entries:
-        for entry in entries:
-            if not entry.name.startswith("."):
-                yield entry.name, _classify(entry, folder)
-
-
-def _classify(entry: os.DirEntry[str], root: Path) -> str:
-    """Return 'file', 'folder', or the reason why an entry below the folder `root` is neither of them."""
-    try:
-        if entry.is_file():
-            is_outside = entry.is_symlink() and not Path(entry.path).resolve().is_relative_to(root.resolve())
-            return "a link to a file outside the folder, which is not followed" if is_outside else "file"
-        if entry.is_dir(follow_symlinks=False):
-            return "folder"
-        if entry.is_symlink():
-            return "a link to a folder, which is not followed" if entry.is_dir() else "a broken link"
-    except OSError as error:  # such as a circular link
-        return f"cannot be accessed: {error.strerror}"
-    return "not a regular file (a pipe, a socket or a device)"
+# --- the files of a folder ------------------------------------------------------------------------
 
 
 def _read_files(corpus: Corpus) -> Iterator[Document]:
@@ -200,6 +167,9 @@ def _read_files(corpus: Corpus) -> Iterator[Document]:
             yield _read_file(path, document_id)
         except BadInput as error:
             yield Document(document_id, "", "", problem=str(error))
+        except OSError as error:
+            problem = f"{path} cannot be read: {error.strerror}. Fix its permissions or remove it from the folder."
+            yield Document(document_id, "", "", problem)
 
 
 def _read_file(path: Path, document_id: str) -> Document:
@@ -220,33 +190,23 @@ def _read_file(path: Path, document_id: str) -> Document:
 
 def _check_size(path: Path) -> None:
     """Raise BadInput unless a path is a regular file of at most `MAX_DOCUMENT_BYTES` bytes."""
-    try:
-        check_regular_file(path)
-        size = path.stat().st_size
-    except OSError as error:
-        raise _unreadable_file_error(path, error) from None
+    check_regular_file(path)
+    size = path.stat().st_size
     if size > MAX_DOCUMENT_BYTES:
         raise BadInput(
             f"{path} is too large: it has {size:,} bytes, but at most {MAX_DOCUMENT_BYTES:,} are allowed. Split it."
         )
 
 
-def _unreadable_file_error(path: Path, error: OSError) -> BadInput:
-    """Return the error for a file that the operating system cannot open or read."""
-    return BadInput(f"{path} cannot be read: {error.strerror}. Fix its permissions or remove it from the folder.")
-
-
 def _read_text(path: Path) -> str:
     """Read a text file as UTF-8, or an HTML file in the character set that it declares.
 
     Raises:
-        BadInput: The file cannot be opened, is binary, or has another character set.
+        BadInput: The file is binary, or has another character set.
+        OSError: The file cannot be opened.
     """
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_DOCUMENT_BYTES)
-    except OSError as error:
-        raise _unreadable_file_error(path, error) from None
+    with path.open("rb") as file:
+        data = file.read(MAX_DOCUMENT_BYTES)
     if b"\0" in data:
         raise BadInput(f"{path} holds binary data, not text. Give it another suffix or remove it from the folder.")
     charset = _find_declared_charset(data, path) if path.suffix.lower() in _HTML_SUFFIXES else "utf-8"
@@ -307,7 +267,9 @@ def _parse_record(record: Mapping[str, Any], where: str) -> Document:
     Raises:
         BadInput: A field is missing or has the wrong type.
     """
-    document_id, text, title = record.get("id"), record.get("text"), record.get("title") or ""
+    document_id = record.get("id")
+    text = record.get("text")
+    title = record.get("title") or ""
     if not isinstance(text, str) or not text.strip():
         raise BadInput(f"{where} has no text. {_RECORD_FORMAT}")
     if not isinstance(title, str):

@@ -7,8 +7,6 @@ folder, or `openai:MODEL@URL` for any OpenAI-compatible `/embeddings` endpoint.
 from __future__ import annotations
 
 import importlib.util
-import os
-import re
 import threading
 from collections.abc import Sequence
 from functools import cached_property
@@ -21,10 +19,10 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from knowgate.core.files import sha256_file, sha256_text
-from knowgate.core.http_client import JsonClient
-from knowgate.core.redaction import redact_message, redact_secrets
+from knowgate.core.http_client import JsonClient, read_key_header
+from knowgate.core.registry import parse_server_spec
 from knowgate.core.text import replace_surrogates
-from knowgate.errors import BadSetting, MissingExtra, ModelError, RejectionError, WeightsError
+from knowgate.errors import MissingExtra, ModelError, RejectionError, WeightsError
 from knowgate.models import embedded_weights as weights
 from knowgate.types import Embedder, Vector
 
@@ -135,17 +133,12 @@ class RemoteEmbedder:
     """
 
     def __init__(self, spec: str, *, transport: httpx.BaseTransport | None = None):
-        match = re.fullmatch(r"(?P<model>\S+?)@(?P<url>https?://\S+)", spec.removeprefix(OPENAI_PREFIX))
-        if match is None or httpx.URL(match["url"]).userinfo:
-            raise BadSetting(
-                f"'{redact_message(redact_secrets(spec))}' is not the address of an embedding server. Write "
-                "openai:MODEL@URL with a URL that ends in /v1 and contains no login, and put the API key into the "
-                f"environment variable {EMBEDDING_KEY_VARIABLES[0]}."
-            )
-        self.spec, self._model = spec, match["model"]
-        self._server = JsonClient(
-            match["url"], f"the embedding server of '{self._model}'", headers=_auth_headers(), transport=transport
+        self.spec = spec
+        self._model, url = parse_server_spec(
+            spec.removeprefix(OPENAI_PREFIX), "openai:MODEL@URL", EMBEDDING_KEY_VARIABLES[0]
         )
+        headers = read_key_header(*EMBEDDING_KEY_VARIABLES)
+        self._server = JsonClient(url, f"the embedding server of '{self._model}'", headers=headers, transport=transport)
 
     @property
     def fingerprint(self) -> str:
@@ -173,33 +166,17 @@ class RemoteEmbedder:
 
     def _parse_vectors(self, response: Any, n: int) -> NDArray[np.float64]:
         """Return the n vectors of a response in the order of the texts; raise RejectionError if any is missing."""
-        rows = response.get("data") if isinstance(response, dict) else None
-        if not isinstance(rows, list) or len(rows) != n:
-            raise RejectionError(
-                f"{self._server.name} returned no list of {n} vectors under 'data'. Check the URL: most end in /v1."
-            )
         try:
-            ordered = sorted(rows, key=lambda row: int(row["index"]))
-            vectors = np.array([row["embedding"] for row in ordered], dtype=np.float64)
+            rows = sorted(response["data"], key=lambda row: int(row["index"]))
+            vectors = np.array([row["embedding"] for row in rows], dtype=np.float64)
         except (KeyError, TypeError, ValueError, OverflowError):
+            vectors = np.empty(0)
+        if vectors.ndim != 2 or len(vectors) != n or not vectors.shape[1]:
             raise RejectionError(
-                f"{self._server.name} returned vectors whose 'index' or 'embedding' is missing or not a number. Check "
-                "that the server has an OpenAI-compatible API."
-            ) from None
-        if vectors.ndim != 2 or not vectors.shape[1]:
-            raise RejectionError(
-                f"{self._server.name} returned vectors that are empty or differ in length. Check the model."
+                f"{self._server.name} returned no list of {n} vectors of equal length under 'data'. Check the model, and "
+                "the URL: most end in /v1."
             )
         return vectors
-
-
-def _auth_headers() -> dict[str, str]:
-    """Return the header with the API key from the first environment variable that is set; {} if none is."""
-    for name in EMBEDDING_KEY_VARIABLES:
-        key = os.environ.get(name, "").strip()
-        if key:
-            return {"Authorization": f"Bearer {key}"}
-    return {}
 
 
 def check_vectors(vectors: Vector, n: int) -> Vector:

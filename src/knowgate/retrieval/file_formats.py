@@ -19,8 +19,8 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,12 +81,60 @@ class HtmlPage:
 
 def read_html(markup: str) -> HtmlPage:
     """Extract the title and the visible text of an HTML page."""
-    builder = _TextBuilder()
-    for token in tokenize_html(markup):
-        builder.add(token)
-    title = builder.get_heading("title") or builder.get_heading("h1")
-    lines = (" ".join(line.split()) for line in "".join(builder.body).split("\n"))
+    tokens = list(_drop_hidden(tokenize_html(markup)))
+    title = _find_element_text(tokens, "title") or _find_element_text(tokens, "h1")
+    pieces: list[str] = []
+    is_in_title = False
+    for token in tokens:
+        if token.tag == "title":
+            is_in_title = not token.closes
+        if token.opens:
+            pieces.append(_get_break(token.tag))
+        if token.closes:
+            pieces.append(_get_break(token.tag))
+        if not is_in_title:
+            pieces.append(re.sub(r"\s+", " ", token.text))
+    lines = (" ".join(line.split()) for line in "".join(pieces).split("\n"))
     return HtmlPage(title, re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip())
+
+
+def _drop_hidden(tokens: Iterable[HtmlToken]) -> Iterator[HtmlToken]:
+    """Yield all tokens except those inside of elements that are not visible, such as <script>."""
+    open_tags: list[str] = []  # the hidden elements around the current token; the innermost comes last
+    for token in tokens:
+        if token.opens and token.tag in _HIDDEN_TAGS:
+            open_tags.append(token.tag)
+        if not open_tags or token.tag in _HIDDEN_TAGS:
+            yield token
+        if token.closes and open_tags and token.tag == open_tags[-1]:
+            open_tags.pop()
+
+
+def _find_element_text(tokens: Iterable[HtmlToken], tag: str) -> str:
+    """Return the text of the first element with this tag; '' if there is none."""
+    texts: list[str] = []
+    is_open = False
+    for token in tokens:
+        if token.tag == tag and token.opens:
+            is_open = True
+        if token.tag == tag and token.closes and is_open:
+            break
+        if is_open:
+            texts.append(token.text)
+    return " ".join("".join(texts).split())
+
+
+def _get_break(tag: str) -> str:
+    """Return the white space that a tag stands for.
+
+    This is a line break for tags such as <br>, a space for table cells, nothing for inline tags such as <b>, and a
+    blank line for all others, such as <p>.
+    """
+    if tag in _INLINE_TAGS:
+        return ""
+    if tag in _CELL_TAGS:
+        return " "
+    return "\n" if tag in _LINE_TAGS else "\n\n"
 
 
 def tokenize_html(markup: str) -> Iterator[HtmlToken]:
@@ -127,74 +175,6 @@ def _unescape(text: str) -> str:
     return html.unescape(_INVALID_REFERENCE.sub("\ufffd", text)) if "&" in text else text
 
 
-@dataclass
-class _TextBuilder:
-    """Collects the visible text, the first <title> and the first <h1> of an HTML page.
-
-    Args:
-        body: The pieces of visible text and line breaks so far.
-        headings: The pieces of text in the first <title> and in the first <h1>.
-        closed_headings: The headings that are complete. Later tags of the same name are ordinary text.
-        open_heading: The heading that is being read; '' outside of headings.
-        open_hidden_tags: The open tags whose content is not visible, such as <script>; the innermost comes last.
-    """
-
-    body: list[str] = field(default_factory=list)
-    headings: dict[str, list[str]] = field(default_factory=lambda: {"title": [], "h1": []})
-    closed_headings: set[str] = field(default_factory=set)
-    open_heading: str = ""
-    open_hidden_tags: list[str] = field(default_factory=list)
-
-    def add(self, token: HtmlToken) -> None:
-        """Process the next token of the page."""
-        if not token.tag:
-            self._add_text(token.text)
-        if token.opens:
-            self._open(token.tag)
-        if token.closes:
-            self._close(token.tag)
-
-    def get_heading(self, tag: str) -> str:
-        """Return the text of the first `title` or `h1`; '' if the page has none."""
-        return " ".join("".join(self.headings[tag]).split())
-
-    def _open(self, tag: str) -> None:
-        if tag in _HIDDEN_TAGS:
-            self.open_hidden_tags.append(tag)
-        elif tag in self.headings and tag not in self.closed_headings:
-            self.open_heading = tag
-        self._add_break(tag)
-
-    def _close(self, tag: str) -> None:
-        if self.open_hidden_tags and tag == self.open_hidden_tags[-1]:
-            self.open_hidden_tags.pop()
-        if tag == self.open_heading:
-            self.closed_headings.add(tag)
-            self.open_heading = ""
-        self._add_break(tag)
-
-    def _add_text(self, text: str) -> None:
-        if self.open_hidden_tags:
-            return
-        if self.open_heading:
-            self.headings[self.open_heading].append(text)
-        if self.open_heading != "title":
-            self.body.append(re.sub(r"\s+", " ", text))
-
-    def _add_break(self, tag: str) -> None:
-        """Add the white space that a tag stands for.
-
-        This is a line break for tags such as <br>, a space for table cells, nothing for inline tags such as <b>, and a
-        blank line for all others, such as <p>.
-        """
-        if tag in _LINE_TAGS:
-            self.body.append("\n")
-        elif tag in _CELL_TAGS:
-            self.body.append(" ")
-        elif tag not in _INLINE_TAGS:
-            self.body.append("\n\n")
-
-
 # --- PDF ------------------------------------------------------------------------------------------
 
 PDF_TIMEOUT = 60.0  # seconds per file; a file of a thousand pages takes about 30 seconds
@@ -211,11 +191,8 @@ def read_pdf(path: Path, *, timeout: float = PDF_TIMEOUT) -> str:
     with require_extra(f"reading {path}", "pdf"):
         import pypdf  # noqa: F401
     response = _get_pdf_process().read(path, timeout)
-    if response.get("problem") == "encrypted":
-        raise BadInput(f"{path} is encrypted. Save it without a password or remove it from the folder.")
     if "text" not in response:
-        problem = response.get("problem") or "the process that reads PDF files crashed"
-        raise BadInput(f"{path} cannot be read as PDF: {problem}. Repair it or remove it from the folder.")
+        raise BadInput(f"{path} cannot be read as PDF: {response['problem']}. Repair it or remove it from the folder.")
     return response["text"]
 
 
@@ -237,21 +214,25 @@ class PdfReaderProcess:
             timeout: The time limit in seconds. A worker that takes longer is killed.
 
         Returns:
-            {"text": ...}, or {"problem": ...} if the file cannot be read, or {} if the worker crashed.
+            {"text": ...}, or {"problem": ...} if the file cannot be read.
         """
         with self._lock:
             process = self._ensure_running()
-            timed_out = threading.Event()
-            timer = threading.Timer(timeout, _kill, (process, timed_out))
+            timer = threading.Timer(timeout, process.kill)
             timer.start()
             try:
-                response = self._request(process, path)
+                process.stdin.write(json.dumps(str(path.absolute())).encode() + b"\n")
+                process.stdin.flush()
+                line = process.stdout.readline()
+            except OSError:  # The worker was killed in the meantime.
+                line = b""
             finally:
                 timer.cancel()
-            if timed_out.is_set():
-                self.close()
-                return {"problem": f"reading it took longer than {timeout:g} seconds"}
-            return response
+            if line:
+                response: dict[str, str] = json.loads(line)
+                return response
+            self.close()
+            return {"problem": f"reading it took longer than {timeout:g} seconds, or crashed"}
 
     def close(self) -> None:
         """Kill the worker process, if it is running."""
@@ -270,26 +251,6 @@ class PdfReaderProcess:
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
             )
         return self._process
-
-    def _request(self, process: Any, path: Path) -> dict[str, str]:
-        """Send a path to the worker and return its response; {} if the worker ended without one."""
-        try:
-            process.stdin.write(json.dumps(str(path.absolute())).encode() + b"\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-        except OSError:  # The worker was killed in the meantime.
-            line = b""
-        if not line:
-            self.close()
-            return {}
-        response: dict[str, str] = json.loads(line)
-        return response
-
-
-def _kill(process: Any, timed_out: threading.Event) -> None:
-    """Kill the worker and set `timed_out`, which tells a timeout from a crash."""
-    timed_out.set()
-    process.kill()
 
 
 @cache

@@ -78,7 +78,8 @@ class IndexReport:
         """Return a line that counts the documents that could not be read and names the first five; '' if none."""
         if not self.problems:
             return ""
-        n, first = len(self.problems), list(self.problems.items())[:MAX_NAMED_PROBLEMS]
+        n = len(self.problems)
+        first = list(self.problems.items())[:MAX_NAMED_PROBLEMS]
         names = "; ".join(f"{name!a}: {' '.join(reason.split())[:300]}" for name, reason in first)
         more = f"; and {n - len(first)} more" if n > len(first) else ""
         return f"{n} of the documents could not be read and will be missing from the index: {names}{more}"

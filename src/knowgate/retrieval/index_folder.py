@@ -191,7 +191,8 @@ def open_bm25(folder: str | Path) -> Bm25Retriever:
         raise broken_index_error(folder, f"{MANIFEST_FILE} does not say whether words are stemmed")
     tokenizer = Tokenizer(stem)
     tokenizer("word")  # fails now rather than in the first search if PyStemmer is missing
-    matrix, store = open_bm25_matrix(folder, manifest), open_passage_store(folder, manifest)
+    matrix = open_bm25_matrix(folder, manifest)
+    store = open_passage_store(folder, manifest)
     fingerprint = sha256_text("bm25", manifest.fingerprint)
     retriever = Bm25Retriever(matrix, store, tokenizer=tokenizer, fingerprint=fingerprint)
     retriever.folder = folder.absolute()
@@ -210,7 +211,8 @@ def open_dense(folder: str | Path, embedder: Embedder | None = None) -> DenseRet
     """
     folder = Path(folder)
     manifest = _read_manifest_for("dense", folder, VECTORS_FILE, DENSE_FILES)
-    store, vectors = open_passage_store(folder, manifest), open_vectors(folder, manifest)
+    store = open_passage_store(folder, manifest)
+    vectors = open_vectors(folder, manifest)
     settings = manifest.settings
     embedder = embedder or load_embedder(settings.embedder)
     if embedder.fingerprint != settings.embedder_fingerprint:

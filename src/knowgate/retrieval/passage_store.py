@@ -132,13 +132,11 @@ class PassageStore(Sequence[Passage]):
             raise IndexError(row)
         return self._read_cached(row % self._count)  # the modulo turns a negative row into a position from the start
 
-    def _read_line(self, row: int) -> bytes:
-        return self._data[int(self._offsets[row]) : int(self._offsets[row + 1])]
-
     def _read(self, row: int) -> Passage:
         """Read and check one passage; raise BrokenIndex if its line is damaged."""
+        line = self._data[int(self._offsets[row]) : int(self._offsets[row + 1])]
         try:
-            record = parse_json(self._read_line(row).decode(), "it")
+            record = parse_json(line.decode(), "it")
             # Most records need no checks beyond `_is_plain_record`, which is faster than `read_record`.
             return Passage(**record) if _is_plain_record(record) else read_record(Passage, record, "it")
         except (BadInput, UnicodeDecodeError):

@@ -27,7 +27,7 @@ def extract_text(path: str) -> dict[str, str]:
         reader = pypdf.PdfReader(path)
         # Files that are only protected against printing open with an empty password.
         if reader.is_encrypted and not reader.decrypt(""):
-            return {"problem": "encrypted"}
+            return {"problem": "it is encrypted"}
         return {"text": "\n\n".join(_extract_pages(reader))}
     except MemoryError:
         return {"problem": f"reading it needs more than {MEMORY_LIMIT >> 30} GB of memory"}

@@ -193,16 +193,15 @@ def _get_columns(connection: Connection, address: DatabaseAddress) -> dict[str, 
 
 def _prepare_pgvector(connection: Connection, address: DatabaseAddress) -> None:
     """Create the extension pgvector in the database if it is missing, and check its version."""
-    if _get_pgvector_version(connection) is None:
-        _create_pgvector(connection, address)
     version = _get_pgvector_version(connection)
     if version is None:
-        raise KnowgateError(_describe_missing_pgvector(address))
-    if version < MIN_PGVECTOR_VERSION:
+        _create_pgvector(connection, address)
+        version = _get_pgvector_version(connection)
+    if version is None or version < MIN_PGVECTOR_VERSION:
+        needed = ".".join(map(str, MIN_PGVECTOR_VERSION))
         raise BadSetting(
-            f"the database {address.redacted} has pgvector {'.'.join(map(str, version))}, but knowgate needs "
-            f"{'.'.join(map(str, MIN_PGVECTOR_VERSION))} or newer. Update pgvector, then run: ALTER EXTENSION vector "
-            "UPDATE;"
+            f"the database {address.redacted} has an old version of pgvector, but knowgate needs {needed} or newer. "
+            "Update pgvector, then run: ALTER EXTENSION vector UPDATE;"
         )
 
 
@@ -213,22 +212,18 @@ def _get_pgvector_version(connection: Connection) -> tuple[int, ...] | None:
 
 
 def _create_pgvector(connection: Connection, address: DatabaseAddress) -> None:
-    """Create the pgvector extension in the database."""
+    """Create the pgvector extension in the database.
+
+    Raises:
+        BadSetting: The server has no pgvector, or this user may not create the extension.
+    """
     try:
         connection.execute("CREATE EXTENSION IF NOT EXISTS vector SCHEMA public")
     except psycopg.errors.UniqueViolation:
         return  # another process created it at the same moment
-    except psycopg.errors.InsufficientPrivilege:
+    except (errors.InsufficientPrivilege, errors.UndefinedFile, errors.FeatureNotSupported) as error:
         raise BadSetting(
-            f"the database {address.redacted} lacks the extension pgvector, and this user may not add it. Ask an "
-            "administrator to run: CREATE EXTENSION vector;"
+            f"the database {address.redacted} lacks the extension pgvector, and it cannot be created: "
+            f"{_get_message(address, error)}. Install it on the server (package postgresql-NN-pgvector, or image "
+            "pgvector/pgvector), and ask an administrator to run: CREATE EXTENSION vector;"
         ) from None
-    except (psycopg.errors.UndefinedFile, psycopg.errors.FeatureNotSupported):
-        raise BadSetting(_describe_missing_pgvector(address)) from None
-
-
-def _describe_missing_pgvector(address: DatabaseAddress) -> str:
-    return (
-        f"the server of {address.redacted} has no pgvector. Install it there (package postgresql-NN-pgvector, or image "
-        "pgvector/pgvector), then run in the database: CREATE EXTENSION vector;"
-    )

@@ -24,7 +24,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 from urllib.parse import parse_qsl, unquote
 
@@ -73,14 +73,12 @@ class CollectionSpec:
     Args:
         address: The URL or the folder of the engine.
         collection: The name of the collection, table or index.
-        extra: The values of options that only this engine has.
-        options: The other options, as keyword arguments for `EngineRetriever`.
+        options: The options, as keyword arguments for the retriever.
     """
 
     address: str
     collection: str
-    extra: dict[str, str] = field(default_factory=dict)
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any]
 
     @property
     def is_url(self) -> bool:
@@ -118,14 +116,14 @@ def parse_collection_spec(engine: str, value: str, extra_options: Sequence[str] 
         if key not in known:
             names = ", ".join([*known, f"{FILTER_PREFIX}FIELD"])
             raise BadSetting(f"'{engine}:' has no option '{redact_message(key)}'. Known options: {names}.")
-    options = {
+    options: dict[str, Any] = {key: given[key] for key in extra_options if key in given}
+    options |= {
         "fields": FieldNames(**{key: given[key] for key in FIELD_OPTIONS if key in given}),
         "embedder": given.get("embedder", DEFAULT_EMBEDDER),
         "where": {name: [_parse_scalar(part) for part in text.split(",")] for name, text in filters.items()},
         "version": given.get("version", ""),
     }
-    extra = {key: given[key] for key in extra_options if key in given}
-    return CollectionSpec(address, unquote(collection), extra, options)
+    return CollectionSpec(address, unquote(collection), options)
 
 
 def _parse_scalar(text: str) -> Scalar:

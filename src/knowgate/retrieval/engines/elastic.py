@@ -132,13 +132,13 @@ class OpenSearchRetriever(ElasticRetriever):
 def open_elastic(value: str) -> ElasticRetriever:
     """Open an index of an Elasticsearch server, given as `URL/INDEX?options`."""
     spec = parse_collection_spec("elastic", value, extra_options=("mode",))
-    return ElasticRetriever(spec.address, spec.collection, mode=spec.extra.get("mode", "bm25"), **spec.options)
+    return ElasticRetriever(spec.address, spec.collection, **spec.options)
 
 
 def open_opensearch(value: str) -> OpenSearchRetriever:
     """Open an index of an OpenSearch server, given as `URL/INDEX?options`."""
     spec = parse_collection_spec("opensearch", value, extra_options=("mode",))
-    return OpenSearchRetriever(spec.address, spec.collection, mode=spec.extra.get("mode", "bm25"), **spec.options)
+    return OpenSearchRetriever(spec.address, spec.collection, **spec.options)
 
 
 def _parse_hit(item: Mapping[str, Any]) -> SearchHit:

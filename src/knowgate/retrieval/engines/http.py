@@ -107,44 +107,49 @@ def parse_search_response(body: bytes, server: str, redact: Callable[[str], str]
     Raises:
         RejectionError: The response has another format.
     """
-    excerpt = redact(body[:MAX_EXCERPT_BYTES].decode(errors="replace"))[:EXCERPT_CHARS]
     try:
         value = parse_json_response(body, "it")
-    except RejectionError as error:
-        raise _invalid_response_error(server, f"{str(error).rstrip('.')}: '{excerpt}'") from None
-    items = value
+        items = value if isinstance(value, list) else _find_list(value)
+        return [_parse_passage(item, f"passage {number}") for number, item in enumerate(items)]
+    except (RejectionError, ValueError) as error:
+        excerpt = redact(body[:MAX_EXCERPT_BYTES].decode(errors="replace"))[:EXCERPT_CHARS]
+        problem = f"{str(error).rstrip('.')}: '{excerpt}'"
+        raise RejectionError(f"{server} returned an invalid response: {problem}. {_EXPECTED_FORMAT}") from None
+
+
+def _find_list(value: Any) -> list[Any]:
+    """Return the list of passages in an object; raise ValueError if there is none."""
     if isinstance(value, dict):
-        items = next((value[name] for name in LIST_FIELDS if name in value), None)
-    if not isinstance(items, list):
-        raise _invalid_response_error(server, f"there is no list of passages in '{excerpt}'")
-    return [_parse_passage(item, number, server) for number, item in enumerate(items)]
+        for name in LIST_FIELDS:
+            if isinstance(value.get(name), list):
+                return list(value[name])
+    raise ValueError("there is no list of passages")
 
 
-def _parse_passage(item: Any, number: int, server: str) -> Passage:
+def _parse_passage(item: Any, name: str) -> Passage:
     """Convert one item of a response to a passage; without an id, a hash of the text becomes its id.
 
     Args:
         item: The item, an object with a text and optionally an id, a title and a score.
-        number: The number of the item, for error messages.
-        server: A description of the server, for error messages.
+        name: How an error names the item.
+
+    Raises:
+        ValueError: A field is missing or has the wrong type.
     """
     if not isinstance(item, dict):
-        raise _invalid_response_error(server, f"passage {number} is not an object")
-    text = next((item[name] for name in TEXT_FIELDS if name in item), None)
+        raise ValueError(f"{name} is not an object")
+    text = next((item[field] for field in TEXT_FIELDS if field in item), None)
     if not isinstance(text, str) or not text.strip():
-        raise _invalid_response_error(server, f"passage {number} has no text")
-    passage_id, title, score = item.get("id"), item.get("title") or "", item.get("score")
+        raise ValueError(f"{name} has no text")
+    passage_id = item.get("id")
+    title = item.get("title") or ""
+    score = item.get("score")
     if not isinstance(title, str) or not isinstance(passage_id, str | int | None):
-        raise _invalid_response_error(server, f"passage {number} has an id or title that is not a string")
+        raise ValueError(f"{name} has an id or title that is not a string")
     if score is not None:
         if isinstance(score, bool) or not isinstance(score, int | float) or abs(score) > MAX_SCORE:
-            raise _invalid_response_error(server, f"passage {number} has a score that is not a number")
+            raise ValueError(f"{name} has a score that is not a number")
         score = float(score)
     if passage_id is None or passage_id == "":
         passage_id = sha256_text(text)[:16]
     return Passage(str(passage_id), text, title, score)
-
-
-def _invalid_response_error(server: str, problem: str) -> RejectionError:
-    """Return the error for a response that has another format, with a description of the expected one."""
-    return RejectionError(f"{server} returned an invalid response: {problem}. {_EXPECTED_FORMAT}")

@@ -149,7 +149,6 @@ class PgvectorRetriever:
         check_k(k)
         if not queries:
             return []
-        self._check_vector_type()
         vectors = check_vectors(self.embedder.embed([to_storable_text(query) for query in queries]), len(queries))
         self._check_width(vectors.shape[1])
         return [self._find_nearest(format_vector(vector), k) for vector in vectors]
@@ -222,18 +221,21 @@ class PgvectorRetriever:
             )
         return types
 
-    @property
+    @cached_property
     def _vector_type(self) -> str:
-        """The SQL type of the vector column without schema and size, such as `vector`."""
-        return self._column_types[self._spec.vector].rpartition(".")[2].partition("(")[0]
+        """The SQL type of the vector column without schema and size: `vector` or `halfvec`.
 
-    def _check_vector_type(self) -> None:
-        """Raise BadSetting unless the vector column has a type of pgvector."""
-        if self._vector_type not in VECTOR_TYPES:
+        Raises:
+            BadSetting: The column has another type.
+        """
+        spec = self._spec
+        vector_type = self._column_types[spec.vector].rpartition(".")[2].partition("(")[0]
+        if vector_type not in VECTOR_TYPES:
             raise BadSetting(
-                f"pgvector: the column '{self._spec.vector}' of '{self._spec.table}' has the type {self._vector_type}, "
-                f"but it must have the type {' or '.join(VECTOR_TYPES)}. Name the column of the vectors: vector=COLUMN."
+                f"pgvector: the column '{spec.vector}' of '{spec.table}' has the type {vector_type}, but it must have "
+                f"the type {' or '.join(VECTOR_TYPES)}. Name the column of the vectors: vector=COLUMN."
             )
+        return vector_type
 
     def _check_width(self, width: int) -> None:
         """Raise BadSetting if the column declares another vector size than that of the embedding model."""
@@ -251,7 +253,6 @@ class PgvectorRetriever:
         The database computes it. A sum does not depend on the order of the rows.
         """
         spec = self._spec
-        self._check_vector_type()
         texts = [_quote(name) + "::text" for name in (spec.id, spec.text, spec.title) if name]
         # chr(31) is the ASCII unit separator, which does not occur in normal text.
         joined = f"concat_ws(chr(31), {', '.join(texts)})"

@@ -56,10 +56,7 @@ class QdrantRetriever(EngineRetriever):
             models.QueryRequest(query=vector.tolist(), with_payload=True, **settings) for vector in self._embed(queries)
         ]
         responses = self._client.query_batch_points(self.collection, requests=requests)
-        return [
-            [SearchHit(str(point.id), point.payload or {}, float(point.score)) for point in response.points]
-            for response in responses
-        ]
+        return [[_make_hit(point) for point in response.points] for response in responses]
 
     def _make_filter(self) -> Any:
         """Return the filter for Qdrant: every filtered field must have one of its allowed values. None without a filter."""
@@ -80,3 +77,7 @@ class QdrantRetriever(EngineRetriever):
             self.collection, limit=FINGERPRINT_RECORDS, with_payload=True, with_vectors=False
         )
         return [count, sorted((str(point.id), point.payload) for point in points)]
+
+
+def _make_hit(point: Any) -> SearchHit:
+    return SearchHit(str(point.id), point.payload or {}, float(point.score))

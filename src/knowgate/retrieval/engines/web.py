@@ -13,9 +13,9 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 import httpx
@@ -35,6 +35,7 @@ MIN_RESULTS = 10  # results requested even for a smaller k, so that a later sear
 REPLAY_ENGINE = "replay"  # the name in a spec that returns recorded searches instead of searching
 MINUTE_SECONDS, DAY_SECONDS = 60.0, 86_400.0
 TRACKING_PARAMETERS = ("utm_", "fbclid", "gclid")  # URL parameters with these prefixes do not change the page
+Record = TypeVar("Record")
 logger = logging.getLogger(__name__)
 
 
@@ -210,7 +211,8 @@ def convert_results(results: Sequence[WebResult]) -> list[Passage]:
     seen: set[str] = set()
     passages = []
     for result in results:
-        page, text = _normalize_url(result.url), " ".join(result.text.split())
+        page = _normalize_url(result.url)
+        text = " ".join(result.text.split())
         if not text or page in seen or text in seen:
             continue
         seen |= {page, text}
@@ -240,6 +242,29 @@ def _normalize_query(query: str) -> str:
 # --- files ----------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class StoredSearch:
+    """The contents of a file with the results of a search, and the time of the search (`time.time`)."""
+
+    at: float
+    results: tuple[WebResult, ...] = ()
+
+
+@dataclass(frozen=True)
+class SpentBudget:
+    """The contents of the file of a `SearchBudget`: the times of all searches of the last day."""
+
+    spent: tuple[float, ...] = ()
+
+
+def _read_file(kind: type[Record], file: Path) -> Record | None:
+    """Read a JSON file into a record; None if the file is missing or damaged."""
+    try:
+        return read_record(kind, read_json(file), file.name, ignore_unknown=True)
+    except (OSError, KnowgateError):
+        return None
+
+
 class ResultFolder:
     """A folder that stores the results of web searches, one file per search. A damaged file counts as missing.
 
@@ -258,16 +283,11 @@ class ResultFolder:
             key: The name of the file.
             expired: Whether to return expired results, too.
         """
-        record = _read_record(self._folder / f"{key}.json")
-        if record is None:
+        search = _read_file(StoredSearch, self._folder / f"{key}.json")
+        if search is None:
             return None
-        is_fresh = 0 <= time.time() - record["at"] < self._max_age
-        if not is_fresh and not expired:
-            return None
-        results = record.get("results")
-        if not isinstance(results, list):
-            return []
-        return [read_record(WebResult, result, "a stored result") for result in results]
+        is_fresh = 0 <= time.time() - search.at < self._max_age
+        return list(search.results) if is_fresh or expired else None
 
     def add(self, key: str, results: Sequence[WebResult], **fields: str) -> None:
         """Store the results of a search.
@@ -311,7 +331,9 @@ class SearchBudget:
     """
 
     def __init__(self, file: Path, per_minute: int, per_day: int):
-        self.file, self._per_minute, self._per_day = file, per_minute, per_day
+        self.file = file
+        self._per_minute = per_minute
+        self._per_day = per_day
 
     def spend(self, timeout: float) -> None:
         """Count one search. If the limit per minute is reached, wait first, up to `timeout` seconds.
@@ -332,8 +354,9 @@ class SearchBudget:
         """Count one search and return 0, or return the seconds to wait if the limit per minute is reached."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with file_lock(self.file.with_suffix(".lock")):
-            now, record = time.time(), _read_record(self.file) or {}
-            today = [at for at in record.get("spent", []) if 0 <= now - at < DAY_SECONDS]
+            now = time.time()
+            budget = _read_file(SpentBudget, self.file) or SpentBudget()
+            today = [at for at in budget.spent if 0 <= now - at < DAY_SECONDS]
             if len(today) >= self._per_day:
                 raise SearchBudgetError(
                     f"the budget of {self._per_day:,} searches per day is used up. Wait until tomorrow, or raise the "
@@ -345,19 +368,3 @@ class SearchBudget:
                 return float(MINUTE_SECONDS - (now - last_minute[-self._per_minute]))
             write_json(self.file, {"spent": [*today, now]})
         return 0.0
-
-
-def _read_record(file: Path) -> dict[str, Any] | None:
-    """Read a file with the results of a search, or with the times of all searches; None if it is missing or damaged.
-
-    A file with results (of the cache or a recording) has the time of the search in `at`. The file of a `SearchBudget` has
-    the times of all searches in `spent`.
-    """
-    try:
-        record = read_json(file)
-    except (OSError, KnowgateError):
-        return None
-    if not isinstance(record, dict) or not isinstance(record.get("spent", []), list):
-        return None
-    times = [record.get("at", 0.0), *record.get("spent", [])]
-    return record if all(isinstance(at, int | float) for at in times) else None

@@ -199,10 +199,12 @@ class BraveEngine(WebEngine):
 
 def _make_result(item: Mapping[str, Any], text: Any) -> WebResult:
     """Convert an item of a response to a result with plain text; a score that is not a plausible number becomes None."""
-    value, score = item.get("score"), None
+    score: float | None = None
+    value = item.get("score")
     if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MAX_SCORE:
         score = float(value)
-    title, plain_text = _remove_markup(item.get("title")), _remove_markup(text)[:MAX_TEXT_CHARS]
+    title = _remove_markup(item.get("title"))
+    plain_text = _remove_markup(text)[:MAX_TEXT_CHARS]
     return WebResult(item["url"], title, plain_text, score)
 
 

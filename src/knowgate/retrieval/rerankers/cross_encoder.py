@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from knowgate.core.artifacts import PICKLE_SUFFIXES, check_artifact_folder, check_digests
+from knowgate.core.artifacts import check_artifact_folder, check_digests
 from knowgate.core.files import sha256_file, sha256_text
 from knowgate.core.schema import read_record
 from knowgate.core.validation import expand_path, read_json
@@ -71,10 +71,9 @@ def check_reranker_files(path: str | Path) -> None:
     """
     folder = expand_path(path)
     if not any(folder.glob("*.safetensors")):
-        pickles = sorted(item.name for item in folder.iterdir() if item.suffix in PICKLE_SUFFIXES)
-        note = f", only the pickle file {', '.join(pickles)}, which could run code" if pickles else ""
         raise WeightsError(
-            f"the reranker '{path}' cannot be loaded: it has no safetensors weights{note}. Save the model as safetensors."
+            f"the reranker '{path}' cannot be loaded: it has no safetensors weights. Weights in pickle files could run "
+            "code. Save the model as safetensors."
         )
     unexpected = [item for item in folder.rglob("*") if item.is_file() and item.suffix not in RERANKER_SUFFIXES]
     if is_aligned_reranker(folder) and unexpected:

@@ -6,33 +6,22 @@ text-embeddings-inference. The API key is read from the environment variable KNO
 
 from __future__ import annotations
 
-import functools
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
 from knowgate.core.files import sha256_text
-from knowgate.core.http_client import JsonClient
+from knowgate.core.http_client import JsonClient, read_key_header
 from knowgate.core.redaction import redact_urls
-from knowgate.core.schema import NonNegativeInt, read_record
+from knowgate.core.registry import parse_server_spec
 from knowgate.core.text import replace_surrogates
-from knowgate.errors import BadInput, BadSetting, RejectionError
+from knowgate.errors import RejectionError
 from knowgate.retrieval.passages import check_passage_lists, cut_query, format_passage
 from knowgate.types import Passage
 
 RERANK_KEY_VARIABLE = "KNOWGATE_RERANK_KEY"
 RETRY_PAUSE = 0.5  # seconds before the first retry; the pause doubles with each further retry
-
-
-@dataclass(frozen=True)
-class RerankResult:
-    """The score of one document in a response; `index` is its position in the request."""
-
-    index: NonNegativeInt
-    relevance_score: float
 
 
 class RemoteReranker:
@@ -51,6 +40,8 @@ class RemoteReranker:
         BadSetting: The spec has another form, or its URL contains a login.
     """
 
+    SCORE_FIELD = "relevance_score"  # of a result
+
     def __init__(
         self,
         spec: str,
@@ -59,22 +50,16 @@ class RemoteReranker:
         pause: float = RETRY_PAUSE,
         transport: httpx.BaseTransport | None = None,
     ):
-        self.model, _, self._url = spec.partition("@")
-        try:
-            url = httpx.URL(self._url)
-        except httpx.InvalidURL:
-            url = httpx.URL("")
-        if not self.model or url.scheme not in ("http", "https") or not url.host:
-            raise BadSetting(
-                f"'{redact_urls(spec)}' is not the address of a rerank server. Write api:MODEL@URL with a URL that starts "
-                "with http:// or https://."
-            )
-        if url.userinfo:
-            raise BadSetting(
-                f"the URL of the reranker '{self.model}' contains a login. Remove it and put the API key into the "
-                f"environment variable {RERANK_KEY_VARIABLE}."
-            )
-        self._deadline, self._pause, self._transport = deadline, pause, transport
+        self.model, self._url = parse_server_spec(spec, "api:MODEL@URL", RERANK_KEY_VARIABLE)
+        self._server = JsonClient(
+            self._url,
+            f"the rerank server of '{self.model}'",
+            headers=read_key_header(RERANK_KEY_VARIABLE),
+            advice=f"Check the URL, the model and {RERANK_KEY_VARIABLE}.",
+            deadline=deadline,
+            pause=pause,
+            transport=transport,
+        )
 
     @property
     def name(self) -> str:
@@ -95,19 +80,6 @@ class RemoteReranker:
         check_passage_lists(questions, passages)
         return self._server.map(lambda i: self._score_passages(questions[i], passages[i]), range(len(questions)))
 
-    @functools.cached_property
-    def _server(self) -> JsonClient:
-        key = os.environ.get(RERANK_KEY_VARIABLE, "").strip()
-        return JsonClient(
-            self._url,
-            f"the rerank server of '{self.model}'",
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            advice=f"Check the URL, the model and {RERANK_KEY_VARIABLE}.",
-            deadline=self._deadline,
-            pause=self._pause,
-            transport=self._transport,
-        )
-
     def _score_passages(self, question: str, passages: Sequence[Passage]) -> list[float]:
         """Return the scores of the passages of one question, in order."""
         if not passages:
@@ -123,25 +95,17 @@ class RemoteReranker:
 
     def _parse_scores(self, response: Any, n: int) -> list[float]:
         """Return the n scores of a response in the order of the request; raise RejectionError if one is missing."""
-        results, server = self._get_results(response), self._server.name
-        if not isinstance(results, list):
-            raise RejectionError(f"{server} returned no list of results. Check the URL.")
         try:
-            parsed = [
-                read_record(RerankResult, item, f"{server} returned a result", ignore_unknown=True) for item in results
-            ]
-        except BadInput as error:
-            raise RejectionError(str(error)) from None
-        scores = {result.index: result.relevance_score for result in parsed}
-        if sorted(scores) != list(range(n)):
+            scores = {item["index"]: item[self.SCORE_FIELD] for item in self._get_results(response)}
+            return [scores[index] + 0.0 for index in range(n)]  # a score that is not a number raises TypeError
+        except (KeyError, TypeError):
             raise RejectionError(
-                f"{server} did not return one score for each of {n} documents: it scored {len(scores)}."
-            )
-        return [scores[index] for index in range(n)]
+                f"{self._server.name} did not return one score for each of {n} documents. Check the URL and the model."
+            ) from None
 
     def _get_results(self, response: Any) -> Any:
-        """Return the list of results in a response; the caller checks that it is a list."""
-        return response.get("results") if isinstance(response, dict) else None
+        """Return the results in a response. Each has the `index` of a document in the request, and its score."""
+        return response["results"]
 
 
 class TeiReranker(RemoteReranker):
@@ -152,6 +116,7 @@ class TeiReranker(RemoteReranker):
         options: Keyword arguments of `RemoteReranker`, such as `deadline`.
     """
 
+    SCORE_FIELD = "score"
     MAX_BATCH_SIZE = 32  # maximum texts per request, the default limit of the server
 
     def __init__(self, spec: str, **options: Any):
@@ -171,6 +136,4 @@ class TeiReranker(RemoteReranker):
         return {"query": query, "texts": texts, "truncate": True}
 
     def _get_results(self, response: Any) -> Any:
-        if not isinstance(response, list):
-            return None
-        return [{**item, "relevance_score": item.get("score")} if isinstance(item, dict) else item for item in response]
+        return response
