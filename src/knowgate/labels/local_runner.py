@@ -130,7 +130,7 @@ class LabelingPipeline:
     def __init__(self, labeler: Labeler, questions: Sequence[Question], write: Callable[[LabeledBatch], None]):
         finder = labeler.passage_finder
         self._workers = WorkerProcesses(finder, count_workers(finder, len(questions)))
-        self._prefetcher = PassagePrefetcher(self._workers.find, questions) if _can_prefetch(labeler) else None
+        self._prefetcher = PassagePrefetcher(self._workers.find, questions) if finder.can_prefetch else None
         if self._workers.count and type(labeler.grader) is StringGrader:
             labeler = replace(labeler, grader=WorkerGrader(labeler.grader.name, workers=self._workers))
         self._labeler = replace(labeler, find_passages=self._prefetcher.find) if self._prefetcher else labeler
@@ -186,9 +186,3 @@ class LabelingPipeline:
         self._last = None
         if grading.result() is not None:
             self._write(self._labeler.label(questions))
-
-
-def _can_prefetch(labeler: Labeler) -> bool:
-    """Return whether passages can be prefetched: there is an index, and no iterative search uses it meanwhile."""
-    options = labeler.options
-    return labeler.retriever is not None and not options.closed_book and not options.iterative

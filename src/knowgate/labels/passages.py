@@ -60,6 +60,11 @@ class PassageFinder:
     retriever: Retriever | None = None
     reranker: Reranker | None = None
 
+    @property
+    def can_prefetch(self) -> bool:
+        """Whether passages can be searched in advance: there is an index, and no iterative search uses it meanwhile."""
+        return self.retriever is not None and not self.options.closed_book and not self.options.iterative
+
     def find(self, questions: Sequence[Question]) -> list[SearchResult]:
         """Find the passages of each question without reranking them, and count how often its answer occurs."""
         passages = self._find_passages(questions)

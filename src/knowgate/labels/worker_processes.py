@@ -41,9 +41,8 @@ def count_workers(finder: PassageFinder, n_questions: int) -> int:
     Workers search only BM25 indexes on disk. Other retrievers need a GPU or a server, or exist only in this process.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    options, retriever = finder.options, finder.retriever
-    can_prefetch = not options.closed_book and not options.iterative
-    can_search = can_prefetch and isinstance(retriever, Bm25Retriever) and retriever.folder
+    retriever = finder.retriever
+    can_search = finder.can_prefetch and isinstance(retriever, Bm25Retriever) and retriever.folder
     return min(MAX_WORKERS, cores // 2) if can_search and n_questions >= MIN_QUESTIONS and cores >= MIN_CORES else 0
 
 
