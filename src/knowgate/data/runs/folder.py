@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -200,11 +199,14 @@ class RunFolder(RowFolder):
             rows: The rows.
             vectors: Hidden states by name; `vectors[name][i]` belongs to the i-th row that did not fail.
         """
+        located: dict[str, LabelRow] = {}  # rows with the place of their hidden states, by id
         if vectors:
             shard = write_shard(self.path, vectors)
-            indices = itertools.count()  # of the rows that did not fail
-            rows = [_set_vector(row, shard, next(indices), vectors) if row.error is None else row for row in rows]
-        self.append_records([row_to_json(row) for row in rows])
+            succeeded = [row for row in rows if row.error is None]
+            for index, row in enumerate(succeeded):
+                digest = digest_states(row.id, vectors, index)
+                located[row.id] = replace(row, vector=(shard, index), states=digest)
+        self.append_records([row_to_json(located.get(row.id, row)) for row in rows])
 
     # --- hidden states ----------------------------------------------------------------------------
 
@@ -283,10 +285,6 @@ class RunFolder(RowFolder):
         n_questions = totals.get("questions", settings.get("questions"))
         text = f"{settings.get('model')} on {settings.get('data')}, {n_questions} questions"
         return f"{text}, {totals['failed']} failed" if totals.get("failed") else text
-
-
-def _set_vector(row: LabelRow, shard: str, index: int, vectors: Mapping[str, Vector]) -> LabelRow:
-    return replace(row, vector=(shard, index), states=digest_states(row.id, vectors, index))
 
 
 # --- runs as arguments ----------------------------------------------------------------------------
