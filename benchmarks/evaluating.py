@@ -32,7 +32,7 @@ def make_random_table(n_gates: int, n_rows: int) -> tuple[Any, list[Any]]:
         )
         for i, (closed_right, open_right) in enumerate(zip(closed, opened, strict=True))
     ]
-    table = LabelTable(rows, [row.id for row in rows], [], {"model": "none", "grader": "contains"})
+    table = LabelTable(rows, [], {"model": "none", "grader": "contains"})
     return table, [TableScores(f"gate {i}", 0.7 * rng.random(n_rows) + 0.3 * ~closed, 0.5) for i in range(n_gates)]
 
 

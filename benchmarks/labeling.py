@@ -82,11 +82,11 @@ def compare_speed(loaded: Any, options: argparse.Namespace) -> None:
     """Print the speed of knowgate and its ratio to every baseline."""
     from knowgate.labels.grading import StringGrader
     from knowgate.labels.labeler import Labeler
-    from knowgate.labels.options import LabelPlan
+    from knowgate.labels.options import LabelOptions
     from knowgate.models.prompts.answers import AnswerPrompts
 
     n, questions, prompts = options.questions, generate_questions(options.questions, 1), AnswerPrompts()
-    plan = LabelPlan(samples=options.samples, max_tokens=TOKENS, layers=(min(15, loaded.depth - 1),))
+    plan = LabelOptions(samples=options.samples, max_tokens=TOKENS, layers=(min(15, loaded.depth - 1),))
     model = copy_model(loaded, stop_ids=frozenset())
     labeler = Labeler(model, StringGrader(), plan)
     copying = Labeler(copy_model(loaded, stop_ids=frozenset(), shares_prompt_cache=False), StringGrader(), plan)

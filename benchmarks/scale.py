@@ -99,7 +99,7 @@ def measure_history(rows: int, folder: Path) -> None:
     print(f"history, {rows:,} entries: filled at {insert_rate:,.0f}/s, {format_peak_memory()}", flush=True)
     first_search = measure_seconds(lambda: log.search(["warm up"], K, scope))
     exact_times = [measure_times(lambda i=i: log.search([f"while {i}"], K, scope)) for i in range(10)]
-    index, start = log._indexes[scope].index, time.perf_counter()
+    index, start = log._indexes[scope], time.perf_counter()
     index.wait()
     build_seconds = time.perf_counter() - start
     print(
@@ -127,13 +127,11 @@ def measure_history_search(log: Any, scope: Any) -> None:
     """Print the latency of a search, and its recall compared with exact search."""
     times = [measure_times(lambda i=i: log.search([f"question {i}"], K, scope)) for i in range(QUERIES)]
     memory = format_peak_memory()
-    index = log._indexes[scope].index
+    index = log._indexes[scope]
     if index._ann is None:
         print(f"  search {format_latency(times)} (exact), {memory}", flush=True)
         return
-    from knowgate.data.history.vector_index import _extract_rows
-
-    ids, vectors = _extract_rows(index._ann.index)
+    ids, vectors = extract_rows(index._ann.index)
     recalls = []
     for i in range(50):
         query = log.embed([f"asked {i}"])
@@ -144,6 +142,15 @@ def measure_history_search(log: Any, scope: Any) -> None:
         f"{memory} (target < 2.5)",
         flush=True,
     )
+
+
+def extract_rows(index: Any) -> tuple[Any, Any]:
+    """Read the ids and vectors of all rows of a faiss index, which stores them in lists of similar rows."""
+    from faiss.contrib.inspect_tools import get_invlist
+
+    lists = [get_invlist(index.invlists, number) for number in range(index.nlist)]
+    vectors = [codes.reshape(len(ids), -1).view(np.float32) for ids, codes in lists if len(ids)]
+    return np.concatenate([ids for ids, _ in lists]), np.concatenate(vectors)
 
 
 # --- BM25 index -------------------------------------------------------------------------------

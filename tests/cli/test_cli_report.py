@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from knowgate.cli.option_flags import expand_options
 from knowgate.cli.report import report
-from knowgate.errors import ArtifactError, BadInput
+from knowgate.errors import BadInput
 from knowgate.training.topics import TopicOptions
 from tests.support.runs_by_hand import varied_rows, write_run
 
@@ -48,22 +48,6 @@ def test_stdout_holds_only_json(tmp_path):
 def test_a_run_without_rows_is_rejected(tmp_path):
     with pytest.raises(BadInput, match=r"has no rows yet\. Run its `knowgate label` command again"):
         report([write_run(tmp_path / "run", [])], TopicOptions(), html=False)
-
-
-def test_a_folder_of_runs_is_rejected_with_the_runs_in_it(tmp_path):
-    for name in ("fit-1", "test-1"):
-        write_run(tmp_path / "first run" / "labels" / "ab12" / name, varied_rows(3))
-    for name in ("fit-1", "test-1"):
-        write_run(tmp_path / "first run" / "labels" / "cd34" / name, varied_rows(3))
-        write_run(tmp_path / "first run" / "labels" / "cd34" / "agreed" / name, varied_rows(3))
-    labels = tmp_path / "first run" / "labels"
-    named = [f"'{labels / run}'" for run in ("ab12/fit-1", "ab12/test-1", "cd34/agreed/fit-1", "cd34/agreed/test-1")]
-    with pytest.raises(ArtifactError) as refused:
-        report([tmp_path / "first run"], TopicOptions(), html=False)
-    assert "It holds 4 label runs." in str(refused.value)
-    assert f"knowgate report {' '.join(named)}" in str(refused.value)
-    assert str(refused.value).endswith(" ".join(named))
-    assert "knowgate label" not in str(refused.value)
 
 
 def test_the_summary_and_the_next_command_are_printed_last(tmp_path):

@@ -28,7 +28,7 @@ def make_examples(texts, known):
         LabelRow(question.id, question.text, "en", closed=GradedAnswer("x", correct=is_known))
         for question, is_known in zip(questions, known, strict=True)
     ]
-    table = LabelTable(rows, [row.id for row in rows], [Reading()] * len(rows), SETTINGS, ["run"])
+    table = LabelTable(rows, [Reading()] * len(rows), SETTINGS, ["run"])
     return Examples(table, ~np.array(known), "known", split_questions(texts, 0))
 
 

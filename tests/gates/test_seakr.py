@@ -14,7 +14,7 @@ from knowgate.gates.scoring import check_model_signals, read_questions
 from knowgate.gates.seakr import SeakrGate, standardize
 from knowgate.labels.grading import StringGrader
 from knowgate.labels.labeler import Labeler
-from knowgate.labels.options import LabelPlan
+from knowgate.labels.options import LabelOptions
 from knowgate.labels.run import run_labeling
 from knowgate.models.backend import draw_uniforms
 from knowgate.models.fake import FakeModel
@@ -132,12 +132,12 @@ def test_settings_out_of_range_are_rejected(options):
 
 def labelled(tmp_path, **plan):
     folder = RunFolder(tmp_path / "run")
-    run_labeling(folder, [FRANCE, PERU], Labeler(FakeModel(TABLE), StringGrader(), LabelPlan(**plan)), data="test")
+    run_labeling(folder, [FRANCE, PERU], Labeler(FakeModel(TABLE), StringGrader(), LabelOptions(**plan)), data="test")
     return folder
 
 
 def test_a_label_run_records_the_uncertainty(tmp_path):
-    folder = labelled(tmp_path, samples=4, seakr=20)
+    folder = labelled(tmp_path, samples=4, seakr=True)
     rows = list(folder.rows())
     gate = SeakrGate(layer=2)
     live = read_questions(FakeModel(TABLE), [gate], [FRANCE, PERU], AnswerPrompts())
@@ -162,7 +162,7 @@ def test_a_label_run_without_uncertainty_has_no_entry_for_it(tmp_path):
 
 def test_labeling_needs_hidden_states():
     with pytest.raises(UnsupportedSignal, match=r"seakr=True needs signals that .*: hidden"):
-        Labeler(FakeModel(offers=frozenset({Signal.SAMPLES})), StringGrader(), LabelPlan(seakr=20))
+        Labeler(FakeModel(offers=frozenset({Signal.SAMPLES})), StringGrader(), LabelOptions(seakr=True))
 
 
 # --- the states -----------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from knowgate.errors import BadInput, KnowgateError
 from knowgate.labels.grading import StringGrader
 from knowgate.labels.labeler import LabeledBatch, Labeler
 from knowgate.labels.local_runner import LabelingPipeline, LocalRunner
-from knowgate.labels.options import LabelPlan
+from knowgate.labels.options import LabelOptions
 from knowgate.labels.run import PORTION_SIZE, group_by_length
 from knowgate.models.fake import FakeModel
 from knowgate.types import Passage, Question
@@ -21,7 +21,7 @@ QUESTIONS = [
     Question(f"Where is number {i}?", id=str(i), answers=("here",), contexts=(Passage(f"p{i}", "It is here."),))
     for i in range(30)
 ]
-PLAN = LabelPlan(samples=2, max_tokens=4)
+PLAN = LabelOptions(samples=2, max_tokens=4, layers="none")
 
 
 class OnePassageIndex:
@@ -51,7 +51,7 @@ def without_seconds(rows):
 
 @pytest.mark.parametrize("mask", [False, True])
 def test_the_rows_equal_those_of_sequential_labeling(mask):
-    labeler = Labeler(FakeModel(), StringGrader(), replace(PLAN, mask=mask))
+    labeler = Labeler(FakeModel(), StringGrader(), PLAN.replace(mask=mask))
     assert without_seconds(run_pipeline(labeler)) == without_seconds(labeler.label(QUESTIONS).rows)
 
 
@@ -59,7 +59,7 @@ def test_the_index_is_searched_in_the_prefetch_thread():
     index = OnePassageIndex()
     labeler = Labeler(FakeModel(), StringGrader(), PLAN, retriever=index)
     rows = run_pipeline(labeler)
-    assert index.threads == {"knowgate-prefetch"}
+    assert index.threads == {"knowgate-prefetch_0"}
     assert without_seconds(rows) == without_seconds(
         Labeler(FakeModel(), StringGrader(), PLAN, retriever=OnePassageIndex()).label(QUESTIONS).rows
     )

@@ -8,7 +8,7 @@ import pytest
 
 from knowgate.errors import ServerError
 from knowgate.labels.local_runner import PREFETCH_BATCHES, PREFETCH_SIZE, PassagePrefetcher
-from knowgate.labels.passages import PassageSearchResults
+from knowgate.labels.passages import SearchResult
 from knowgate.types import Passage, Question
 from tests.support.processes import until
 
@@ -26,7 +26,7 @@ class RecordingIndex:
         self.calls.append((threading.current_thread().name, ids))
         if self.fails_at in ids:
             raise ServerError("the search server is away.")
-        return PassageSearchResults([[Passage(name, name)] for name in ids], [int(name) for name in ids])
+        return [SearchResult([Passage(name, name)], int(name)) for name in ids]
 
     @property
     def searched(self):
@@ -39,16 +39,15 @@ def start_prefetcher():
 
     def make(index, questions=QUESTIONS):
         started.append(PassagePrefetcher(index.find, questions))
-        started[-1].start()
         return started[-1]
 
     yield make
     for prefetcher in started:
-        prefetcher.stop()
+        prefetcher.close()
 
 
 def matches(questions, results):
-    return [(passages[0].id, count) for passages, count in zip(*results, strict=True)] == [
+    return [(passages[0].id, count) for passages, count in results] == [
         (question.id, int(question.id)) for question in questions
     ]
 
@@ -61,7 +60,7 @@ def test_batches_of_any_size_get_their_passages_and_no_question_is_searched_twic
         assert matches(batch, prefetcher.find(batch))
         start += size
     assert sorted(index.searched, key=int) == [question.id for question in QUESTIONS]
-    assert {name for name, _ in index.calls} == {"knowgate-prefetch"}
+    assert {name for name, _ in index.calls} == {"knowgate-prefetch_0"}
 
 
 def test_the_prefetcher_stays_at_most_two_batches_ahead(start_prefetcher):

@@ -17,10 +17,10 @@ from knowgate.errors import BadSetting, MissingExtra, ServerError
 from knowgate.evaluation.gate_evaluation import evaluate
 from knowgate.labels import ray_cluster
 from knowgate.labels.labeler import Labeler
-from knowgate.labels.labeling import LabelJobSpec, identify_label_job, label
+from knowgate.labels.labeling import LabelJobSpec, label
 from knowgate.labels.local_runner import LocalRunner
-from knowgate.labels.options import LabelPlan
-from knowgate.labels.ray_cluster import ClusterNode, RayCluster, WorkerPool, WorkerResources, plan_workers
+from knowgate.labels.options import LabelOptions
+from knowgate.labels.ray_cluster import ClusterNode, RayCluster, WorkerResources, plan_workers
 from knowgate.labels.ray_runner import RayRunner
 from knowgate.labels.run import run_labeling
 from knowgate.models.prompts.answers import AnswerPrompts
@@ -73,10 +73,10 @@ def test_an_invalid_spec_is_rejected_before_anything_is_loaded(spec, said, tmp_p
 def test_workers_take_a_gpu_each_or_the_cores_of_a_machine():
     gpus = [ClusterNode("a", "h1", 16, 4), ClusterNode("b", "h2", 16, 4)]
     cores = [ClusterNode("a", "h1", 8, 0), ClusterNode("b", "h2", 8, 0)]
-    assert plan_workers(WorkerResources(), gpus) == WorkerPool(8, 1, 1)
-    assert plan_workers(WorkerResources(gpus=0.5), gpus) == WorkerPool(16, 1, 0.5)
-    assert plan_workers(WorkerResources(), cores) == WorkerPool(2, 8, 0)
-    assert plan_workers(WorkerResources(workers=4), cores) == WorkerPool(4, 4, 0)
+    assert plan_workers(WorkerResources(), gpus) == WorkerResources(8, 1, 1)
+    assert plan_workers(WorkerResources(gpus=0.5), gpus) == WorkerResources(16, 0.5, 1)
+    assert plan_workers(WorkerResources(), cores) == WorkerResources(2, 0, 8)
+    assert plan_workers(WorkerResources(workers=4), cores) == WorkerResources(4, 0, 4)
     with pytest.raises(
         BadSetting, match=r"9 workers with 1 cores and 1 GPUs each do not fit .*At most 8 such workers fit"
     ):
@@ -140,13 +140,13 @@ def labeler(index=None):
 
     retriever = load_retriever(str(index)) if index else None
     return Labeler(
-        load_model("fake"), load_grader("contains"), LabelPlan(samples=5, layers=(1, 2)), retriever=retriever
+        load_model("fake"), load_grader("contains"), LabelOptions(samples=5, layers=(1, 2)), retriever=retriever
     )
 
 
 def recipe(index=None):
-    here = labeler(index)
-    return LabelJobSpec("fake", "contains", None, "implies", here.plan, AnswerPrompts(), str(index) if index else None)
+    options = LabelOptions(samples=5, layers=(1, 2), index=str(index) if index else None)
+    return LabelJobSpec("fake", options, AnswerPrompts())
 
 
 def by_id(folder):
@@ -169,7 +169,7 @@ def test_every_question_has_the_same_row_as_locally_even_if_workers_die(nodes, i
         RayCluster(nodes.address, WorkerResources(workers=3)),
         Trouble(recipe(index), str(tmp_path)),
         made.make_failed_batch,
-        identify_label_job(made),
+        made.identity,
         SMALL,
     )
     tally = run_labeling(there, questions(), made, data="d", runner=runner)
@@ -239,7 +239,7 @@ def test_a_machine_with_another_model_is_rejected(nodes, tmp_path):
         RayCluster(nodes.address),
         recipe(),
         made.make_failed_batch,
-        {**identify_label_job(made), "model": "another"},
+        {**made.identity, "model": "another"},
         SMALL,
     )
     with pytest.raises(

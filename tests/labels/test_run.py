@@ -15,7 +15,7 @@ from knowgate.errors import ArtifactError, BadInput, BadSetting, KnowgateError, 
 from knowgate.labels.grading import StringGrader
 from knowgate.labels.labeler import Labeler
 from knowgate.labels.local_runner import LocalRunner
-from knowgate.labels.options import LabelPlan
+from knowgate.labels.options import LabelOptions
 from knowgate.labels.run import fingerprint_questions, run_labeling
 from knowgate.models.fake import FakeModel
 from knowgate.models.prompts.answers import AnswerPrompts
@@ -34,7 +34,7 @@ QUESTIONS = [
 
 def labeler(model=None, **plan):
     settings = {"samples": 4, "layers": (1, 2), **plan}
-    return Labeler(model or FakeModel(TABLE), StringGrader(), LabelPlan(**settings))
+    return Labeler(model or FakeModel(TABLE), StringGrader(), LabelOptions(**settings))
 
 
 def many(n):
@@ -233,7 +233,7 @@ from knowgate.labels.grading import StringGrader
 from knowgate.data.runs.folder import RunFolder
 from knowgate.labels.labeler import Labeler
 from knowgate.labels.local_runner import LocalRunner
-from knowgate.labels.options import LabelPlan
+from knowgate.labels.options import LabelOptions
 from knowgate.labels.run import run_labeling
 from knowgate.models.fake import FakeModel
 from knowgate.types import Question
@@ -248,7 +248,7 @@ class Halting(FakeModel):
         return super().read(prompts, want)
 
 questions = [Question(f"Question number {i}?", id=str(i), answers=("x",)) for i in range(40)]
-labeler = Labeler(Halting({}), StringGrader(), LabelPlan(samples=2, layers=(1,)))
+labeler = Labeler(Halting({}), StringGrader(), LabelOptions(samples=2, layers=(1,)))
 runner = LocalRunner(first=2, largest=2)
 run_labeling(RunFolder(Path(sys.argv[1])), questions, labeler, data="jsonl:test", runner=runner)
 """
@@ -297,7 +297,7 @@ class OnePassageIndex:
 
 
 def from_index(**plan):
-    return Labeler(FakeModel(TABLE), StringGrader(), LabelPlan(samples=0, **plan), retriever=OnePassageIndex())
+    return Labeler(FakeModel(TABLE), StringGrader(), LabelOptions(samples=0, **plan), retriever=OnePassageIndex())
 
 
 def test_a_run_records_k_and_the_prompts_of_passages(tmp_path):
@@ -305,7 +305,7 @@ def test_a_run_records_k_and_the_prompts_of_passages(tmp_path):
     assert settings["k"] == 3
     assert settings["open_prompts"] == AnswerPrompts().open_fingerprint
     assert run(tmp_path / "own", made=labeler()).manifest()["settings"]["k"] is None  # all of the data's own
-    closed = run(tmp_path / "closed", made=from_index(open_book=False)).manifest()["settings"]
+    closed = run(tmp_path / "closed", made=from_index(closed_book=True)).manifest()["settings"]
     assert "open_prompts" not in closed
 
 
@@ -338,7 +338,7 @@ PLAIN = Question("Where does the book lie?", id="lies", answers=("Ada",))
 
 
 def in_rounds(tmp_path, questions, **plan):
-    made = Labeler(FakeModel(HOPS), StringGrader(), LabelPlan(samples=0, iterative=True, **plan), retriever=Chain())
+    made = Labeler(FakeModel(HOPS), StringGrader(), LabelOptions(samples=0, iterative=True, **plan), retriever=Chain())
     return {row.id: row for row in run(tmp_path, questions, made).rows()}
 
 
@@ -350,16 +350,20 @@ def test_each_round_searches_with_the_previous_answer(tmp_path):
 
 
 def test_rounds_end_if_no_new_passage_is_found(tmp_path):
-    made = Labeler(FakeModel(HOPS), StringGrader(), LabelPlan(samples=0, iterative=True), retriever=OnePassageIndex())
+    made = Labeler(
+        FakeModel(HOPS), StringGrader(), LabelOptions(samples=0, iterative=True), retriever=OnePassageIndex()
+    )
     (row,) = run(tmp_path, [TOWN], made).rows()
     assert (row.rounds, row.iterative.text) == (2, row.open.text)
 
 
 def test_iterative_answers_need_an_index():
     with pytest.raises(BadSetting, match="Set `index`"):
-        Labeler(FakeModel(), StringGrader(), LabelPlan(iterative=True))
+        Labeler(FakeModel(), StringGrader(), LabelOptions(iterative=True))
     with pytest.raises(BadSetting, match="leave `closed_book` out"):
-        Labeler(FakeModel(), StringGrader(), LabelPlan(iterative=True, open_book=False), retriever=OnePassageIndex())
+        Labeler(
+            FakeModel(), StringGrader(), LabelOptions(iterative=True, closed_book=True), retriever=OnePassageIndex()
+        )
 
 
 def test_a_run_killed_while_writing_its_manifest_starts_again(tmp_path):

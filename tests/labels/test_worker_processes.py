@@ -18,7 +18,7 @@ from knowgate.labels import worker_processes
 from knowgate.labels.grading import StringGrader
 from knowgate.labels.labeler import Labeler
 from knowgate.labels.local_runner import LabelingPipeline, LocalRunner
-from knowgate.labels.options import LabelPlan
+from knowgate.labels.options import LabelOptions
 from knowgate.labels.passages import PassageFinder
 from knowgate.labels.worker_processes import WorkerGrader, WorkerProcesses, count_workers
 from knowgate.models.fake import FakeModel
@@ -61,7 +61,7 @@ def start_workers(index):
 
 
 def make_finder(index, **plan):
-    return PassageFinder(LabelPlan(**plan), load_retriever(str(index)))
+    return PassageFinder(LabelOptions(**plan), load_retriever(str(index)))
 
 
 def forbid(*_):
@@ -79,7 +79,7 @@ def test_workers_find_the_same_passages_in_the_same_order(start_workers, index, 
     sizes, finder = [1, 2, 3, 50], make_finder(index, k=2)
     expected = [finder.find(QUESTIONS[:n]) for n in sizes]
     workers = start_workers(finder)
-    assert workers.find([]) == ([], [])
+    assert workers.find([]) == []
     monkeypatch.setattr(PassageFinder, "find", forbid)
     assert [workers.find(QUESTIONS[:n]) for n in sizes] == expected
 
@@ -87,7 +87,7 @@ def test_workers_find_the_same_passages_in_the_same_order(start_workers, index, 
 def test_workers_find_all_candidates_of_a_reranker(start_workers, index, monkeypatch):
     finder = replace(make_finder(index, k=1, candidates=4), reranker=object())
     expected = finder.find(QUESTIONS)
-    assert {len(passages) for passages in expected.passages} == {4}
+    assert {len(result.passages) for result in expected} == {4}
     workers = start_workers(finder)
     monkeypatch.setattr(PassageFinder, "find", forbid)
     assert workers.find(QUESTIONS) == expected
@@ -115,7 +115,7 @@ def with_workers(monkeypatch):
 @pytest.mark.usefixtures("with_workers")
 def test_rows_of_a_run_are_the_same_with_and_without_workers(index, monkeypatch):
     labeler = Labeler(
-        FakeModel(), StringGrader(), LabelPlan(samples=3, max_tokens=4), retriever=load_retriever(str(index))
+        FakeModel(), StringGrader(), LabelOptions(samples=3, max_tokens=4), retriever=load_retriever(str(index))
     )
     expected = [replace(row, seconds=0.0) for row in labeler.label(QUESTIONS).rows]
     parts, tasks, run = [], [], WorkerProcesses.run
@@ -142,7 +142,7 @@ def test_only_long_runs_on_several_cores_with_an_index_on_disk_have_workers(inde
     assert count_workers(finder, 10) == 2
     assert count_workers(finder, 9) == 0
     assert count_workers(replace(finder, retriever=None), 10) == 0
-    assert count_workers(make_finder(index, open_book=False), 10) == 0
+    assert count_workers(make_finder(index, closed_book=True), 10) == 0
     assert count_workers(make_finder(index, iterative=True), 10) == 0
     assert count_workers(replace(finder, retriever=build_bm25([Passage("1", "a text")])), 10) == 0
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)
@@ -206,11 +206,11 @@ def test_closing_while_the_workers_start_leaves_none_behind(index):
 
 SCRIPT = """
 import os, sys, time
-from knowgate.labels.options import LabelPlan
+from knowgate.labels.options import LabelOptions
 from knowgate.labels.passages import PassageFinder
 from knowgate.labels.worker_processes import WorkerProcesses
 from knowgate.retrieval import load_retriever
-workers = WorkerProcesses(PassageFinder(LabelPlan(), load_retriever(sys.argv[1])), 2)
+workers = WorkerProcesses(PassageFinder(LabelOptions(), load_retriever(sys.argv[1])), 2)
 workers.start()
 while not workers.is_ready:
     time.sleep(0.01)

@@ -12,7 +12,7 @@ from knowgate.data.runs.folder import RunFolder
 from knowgate.errors import DeviceError, OutOfMemory
 from knowgate.labels.grading import StringGrader
 from knowgate.labels.labeler import Labeler
-from knowgate.labels.options import LabelPlan
+from knowgate.labels.options import LabelOptions
 from knowgate.labels.run import run_labeling
 from knowgate.models.hf.batching import (
     CUDA_LIMITS,
@@ -232,7 +232,7 @@ def test_halved_batches_give_the_same_readings(llama):
 
 def test_a_run_can_be_resumed_after_the_gpu_failed(llama, tmp_path):
     plan, grader, folder = (
-        LabelPlan(samples=1, max_tokens=3, open_book=False),
+        LabelOptions(samples=1, max_tokens=3, closed_book=True, layers="none"),
         StringGrader(),
         RunFolder(tmp_path / "run"),
     )
@@ -246,7 +246,7 @@ def test_a_run_can_be_resumed_after_the_gpu_failed(llama, tmp_path):
 
 
 def test_a_full_gpu_ends_the_run_instead_of_failing_every_row(llama, tmp_path):
-    plan, folder = LabelPlan(samples=1, max_tokens=3, open_book=False), RunFolder(tmp_path / "run")
+    plan, folder = LabelOptions(samples=1, max_tokens=3, closed_book=True, layers="none"), RunFolder(tmp_path / "run")
     with pytest.raises(OutOfMemory):
         run_labeling(folder, QUESTIONS, Labeler(failing(llama, CUDNN), StringGrader(), plan), data="d")
     assert list(folder.rows()) == []

@@ -13,7 +13,7 @@ from knowgate.gates import load_gate
 from knowgate.gates.scoring import bind_gate
 from knowgate.labels.grading import StringGrader
 from knowgate.labels.labeler import Labeler
-from knowgate.labels.options import LabelPlan
+from knowgate.labels.options import LabelOptions
 from knowgate.models.openai.model import OpenAIModel
 from knowgate.models.prompts.answers import AnswerPrompts
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
@@ -73,7 +73,7 @@ def test_a_question_with_unlisted_labels_gets_a_note_and_does_not_affect_others(
 
 
 def test_a_label_run_omits_unlisted_labels():
-    labeller = Labeler(connect(CappedServer()), StringGrader(), LabelPlan(samples=0))
+    labeller = Labeler(connect(CappedServer()), StringGrader(), LabelOptions(samples=0))
     asked = [Question("Who?", id="1", answers=("x",)), Question(f"Who is {HALF_LISTED}?", id="2", answers=("x",))]
     rows = labeller.label(asked).rows
     assert ["self_assessment" in row.signals for row in rows] == [False, True]

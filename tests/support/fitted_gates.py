@@ -14,7 +14,7 @@ from knowgate.gates import load_gate
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.labels.grading import StringGrader
 from knowgate.labels.labeler import Labeler
-from knowgate.labels.options import LabelPlan
+from knowgate.labels.options import LabelOptions
 from knowgate.labels.run import run_labeling
 from knowgate.models.fake import FakeModel
 from knowgate.training.adaptive import fit_adaptive
@@ -95,7 +95,7 @@ FITS: dict[str, Fit] = {
 
 def label_facts(path: Path) -> Path:
     """The run they are fitted on, with everything that a gate reads."""
-    plan = LabelPlan(samples=20, layers=(2, 4), seakr=20)
+    plan = LabelOptions(samples=20, layers=(2, 4), seakr=True)
     run_labeling(RunFolder(path), FACTS, Labeler(MODEL, StringGrader(), plan), data="test")
     return path
 

@@ -55,7 +55,7 @@ def planted(model: Path, n: int, *, by: str = "question", fingerprint: str = "f"
     }
     readings = [Reading(draft=Completion(draft)) for draft in drafts]
     split = split_questions([question.text for question in questions], 0)
-    trial = LabelTable(rows, [row.id for row in rows], readings, settings, ["run"])
+    trial = LabelTable(rows, readings, settings, ["run"])
     return Examples(trial, ~known, "known", split)
 
 

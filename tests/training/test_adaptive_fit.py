@@ -56,7 +56,7 @@ def examples(words=("easy", "single", "chained"), n=240):
     needed = np.array([not made.closed.correct for made in rows])
     settings = {"model": "m", "model_fingerprint": "m", "prompts_fingerprint": "p", "grader": "g",
                 "data_fingerprint": "d"}  # fmt: skip
-    trial = LabelTable(rows, [made.id for made in rows], [Reading()] * n, settings, ["run"])
+    trial = LabelTable(rows, [Reading()] * n, settings, ["run"])
     return Examples(trial, needed, "known", split_questions(texts, 0))
 
 

@@ -121,12 +121,20 @@ def test_one_question_asked_over_and_over_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("model_fingerprint", "9", r"are of different models \(.*one: .*; .*two: 9\)\. Fit one gate for each"),
-        ("prompts_fingerprint", "9", r"are of different prompts \(.*one: .*; .*two: 9\)\. Fit one gate for each"),
+        (
+            "model_fingerprint",
+            "9",
+            r"differ in their model fingerprint \(.*one: .*; .*two: 9\)\. Fit one gate for each",
+        ),
+        (
+            "prompts_fingerprint",
+            "9",
+            r"differ in their prompts fingerprint \(.*one: .*; .*two: 9\)\. Fit one gate for each",
+        ),
         (
             "max_tokens",
             9,
-            r"drafted answers of different length \(.*one: 8; .*two: 9\)\. Label all runs with the same number of tokens",
+            r"differ in their max tokens \(.*one: 8; .*two: 9\)\. Label all runs with the same number of tokens",
         ),
     ],
 )

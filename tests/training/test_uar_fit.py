@@ -12,7 +12,7 @@ from knowgate.gates.hidden_state import apply_head
 from knowgate.gates.scoring import bind_gate, read_questions, score_questions
 from knowgate.labels.grading import StringGrader
 from knowgate.labels.labeler import Labeler
-from knowgate.labels.options import LabelPlan
+from knowgate.labels.options import LabelOptions
 from knowgate.labels.run import run_labeling
 from knowgate.models.fake import FakeModel
 from knowgate.models.prompts.answers import AnswerPrompts
@@ -41,7 +41,7 @@ MODEL = FakeModel(TABLE, width=32)
 @pytest.fixture(scope="module")
 def examples(tmp_path_factory):
     run = tmp_path_factory.mktemp("uar") / "run"
-    plan = LabelPlan(samples=0, layers=(4,), open_book=False)
+    plan = LabelOptions(samples=0, layers=(4,), closed_book=True)
     run_labeling(RunFolder(run), FACTS, Labeler(MODEL, StringGrader(), plan), data="test")
     return load_examples([run], target="known")
 
@@ -124,7 +124,7 @@ def test_questions_without_a_verdict_and_too_few_of_a_kind_are_refused(examples)
 
 
 def test_a_run_without_the_last_layer_is_refused(tmp_path):
-    plan = LabelPlan(samples=0, layers=(2,), open_book=False)
+    plan = LabelOptions(samples=0, layers=(2,), closed_book=True)
     run_labeling(RunFolder(tmp_path / "run"), FACTS, Labeler(MODEL, StringGrader(), plan), data="test")
     with pytest.raises(BadSetting, match="layers='last'"):
         fit_uar_heads(load_examples([tmp_path / "run"], target="known"), MODEL, CRITERIA)

@@ -23,13 +23,12 @@ from knowgate.data.history import history_exists, open_history
 from knowgate.data.history.entries import (
     MAX_TIMESTAMP,
     HistoryScope,
-    HistoryStore,
     KnowledgeLabel,
     LogEntry,
-    copy_history,
     entry_from_record,
     entry_to_record,
 )
+from knowgate.data.history.store import HistoryStore, copy_history
 from knowgate.data.questions import load_questions
 from knowgate.data.runs.folder import RunFolder
 from knowgate.errors import BadInput, BadSetting
@@ -242,8 +241,8 @@ def copy(
     if source.strip() == target.strip():
         raise BadSetting("SOURCE and TARGET name the same log. Name another TARGET.")
     source_store, target_store = _open_existing(source), open_history(target, embedder)
-    if embedder is None and target_store.embedding.fingerprint is None:
-        target_store = open_history(target, source_store.embedding.name)
+    if embedder is None and target_store.embedding_fingerprint is None:
+        target_store = open_history(target, source_store.embedding_name)
     inform(f"{copy_history(source_store, target_store)} entries copied into {redact_secrets(target)}")
 
 

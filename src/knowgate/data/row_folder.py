@@ -14,13 +14,15 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from knowgate.core import files
 from knowgate.core.artifacts import links_outside, resolve_inside
 from knowgate.core.schema import read_record
 from knowgate.core.validation import parse_json, read_json
 from knowgate.errors import ArtifactError, BadInput, BadSetting, KnowgateError
+
+Record = TypeVar("Record")
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class RowFolder:
         file = self.file(self.manifest_name)
         if not file.is_file():
             raise ArtifactError(
-                f"'{self.path}' is not a {self.folder_type}: it has no {self.manifest_name}. {self.advice}"
+                f"'{self.path}' is not a {self.folder_type}: it has no {self.manifest_name}. Make one: {self.command}"
             )
         manifest = read_json(file)
         if not isinstance(manifest, dict) or manifest.get("version") != self.version:
@@ -82,11 +84,6 @@ class RowFolder:
             )
         self._validate(FolderManifest, manifest, str(file))
         return manifest
-
-    @property
-    def advice(self) -> str:
-        """Advice that ends the error message for a folder of another type."""
-        return f"Make one: {self.command}"
 
     def file(self, name: str) -> Path:
         """Return the path of a file in the folder; raises ArtifactError for a name or link that leads outside."""
@@ -101,9 +98,10 @@ class RowFolder:
             f"the {self.folder_type} '{self.path}' cannot be used: {problem.rstrip('.')}. Make a new one: {self.command}"
         )
 
-    def _validate(self, kind: type[Any], value: Any, where: str) -> None:
+    def _validate(self, kind: type[Record], value: Any, where: str) -> Record:
+        """Convert a JSON value to a dataclass, of which it may have further fields; raises ArtifactError."""
         try:
-            read_record(kind, value, where, ignore_unknown=True)
+            return read_record(kind, value, where, ignore_unknown=True)
         except BadInput as error:
             raise self.make_error(str(error)) from None
 
@@ -113,46 +111,56 @@ class RowFolder:
             yield where, record
 
     def records_with_offsets(self) -> Iterator[tuple[str, dict[str, Any], int]]:
-        """Yield each row as its location, its JSON object and its byte offset in the uncompressed file."""
+        """Yield each row as its location, its JSON object and its byte offset in the uncompressed file.
+
+        An incomplete last line, which a killed process leaves, is left out.
+        """
         self.manifest()
+        if not self.is_packed and not self.file(self.rows_name).is_file():
+            return
         offset = 0
-        for where, line in self._read_lines():
-            yield where, self._parse_row(line, where), offset
-            offset += len(line)
+        with self._open_rows() as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.endswith(b"\n") or self.is_packed:
+                    where = f"{lines.name} line {number}"
+                    yield where, self._parse_row(line, where), offset
+                offset += len(line)
 
     def records_at(self, offsets: Iterable[int]) -> Iterator[dict[str, Any]]:
         """Yield the JSON objects of the rows at these byte offsets. Ascending offsets are read fastest."""
-        is_packed = self.packed_file.is_file()  # the rows are in a compressed file
-        with _open_gzip(self.packed_file) if is_packed else self.file(self.rows_name).open("rb") as lines:
+        with self._open_rows() as lines:
             for offset in offsets:
                 lines.seek(offset)
                 yield self._parse_row(lines.readline(), f"{lines.name} at byte {offset}")
 
-    def _read_lines(self) -> Iterator[tuple[str, bytes]]:
-        """Yield the location and bytes of each row; an incomplete last line is left out."""
-        file, packed = self.file(self.rows_name), self.packed_file
-        if packed.is_file():
-            with _open_gzip(packed) as lines:
-                for number, line in enumerate(lines, start=1):
-                    yield f"{packed} line {number}", line
-        elif file.is_file():
-            remaining = files.find_last_line_end(file)  # bytes that belong to complete lines
-            with file.open("rb") as lines:
-                for number, line in enumerate(lines, start=1):
-                    remaining -= len(line)
-                    if remaining < 0:
-                        return
-                    yield f"{file} line {number}", line
+    @property
+    def is_packed(self) -> bool:
+        """Whether the folder is finished and has its rows in a compressed file, which is never extended."""
+        return self.file(f"{self.rows_name}.gz").is_file()
+
+    @contextlib.contextmanager
+    def _open_rows(self) -> Iterator[Any]:
+        """Open the file of rows, compressed or not, in binary mode."""
+        if not self.is_packed:
+            with self.file(self.rows_name).open("rb") as lines:
+                yield lines
+            return
+        file = self.file(f"{self.rows_name}.gz")
+        try:
+            with gzip.open(file, "rb") as lines:
+                yield lines
+        except (OSError, EOFError, zlib.error) as error:
+            raise ArtifactError(f"the file {file} cannot be decompressed ({error}). Download it again.") from None
 
     def _parse_row(self, line: bytes, where: str) -> dict[str, Any]:
-        record = _parse_line(line, where)
-        self._validate(RowHeader, record, where)
+        """Parse a line of the file of rows as a JSON object; raises ArtifactError if it is damaged."""
+        try:
+            record = parse_json(line.decode(), where)
+        except (UnicodeDecodeError, BadInput) as error:
+            raise self.make_error(f"{where} is damaged: {error}") from None
+        if not isinstance(record, dict):
+            raise self.make_error(f"{where} is not a JSON object")
         return record
-
-    @property
-    def packed_file(self) -> Path:
-        """The compressed file of rows that a finished, packed folder has instead; it is never extended."""
-        return self.file(f"{self.rows_name}.gz")
 
     def done(self) -> dict[str, str | None]:
         """Return the error of each question that has a row, by question id; None if it did not fail.
@@ -161,7 +169,8 @@ class RowFolder:
         """
         if not (self.path / self.manifest_name).is_file():
             return {}
-        return {record["id"]: record.get("error") for _, record in self.records()}
+        headers = [self._validate(RowHeader, record, where) for where, record in self.records()]
+        return {header.id: header.error for header in headers}
 
     # --- writing ----------------------------------------------------------------------------------
 
@@ -176,15 +185,19 @@ class RowFolder:
             BadSetting: The folder holds other files, is packed, or was started with other settings.
         """
         self._check_path()
-        if self.packed_file.is_file():
+        if self.is_packed:
             raise BadSetting(f"'{self.path}' is complete, so no rows can be added. Choose another `out`.")
-        self._remove_partial_files()
-        if (self.path / self.manifest_name).is_file():
-            _check_same_settings(self.manifest().get("settings", {}), settings, self.path)
-            self._remove_incomplete_line()
-            return
         self.path.mkdir(parents=True, exist_ok=True)
-        files.write_json(self.path / self.manifest_name, {"version": self.version, "settings": dict(settings), **about})
+        for file in self.path.glob(f".*{files.PARTIAL_SUFFIX}"):  # a killed process left them half written
+            file.unlink()
+        if not (self.path / self.manifest_name).is_file():
+            manifest = {"version": self.version, "settings": dict(settings), **about}
+            files.write_json(self.path / self.manifest_name, manifest)
+            return
+        _check_same_settings(self.manifest().get("settings", {}), settings, self.path)
+        rows_file = self.path / self.rows_name
+        if rows_file.is_file():  # its last line is incomplete if the process died while writing it
+            os.truncate(rows_file, files.find_last_line_end(rows_file))
 
     def update(self, **values: Any) -> None:
         """Replace entries of the manifest, and keep the others."""
@@ -192,9 +205,8 @@ class RowFolder:
 
     def append_records(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Append rows and flush them to disk."""
-        lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
         with (self.path / self.rows_name).open("ab") as file:
-            file.write("".join(lines).encode())
+            file.write(_format_lines(records).encode())
             file.flush()
             os.fsync(file.fileno())
 
@@ -209,9 +221,8 @@ class RowFolder:
         """
         records = [record for _, record in self.records()]
         good = [record for record in records if not record.get("error")]
-        if len(good) < len(records) and not self.packed_file.is_file():
-            text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in good)
-            files.write_text(self.path / self.rows_name, text)
+        if len(good) < len(records) and not self.is_packed:
+            files.write_text(self.path / self.rows_name, _format_lines(good))
         return len(records) - len(good)
 
     @contextlib.contextmanager
@@ -231,13 +242,12 @@ class RowFolder:
                 f"another process is writing to '{self.path}'. Wait until it has finished, or stop it."
             ) from None
         except OSError as error:
-            raise _explain_disk_error(error, self.path) from error
-
-    def _remove_partial_files(self) -> None:
-        """Remove files that a killed process left half written."""
-        if self.path.is_dir():
-            for file in self.path.glob(f".*{files.PARTIAL_SUFFIX}"):
-                file.unlink()
+            if error.errno is None:  # it comes from a library, not from the file system
+                raise
+            raise KnowgateError(
+                f"cannot write to '{self.path}': {error.strerror}. Finished rows are saved. Fix the problem and run the "
+                "same command again."
+            ) from error
 
     def _check_path(self) -> None:
         """Raise BadSetting if the path is a file, or a folder with other content."""
@@ -246,34 +256,9 @@ class RowFolder:
         except ArtifactError as error:
             raise BadSetting(str(error)) from None
 
-    def _remove_incomplete_line(self) -> None:
-        """Remove the last line if the process died while writing it."""
-        file = self.path / self.rows_name
-        if file.is_file() and (end := files.find_last_line_end(file)) < file.stat().st_size:
-            os.truncate(file, end)
 
-
-@contextlib.contextmanager
-def _open_gzip(file: Path) -> Iterator[gzip.GzipFile]:
-    """Open a compressed file; errors while reading become ArtifactError."""
-    try:
-        with gzip.open(file, "rb") as lines:
-            yield lines
-    except (OSError, EOFError, zlib.error) as error:
-        raise ArtifactError(f"the file {file} cannot be decompressed ({error}). Download it again.") from None
-
-
-def _parse_line(line: bytes, where: str) -> dict[str, Any]:
-    """Parse a line of a row file as a JSON object; raises ArtifactError if it is damaged."""
-    try:
-        record = parse_json(line.decode(), where)
-    except UnicodeDecodeError:
-        raise ArtifactError(f"{where} is not UTF-8 text. The run is damaged. Create the run again.") from None
-    except BadInput as error:
-        raise ArtifactError(f"{str(error).rstrip('.')}. The run is damaged. Create the run again.") from None
-    if not isinstance(record, dict):
-        raise ArtifactError(f"{where} is not a JSON object. The run is damaged. Create the run again.")
-    return record
+def _format_lines(records: Sequence[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
 
 
 def _check_same_settings(started: Mapping[str, Any], current: Mapping[str, Any], path: Path) -> None:
@@ -289,16 +274,3 @@ def _check_same_settings(started: Mapping[str, Any], current: Mapping[str, Any],
             f"'{path}' was started with other settings: {'; '.join(differences)}. To continue it, use the same "
             "settings; otherwise choose another `out`."
         )
-
-
-def _explain_disk_error(error: OSError, path: Path) -> KnowgateError:
-    """Convert an error of the file system, such as a full disk, to a readable error.
-
-    An OSError without error number comes from a library, not from the file system. It is raised again unchanged.
-    """
-    if error.errno is None:
-        raise error
-    return KnowgateError(
-        f"cannot write to '{path}': {error.strerror}. Finished rows are saved. Fix the problem and run the same command "
-        "again."
-    )

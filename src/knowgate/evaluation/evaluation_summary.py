@@ -14,7 +14,7 @@ import numpy as np
 
 from knowgate.core.schema import read_record
 from knowgate.core.validation import read_json
-from knowgate.data.runs.folder import RunFolder, suggest_runs
+from knowgate.data.runs.folder import RunFolder
 from knowgate.errors import BadInput
 from knowgate.evaluation.gate_comparison import Evaluation
 from knowgate.evaluation.gate_evaluation import GateLike, evaluate
@@ -88,7 +88,7 @@ def load_evaluation_summary(
     if not folder.is_dir():
         raise BadInput(f"'{path}' is not a folder. Give a report folder of `knowgate eval`, or a label run.")
     manifest = RunFolder.manifest_name
-    if not (folder / manifest).is_file() and not suggest_runs(folder, manifest):
+    if not (folder / manifest).is_file():
         raise BadInput(
             f"'{path}' is neither a report folder (no {SUMMARY_FILE}) nor a label run (no {manifest}). Give a report "
             "folder of `knowgate eval`, or a label run."

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
-from knowgate.data.history.entries import HistoryScope, HistoryStore, KnowledgeLabel, question_key
+from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, question_key
+from knowgate.data.history.store import HistoryStore
 from knowgate.errors import BadSetting, UnsupportedSignal
 from knowgate.gates.history_scope import bind_scope, open_history_store
 from knowgate.gates.scoring import parse_label_pair

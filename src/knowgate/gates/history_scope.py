@@ -6,7 +6,8 @@ import functools
 
 from knowgate.core.redaction import redact_secrets
 from knowgate.data.history import history_exists, open_history
-from knowgate.data.history.entries import HistoryScope, HistoryStore
+from knowgate.data.history.entries import HistoryScope
+from knowgate.data.history.store import HistoryStore
 from knowgate.errors import BadSetting
 
 

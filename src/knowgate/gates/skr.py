@@ -8,7 +8,8 @@ from typing import Literal, Self
 
 import numpy as np
 
-from knowgate.data.history.entries import HistoryScope, HistoryStore, RetrievalOutcome
+from knowgate.data.history.entries import HistoryScope, RetrievalOutcome
+from knowgate.data.history.store import HistoryStore
 from knowgate.errors import BadSetting
 from knowgate.gates.history_scope import bind_scope, open_history_store
 from knowgate.stats.metrics import BoolArray, FloatArray, sigmoid

@@ -15,13 +15,12 @@ from knowgate.core.files import sha256_text
 from knowgate.core.options import Options, option
 from knowgate.core.validation import format_value
 from knowgate.data.questions.exports import ExtraFields
-from knowgate.data.questions.records import extract_text, find_field
+from knowgate.data.questions.records import extract_text, find_field, get_first_field
 from knowgate.data.runs.folder import RECORDED_PREFIX, RunFolder, hash_settings
 from knowgate.data.runs.rows import RECORDED_GRADER, GradedAnswer, LabelRow
 from knowgate.data.signals.samples import retrieval_benefit
 from knowgate.errors import BadInput, ModelError
-from knowgate.labels.grading import Grader
-from knowgate.labels.labeler import make_empty_row
+from knowgate.labels.grading import Grader, make_empty_row
 from knowgate.labels.run import build_synthetic_setting, describe_environment, fingerprint_questions
 from knowgate.models.openai.responses import parse_logprobs
 from knowgate.models.prompts.templates import detect_question_language
@@ -35,21 +34,6 @@ PROMPT_TOKEN_FIELDS = ("prompt_tokens", "input_tokens", "promptTokens", "input")
 ANSWER_TOKEN_FIELDS = ("completion_tokens", "output_tokens", "completionTokens", "output")
 PASSAGE_TEXT_FIELDS = ("text", "content", "page_content", "document.content", "body", "snippet")
 PASSAGE_TITLE_FIELDS = ("title", "metadata.title", "name")
-
-
-def get_field(meta: Mapping[str, Any], extra: Mapping[str, Any], key: str) -> Any:
-    """Return a recorded field of a question; None if it is missing.
-
-    Args:
-        meta: The `meta` of the question, which is searched first.
-        extra: Other fields at the top level of its record.
-        key: Name or dotted path, such as 'correct.nor' or 'meta.correct.nor'.
-    """
-    value = find_field(meta, key)
-    if value is not None:
-        return value
-    whole_record = {**extra, "meta": meta}
-    return find_field(whole_record, key)
 
 
 def parse_grade(value: Any, pass_score: float | None, where: str) -> bool | None:
@@ -142,9 +126,8 @@ def _parse_passage(item: Any, number: int) -> Passage:
     """Parse a text, or an object with text and title in one of the usual fields; `number` is the id if it has none."""
     if not isinstance(item, Mapping):
         return Passage(str(number), item if isinstance(item, str) else "")
-    texts = [extract_text(find_field(item, name)) for name in PASSAGE_TEXT_FIELDS]
-    titles = [extract_text(find_field(item, name)) for name in PASSAGE_TITLE_FIELDS]
-    text, title = next(filter(None, texts), ""), next(filter(None, titles), "")  # the first that is not empty
+    text = extract_text(get_first_field(item, PASSAGE_TEXT_FIELDS))
+    title = extract_text(get_first_field(item, PASSAGE_TITLE_FIELDS))
     return Passage(str(item.get("id", number)), text, title)
 
 
@@ -160,8 +143,8 @@ def parse_token_counts(value: Any, where: str) -> tuple[int | None, int | None]:
     """
     if not isinstance(value, Mapping):
         return None, _parse_count(value, where)
-    prompt = next((value[name] for name in PROMPT_TOKEN_FIELDS if value.get(name) is not None), None)
-    answer = next((value[name] for name in ANSWER_TOKEN_FIELDS if value.get(name) is not None), None)
+    prompt = get_first_field(value, PROMPT_TOKEN_FIELDS)
+    answer = get_first_field(value, ANSWER_TOKEN_FIELDS)
     return _parse_count(prompt, where), _parse_count(answer, where)
 
 
@@ -185,7 +168,6 @@ def parse_amount(value: Any, where: str) -> float | None:
 
 
 IMPORT_BATCH = 1000  # questions graded and written at a time
-ANSWER_NAMES = ("closed", "open", "iterative")
 META_PREFIX = "meta."
 
 
@@ -252,12 +234,21 @@ class RecordedQuestion:
     extra: ExtraFields
 
     def get(self, key: str) -> Any:
-        """Return the field with this name or dotted path; None if it is missing or the key is empty."""
-        return get_field(self.question.meta, self.extra, key) if key else None
+        """Return the field with this name or dotted path, such as 'correct.nor' or 'meta.correct.nor'.
+
+        The `meta` of the question is searched first. Returns None if the field is missing or the key is empty.
+        """
+        meta = self.question.meta
+        value = find_field(meta, key)
+        return find_field({**self.extra, "meta": meta}, key) if value is None else value
 
     def describe(self, key: str) -> str:
         """Name a field of this question in an error message."""
         return f"'{key}' of the question '{self.question.id}'"
+
+    def list_fields(self) -> str:
+        """List the names of the fields, for an error message."""
+        return ", ".join(sorted({**self.extra, **self.question.meta})) or "none"
 
 
 def import_answers(
@@ -295,7 +286,7 @@ def import_answers(
         _check_all_have_text(records, key)
     for key in (options.closed_correct, options.open_correct, options.iterative_correct):
         _check_any_has(records, key)
-    rows = _make_all_rows(records, grader, options)  # invalid fields are reported before anything is written
+    rows = [_make_row(record, grader, options) for record in records]  # reports invalid fields before writing anything
     with folder.exclusive():
         folder.start(_describe_import(questions, grader, llm, data, options), describe_environment())
         done = folder.done()
@@ -305,26 +296,14 @@ def import_answers(
     return len(remaining)
 
 
-def _make_all_rows(records: Sequence[RecordedQuestion], grader: Grader, options: ImportOptions) -> list[LabelRow]:
-    """Make the label rows of all questions, graded as recorded or by the grader."""
-    closed, opened, iterative = (_make_answers(records, name, grader, options) for name in ANSWER_NAMES)
-    answers = zip(closed, opened, iterative, strict=True)
-    return [_make_row(record, grader, options, *each) for record, each in zip(records, answers, strict=True)]
-
-
-def _make_row(
-    record: RecordedQuestion,
-    grader: Grader,
-    options: ImportOptions,
-    closed: GradedAnswer | None,
-    opened: GradedAnswer | None,
-    iterative: GradedAnswer | None,
-) -> LabelRow:
-    """Make the label row of a question from its answers: without passages, with passages, and after several rounds.
+def _make_row(record: RecordedQuestion, grader: Grader, options: ImportOptions) -> LabelRow:
+    """Make the label row of a question from its recorded answers: without passages, with passages, and iterative.
 
     Log-probabilities are removed from `meta`, because they are stored with the answer without passages.
     """
-    question, answers = record.question, [answer for answer in (closed, opened) if answer]
+    question = record.question
+    closed = _make_answer(record, "closed", grader, options)
+    opened = _make_answer(record, "open", grader, options)
     row = make_empty_row(question, detect_question_language(question), grader)
     row = replace(
         row,
@@ -332,9 +311,9 @@ def _make_row(
         meta=_drop_field(question.meta, options.logprobs),
         closed=closed,
         open=opened,
-        iterative=iterative,
+        iterative=_make_answer(record, "iterative", grader, options),
         # If the number of tokens was not recorded, the tokens with log-probabilities are counted.
-        tokens=sum(answer.n_tokens or len(answer.tokens or ()) for answer in answers),
+        tokens=sum(answer.n_tokens or len(answer.tokens or ()) for answer in (closed, opened) if answer),
     )
     if closed is None or opened is None:  # passages and the benefit of retrieval are stored only with both answers
         return row
@@ -342,52 +321,33 @@ def _make_row(
     return replace(row, passages=passages, benefit=retrieval_benefit(closed.correct, opened.correct))
 
 
-def _make_answers(
-    records: Sequence[RecordedQuestion], name: str, grader: Grader, options: ImportOptions
-) -> list[GradedAnswer | None]:
-    """Make the graded answers of one kind ('closed', 'open' or 'iterative') of all questions; None if not recorded."""
-    key = options.get_key(name)
-    if not key:
-        return [None] * len(records)
-    has_recorded_grades = bool(options.get_key(name, "_correct"))
-    second_grader = grader.name if has_recorded_grades else ""  # if grades are recorded, the grader's are only stored
-    texts = [str(record.get(key)) for record in records]
-    verdicts = [grade.correct for grade in grader.grade(texts, [record.question for record in records])]
-    return [
-        _make_answer(record, name, text, verdict, second_grader, options)
-        for record, text, verdict in zip(records, texts, verdicts, strict=True)
-    ]
-
-
-def _make_answer(
-    record: RecordedQuestion, name: str, text: str, verdict: bool | None, second_grader: str, options: ImportOptions
-) -> GradedAnswer:
-    """Make one answer with its grade and cost from the recorded fields.
+def _make_answer(record: RecordedQuestion, name: str, grader: Grader, options: ImportOptions) -> GradedAnswer | None:
+    """Make an answer with its grade and cost from the recorded fields; None if no field is named for it.
 
     Args:
         record: The question with its recorded fields.
         name: Which answer it is: 'closed', 'open' or 'iterative'.
-        text: The answer.
-        verdict: Grade by comparison with the gold answer.
-        second_grader: Name of the grader of `verdict` if the recorded grade counts; "" if `verdict` counts.
+        grader: Compares the answer with the gold answer. Its verdict is only stored if grades were recorded.
         options: Names of the recorded fields.
     """
-
-    def read(key: str) -> tuple[Any, str]:  # the value of a field, and how errors name it
-        return record.get(key), record.describe(key)
-
-    prompt_tokens, n_tokens = parse_token_counts(*read(options.get_key(name, "_tokens")))
-    has_logprobs = name == "closed" and options.logprobs
-    grade, where = read(options.get_key(name, "_correct"))
-    return GradedAnswer(
-        text,
-        parse_tokens(*read(options.logprobs)) if has_logprobs else None,
-        correct=parse_grade(grade, options.pass_score, where) if second_grader else verdict,
-        other_grades={second_grader: verdict} if second_grader and verdict is not None else {},
-        n_tokens=n_tokens,
-        prompt_tokens=prompt_tokens,
-        seconds=parse_amount(*read(options.get_key(name, "_seconds"))),
-    )
+    key = options.get_key(name)
+    if not key:
+        return None
+    text = str(record.get(key))
+    [grade] = grader.grade([text], [record.question])
+    tokens_key = options.get_key(name, "_tokens")
+    prompt_tokens, n_tokens = parse_token_counts(record.get(tokens_key), record.describe(tokens_key))
+    seconds_key = options.get_key(name, "_seconds")
+    seconds = parse_amount(record.get(seconds_key), record.describe(seconds_key))
+    answer = GradedAnswer(text, correct=grade.correct, n_tokens=n_tokens, prompt_tokens=prompt_tokens, seconds=seconds)
+    if name == "closed":
+        answer = replace(answer, tokens=parse_tokens(record.get(options.logprobs), record.describe(options.logprobs)))
+    grade_key = options.get_key(name, "_correct")
+    if grade_key:
+        recorded = parse_grade(record.get(grade_key), options.pass_score, record.describe(grade_key))
+        other_grades = {} if grade.correct is None else {grader.name: grade.correct}
+        answer = replace(answer, correct=recorded, other_grades=other_grades)
+    return answer
 
 
 def _drop_field(meta: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -402,29 +362,21 @@ def _check_all_have_text(records: Sequence[RecordedQuestion], key: str) -> None:
     An empty text is accepted and graded as a wrong answer. An empty key means that the answer was not recorded.
     """
     missing = [record for record in records if not isinstance(record.get(key), str)]
-    if not key or not missing:
-        return
-    advice = "Give the name of the field that holds the answer."
-    if len(missing) < len(records):
-        advice = "Leave them out of the data. If the LLM gave no answer, write an empty text; it counts as wrong."
-    fields = {**missing[0].extra, **missing[0].question.meta}
-    texts = sorted(name for name, value in fields.items() if isinstance(value, str))
-    raise BadInput(
-        f"{len(missing)} of {len(records)} questions have no text in the field '{key}', neither in 'meta' nor at the "
-        f"top level. The first is '{missing[0].question.id}'; its text fields are: {', '.join(texts) or 'none'}. "
-        f"{advice}"
-    )
+    if key and missing:
+        raise BadInput(
+            f"{len(missing)} of {len(records)} questions have no text in the field '{key}', neither in 'meta' nor at "
+            f"the top level. The first is '{missing[0].question.id}'; its fields are: {missing[0].list_fields()}. Name "
+            "the field that holds the answer. If the LLM gave no answer, write an empty text, which counts as wrong."
+        )
 
 
 def _check_any_has(records: Sequence[RecordedQuestion], key: str) -> None:
     """Raise BadInput if no question has a grade in the field that the key names. An empty key means: not recorded."""
-    if not key or any(record.get(key) is not None for record in records):
-        return
-    fields = sorted({**records[0].extra, **records[0].question.meta}) if records else []
-    raise BadInput(
-        f"no question has a grade in the field '{key}'. The fields of the first question are: "
-        f"{', '.join(fields) or 'none'}. Name the field that contains the grade; write a nested field with dots."
-    )
+    if key and records and all(record.get(key) is None for record in records):
+        raise BadInput(
+            f"no question has a grade in the field '{key}'. The fields of the first question are: "
+            f"{records[0].list_fields()}. Name the field that contains the grade; write a nested field with dots."
+        )
 
 
 def _describe_import(

@@ -186,6 +186,19 @@ def load_graders(
     return graders[0], second_grader
 
 
+def make_empty_row(question: Question, lang: str, grader: Grader) -> LabelRow:
+    """Make the label row of a question before it is answered: all answer fields are empty."""
+    return LabelRow(
+        id=question.id,
+        question=question.text,
+        lang=lang,
+        answers=tuple(list_gold_answers(question)),
+        choices=question.choices,
+        meta=question.meta,
+        grader="choice" if question.choices else grader.name,  # every grader grades multiple choice by letter
+    )
+
+
 def add_grades(answer: GradedAnswer, grades: Sequence[Grade], question: Question) -> GradedAnswer:
     """Return the answer of an LLM with its grades, and with two measures of its sampled answers.
 

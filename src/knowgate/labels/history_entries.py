@@ -39,8 +39,12 @@ def entries_from_rows(rows: Iterable[LabelRow], scope: HistoryScope, rule: Known
         known = is_known(row.closed, rule)
         if known is None or (known and is_time_sensitive(row.meta)):
             continue
+        label = KnowledgeLabel.KNOWN if known else KnowledgeLabel.UNKNOWN
+        if is_time_sensitive(row.meta):
+            label = KnowledgeLabel.TIME_SENSITIVE
+        source = LabelSource.JUDGE if row.grader.startswith("judge") else LabelSource.GOLD
         outcome = None if row.benefit is None else OUTCOME_BY_BENEFIT[row.benefit]
-        yield LogEntry(row.question, _get_label(row.meta, known), scope, source_from_grader(row.grader), outcome)
+        yield LogEntry(row.question, label, scope, source, outcome)
 
 
 def is_known(answer: GradedAnswer, rule: KnownRule) -> bool | None:
@@ -64,11 +68,6 @@ def is_known(answer: GradedAnswer, rule: KnownRule) -> bool | None:
     return all(grades) if rule == "all" else sum(grades) * 2 > len(grades)
 
 
-def source_from_grader(grader: str) -> LabelSource:
-    """Return where labels of this grader come from: a judge, or the gold answers."""
-    return LabelSource.JUDGE if grader.startswith("judge") else LabelSource.GOLD
-
-
 def time_sensitive_entries(questions: Iterable[Question], scope: HistoryScope) -> Iterator[LogEntry]:
     """Yield an entry for each question that its data marks as time-sensitive; other questions are skipped."""
     for question in questions:
@@ -86,10 +85,3 @@ def is_time_sensitive(meta: Mapping[str, Any]) -> bool:
         return True
     is_uar_time = str(meta.get("dataset", "")).startswith(UAR_TIME_PREFIX)
     return is_uar_time and bool(meta.get("need_retrieval_by_criterion"))
-
-
-def _get_label(meta: Mapping[str, Any], known: bool) -> KnowledgeLabel:
-    """Return the label of a question in the history log; `meta` says whether its answer changes over time."""
-    if known:
-        return KnowledgeLabel.KNOWN
-    return KnowledgeLabel.TIME_SENSITIVE if is_time_sensitive(meta) else KnowledgeLabel.UNKNOWN

@@ -6,24 +6,27 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 
 import numpy as np
 
 from knowgate.data.runs.rows import GradedAnswer, LabelRow, build_ungraded_answer
+from knowgate.data.runs.storage import pack_hidden_states
 from knowgate.data.signals import confidence, samples
 from knowgate.errors import BadSetting, DeviceError, KnowgateError, OutOfMemory, ServerError, UnsupportedSignal
-from knowgate.labels.grading import Grader, StringGrader, add_grades, compare_answers, list_gold_answers
+from knowgate.labels.grading import Grader, StringGrader, add_grades, compare_answers, make_empty_row
 from knowgate.labels.mask import mask_passages
-from knowgate.labels.options import DEFAULT_PASSAGES, LabelPlan
+from knowgate.labels.options import LabelOptions, resolve_layers
 from knowgate.labels.passages import (
     Evidence,
     IterativeAnswer,
     IterativeAnswerer,
     PassageFinder,
-    PassageSearchResults,
+    SearchResult,
     count_truncated,
 )
+from knowgate.models.backend import check_sampling
 from knowgate.models.local_backend import LocalBackend
 from knowgate.models.prompts.answers import AnswerPrompts, fit_passages_batch
 from knowgate.models.prompts.questions import build_self_assessment_prompt
@@ -42,7 +45,6 @@ from knowgate.types import (
 )
 
 SYSTEM_ERRORS = (ServerError, OutOfMemory)  # if all questions of a batch fail like this, the run stops
-MAX_HALF = float(np.finfo(np.float16).max)  # largest number in half precision
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class LabeledBatch:
 
 
 BatchFinisher = Callable[[], LabeledBatch]
-PassageSearch = Callable[[Sequence[Question]], PassageSearchResults]
+PassageSearch = Callable[[Sequence[Question]], list[SearchResult]]
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Labeler:
     Attributes:
         model: The LLM that answers.
         grader: Decides whether answers are right.
-        plan: What to generate and record.
+        options: What to generate and record. The index, reranker and graders that they name are given as objects below.
         prompts: Wording of the prompts.
         retriever: Finds passages; None to use the contexts of the questions.
         reranker: Sorts found passages; None to keep the order of the retriever.
@@ -79,7 +81,7 @@ class Labeler:
 
     model: Model
     grader: Grader
-    plan: LabelPlan = field(default_factory=LabelPlan)
+    options: LabelOptions = field(default_factory=LabelOptions)
     prompts: AnswerPrompts = field(default_factory=AnswerPrompts)
     retriever: Retriever | None = None
     reranker: Reranker | None = None
@@ -87,26 +89,46 @@ class Labeler:
     second_grader: Grader | None = None
 
     def __post_init__(self) -> None:
-        if self.plan.iterative and (self.retriever is None or not self.plan.open_book):
+        if self.options.iterative and (self.retriever is None or self.options.closed_book):
             raise BadSetting(
                 "iterative=True searches an index several times per question. Set `index`, and leave `closed_book` out."
             )
-        missing = {Signal.HIDDEN, Signal.SAMPLES} - self.model.offers if self.plan.seakr else set()
+        missing = {Signal.HIDDEN, Signal.SAMPLES} - self.model.offers if self.options.seakr else set()
         if missing:
             raise UnsupportedSignal(
                 f"seakr=True needs signals that the model '{self.model.name}' does not give: "
                 f"{', '.join(sorted(missing))}. Use another model, or leave `seakr` out."
             )
+        check_sampling(self.options.sampling)
+        _ = self.layers  # raises an error before anything is generated
 
     @property
     def passage_finder(self) -> PassageFinder:
-        """A passage finder with the plan, retriever and reranker of this labeler."""
-        return PassageFinder(self.plan, self.retriever, self.reranker)
+        """A passage finder with the options, retriever and reranker of this labeler."""
+        return PassageFinder(self.options, self.retriever, self.reranker)
+
+    @cached_property
+    def layers(self) -> tuple[int, ...]:
+        """Numbers of the layers whose hidden states are recorded."""
+        return resolve_layers(self.options.layers, self.model)
 
     @property
     def seakr_layer(self) -> int | None:
-        """Layer whose hidden states SeaKR compares, which is the middle one; None if the plan does not use SeaKR."""
-        return self.model.depth // 2 if self.plan.seakr else None
+        """Layer whose hidden states SeaKR compares, which is the middle one; None without SeaKR."""
+        return self.model.depth // 2 if self.options.seakr else None
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """Fingerprints of the model, prompts, index and reranker, to compare them across machines."""
+        identity = {"model": self.model.fingerprint, "wording": self.prompts.fingerprint}
+        if self.retriever is not None:
+            identity["index"] = self.retriever.fingerprint
+        if self.reranker is not None:
+            identity["reranker"] = self.reranker.fingerprint
+        return identity
+
+    def __call__(self, questions: Sequence[Question]) -> LabeledBatch:
+        return self.label(questions)
 
     def label(self, questions: Sequence[Question]) -> LabeledBatch:
         """Label a batch of questions; if it fails as a whole, its questions are labeled one by one."""
@@ -125,23 +147,27 @@ class Labeler:
             DeviceError: The GPU failed, so that all other questions would fail as well.
             ServerError: The server of the LLM failed, even for a single question.
         """
+        batch: LabeledBatch | None = None
         try:
             finish = self._answer(questions)
-            return finish if can_defer and self._can_finish_in_thread else _make_finisher(finish())
+            if can_defer and self._can_finish_in_thread:
+                return finish
+            batch = finish()
         except DeviceError:
             raise
         except KnowgateError as error:
             if len(questions) == 1:
                 if isinstance(error, ServerError):
                     raise
-                return _make_finisher(self.make_failed_batch(questions[0], str(error)))
+                batch = self.make_failed_batch(questions[0], str(error))
         # Outside of `except`, so that the memory that the error's traceback refers to is free.
-        return _make_finisher(self._label_one_by_one(questions))
+        finished = batch or self._label_one_by_one(questions)
+        return lambda: finished
 
     @property
     def _can_finish_in_thread(self) -> bool:
         """Whether grading needs no LLM. A judge, answers with masked passages, and iterative answers need one."""
-        return self._compares_strings and not self.plan.mask and not self.plan.iterative
+        return self._compares_strings and not self.options.mask and not self.options.iterative
 
     @property
     def _compares_strings(self) -> bool:
@@ -153,7 +179,8 @@ class Labeler:
 
         Raises the first error if all questions fail because of the server or the GPU memory.
         """
-        batches, errors = [], []
+        batches: list[LabeledBatch] = []
+        errors: list[KnowgateError] = []
         for question in questions:
             try:
                 batches.append(self._answer([question])())
@@ -192,12 +219,12 @@ class Labeler:
 
             selection = thread.submit(select) if can_select else None
             closed_prompts = [self.prompts.closed(question) for question in questions]
-            closed = self._read(closed_prompts, self.plan.samples, with_states=True)
+            closed = self._read(closed_prompts, self.options.samples, with_states=True)
             empty_rows = [self._make_empty_row(question) for question in questions]
             graded = self._grade_in_thread(thread, lambda: self._add_answers(empty_rows, questions, "closed", closed))
             signals = self._read_signals(questions, closed)
             evidence, open_prompts = selection.result() if selection else select()
-            n_open = self.plan.samples if self.plan.open_samples is None else self.plan.open_samples
+            n_open = self.options.samples if self.options.open_samples is None else self.options.open_samples
             opened = self._read(open_prompts, n_open) if open_prompts else []
 
         def finish() -> LabeledBatch:
@@ -205,7 +232,9 @@ class Labeler:
             rows = [replace(row, signals=row_signals) for row, row_signals in pairs]
             rows = self._add_open_answers(rows, questions, evidence, opened)
             seconds = (time.perf_counter() - start) / len(questions)
-            return LabeledBatch([replace(compare_answers(row), seconds=seconds) for row in rows], _pack_states(closed))
+            return LabeledBatch(
+                [replace(compare_answers(row), seconds=seconds) for row in rows], pack_hidden_states(closed)
+            )
 
         return finish
 
@@ -229,16 +258,17 @@ class Labeler:
             n_samples: Number of sampled answers to return.
             with_states: Also record hidden states, including those of sampled answers that SeaKR compares.
         """
-        plan = self.plan
-        seakr_samples = plan.seakr if with_states else 0  # SeaKR may need more samples than are returned
+        options = self.options
+        # SeaKR may need more samples than are returned.
+        seakr_samples = samples.SEAKR_SAMPLES if options.seakr and with_states else 0
         request = SignalRequest(
-            draft_tokens=plan.max_tokens,
-            layers=plan.layers if with_states else (),
+            draft_tokens=options.max_tokens,
+            layers=self.layers if with_states else (),
             after_draft=with_states,
             samples=max(n_samples, seakr_samples),
-            sample_tokens=plan.max_tokens,
-            sampling=plan.sampling,
-            seed=plan.seed,
+            sample_tokens=options.max_tokens,
+            sampling=options.sampling,
+            seed=options.seed,
             sample_layer=self.seakr_layer if seakr_samples else None,
             sample_end=bool(seakr_samples),
             resumable=False,
@@ -247,57 +277,59 @@ class Labeler:
         return [replace(reading, resume=None, samples=reading.samples[:n_samples]) for reading in readings]
 
     def _read_signals(self, questions: Sequence[Question], closed: Sequence[Reading]) -> list[dict[str, float]]:
-        """Return signals of each question by name: whether the LLM thinks it can answer, and SeaKR if it is planned.
+        """Return signals of each question by name: whether the LLM thinks it can answer, and SeaKR if it is recorded.
 
         SeaKR measures how much the hidden states of the sampled answers in `closed` differ, which shows uncertainty.
         """
-        assessments = self._assess(questions)
-        return [signals | self._measure_seakr(reading) for signals, reading in zip(assessments, closed, strict=True)]
+        signals: list[dict[str, float]] = []
+        for assessment, reading in zip(self._assess(questions), closed, strict=True):
+            row_signals = {} if assessment is None else {confidence.SELF_ASSESSMENT: assessment}
+            if reading.sample_states is not None:
+                states = reading.sample_states[: samples.SEAKR_SAMPLES]
+                row_signals[samples.SEAKR_END] = samples.log_determinant(states)
+                row_signals[samples.SEAKR_SIZE] = samples.log_mean_square(states)
+            signals.append(row_signals)
+        return signals
 
-    def _measure_seakr(self, reading: Reading) -> dict[str, float]:
-        """Measure how much the hidden states of the sampled answers differ; empty if they were not recorded."""
-        if reading.sample_states is None:
-            return {}
-        states = reading.sample_states[: self.plan.seakr]
-        return {samples.SEAKR_END: samples.log_determinant(states), samples.SEAKR_SIZE: samples.log_mean_square(states)}
-
-    def _assess(self, questions: Sequence[Question]) -> list[dict[str, float]]:
+    def _assess(self, questions: Sequence[Question]) -> list[float | None]:
         """Ask the LLM whether it can answer each question.
 
         Returns:
-            For each question, {name of the signal: logit of "yes" minus logit of "no"}; {} if the logits are unknown.
+            For each question, the logit of "yes" minus the logit of "no"; None if the logits are unknown.
         """
+        unknown: list[float | None] = [None for _ in questions]
         if Signal.LABELS not in self.model.offers:
-            return [{} for _ in questions]
+            return unknown
         prompts = [build_self_assessment_prompt(question, *confidence.ASSESSMENT_LABELS) for question in questions]
         try:
             logits = self.model.label_logits(prompts, confidence.ASSESSMENT_LABELS)
         except UnsupportedSignal:  # the answers are still useful without the self-assessment
-            return [{} for _ in questions]
-        signals: list[dict[str, float]] = []
-        for pair in logits:  # of one question
-            # Equal logits of a local LLM are a true tie. Those of a server mean that it listed neither label.
-            is_known = isinstance(self.model, LocalBackend) or confidence.has_distinct_logits(pair)
-            signals.append({confidence.SELF_ASSESSMENT: confidence.self_assessment_logit(pair)} if is_known else {})
-        return signals
+            return unknown
+        # Equal logits of a local LLM are a true tie. Those of a server mean that it listed neither label.
+        is_local = isinstance(self.model, LocalBackend)
+        return [
+            confidence.self_assessment_logit(pair) if is_local or confidence.has_distinct_logits(pair) else None
+            for pair in logits
+        ]
 
     # --- open book --------------------------------------------------------------------------------
 
     def _select_evidence(
-        self, questions: Sequence[Question], results: PassageSearchResults
+        self, questions: Sequence[Question], results: Sequence[SearchResult]
     ) -> tuple[list[Evidence], list[Prompt]]:
         """Rank the passages of each question, and keep those that fit the context window.
 
         Returns the kept passages of all questions, and the open-book prompts of the questions that have passages.
         """
-        ranked = self.passage_finder.rank(questions, results.passages)
-        fitting = fit_passages_batch(self.model, self.prompts, questions, ranked, self.plan.max_tokens)
-        evidence = [
-            Evidence(shown, count_truncated(passages, shown), frequency)
-            for shown, passages, frequency in zip(fitting, ranked, results.frequencies, strict=True)
-        ]
-        shown = zip(questions, evidence, strict=True)
-        return evidence, [self.prompts.open(question, item.passages) for question, item in shown if item.passages]
+        ranked = self.passage_finder.rank(questions, [result.passages for result in results])
+        fitting = fit_passages_batch(self.model, self.prompts, questions, ranked, self.options.max_tokens)
+        evidence: list[Evidence] = []
+        prompts: list[Prompt] = []
+        for question, result, passages, shown in zip(questions, results, ranked, fitting, strict=True):
+            evidence.append(Evidence(shown, count_truncated(passages, shown), result.frequency))
+            if shown:
+                prompts.append(self.prompts.open(question, shown))
+        return evidence, prompts
 
     def _add_open_answers(
         self,
@@ -326,9 +358,9 @@ class Labeler:
         shown = [row.passages for row in open_rows]
         checked = list(map(self.prompts.check_open_reading, open_questions, shown, opened))
         open_rows = self._add_answers(open_rows, open_questions, "open", checked)
-        if self.plan.mask:
+        if self.options.mask:
             open_rows = self._add_masked_answers(open_rows, open_questions)
-        if self.plan.iterative:
+        if self.options.iterative:
             open_rows = self._add_iterative_answers(open_rows, open_questions)
         for number, row in zip(with_passages, open_rows, strict=True):
             rows[number] = row
@@ -338,9 +370,9 @@ class Labeler:
         """Answer with passages in which the word MASK replaces the gold answers, and add the answers to the rows."""
         masked = [mask_passages(row.passages, row.answers) for row in rows]
         prompts = [self.prompts.open(question, passages) for question, passages in zip(questions, masked, strict=True)]
-        if self.plan.mask_samples:
-            return self._add_answers(rows, questions, "mask", self._read(prompts, self.plan.mask_samples))
-        completions = self.model.generate(prompts, max_tokens=self.plan.max_tokens)
+        if self.options.mask_samples:
+            return self._add_answers(rows, questions, "mask", self._read(prompts, self.options.mask_samples))
+        completions = self.model.generate(prompts, max_tokens=self.options.max_tokens)
         readings = [Reading(draft=prompt_completions[0]) for prompt_completions in completions]
         return self._add_answers(rows, questions, "mask", readings)
 
@@ -350,9 +382,7 @@ class Labeler:
             IterativeAnswer(question, row.passages, Completion(row.open.text if row.open else ""))
             for row, question in zip(rows, questions, strict=True)
         ]
-        k = self.plan.k or DEFAULT_PASSAGES
-        answerer = IterativeAnswerer(self.model, self.prompts, self.passage_finder.search, k, self.plan.max_tokens)
-        answerer.refine(answers)
+        IterativeAnswerer(self.model, self.prompts, self.passage_finder).refine(answers)
         rows = self._add_answers(rows, questions, "iterative", [Reading(draft=state.answer) for state in answers])
         return [replace(row, rounds=state.rounds) for row, state in zip(rows, answers, strict=True)]
 
@@ -378,19 +408,18 @@ class Labeler:
             texts += [answer.text, *answer.samples]
             text_questions += [question] * (1 + len(answer.samples))
         grades = iter(self.grader.grade(texts, text_questions))
-        grades_by_row = [list(islice(grades, 1 + len(answer.samples))) for answer in answers]
-        return [
-            replace(
+        graded_rows: list[LabelRow] = []
+        for row, answer, question, reading in zip(rows, answers, questions, readings, strict=True):
+            row_grades = list(islice(grades, 1 + len(answer.samples)))
+            graded_row = replace(
                 row,
-                **{name: add_grades(answer, row_grades, question)},  # type: ignore[arg-type]
                 guarded=row.guarded + sum(grade.guarded for grade in row_grades),
                 unparsable=row.unparsable + sum(grade.unparsable for grade in row_grades),
                 tokens=row.tokens + _count_generated_tokens(reading),
+                **{name: add_grades(answer, row_grades, question)},  # type: ignore[arg-type]
             )
-            for row, answer, row_grades, question, reading in zip(
-                rows, answers, grades_by_row, questions, readings, strict=True
-            )
-        ]
+            graded_rows.append(graded_row)
+        return graded_rows
 
     def _add_second_grades(self, answers: list[GradedAnswer], questions: Sequence[Question]) -> list[GradedAnswer]:
         """Add the verdicts of the second grader, if there is one, to the greedy answers; they are only stored."""
@@ -402,46 +431,12 @@ class Labeler:
         return [replace(answer, other_grades={name: grade.correct}) for answer, grade in pairs]
 
 
-def make_empty_row(question: Question, lang: str, grader: Grader) -> LabelRow:
-    """Make the label row of a question before it is answered: all answer fields are empty."""
-    return LabelRow(
-        id=question.id,
-        question=question.text,
-        lang=lang,
-        answers=tuple(list_gold_answers(question)),
-        choices=question.choices,
-        meta=question.meta,
-        grader="choice" if question.choices else grader.name,  # every grader grades multiple choice by letter
-    )
-
-
-def _make_finisher(batch: LabeledBatch) -> BatchFinisher:
-    """Return a function that returns a batch that is already finished."""
-    return lambda: batch
-
-
 def join_batches(batches: Sequence[LabeledBatch]) -> LabeledBatch:
     """Concatenate the rows and the hidden states of batches. A batch of a failed question has no hidden states."""
     succeeded = [batch for batch in batches if batch.vectors]
     names = sorted(succeeded[0].vectors) if succeeded else []  # all batches have states of the same names
     vectors = {name: np.concatenate([batch.vectors[name] for batch in succeeded]) for name in names}
     return LabeledBatch([row for batch in batches for row in batch.rows], vectors)
-
-
-def _pack_states(readings: Sequence[Reading]) -> dict[str, Vector]:
-    """Stack the hidden states of all readings, one array per layer and position.
-
-    The names are 'before.LAYER' (last prompt token) and 'after.LAYER' (last token of the answer).
-    """
-    layers = list(readings[0].hidden)  # all readings have the same layers
-    before = {f"before.{layer}": np.stack([reading.hidden[layer] for reading in readings]) for layer in layers}
-    after = {f"after.{layer}": np.stack([reading.hidden_after[layer] for reading in readings]) for layer in layers}
-    return {name: _to_half_precision(states) for name, states in {**before, **after}.items()}
-
-
-def _to_half_precision(states: Vector) -> Vector:
-    """Convert to float16, unless a value is too large for it, as in some layers of some models."""
-    return states.astype(np.float16) if float(np.abs(states).max(initial=0)) < MAX_HALF else states
 
 
 def _count_generated_tokens(reading: Reading) -> int:

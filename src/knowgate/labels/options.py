@@ -1,16 +1,14 @@
-"""Options of a label run: what callers set, and the plan that it resolves to for a given model."""
+"""Options of a label run, and the layer numbers that they mean for a given model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import field_validator, model_validator
 
 from knowgate.core.options import Count, Options, Seed, WholeNumber, option
-from knowgate.data.signals.samples import SEAKR_SAMPLES
 from knowgate.errors import BadSetting
 from knowgate.types import Model, Sampling, ServedModel, Signal, SignalRequest
 
@@ -133,62 +131,6 @@ class LabelOptions(AnswerOptions):
         if self.mask_samples and not self.mask:
             raise BadSetting(f"mask_samples={self.mask_samples} needs masked passages. Set mask=True.")
         return self
-
-    def make_plan(self, model: Model) -> LabelPlan:
-        """Make the plan of a label run with this model: layer names become layer numbers, and defaults become values.
-
-        Most options have the same name and value in the plan.
-        """
-        plan_names = [field.name for field in fields(LabelPlan)]
-        unchanged = {name: getattr(self, name) for name in plan_names if hasattr(self, name)}
-        resolved = {
-            "layers": resolve_layers(self.layers, model),
-            "k": DEFAULT_PASSAGES if self.k is None and self.rerank is not None else self.k,
-            "open_book": not self.closed_book,
-            "seakr": SEAKR_SAMPLES if self.seakr else 0,
-        }
-        return LabelPlan(**{**unchanged, **resolved})
-
-
-@dataclass(frozen=True)
-class LabelPlan:
-    """What to generate and record for each question, with all options resolved for one model.
-
-    The plan is stored with the run. A run can be continued only with the same plan.
-
-    Attributes:
-        samples: Number of sampled closed-book answers (without passages).
-        temperature: Temperature of sampled answers.
-        max_tokens: Maximum length of an answer.
-        seed: Seed of the samples.
-        layers: Layer numbers of the hidden states to record.
-        mask: Whether to answer also with passages in which the word MASK replaces the gold answers.
-        k: Passages per question; None for all contexts of a question.
-        open_book: Whether to answer also with passages (open-book).
-        seakr: Number of samples whose final states are compared (SeaKR); 0 for none.
-        open_samples: Number of sampled open-book answers; None for the same number as `samples`.
-        candidates: Number of passages that the reranker chooses from. Ignored if there is no reranker.
-        mask_samples: Number of sampled answers with masked passages.
-        iterative: Whether to answer also over several rounds of retrieval.
-        top_p: Nucleus sampling; 1 allows all tokens.
-        top_k: Number of tokens to sample from; 0 allows all tokens.
-    """
-
-    samples: int = 30
-    temperature: float = 1.0
-    max_tokens: int = 32
-    seed: int = 0
-    layers: tuple[int, ...] = ()
-    mask: bool = False
-    k: int | None = None
-    open_book: bool = True
-    seakr: int = 0
-    open_samples: int | None = None
-    candidates: int = DEFAULT_CANDIDATES
-    mask_samples: int = 0
-    iterative: bool = False
-    top_p: float = 1.0
-    top_k: int = 0
 
     @property
     def sampling(self) -> Sampling:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from knowgate.core.text import normalize
 from knowgate.labels.grading import list_gold_answers
-from knowgate.labels.options import DEFAULT_PASSAGES, LabelPlan
+from knowgate.labels.options import DEFAULT_PASSAGES, LabelOptions
 from knowgate.models.prompts.answers import AnswerPrompts, fit_passages
 from knowgate.retrieval.passages import (
     MAX_ROUNDS,
@@ -21,14 +21,13 @@ from knowgate.retrieval.rerankers import rerank
 from knowgate.types import Completion, Model, Passage, Question, Reranker, Retriever
 
 FREQUENCY_CAP = 100  # passages searched when counting how often an answer occurs in the corpus
-SearchFunction = Callable[[Sequence[str]], list[list[Passage]]]
 
 
-class PassageSearchResults(NamedTuple):
-    """The passages of each question, and how many passages of the corpus contain its gold answer (None: unknown)."""
+class SearchResult(NamedTuple):
+    """The passages of one question, and how many passages of the corpus contain its gold answer (None: unknown)."""
 
-    passages: list[list[Passage]]
-    frequencies: list[int | None]
+    passages: list[Passage]
+    frequency: int | None
 
 
 class Evidence(NamedTuple):
@@ -47,55 +46,61 @@ class Evidence(NamedTuple):
 
 @dataclass(frozen=True)
 class PassageFinder:
-    """Finds the passages of questions by a label plan.
+    """Finds the passages of questions by the options of a label run.
 
     `find` may run in a thread while the LLM generates. `rank` must not, because the reranker may use the same LLM.
 
     Attributes:
-        plan: Numbers of passages and candidates.
+        options: Numbers of passages and candidates.
         retriever: Index to search; None to use the contexts of the questions.
         reranker: Sorts found passages; None to keep their order.
     """
 
-    plan: LabelPlan
+    options: LabelOptions
     retriever: Retriever | None = None
     reranker: Reranker | None = None
 
-    def find(self, questions: Sequence[Question]) -> PassageSearchResults:
+    @property
+    def can_prefetch(self) -> bool:
+        """Whether passages can be searched in advance: there is an index, and no iterative search uses it meanwhile."""
+        return self.retriever is not None and not self.options.closed_book and not self.options.iterative
+
+    def find(self, questions: Sequence[Question]) -> list[SearchResult]:
         """Find the passages of each question without reranking them, and count how often its answer occurs."""
-        return PassageSearchResults(self._find_passages(questions), self._count_frequencies(questions))
+        passages = self._find_passages(questions)
+        frequencies = self._count_frequencies(questions)
+        return [SearchResult(found, count) for found, count in zip(passages, frequencies, strict=True)]
 
     def _find_passages(self, questions: Sequence[Question]) -> list[list[Passage]]:
         """Return passages for each question: from the index or, without an index, the contexts of the question.
 
-        If there is a reranker, more passages (`candidates`) are returned, from which it selects. If the plan is closed-book,
+        If there is a reranker, more passages (`candidates`) are returned, from which it selects. In a closed-book run,
         no passages are needed.
         """
-        if not self.plan.open_book:
+        if self.options.closed_book:
             return [[] for _ in questions]
-        count = self.plan.k if self.reranker is None else self.plan.candidates
+        count = self.options.k if self.reranker is None else self.options.candidates
         if self.retriever is not None:
             return self.retriever.search([question.text for question in questions], count or DEFAULT_PASSAGES)
         return [list(question.contexts[:count]) for question in questions]
 
     def rank(self, questions: Sequence[Question], passages: list[list[Passage]]) -> list[list[Passage]]:
         """Rerank found passages and keep the best `k`; without a reranker, return them unchanged."""
-        if self.reranker is None or not self.plan.open_book:
+        if self.reranker is None or self.options.closed_book:
             return passages
         queries = [question.text for question in questions]
-        return rerank(self.reranker, queries, passages, self.plan.k or DEFAULT_PASSAGES)
+        return rerank(self.reranker, queries, passages, self.options.k or DEFAULT_PASSAGES)
 
     def search(self, queries: Sequence[str]) -> list[list[Passage]]:
         """Search the index for queries, such as a question with its last answer, and return the best `k` passages of each.
 
-        The passages are reranked if there is a reranker. Without an index, the result is empty.
+        The passages are reranked if there is a reranker.
         """
-        k = self.plan.k or DEFAULT_PASSAGES
-        if self.retriever is None:
-            return []
+        assert self.retriever is not None
+        k = self.options.k or DEFAULT_PASSAGES
         if self.reranker is None:
             return self.retriever.search(list(queries), k)
-        candidates = self.retriever.search(list(queries), self.plan.candidates)
+        candidates = self.retriever.search(list(queries), self.options.candidates)
         return rerank(self.reranker, list(queries), candidates, k)
 
     def _count_frequencies(self, questions: Sequence[Question]) -> list[int | None]:
@@ -103,7 +108,7 @@ class PassageFinder:
 
         The count is None without an index, for a remote index, and for questions without gold answer.
         """
-        if self.retriever is None or self.retriever.name == "http" or not self.plan.open_book:
+        if self.retriever is None or self.retriever.name == "http" or self.options.closed_book:
             return [None for _ in questions]
         golds = [list_gold_answers(question) for question in questions]
         first_golds = [answers[0] for answers in golds if answers]
@@ -155,16 +160,12 @@ class IterativeAnswerer:
     Attributes:
         model: The LLM.
         prompts: Wording of the prompts.
-        search: Searches passages for a batch of queries.
-        k: Number of passages shown per round.
-        max_tokens: Maximum length of an answer.
+        finder: Searches passages. Its options say how many are shown, and how long an answer may be.
     """
 
     model: Model
     prompts: AnswerPrompts
-    search: SearchFunction
-    k: int
-    max_tokens: int
+    finder: PassageFinder
 
     def refine(self, answers: Sequence[IterativeAnswer]) -> None:
         """Continue from the answers of the first round and update them in place; each round is one batch."""
@@ -177,19 +178,23 @@ class IterativeAnswerer:
 
     def _search_again(self, active: Sequence[IterativeAnswer], round_number: int) -> None:
         """Search with question and current answer, and update the passages; without new ones, a question is done."""
-        results = self.search([build_follow_up_query(state.question.text, state.answer.text) for state in active])
+        options = self.finder.options
+        results = self.finder.search(
+            [build_follow_up_query(state.question.text, state.answer.text) for state in active]
+        )
         for state, passages in zip(active, results, strict=True):
             state.rounds = round_number
-            best = merge_passages(state.passages, passages)[: self.k]
-            fitting = fit_passages(self.model, self.prompts, state.question, best, self.max_tokens)
-            has_new = has_new_passages(state.passages, fitting)
-            state.is_done = not has_new
-            state.passages = fitting if has_new else state.passages
+            best = merge_passages(state.passages, passages)[: options.k or DEFAULT_PASSAGES]
+            fitting = fit_passages(self.model, self.prompts, state.question, best, options.max_tokens)
+            if has_new_passages(state.passages, fitting):
+                state.passages = fitting
+            else:
+                state.is_done = True
 
     def _answer_again(self, active: Sequence[IterativeAnswer]) -> None:
         """Answer with the current passages; a question is done if its answer stays the same."""
         prompts = [self.prompts.open(state.question, state.passages) for state in active]
-        completions = self.model.generate(prompts, max_tokens=self.max_tokens)
+        completions = self.model.generate(prompts, max_tokens=self.finder.options.max_tokens)
         for state, (answer,) in zip(active, completions, strict=True):
             state.is_done = normalize(answer.text) == normalize(state.answer.text)
             state.answer = answer

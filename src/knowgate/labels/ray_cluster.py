@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
@@ -65,9 +65,6 @@ class RayCluster:
         if name != "ray":
             raise BadSetting(f"unknown runner '{spec}'. Known: local, ray, ray:local, ray:HOST:PORT.")
         options = ",".join(f"{key}={value}" for key, value in parse_qsl(query, keep_blank_values=True))
-        if query and not options:
-            message = f"the runner '{spec}' has invalid options. Write, for example: ray:local?workers=2&gpus=0.5"
-            raise BadSetting(message)
         address = address or ANY_CLUSTER
         if address not in (LOCAL_CLUSTER, ANY_CLUSTER):
             _parse_address(address)  # raises BadSetting if it is invalid
@@ -156,15 +153,6 @@ class ClusterNode:
         return min(counts, default=MAX_WORKERS)
 
 
-@dataclass(frozen=True)
-class WorkerPool:
-    """The workers to start: their number, and the CPU cores and GPUs of each."""
-
-    size: int
-    cpus: float
-    gpus: float
-
-
 def list_nodes(ray: Any) -> list[ClusterNode]:
     """List the machines of the connected cluster that are alive."""
     return [
@@ -179,8 +167,8 @@ def list_nodes(ray: Any) -> list[ClusterNode]:
     ]
 
 
-def plan_workers(resources: WorkerResources, nodes: Sequence[ClusterNode]) -> WorkerPool:
-    """Decide how many workers to start, and with how many cores and GPUs.
+def plan_workers(resources: WorkerResources, nodes: Sequence[ClusterNode]) -> WorkerResources:
+    """Decide how many workers to start, and with how many cores and GPUs, where the user has not decided it.
 
     Raises BadSetting if they do not fit on the cluster, because Ray would wait forever for free resources.
     """
@@ -196,7 +184,7 @@ def plan_workers(resources: WorkerResources, nodes: Sequence[ClusterNode]) -> Wo
             f"{len(nodes)} machines have {total}. At most {capacity} such workers fit. Ask for fewer or smaller "
             f"workers: runner='ray:...?workers={max(capacity, 1)}'"
         )
-    return WorkerPool(size, cpus, gpus)
+    return WorkerResources(size, gpus, cpus)
 
 
 def _count_default_workers(nodes: Sequence[ClusterNode], gpus: float) -> int:
@@ -228,31 +216,21 @@ def check_versions(ray: Any, nodes: Sequence[ClusterNode]) -> None:
     """Raise BadSetting if a machine has no knowgate or another version of it, whose results could differ."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    task = ray.remote(num_cpus=0, max_retries=2)(_make_version_function())
+    # Ray sends the code of a nested function. A function of this module would be imported on the other machine, which
+    # fails if knowgate is missing there.
+    def get_version() -> str:
+        try:
+            from knowgate import core
+        except ImportError:
+            return "none"
+        return str(core.VERSION)
+
+    task = ray.remote(num_cpus=0, max_retries=2)(get_version)
     strategies = [NodeAffinitySchedulingStrategy(node.id, soft=False) for node in nodes]
     versions = ray.get([task.options(scheduling_strategy=strategy).remote() for strategy in strategies])
-    others = [
-        f"{node.host}: {version or 'none'}" for node, version in zip(nodes, versions, strict=True) if version != VERSION
-    ]
+    others = [f"{node.host}: {version}" for node, version in zip(nodes, versions, strict=True) if version != VERSION]
     if others:
         raise BadSetting(
             f"the machines of the Ray cluster need the same version of knowgate as this one ({VERSION}), but they "
             f"have: {'; '.join(others)}. Install it there: pip install 'knowgate=={VERSION}'"
         )
-
-
-def _make_version_function() -> Callable[[], str]:
-    """Make a function that returns the version of knowgate on the machine where it runs; "" if not installed.
-
-    It is a nested function, because Ray sends the code of those. A function of this module would be imported on the
-    other machine, which fails if knowgate is missing there.
-    """
-
-    def get_version() -> str:
-        try:
-            from knowgate import core
-        except ImportError:
-            return ""
-        return str(core.VERSION)
-
-    return get_version

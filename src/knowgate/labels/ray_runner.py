@@ -20,8 +20,8 @@ from typing import Any, Generic
 
 from knowgate.errors import BadSetting, DeviceError, KnowgateError, ModelError
 from knowgate.labels.local_runner import LocalRunner
-from knowgate.labels.ray_cluster import RayCluster, WorkerPool, check_versions, list_nodes, plan_workers
-from knowgate.labels.ray_worker import JobSpec, RayWorker, SharedIndex, WorkerEnvironment, WorkerError, WorkerResult
+from knowgate.labels.ray_cluster import RayCluster, WorkerResources, check_versions, list_nodes, plan_workers
+from knowgate.labels.ray_worker import JobSpec, RayWorker, SharedIndex, WorkerEnvironment, WorkerResult
 from knowgate.types import Question, Result, Runner
 
 log = logging.getLogger(__name__)
@@ -109,11 +109,10 @@ class RayRunner(Generic[Result]):
         if not questions:
             return
         with self.connect() as (ray, pool):
-            waiting = deque(QuestionBatch((question,)) for question in questions)
-            yield from RayScheduler(self, ray, pool, waiting).run()
+            yield from RayScheduler(self, ray, pool, deque(questions)).run()
 
     @contextlib.contextmanager
-    def connect(self) -> Iterator[tuple[Any, WorkerPool]]:
+    def connect(self) -> Iterator[tuple[Any, WorkerResources]]:
         """Connect to the cluster, check its machines, and yield the `ray` module with the planned workers."""
         with self.cluster.connect() as ray:
             nodes = list_nodes(ray)
@@ -128,12 +127,10 @@ class QuestionBatch:
     Attributes:
         questions: The questions.
         deaths: Number of workers that died over the question, if the batch is a single question that is run again.
-        is_retry: Whether the batch is run again; it is then sent as it is, without other questions.
     """
 
     questions: tuple[Question, ...]
     deaths: int = 0
-    is_retry: bool = False
 
 
 @dataclass
@@ -160,8 +157,9 @@ class RayScheduler(Generic[Result]):
     Attributes:
         runner: The runner, with the description of the job.
         ray: The `ray` module, connected to the cluster.
-        pool: The workers to start.
-        waiting: New questions, each as a batch of its own, and batches to run again.
+        pool: The number of workers to start, and the resources of each.
+        waiting: Questions that were not sent to a worker yet.
+        retries: Batches to run again, which are sent first, as they are.
         indexes: Index actor of each machine, by the machine's id.
         busy: Workers that are running a call, by the Ray reference of that call.
         idle: Workers that wait for a batch.
@@ -170,8 +168,9 @@ class RayScheduler(Generic[Result]):
 
     runner: RayRunner[Result]
     ray: Any
-    pool: WorkerPool
-    waiting: deque[QuestionBatch]
+    pool: WorkerResources
+    waiting: deque[Question]
+    retries: deque[QuestionBatch] = field(default_factory=deque)
     indexes: dict[str, Any] = field(default_factory=dict)
     busy: dict[Any, WorkerHandle] = field(default_factory=dict)
     idle: list[WorkerHandle] = field(default_factory=list)
@@ -185,7 +184,7 @@ class RayScheduler(Generic[Result]):
         batch into `idle`, from where `_send_batches` moves them back to `busy`.
         """
         try:
-            for _ in range(min(self.pool.size, len(self.waiting))):
+            for _ in range(min(self.pool.workers, len(self.waiting))):
                 self._start_worker()
             while self.busy:
                 [reference], _ = self.ray.wait(list(self.busy), num_returns=1)
@@ -210,18 +209,18 @@ class RayScheduler(Generic[Result]):
             return
         if result.error is None:
             yield from self._handle_result(worker, result.value)
-        elif worker.batch is not None and result.error.kind == DeviceError.__name__:
+        elif worker.batch is not None and result.error_class == DeviceError.__name__:
             self.ray.kill(worker.actor)
-            yield from self._handle_death(worker, result.error.to_exception())
+            yield from self._handle_death(worker, result.to_exception())
         else:
-            yield from self._handle_error(worker, result.error)
+            yield from self._handle_error(worker, result)
 
     # --- workers ----------------------------------------------------------------------------------
 
     @property
     def _environment(self) -> WorkerEnvironment:
-        """The working directory of this process, which workers also use, and the GPUs per worker."""
-        return WorkerEnvironment(str(Path.cwd()), self.pool.gpus)
+        """The working directory of this process, which workers also use, and whether they use a GPU."""
+        return WorkerEnvironment(str(Path.cwd()), has_gpu=bool(self.pool.gpus))
 
     def _start_worker(self) -> None:
         """Start a worker; its first call asks on which machine it runs."""
@@ -252,7 +251,7 @@ class RayScheduler(Generic[Result]):
         """Replace a dead worker and schedule its batch again; raise ModelError after too many deaths in a row."""
         reason = " ".join(str(error).split())
         self.deaths += 1
-        max_deaths = MAX_STARTUP_DEATHS if worker.batch is None else MAX_DEATHS + self.pool.size
+        max_deaths = MAX_STARTUP_DEATHS if worker.batch is None else MAX_DEATHS + self.pool.workers
         if self.deaths >= max_deaths:
             raise ModelError(
                 f"{self.deaths} workers of the Ray cluster died in a row before they finished a batch: "
@@ -261,7 +260,7 @@ class RayScheduler(Generic[Result]):
         log.warning("a worker died; a new one takes over its questions")
         if worker.batch is not None:
             yield from self._retry(worker.batch, reason)
-        if self.waiting:
+        if self.waiting or self.retries:
             self._start_worker()
 
     def _retry(self, batch: QuestionBatch, reason: str) -> Iterator[Result]:
@@ -269,17 +268,14 @@ class RayScheduler(Generic[Result]):
 
         A single question is tried `MAX_TRIES` times; then its failed result is yielded.
         """
-        if len(batch.questions) == 1:
-            deaths = batch.deaths + 1
-            if deaths < MAX_TRIES:
-                self.waiting.appendleft(QuestionBatch(batch.questions, deaths, is_retry=True))
-            else:
-                message = f"{MAX_TRIES} workers died over this question: {reason[:200]}"
-                yield self.runner.make_failed(batch.questions[0], message)
-            return
-        middle = (len(batch.questions) + 1) // 2
-        self.waiting.appendleft(QuestionBatch(batch.questions[middle:], is_retry=True))
-        self.waiting.appendleft(QuestionBatch(batch.questions[:middle], is_retry=True))
+        if len(batch.questions) > 1:
+            middle = (len(batch.questions) + 1) // 2
+            self.retries += [QuestionBatch(batch.questions[:middle]), QuestionBatch(batch.questions[middle:])]
+        elif batch.deaths + 1 < MAX_TRIES:
+            self.retries.append(QuestionBatch(batch.questions, batch.deaths + 1))
+        else:
+            message = f"{MAX_TRIES} workers died over this question: {reason[:200]}"
+            yield self.runner.make_failed(batch.questions[0], message)
 
     # --- results ----------------------------------------------------------------------------------
 
@@ -314,25 +310,25 @@ class RayScheduler(Generic[Result]):
                 "same model and index to the same path on all machines."
             )
 
-    def _handle_error(self, worker: WorkerHandle, error: WorkerError) -> Iterator[Result]:
+    def _handle_error(self, worker: WorkerHandle, result: WorkerResult[Any]) -> Iterator[Result]:
         """Handle an error that a worker reported, and stop the run if other questions would fail in the same way.
 
         This is the case if the worker was starting, and for errors of knowgate, because the job itself turns knowgate's
         errors about a single question into failed rows. After other errors the questions of the batch are run again one by
         one, and a single question gets a failed result.
         """
-        if error.is_knowgate_error:
-            raise error.to_exception()
+        reason = str(result.error)
+        if result.error_class:
+            raise result.to_exception()
         if worker.batch is None:
             raise KnowgateError(
-                f"a Ray worker cannot start: {error.message.rstrip('.')}. Check that its machine has the same model, index "
+                f"a Ray worker cannot start: {reason.rstrip('.')}. Check that its machine has the same model, index "
                 "and packages."
             )
         if len(worker.batch.questions) == 1:
-            yield self.runner.make_failed(worker.batch.questions[0], error.message)
+            yield self.runner.make_failed(worker.batch.questions[0], reason)
         else:
-            questions = reversed(worker.batch.questions)
-            self.waiting.extendleft(QuestionBatch((question,), is_retry=True) for question in questions)
+            self.retries += [QuestionBatch((question,)) for question in worker.batch.questions]
         self.idle.append(worker)
 
     def _send_batches(self) -> None:
@@ -340,9 +336,10 @@ class RayScheduler(Generic[Result]):
 
         Workers for which no batch is left stay idle, because a batch of another worker may have to be run again.
         """
-        while self.waiting and self.idle:
+        while self.idle and (self.waiting or self.retries):
             worker = self.idle.pop()
-            worker.batch, worker.started = self._take_batch(worker.size), time.perf_counter()
+            worker.batch = self._take_batch(worker.size)
+            worker.started = time.perf_counter()
             self.busy[worker.actor.run.remote(worker.batch.questions)] = worker
 
     def _take_batch(self, size: int) -> QuestionBatch:
@@ -350,12 +347,8 @@ class RayScheduler(Generic[Result]):
 
         When few questions are left, the batch is only this worker's share, so that all workers finish together.
         """
-        first = self.waiting.popleft()
-        if first.is_retry:
-            return first
-        share_of_worker = math.ceil((len(self.waiting) + 1) / self.pool.size)
-        size = min(size, share_of_worker)
-        questions = [*first.questions]
-        while len(questions) < size and self.waiting and not self.waiting[0].is_retry:
-            questions += self.waiting.popleft().questions
-        return QuestionBatch(tuple(questions))
+        if self.retries:
+            return self.retries.popleft()
+        share_of_worker = math.ceil(len(self.waiting) / self.pool.workers)
+        n_questions = min(size, share_of_worker)
+        return QuestionBatch(tuple(self.waiting.popleft() for _ in range(n_questions)))

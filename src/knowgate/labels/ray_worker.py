@@ -6,6 +6,7 @@ may not be importable on the machine that receives them.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,10 +46,10 @@ class JobSpec(Protocol[JobResult]):
 
 @dataclass(frozen=True)
 class WorkerEnvironment:
-    """Working directory of a worker, and the number of GPUs that it may use."""
+    """Working directory of a worker, and whether it may use a GPU."""
 
     folder: str
-    gpus: float
+    has_gpu: bool
 
     def activate(self) -> None:
         """Change to the working directory of the caller, if it exists here, so that relative paths work.
@@ -57,51 +58,48 @@ class WorkerEnvironment:
         """
         if Path(self.folder).is_dir():
             os.chdir(self.folder)
-        if not self.gpus:
+        if not self.has_gpu:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 @dataclass(frozen=True)
-class WorkerError:
-    """An error of a worker, as text.
+class WorkerResult(Generic[Result]):
+    """The return value of a call to a worker, or the error that the call raised.
 
     Attributes:
-        message: Message of the error.
-        kind: Name of the exception class.
-        is_knowgate_error: Whether the exception class is one of knowgate, whose messages are written for users.
+        value: Return value of the call.
+        error: Message of the error; None if the call succeeded.
+        error_class: Name of the error's class if it is one of knowgate's; "" for other errors.
     """
 
-    message: str
-    kind: str = ""
-    is_knowgate_error: bool = False
+    value: Result | None = None
+    error: str | None = None
+    error_class: str = ""
 
     def to_exception(self) -> KnowgateError:
         """Return an exception of the same class, with the same message.
 
         The constructor of the class may need other arguments, so it is not called.
         """
-        kind = getattr(errors, self.kind, KnowgateError)
-        error: KnowgateError = kind.__new__(kind)
-        KnowgateError.__init__(error, self.message)
+        error_class = getattr(errors, self.error_class, KnowgateError)
+        error: KnowgateError = error_class.__new__(error_class)
+        KnowgateError.__init__(error, str(self.error))
         return error
 
 
-@dataclass(frozen=True)
-class WorkerResult(Generic[Result]):
-    """The return value of a call to a worker, or the error that the call raised."""
+def return_errors(method: Callable[..., Any]) -> Callable[..., WorkerResult[Any]]:
+    """Decorate a method of a worker: it returns its result or its error, and never raises, so that the worker survives."""
 
-    value: Result | None = None
-    error: WorkerError | None = None
+    @functools.wraps(method)
+    def call(*arguments: Any) -> WorkerResult[Any]:
+        try:
+            return WorkerResult(method(*arguments))
+        except KnowgateError as error:
+            return WorkerResult(error=str(error), error_class=type(error).__name__)
+        except Exception as error:  # noqa: BLE001 - any error becomes a failed row
+            return WorkerResult(error=f"{type(error).__name__}: {error}".rstrip(": "))
 
-
-def run_safely(work: Callable[[], Result]) -> WorkerResult[Result]:
-    """Call a function on a worker and return its result or its error. Never raises, so that the worker survives."""
-    try:
-        return WorkerResult(work())
-    except KnowgateError as error:
-        return WorkerResult(error=WorkerError(str(error), type(error).__name__, is_knowgate_error=True))
-    except Exception as error:  # noqa: BLE001 - any error becomes a failed row
-        return WorkerResult(error=WorkerError(f"{type(error).__name__}: {error}".rstrip(": "), type(error).__name__))
+    return call
 
 
 class RayWorker:
@@ -110,15 +108,15 @@ class RayWorker:
     def __init__(self) -> None:
         self._job: Job[Any] | None = None
 
-    def get_node(self) -> WorkerResult[str]:
+    @return_errors
+    def get_node(self) -> str:
         """Return the id of the machine that Ray placed the worker on."""
         import ray
 
-        return run_safely(lambda: str(ray.get_runtime_context().get_node_id()))
+        return str(ray.get_runtime_context().get_node_id())
 
-    def create_job(
-        self, spec: JobSpec[Any], environment: WorkerEnvironment, index: Any
-    ) -> WorkerResult[dict[str, str]]:
+    @return_errors
+    def create_job(self, spec: JobSpec[Any], environment: WorkerEnvironment, index: Any) -> dict[str, str]:
         """Create the job and return the fingerprints of its model and index.
 
         Args:
@@ -126,42 +124,38 @@ class RayWorker:
             environment: Working directory and GPUs of the worker.
             index: `SharedIndex` actor of this machine; None if the job searches no index.
         """
-        return run_safely(lambda: self._create_job(spec, environment, index))
-
-    def _create_job(self, spec: JobSpec[Any], environment: WorkerEnvironment, index: Any) -> dict[str, str]:
-        """Create the job and return its fingerprints. `create_job` calls this, and returns errors as text."""
         environment.activate()
         self._job = spec.create(None if index is None else SharedIndexRetriever(index))
         return self._job.identity
 
-    def run(self, questions: Sequence[Question]) -> WorkerResult[Any]:
+    @return_errors
+    def run(self, questions: Sequence[Question]) -> Any:
         """Run the job on a batch of questions; `create_job` must have been called."""
         assert self._job is not None
-        job = self._job
-        return run_safely(lambda: job(questions))
+        return self._job(questions)
 
 
 class SharedIndex:
     """The index of one machine, loaded once (at the first search) and shared by all workers on it."""
 
     def __init__(self, index: str, environment: WorkerEnvironment) -> None:
-        self._index, self._environment = index, environment
-        self._retriever: Retriever | None = None
+        self._index = index
+        self._environment = environment
 
-    def describe(self) -> WorkerResult[tuple[str, str]]:
+    @return_errors
+    def describe(self) -> tuple[str, str]:
         """Return the name and fingerprint of the index."""
-        return run_safely(lambda: (self._open().name, self._open().fingerprint))
+        return self._retriever.name, self._retriever.fingerprint
 
-    def search(self, queries: Sequence[str], k: int) -> WorkerResult[list[list[Passage]]]:
+    @return_errors
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Search the index."""
-        return run_safely(lambda: self._open().search(queries, k))
+        return self._retriever.search(queries, k)
 
-    def _open(self) -> Retriever:
-        """Return the index, which is loaded on the first call."""
-        if self._retriever is None:
-            self._environment.activate()
-            self._retriever = as_retriever(self._index)
-        return self._retriever
+    @functools.cached_property
+    def _retriever(self) -> Retriever:
+        self._environment.activate()
+        return as_retriever(self._index)
 
 
 class SharedIndexRetriever:
@@ -181,5 +175,5 @@ class SharedIndexRetriever:
 
         result = ray.get(method.remote(*arguments))
         if result.error is not None:
-            raise result.error.to_exception()
+            raise result.to_exception()
         return result.value

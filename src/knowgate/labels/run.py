@@ -8,16 +8,17 @@ import platform
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import Any
 
 from knowgate.core.files import sha256_text
 from knowgate.data.runs.folder import RunFolder, hash_settings
 from knowgate.data.runs.rows import LabelRow
+from knowgate.data.signals.samples import SEAKR_SAMPLES
 from knowgate.labels.labeler import LabeledBatch, Labeler
 from knowgate.labels.local_runner import LabelingPipeline, LocalRunner
-from knowgate.labels.options import count_shown_passages
+from knowgate.labels.options import DEFAULT_PASSAGES, count_shown_passages
 from knowgate.types import Model, Question, Runner
 
 log = logging.getLogger(__name__)
@@ -170,7 +171,7 @@ def describe_label_run(labeler: Labeler, questions: Sequence[Question], data: st
 
     Settings of unused features are left out, so that runs of older versions, which lack them, can be continued.
     """
-    plan, retriever, reranker = labeler.plan, labeler.retriever, labeler.reranker
+    options, retriever, reranker = labeler.options, labeler.retriever, labeler.reranker
     settings: dict[str, Any] = {
         "data": data,
         "data_fingerprint": fingerprint_questions(questions),
@@ -181,27 +182,29 @@ def describe_label_run(labeler: Labeler, questions: Sequence[Question], data: st
         "retriever": retriever.name if retriever else "contexts",
         "retriever_fingerprint": retriever.fingerprint if retriever else None,
         "grader": labeler.grader.name,
-        **{key: list(value) if isinstance(value, tuple) else value for key, value in asdict(plan).items()},
+        **{name: getattr(options, name) for name in ("samples", "temperature", "max_tokens", "seed", "mask", "k")},
+        "layers": list(labeler.layers),
+        "open_book": not options.closed_book,
     }
     if labeler.second_grader:
         settings["second_grader"] = labeler.second_grader.name
-    if plan.open_book:
-        settings["k"] = count_shown_passages(plan.k, settings["retriever_fingerprint"])
+    if not options.closed_book:
+        settings["k"] = count_shown_passages(options.k, settings["retriever_fingerprint"])
         settings["open_prompts"] = labeler.prompts.open_fingerprint
-    if plan.seakr:
-        settings |= {"seakr_layer": labeler.seakr_layer, "seakr_at": "end token"}
     if reranker:
+        settings["k"] = options.k or DEFAULT_PASSAGES
+        settings["candidates"] = options.candidates
         settings |= {"reranker": reranker.name, "reranker_fingerprint": reranker.fingerprint}
-    unused = {
-        "seakr": not plan.seakr,
-        "open_samples": plan.open_samples is None,
-        "candidates": reranker is None,
-        "mask_samples": not plan.mask_samples,
-        "iterative": not plan.iterative,
-        "top_p": plan.sampling.is_whole,
-        "top_k": plan.sampling.is_whole,
-    }
-    settings = {key: value for key, value in settings.items() if not unused.get(key)}
+    if options.open_samples is not None:
+        settings["open_samples"] = options.open_samples
+    if options.mask_samples:
+        settings["mask_samples"] = options.mask_samples
+    if options.iterative:
+        settings["iterative"] = True
+    if not options.sampling.is_whole:
+        settings |= {"top_p": options.top_p, "top_k": options.top_k}
+    if options.seakr:
+        settings |= {"seakr": SEAKR_SAMPLES, "seakr_layer": labeler.seakr_layer, "seakr_at": "end token"}
     settings |= build_synthetic_setting(questions)
     return {**settings, "hash": hash_settings(settings)}
 

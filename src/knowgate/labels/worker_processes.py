@@ -22,8 +22,8 @@ from subprocess import DEVNULL, PIPE
 from typing import Any
 
 from knowgate.labels.grading import Grade, StringGrader
-from knowgate.labels.options import LabelPlan
-from knowgate.labels.passages import PassageFinder, PassageSearchResults
+from knowgate.labels.options import LabelOptions
+from knowgate.labels.passages import PassageFinder, SearchResult
 from knowgate.retrieval.bm25 import Bm25Retriever
 from knowgate.retrieval.index_folder import open_bm25
 from knowgate.types import Passage, Question
@@ -41,8 +41,8 @@ def count_workers(finder: PassageFinder, n_questions: int) -> int:
     Workers search only BM25 indexes on disk. Other retrievers need a GPU or a server, or exist only in this process.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    plan, retriever = finder.plan, finder.retriever
-    can_search = plan.open_book and not plan.iterative and isinstance(retriever, Bm25Retriever) and retriever.folder
+    retriever = finder.retriever
+    can_search = finder.can_prefetch and isinstance(retriever, Bm25Retriever) and retriever.folder
     return min(MAX_WORKERS, cores // 2) if can_search and n_questions >= MIN_QUESTIONS and cores >= MIN_CORES else 0
 
 
@@ -58,8 +58,10 @@ class WorkerProcesses:
     """
 
     def __init__(self, finder: PassageFinder, count: int):
-        self.count, self.is_ready = count, False
-        self._finder, self._lock = finder, threading.RLock()
+        self.count = count
+        self.is_ready = False
+        self._finder = finder
+        self._lock = threading.RLock()
         self._workers: list[subprocess.Popen[str]] = []
 
     def start(self) -> None:
@@ -69,20 +71,20 @@ class WorkerProcesses:
 
     def close(self) -> None:
         """Kill the workers. This process does all further work itself."""
-        self.count, self.is_ready = 0, False
+        self.count = 0
+        self.is_ready = False
         for worker in self._workers:
             worker.kill()  # a thread that waits for the worker then releases the lock
         with self._lock:
             for worker in self._workers:
                 worker.communicate()  # closes the pipes
 
-    def find(self, questions: Sequence[Question]) -> PassageSearchResults:
+    def find(self, questions: Sequence[Question]) -> list[SearchResult]:
         """Find the passages of each question, and count how often its answer occurs."""
         results = self.run("search", [[question.text, question.answers] for question in questions])
         if results is None:
             return self._finder.find(questions)
-        passages = [[Passage(*fields) for fields in passages] for passages, _ in results]
-        return PassageSearchResults(passages, [frequency for _, frequency in results])
+        return [SearchResult([Passage(*fields) for fields in passages], frequency) for passages, frequency in results]
 
     def run(self, task: str, items: Sequence[Any]) -> list[Any] | None:
         """Divide the items of a task among the workers, and return one result per item; None if no worker is ready."""
@@ -114,7 +116,7 @@ class WorkerProcesses:
         index = [
             str(retriever.folder),
             retriever.fingerprint,
-            finder.plan.candidates if finder.reranker else finder.plan.k,
+            finder.options.candidates if finder.reranker else finder.options.k,
         ]
         # Workers import from the same folders as this process. In a session of their own, Ctrl-C does not reach them.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -135,7 +137,9 @@ class WorkerGrader(StringGrader):
         """Grade answers. Answers to one question that follow each other are graded by the same worker."""
         items = []
         for _, pairs in itertools.groupby(zip(answers, questions, strict=True), key=lambda pair: id(pair[1])):
-            texts, (question, *_) = zip(*pairs, strict=True)
+            group = list(pairs)
+            question = group[0][1]
+            texts = [answer for answer, _ in group]
             letter = str(question.meta.get("gold_letter") or "")
             items.append([self.name, question.text, question.answers, question.choices, letter, texts])
         grades = self.workers.run("grade", items)
@@ -154,7 +158,7 @@ def main() -> None:
     retriever = open_bm25(folder)
     if retriever.fingerprint != fingerprint:
         sys.exit("the index has changed since this run began.")
-    finder = PassageFinder(LabelPlan(k=k), retriever)
+    finder = PassageFinder(LabelOptions(k=k), retriever)
     _write_line(sys.stdout, "ready")
     for line in sys.stdin:
         task, items = json.loads(line)
@@ -164,8 +168,7 @@ def main() -> None:
 def _search(finder: PassageFinder, items: list[Any]) -> list[Any]:
     """Return the fields of the passages, and the frequency of the answer, for each question and its gold answers."""
     results = finder.find([Question(text, answers=tuple(answers)) for text, answers in items])
-    passages = [[astuple(passage) for passage in passages] for passages in results.passages]
-    return list(zip(passages, results.frequencies, strict=True))
+    return [[[astuple(passage) for passage in result.passages], result.frequency] for result in results]
 
 
 def _grade(name: Any, text: str, answers: list[str], choices: list[str], letter: str, texts: list[str]) -> list[Any]:

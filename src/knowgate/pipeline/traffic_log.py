@@ -16,7 +16,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from knowgate.data.history import open_history
-from knowgate.data.history.entries import HistoryScope, HistoryStore, KnowledgeLabel, LabelSource, LogEntry
+from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LabelSource, LogEntry
+from knowgate.data.history.store import HistoryStore
 from knowgate.data.signals.samples import canonical_answer
 from knowgate.pipeline.question_state import is_complete_draft
 from knowgate.types import Answer, Gate, Question, Reading, Signal, SignalRequest

@@ -12,7 +12,7 @@ import numpy as np
 
 from knowgate.core.chart import GRAY, Axis, ChartFrame, ChartPoint, Curve, render_line_chart
 from knowgate.core.display import escape_markdown
-from knowgate.data.runs.columns import count_synthetic, describe_synthetic, list_caveats
+from knowgate.data.runs.columns import describe_synthetic, list_caveats
 from knowgate.gates.artifacts import drift
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE, SEEN_FILE, Tensors, write_artifact
 from knowgate.gates.artifacts.networks import apply_calibration
@@ -125,7 +125,7 @@ def build_gate_manifest(result: FitResult, examples: Examples) -> dict[str, Any]
         "target": examples.target,
         **model_card.describe_training_data(examples.table, examples.split),
         "base_rate": float(examples.needed.mean()),
-        "synthetic": count_synthetic(examples.rows),
+        "synthetic": sum(row.is_synthetic for row in examples.rows),
         "notes": [*result.notes, *list_caveats(examples.rows)],
     }
 

@@ -13,8 +13,8 @@ from knowgate.data.history.entries import (
     LabelSource,
     LogEntry,
     RetrievalOutcome,
-    copy_history,
 )
+from knowgate.data.history.store import copy_history
 from knowgate.retrieval.embeddings import SentenceEmbedder
 from tests.support.hash_embedder import HashEmbedder
 from tests.support.postgres_server import postgres_server
@@ -63,7 +63,7 @@ def test_a_log_goes_into_a_database_and_back_without_a_loss(stores):
     vectors = [np.concatenate([vectors for _, vectors in log.batches()]) for log in logs]
     assert np.array_equal(vectors[0], vectors[1])
     assert np.array_equal(vectors[0], vectors[2])
-    assert logs[1]._embedder._embedder.asked == 0
+    assert logs[1]._embedder.asked == 0
 
 
 def test_a_second_copy_adds_nothing_twice(stores):
@@ -79,7 +79,7 @@ def test_questions_are_embedded_anew_for_another_embedding(stores):
     source.add(ENTRIES)
     copy_history(source, target)
     assert {len(vectors[0]) for _, vectors in target.batches()} == {32}
-    assert target._embedder._embedder.asked == 3
+    assert target._embedder.asked == 3
 
 
 def test_the_command_copies_and_says_so_without_the_password(stores, tmp_path, monkeypatch, capsys):
@@ -93,7 +93,7 @@ def test_the_command_copies_and_says_so_without_the_password(stores, tmp_path, m
     said = capsys.readouterr().err
     assert "3 entries copied into" in said.replace("\n", " ")
     assert "hunter2" not in said
-    assert open_history(stores[1]).embedding == source.embedding
+    assert open_history(stores[1]).embedding_fingerprint == source.embedding_fingerprint
     assert run(["history", "stats", "--history", stores[1]]) == 0
     assert "time-sensitive" in capsys.readouterr().out
 

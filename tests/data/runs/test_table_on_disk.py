@@ -9,7 +9,7 @@ from knowgate.data.runs import table as gathering
 from knowgate.data.runs import table as trial
 from knowgate.data.runs.columns import COLUMN_NAMES
 from knowgate.data.runs.records import RecordedNeeds, write_needs
-from knowgate.data.runs.storage import PackedTexts, StoredRows
+from knowgate.data.runs.storage import StoredRows
 from knowgate.data.runs.table import load_label_table
 from knowgate.errors import ArtifactError, BadSetting
 from knowgate.evaluation import gate_evaluation
@@ -54,10 +54,9 @@ def test_many_rows_stay_on_disk_and_few_do_not(runs):
     assert load_label_table(runs, max_in_memory=len(held.rows)).is_in_memory
 
 
-def test_rows_keys_and_readings_equal_those_in_memory(runs):
+def test_rows_and_readings_equal_those_in_memory(runs):
     held, stored = both_ways(runs)
     assert list(stored.rows) == held.rows
-    assert list(stored.keys) == held.keys
     assert list(stored.readings) == held.readings
     assert list(stored.questions) == held.questions
     assert (stored.rows[-1], stored.rows[38:43]) == (held.rows[-1], held.rows[38:43])
@@ -86,7 +85,6 @@ def test_a_subset_equals_that_in_memory(runs, chosen):
     held, stored = (one.subset(chosen) for one in both_ways(runs))
     assert isinstance(stored.rows, StoredRows) == (len(list(chosen)) > 30)
     assert list(stored.rows) == held.rows
-    assert list(stored.keys) == held.keys
     assert stored.closed_right.tolist() == held.closed_right.tolist()
     assert list(stored.readings) == held.readings
 
@@ -136,13 +134,6 @@ def test_a_row_that_was_changed_meanwhile_is_rejected(runs):
         stored.rows[0]
 
 
-def test_packed_texts_are_unpacked_unchanged():
-    texts = ["", "é", "run/1", "", "北京", "\ud800"]
-    packed = PackedTexts.concatenate([PackedTexts.pack(texts[:3]), PackedTexts.pack(texts[3:])])
-    assert list(packed) == texts
-    assert list(packed.select(np.array([4, 1]))) == ["北京", "é"]
-
-
 # --- what gates said before -----------------------------------------------------------------------
 
 
@@ -185,7 +176,7 @@ def test_a_recorded_gate_that_lacks_questions_is_rejected(runs):
     for run in runs:
         write_needs(run, [RecordedNeeds("half", 0.5, {row.id: 0.5 for row in rows[:10]})])
     for one in both_ways(runs):
-        missing = sum(key.partition("/")[2] not in {row.id for row in rows[:10]} for key in one.keys)
+        missing = sum(key not in {row.id for row in rows[:10]} for key in one.ids.tolist())
         with pytest.raises(BadSetting, match=f"for {missing} of {len(one.rows)} questions"):
             score_gates(one, ["half"])
 

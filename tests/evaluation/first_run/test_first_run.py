@@ -147,7 +147,7 @@ def test_written_questions_are_marked_synthetic_everywhere(world: World):
     assert all(row.meta["synthetic"] is True for row in run.rows())
     gate = read_artifact("knowgate-start/learnt-gate")
     assert gate.manifest["synthetic"] == 50
-    assert "**Synthetic: an LLM wrote all 50 questions" in (gate.path / "README.md").read_text(encoding="utf-8")
+    assert "**Synthetic: an LLM wrote 50 of 50 questions" in (gate.path / "README.md").read_text(encoding="utf-8")
     assert 'class="caution"' in made.page.read_text(encoding="utf-8")
     assert "Synthetic" in (world.folder / "knowgate.toml").read_text(encoding="utf-8")
     assert json.loads((made.page.parent / "summary.json").read_text())["synthetic"] == 20

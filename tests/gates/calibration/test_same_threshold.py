@@ -33,7 +33,7 @@ def needs(table):
 
 def trial(table, ids):
     rows = [row(name, side(bool(c)), side(bool(o))) for name, (_, c, o) in zip(ids, table, strict=False)]
-    return LabelTable(rows, [each.id for each in rows], [Reading()] * len(rows), SETTINGS)
+    return LabelTable(rows, [Reading()] * len(rows), SETTINGS)
 
 
 def by_calibration(table, tmp_path):

@@ -73,7 +73,7 @@ def test_the_evidence_names_the_reranker_of_the_passages(gate, tmp_path):
 
 def test_runs_of_different_rerankers_have_no_common_threshold(gate, run, tmp_path):
     other = write_rows(tmp_path / "other", varied_rows(300, 1), reranker="aligned", reranker_fingerprint="r1")
-    assert "chosen by different rerankers" in refused(gate, [run, other])
+    assert "differ in their reranker fingerprint" in refused(gate, [run, other])
 
 
 def test_a_budget_holds_on_the_questions_it_was_chosen_on(gate, run):
@@ -184,7 +184,7 @@ def test_rows_of_another_model_or_wording_are_rejected(gate, tmp_path, key):
 @pytest.mark.parametrize("what", ["model", "prompts", "retriever"])
 def test_mixed_runs_are_rejected(gate, tmp_path, run, what):
     other = write_rows(tmp_path / "other", varied_rows(50, seed=1), **{f"{what}_fingerprint": "other"})
-    assert f"different {what}" in refused(gate, [run, other])
+    assert f"differ in their {what} fingerprint" in refused(gate, [run, other])
 
 
 def test_a_gate_without_its_training_keys_is_rejected(gate, run, tmp_path):
@@ -220,7 +220,7 @@ def test_a_row_without_passages_is_answered_closed_book_either_way(gate, tmp_pat
     ("other", "message"),
     [
         ({"k": 5}, "different numbers of passages (*: 3; *: 5), but a threshold is valid for only one"),
-        ({"max_tokens": 64}, "drafted answers of different length"),
+        ({"max_tokens": 64}, "differ in their max tokens"),
         ({"open_prompts": "b"}, "different prompts for passages"),
     ],
 )

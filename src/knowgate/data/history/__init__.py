@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from knowgate.core.postgres.address import is_postgres_address
-from knowgate.core.registry import RegistryEntry, find_plugins, load_entry, split_spec
+from knowgate.core.registry import RegistryEntry, load_entry
 from knowgate.core.validation import expand_path
-from knowgate.data.history.entries import HistoryStore
+from knowgate.data.history.store import HistoryStore
 from knowgate.types import Embedder
 
-PLUGIN_GROUP = "knowgate.history"  # entry points of other packages
 SPEC_PREFIX = "history:"  # optional prefix of any spec
 HISTORY_STORES = {
     "sqlite": RegistryEntry("knowgate.data.history.sqlite_store:SqliteHistory", "sqlite:FILE, or just FILE", extra="local"),
@@ -21,15 +20,13 @@ def open_history(spec: str, embedder: str | Embedder | None = None) -> HistorySt
     """Open a history log. A new log is created on first use.
 
     Args:
-        spec: Path of an SQLite file, 'postgresql://USER@HOST/DATABASE', or 'STORE:VALUE' for a store of a plugin.
+        spec: Path of an SQLite file, or 'postgresql://USER@HOST/DATABASE'.
         embedder: Sentence embedding that compares questions, such as 'mpnet'. None uses the embedding that the log was
             filled with, or 'minilm' for a new log.
     """
     spec = spec.removeprefix(SPEC_PREFIX)
-    name, value = ("postgresql", spec) if is_postgres_address(spec) else split_spec(spec)
-    if not value or (name not in HISTORY_STORES and name not in find_plugins(PLUGIN_GROUP)):
-        name, value = "sqlite", spec  # the whole spec is the path of a file
-    store: HistoryStore = load_entry(HISTORY_STORES, "history store", name, PLUGIN_GROUP)(value, embedder)
+    name = "postgresql" if is_postgres_address(spec) else "sqlite"
+    store: HistoryStore = load_entry(HISTORY_STORES, "history store", name)(spec.removeprefix("sqlite:"), embedder)
     return store
 
 

@@ -1,26 +1,25 @@
-"""Entries of the history log, the protocol that every log store implements, and conversion to JSON and SQL rows."""
+"""Entries of the history log, and their conversion to JSON and SQL rows."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Annotated, Any, Protocol
-
-import numpy as np
+from typing import Annotated, Any
 
 from knowgate.core.files import sha256_text
 from knowgate.core.schema import NumberRange, read_record
 from knowgate.core.text import normalize
-from knowgate.core.validation import check_encodable, check_number, format_value
+from knowgate.core.validation import check_encodable
 from knowgate.errors import BadInput
-from knowgate.types import Neighbor, Vector
 
 MAX_QUESTION_CHARS = 20_000
 MAX_TIMESTAMP = 1e11  # seconds since 1970: the year 5138
-COPY_BATCH = 500  # entries copied per transaction
-SELECTED_COLUMNS = "id, question, label, outcome, source, weight, model, prompts, tenant, created, expires"
+MAX_WEIGHT = 1e6
+COLUMNS = ("id", "question", "label", "outcome", "source", "weight", "model", "prompts", "tenant", "created", "expires")
+SELECTED_COLUMNS = ", ".join(COLUMNS)
+Timestamp = Annotated[float, NumberRange(0, MAX_TIMESTAMP)]
 # An update keeps the id and vector of the row, so vector indexes stay valid. Labels are read from the table.
 INSERT_ENTRY = """INSERT INTO entries
     (key, question, label, outcome, source, weight, model, prompts, tenant, created, expires, vector)
@@ -93,9 +92,9 @@ class LogEntry:
     scope: HistoryScope
     source: LabelSource = LabelSource.GOLD
     outcome: RetrievalOutcome | None = None
-    weight: float | None = None
-    created: float = field(default_factory=time.time)
-    expires: float | None = None
+    weight: Annotated[float, NumberRange(0, MAX_WEIGHT)] | None = None
+    created: Timestamp = field(default_factory=time.time)
+    expires: Timestamp | None = None
     id: int | None = None
 
     def __post_init__(self) -> None:
@@ -123,66 +122,7 @@ def question_key(question: str) -> str:
     return sha256_text(normalize(question) or question.strip())[:24]
 
 
-@dataclass(frozen=True)
-class LogEmbedding:
-    """The sentence embedding that a log was filled with.
-
-    Attributes:
-        name: Name by which the embedding can be loaded; None if it was given as an object.
-        fingerprint: Fingerprint of the embedding; None for an empty log.
-    """
-
-    name: str | None
-    fingerprint: str | None
-
-
-class HistoryStore(Protocol):
-    """A log of labeled questions with nearest-neighbor search; several processes may write to it.
-
-    `add`, `forget` (by id or text) and `prune` (expired entries) return the number of entries. `scopes` returns the
-    number of entries by scope. `batches` and `outcomes` also return the vectors of the questions. `search` finds similar
-    questions, and `sample` draws questions at random.
-    """
-
-    @property
-    def embedding(self) -> LogEmbedding: ...
-    def uses_embedding(self, embedding: LogEmbedding) -> bool: ...
-    def embed(self, questions: Sequence[str]) -> Vector: ...
-    def add(self, entries: Sequence[LogEntry], vectors: Vector | None = None) -> int: ...
-    def forget(self, *, ids: Sequence[int] = (), contains: str | None = None) -> int: ...
-    def prune(self, *, now: float | None = None, keep_scope: HistoryScope | None = None) -> int: ...
-    def entries(self, scope: HistoryScope | None = None, limit: int | None = None) -> Iterator[LogEntry]: ...
-    def batches(self, size: int = 1000) -> Iterator[tuple[list[LogEntry], Vector]]: ...
-    def find_ids(self, key: str) -> list[int]: ...
-    def scopes(self) -> dict[HistoryScope, int]: ...
-    def count(self, scope: HistoryScope) -> int: ...
-    def search(
-        self, questions: Sequence[str], k: int, scope: HistoryScope, exclude: Collection[KnowledgeLabel] = ()
-    ) -> list[tuple[Neighbor, ...]]: ...
-    def outcomes(self, scope: HistoryScope) -> tuple[list[RetrievalOutcome], Vector]: ...
-    def sample(
-        self, k: int, scope: HistoryScope, seed: int = 0, exclude: Collection[KnowledgeLabel] = ()
-    ) -> tuple[Neighbor, ...]: ...
-
-
-def copy_history(source: HistoryStore, target: HistoryStore) -> int:
-    """Copy all entries of a log into another log; entries that exist in the target are replaced.
-
-    The vectors are copied, too. If the target uses another embedding, they are computed again.
-
-    Returns:
-        The number of copied entries.
-    """
-    count = 0
-    has_same_embedding: bool | None = None  # set with the first batch: copying an empty log loads no embedding
-    for entries, vectors in source.batches(COPY_BATCH):
-        if has_same_embedding is None:
-            has_same_embedding = target.uses_embedding(source.embedding)
-        count += target.add(entries, vectors if has_same_embedding else None)
-    return count
-
-
-# --- JSON records ---------------------------------------------------------------------------------
+# --- conversion -----------------------------------------------------------------------------------
 
 
 def entry_to_record(entry: LogEntry) -> dict[str, Any]:
@@ -195,72 +135,41 @@ def entry_from_record(record: Mapping[str, Any], where: str) -> LogEntry:
     """Parse a JSON object that `history export` printed; raises BadInput if it is invalid.
 
     Args:
-        record: JSON object.
+        record: JSON object. Labels without a source count as given by a person.
         where: File and line of the record, for error messages.
     """
-    for key in ("weight", "created", "expires"):  # optional numbers; None passes the check as 0
-        value = record.get(key)
-        check_number(0 if value is None else value, f"'{key}' of {where}", maximum=MAX_TIMESTAMP)
     try:
-        return LogEntry(
-            question=_check_question(record["question"]),
-            label=KnowledgeLabel(record["label"]),
-            scope=HistoryScope(str(record["model"]), str(record["prompts"]), str(record.get("tenant") or "")),
-            source=LabelSource(record.get("source") or "human"),
-            outcome=RetrievalOutcome(record["outcome"]) if record.get("outcome") else None,
-            weight=record.get("weight"),
-            created=record.get("created") or time.time(),
-            expires=record.get("expires"),
-        )
-    except (KeyError, ValueError) as error:
+        entry = _parse_values({"source": LabelSource.HUMAN, **_drop_empty(record), "id": None}, where)
+    except BadInput as error:
         raise BadInput(
-            f"{where} is not a valid history entry: {error}. Required fields: question, label (known, unknown or "
+            f"invalid history entry: {str(error).rstrip('.')}. Required fields: question, label (known, unknown or "
             "time-sensitive), model and prompts."
         ) from None
-
-
-def _check_question(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"'question' must be a text, not {format_value(value)}")
-    check_encodable(value, "the question")
-    return value
-
-
-# --- table rows -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class EntryRow:
-    """A row of the SQL table `entries`, with its columns in the order of `SELECTED_COLUMNS`."""
-
-    id: int
-    question: str
-    label: KnowledgeLabel
-    outcome: RetrievalOutcome | None
-    source: LabelSource
-    weight: Annotated[float, NumberRange(0, 1e6)]
-    model: str
-    prompts: str
-    tenant: str
-    created: float
-    expires: float | None
-
-
-def entry_to_row(entry: LogEntry, vector: Vector) -> tuple[Any, ...]:
-    """Convert an entry and its vector to the values that the SQL statement `INSERT_ENTRY` needs."""
-    scope = entry.scope
-    blob = np.asarray(vector, dtype=np.float32).tobytes()
-    return (
-        entry.key, entry.question, entry.label, entry.outcome, entry.source, entry.trust,
-        scope.model, scope.prompts, scope.tenant, entry.created, entry.expires, blob,
-    )  # fmt: skip
+    check_encodable(entry.question, "the question")
+    return entry
 
 
 def entry_from_row(row: Sequence[Any]) -> LogEntry:
-    """Parse a row of the SQL table; raises BadInput for an invalid value, since SQLite does not check types."""
-    stored = read_record(EntryRow, list(row), f"entry {row[0]}")
-    scope = HistoryScope(stored.model, stored.prompts, stored.tenant)
-    return LogEntry(
-        stored.question, stored.label, scope, stored.source, stored.outcome, stored.weight, stored.created,
-        stored.expires, stored.id,
-    )  # fmt: skip
+    """Parse a row of the SQL table, whose values are in the order of `COLUMNS`.
+
+    Raises BadInput for an invalid value, because SQLite does not check the types of stored values.
+    """
+    return _parse_values(_drop_empty(dict(zip(COLUMNS, row, strict=True))), f"entry {row[0]}")
+
+
+def entry_to_row(entry: LogEntry) -> list[Any]:
+    """Convert an entry to the values of the SQL statement `INSERT_ENTRY`, except the last one, the vector."""
+    scope = entry.scope
+    outcome = None if entry.outcome is None else entry.outcome.value
+    names = [entry.key, entry.question, entry.label.value, outcome, entry.source.value]
+    return [*names, entry.trust, scope.model, scope.prompts, scope.tenant, entry.created, entry.expires]
+
+
+def _drop_empty(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None and value != ""}
+
+
+def _parse_values(values: Mapping[str, Any], where: str) -> LogEntry:
+    """Make an entry from its fields, among which are those of its scope; other values are ignored."""
+    scope = {name: values[name] for name in ("model", "prompts", "tenant") if name in values}
+    return read_record(LogEntry, {**values, "scope": scope}, where, ignore_unknown=True)

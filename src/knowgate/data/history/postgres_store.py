@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
-from enum import Enum
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ import numpy as np
 from knowgate.core.postgres import TableSchema, open_postgres
 from knowgate.core.postgres.address import format_vector, parse_database_address, to_storable_text
 from knowgate.core.postgres.database import PostgresDatabase, WriteTransaction
-from knowgate.data.history import similarity
+from knowgate.data.history import store
 from knowgate.data.history.entries import (
     INSERT_ENTRY,
     SELECTED_COLUMNS,
@@ -27,6 +26,7 @@ from knowgate.data.history.entries import (
     KnowledgeLabel,
     LogEntry,
     entry_to_row,
+    question_key,
 )
 from knowgate.data.history.sqlite_connection import ENTRY_COLUMNS
 from knowgate.errors import ArtifactError, KnowgateError
@@ -63,7 +63,6 @@ BUILD_STATEMENTS = (
 # The default ef_search of 40 misses too many random vectors, which are the hardest case.
 HNSW_SETTINGS = (("hnsw.iterative_scan", "relaxed_order"), ("hnsw.ef_search", "120"))
 EXACT_SCOPE_ROWS = 5_000  # reading and sorting 3,000 vectors of 384 numbers takes the database 4 ms
-PAGE_ROWS = 1_000  # rows read at a time
 
 
 class HnswIndex:
@@ -116,7 +115,7 @@ class HnswIndex:
         self._builder = None
 
 
-class PostgresHistory(similarity.SqlHistory):
+class PostgresHistory(store.HistoryStore):
     """A history log in PostgreSQL: earlier questions, each with whether the LLM knew the answer.
 
     Args:
@@ -127,11 +126,12 @@ class PostgresHistory(similarity.SqlHistory):
     """
 
     vector_column = "vector::real[]"
+    has_listed_id = "id IN (SELECT value::bigint FROM json_array_elements_text(?::json))"
+    contains_text = "strpos(lower(question), lower(?)) > 0"
     _database: PostgresDatabase
 
     def __init__(self, address: str, embedder: str | Embedder | None = None, *, exact_rows: int = EXACT_SCOPE_ROWS):
-        self._database = open_postgres(parse_database_address(address), HISTORY_TABLES, HNSW_SETTINGS)
-        self._embedder = similarity.LogEmbedder(self._database, embedder)
+        super().__init__(open_postgres(parse_database_address(address), HISTORY_TABLES, HNSW_SETTINGS), embedder)
         self._exact_rows = exact_rows
         self._hnsw = HnswIndex(self._database)
         self._large_scopes: set[HistoryScope] = set()
@@ -149,13 +149,17 @@ class PostgresHistory(similarity.SqlHistory):
     # --- writing ----------------------------------------------------------------------------------
 
     def _write(self, entries: Sequence[LogEntry], vectors: Vector) -> None:
-        rows = [_make_row(entry, vector) for entry, vector in zip(entries, vectors, strict=True)]
-        self._database.write(lambda transaction: self._insert(transaction, rows, len(vectors[0])))
+        rows = []
+        for entry, vector in zip(entries, vectors, strict=True):
+            values = [self._encode_text(value) if isinstance(value, str) else value for value in entry_to_row(entry)]
+            rows.append([*values, format_vector(vector)])
 
-    def _insert(self, transaction: WriteTransaction, rows: Sequence[Sequence[Any]], width: int) -> None:
-        self._embedder.register(transaction)
-        self._set_width(transaction, width)
-        transaction.executemany(INSERT_ENTRY, rows)
+        def insert(transaction: WriteTransaction) -> None:
+            self._record_embedding(transaction)
+            self._set_width(transaction, len(vectors[0]))
+            transaction.executemany(INSERT_ENTRY, rows)
+
+        self._database.write(insert)
 
     def _set_width(self, transaction: WriteTransaction, width: int) -> None:
         """Declare the length of the vectors when the first entry is added, because pgvector's index needs it.
@@ -168,42 +172,10 @@ class PostgresHistory(similarity.SqlHistory):
             if width <= MAX_INLINE_WIDTH:  # short vectors are stored in the row itself, where they are read fastest
                 transaction.execute("ALTER TABLE entries ALTER COLUMN vector SET STORAGE PLAIN")
 
-    def forget(self, *, ids: Sequence[int] = (), contains: str | None = None) -> int:
-        """Delete entries by id or text, and erase them and their vectors from table and index."""
-        with self._database.transaction() as transaction:
-            count = transaction.execute("DELETE FROM entries WHERE id = ANY(?)", [list(ids)]).rowcount if ids else 0
-            if contains:
-                query = "DELETE FROM entries WHERE position(lower(?) IN lower(question)) > 0"
-                count += transaction.execute(query, [to_storable_text(contains)]).rowcount
-        if count:
-            self._database.vacuum(["entries"], log.warning)
-        return int(count)
-
-    def prune(self, *, now: float | None = None, keep_scope: HistoryScope | None = None) -> int:
-        """Delete expired entries; with `keep_scope`, also the entries of the same tenant for other models or prompts."""
-        with self._database.transaction() as transaction:
-            query = "DELETE FROM entries WHERE expires IS NOT NULL AND expires <= ?"
-            count = transaction.execute(query, [now or time.time()]).rowcount
-            if keep_scope is not None:
-                values = [keep_scope.tenant, keep_scope.model, keep_scope.prompts]
-                query = "DELETE FROM entries WHERE tenant = ? AND NOT (model = ? AND prompts = ?)"
-                count += transaction.execute(query, values).rowcount
-        return int(count)
+    def _erase(self, ids: Sequence[int]) -> None:
+        self._database.vacuum(["entries"], log.warning)
 
     # --- reading ----------------------------------------------------------------------------------
-
-    def entries(self, scope: HistoryScope | None = None, limit: int | None = None) -> Iterator[LogEntry]:
-        """Yield entries, newest first. They are read in pages, which end at the id where the next page begins."""
-        where, values = (similarity.IN_SCOPE, self._scope_values(scope)) if scope is not None else ("true", [])
-        query = f"SELECT {SELECTED_COLUMNS} FROM entries WHERE {where} AND id < ? ORDER BY id DESC LIMIT ?"
-        highest_id = 2**63 - 1
-        before_id, remaining = highest_id, highest_id if limit is None else limit
-        while remaining > 0:
-            rows = self._database.read(query, [*values, before_id, min(remaining, PAGE_ROWS)])
-            yield from (self._parse_entry(row) for row in rows)
-            if len(rows) < PAGE_ROWS:
-                return
-            before_id, remaining = rows[-1][0], remaining - len(rows)
 
     def search(
         self, questions: Sequence[str], k: int, scope: HistoryScope, exclude: Collection[KnowledgeLabel] = ()
@@ -216,7 +188,7 @@ class PostgresHistory(similarity.SqlHistory):
         size = self._estimate_size(scope)
         if not size:
             return [() for _ in questions]
-        vectors = self._embedder.embed([to_storable_text(question) for question in questions])
+        vectors = self.embed([self._encode_text(question) for question in questions])
         is_exact = size <= self._exact_rows or not self._hnsw.is_ready
         return [
             self._find_neighbors(question, format_vector(vector), k, scope, exclude, is_exact)
@@ -229,7 +201,7 @@ class PostgresHistory(similarity.SqlHistory):
         Scopes of up to `exact_rows` entries are searched exactly, so the exact size of larger ones does not matter.
         """
         if scope not in self._large_scopes:
-            query = f"SELECT count(*) FROM (SELECT FROM entries WHERE {similarity.IN_SCOPE} LIMIT ?) AS few"
+            query = f"SELECT count(*) FROM (SELECT FROM entries WHERE {store.IN_SCOPE} LIMIT ?) AS few"
             size = int(self._database.read(query, [*self._scope_values(scope), self._exact_rows + 1])[0][0])
             if size <= self._exact_rows:
                 return size
@@ -247,55 +219,39 @@ class PostgresHistory(similarity.SqlHistory):
     ) -> tuple[Neighbor, ...]:
         """Find the k logged questions that are most similar to a question.
 
-        Entries are fetched until k of them pass the filters of `select_neighbors`. If the vector index cannot return
-        enough entries, the search is repeated exactly.
-
         Args:
             question: The question.
             vector: Its embedding, as PostgreSQL writes vectors.
             k: Number of neighbors.
             scope: Entries to search.
             exclude: Labels to leave out.
-            is_exact: Search exactly from the start, without the index.
+            is_exact: Search exactly, without the index. Without it, the search is repeated exactly if the index returns
+                too few entries.
         """
-        depth = k + similarity.EXTRA_CANDIDATES
-        while True:
-            candidates = self._rank_entries(vector, depth, scope, exclude, is_exact)
-            neighbors = similarity.select_neighbors(to_storable_text(question), candidates, exclude)[:k]
-            are_all = len(candidates) < depth  # the search returned all entries that it could
-            if len(neighbors) == k or (is_exact and are_all):
-                return neighbors
-            if are_all:
-                is_exact = True
-            else:
-                depth *= similarity.DEPTH_FACTOR
-
-    def _rank_entries(
-        self, vector: str, depth: int, scope: HistoryScope, exclude: Collection[KnowledgeLabel], is_exact: bool
-    ) -> list[tuple[LogEntry, float]]:
-        """Return the `depth` entries nearest to a vector, each with its cosine similarity, nearest first."""
         # The operator <#> is the negative inner product, which is minus the cosine similarity of unit vectors.
         # PostgreSQL does not use the index to order by a sum, so adding zero makes the search exact.
         distance = "(vector <#> ?::vector) + 0" if is_exact else "vector <#> ?::vector"
         query = (
-            f"SELECT {SELECTED_COLUMNS}, {distance} AS distance FROM entries WHERE {similarity.IN_SCOPE} "
-            f"AND {similarity.NOT_EXPIRED} AND label <> ALL(?) ORDER BY distance LIMIT ?"
+            f"SELECT {SELECTED_COLUMNS}, {distance} AS distance FROM entries WHERE {store.IN_SCOPE} "
+            f"AND {store.NOT_EXPIRED} AND label <> ALL(?) AND key <> ? ORDER BY distance LIMIT ?"
         )
         labels = [str(label) for label in exclude]
-        rows = self._database.read(query, [vector, *self._scope_values(scope), time.time(), labels, depth])
+        own_key = question_key(self._encode_text(question))
+        depth = k * store.MAX_ENTRIES
+        values = [vector, *self._scope_values(scope), time.time(), labels, own_key, depth]
+        rows = self._database.read(query, values)
+        if len(rows) < depth and not is_exact:
+            return self._find_neighbors(question, vector, k, scope, exclude, is_exact=True)
         rows.sort(key=lambda row: (row[-1], row[0]))  # by distance; ties by id, so that the order is repeatable
-        return [(self._parse_entry(row[:-1]), -float(row[-1])) for row in rows]
+        candidates = [(self._parse_entry(row[:-1]), -float(row[-1])) for row in rows]
+        return tuple(store.deduplicate_neighbors(candidates)[:k])
 
     def wait(self) -> None:
         """Wait until the index, if it is being built, is ready."""
         self._hnsw.wait()
 
-    def _load_entries(self, ids: set[int]) -> dict[int, LogEntry]:
-        rows = self._database.read(f"SELECT {SELECTED_COLUMNS} FROM entries WHERE id = ANY(?)", [sorted(ids)])
-        return {row[0]: self._parse_entry(row) for row in rows}
-
-    def _scope_values(self, scope: HistoryScope) -> list[str]:
-        return [to_storable_text(value) for value in super()._scope_values(scope)]
+    def _encode_text(self, text: str) -> str:
+        return to_storable_text(text)
 
     def _parse_vectors(self, values: Sequence[Any]) -> Vector:
         return np.asarray(values, np.float32) if values else np.empty((0, 0), np.float32)
@@ -306,12 +262,3 @@ class PostgresHistory(similarity.SqlHistory):
     def close(self) -> None:
         """Release the connections; the log can still be used."""
         self._database.close()
-
-
-def _make_row(entry: LogEntry, vector: Vector) -> list[Any]:
-    """Convert an entry to values that PostgreSQL can store: plain texts, and the vector in PostgreSQL's notation."""
-    row: list[Any] = []
-    for value in entry_to_row(entry, vector)[:-1]:  # without the vector as bytes, which is for SQLite
-        plain = value.value if isinstance(value, Enum) else value
-        row.append(to_storable_text(plain) if isinstance(plain, str) else plain)
-    return [*row, format_vector(vector)]

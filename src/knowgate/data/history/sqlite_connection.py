@@ -12,7 +12,7 @@ from typing import Any
 
 from knowgate.core.files import create_private_file
 from knowgate.core.validation import check_regular_file
-from knowgate.data.history.entries import SELECTED_COLUMNS
+from knowgate.data.history.entries import COLUMNS
 from knowgate.errors import ArtifactError, BadInput, KnowgateError
 
 LOG_FORMAT = 1
@@ -31,7 +31,7 @@ CREATE TRIGGER IF NOT EXISTS count_deletions AFTER DELETE ON entries BEGIN
 END;
 INSERT OR IGNORE INTO meta VALUES ('deletions', '0'), ('stamp', hex(randomblob(16))), ('version', '{LOG_FORMAT}');
 """
-ENTRY_COLUMNS = frozenset({*SELECTED_COLUMNS.split(", "), "key", "vector"})
+ENTRY_COLUMNS = frozenset({*COLUMNS, "key", "vector"})
 DAMAGE_ERRORS = (sqlite3.Error, UnicodeDecodeError)  # raised by sqlite for damaged files
 LOCK_TIMEOUT = 30.0  # seconds to wait for another writer
 
@@ -57,36 +57,27 @@ class SqliteDatabase:
         return connection
 
     def _open(self) -> sqlite3.Connection:
-        """Open the file, create missing tables, and check the format version."""
-        connection = self._connect()
-        try:
-            _check_schema(connection)
-            _enable_wal(connection)
-            connection.execute("PRAGMA synchronous = NORMAL")
-            connection.execute("PRAGMA secure_delete = ON")  # deleted questions do not stay in free pages
-            connection.executescript(f"BEGIN IMMEDIATE;{SCHEMA}COMMIT;")  # others see all tables or none
-            version = connection.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()[0]
-        except (*DAMAGE_ERRORS, BadInput) as error:
-            connection.close()
-            raise explain_log_error(self.path, error) from None
-        if version != str(LOG_FORMAT):
-            connection.close()
-            raise ArtifactError(
-                f"the log {self.path} has format {str(version)[:40]}, but this version of knowgate reads format "
-                f"{LOG_FORMAT}. Use the version of knowgate that wrote the log."
-            )
-        return connection
-
-    def _connect(self) -> sqlite3.Connection:
-        """Connect to the file, and create its folder if needed."""
+        """Open the file, create its folder and missing tables, and check the format version."""
+        connection: sqlite3.Connection | None = None
         try:
             if self.path.exists():
                 check_regular_file(self.path)
             self.path.parent.mkdir(parents=True, exist_ok=True)
             create_private_file(self.path)  # the log contains questions
-            return sqlite3.connect(self.path, timeout=LOCK_TIMEOUT, isolation_level=None)
-        except (sqlite3.Error, OSError, BadInput) as error:
+            connection = sqlite3.connect(self.path, timeout=LOCK_TIMEOUT, isolation_level=None)
+            _check_schema(connection)
+            _enable_wal(connection)
+            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute("PRAGMA secure_delete = ON")  # deleted questions do not stay in free pages
+            connection.executescript(f"BEGIN IMMEDIATE;{SCHEMA}COMMIT;")  # others see all tables or none
+            [[version]] = connection.execute("SELECT value FROM meta WHERE key = 'version'")
+            if version != str(LOG_FORMAT):
+                raise BadInput(f"it has format {str(version)[:40]}, but this version of knowgate reads {LOG_FORMAT}")
+        except (*DAMAGE_ERRORS, OSError, BadInput) as error:
+            if connection is not None:
+                connection.close()
             raise explain_log_error(self.path, error) from None
+        return connection
 
     def read(self, query: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
         """Run a query and return all rows."""
@@ -127,13 +118,9 @@ def _enable_wal(connection: sqlite3.Connection) -> None:
 def _check_schema(connection: sqlite3.Connection) -> None:
     """Raise BadInput if the file is the database of another program, before anything is written to it."""
     tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    if not tables:
-        return
-    if not {"meta", "entries"} <= tables:
-        raise BadInput("the file is a database of another program")
     columns = {row[1] for row in connection.execute("PRAGMA table_info(entries)")}
-    if columns != ENTRY_COLUMNS:
-        raise BadInput("the table 'entries' was created by another program")
+    if tables and ("meta" not in tables or columns != ENTRY_COLUMNS):
+        raise BadInput("the file is a database of another program")
 
 
 def explain_log_error(path: Path, error: Exception) -> KnowgateError:

@@ -40,7 +40,6 @@ FRESH_ROWS = 20_000  # rows searched exactly beside the faiss index before they 
 GROWTH_FACTOR = 1.5  # arrays that are full are replaced by ones this many times larger
 MIN_PROBED_ROWS = 16_384  # rows compared per query: 25 MB of 384 numbers each, read in a few milliseconds
 EXTRA_RESCORED = 32  # rows scored exactly in addition to those requested
-RETRAIN_FACTOR = 4.0  # train centroids again when there are this many times the rows of the last training
 LOCK_FILE = ".lock"
 RowIds = NDArray[np.int64]
 Hit = tuple[int, float]
@@ -77,18 +76,12 @@ class AnnManifest:
     Attributes:
         token: Part of the file name, new for every version of the index.
         stamp: Identifies the log whose questions are indexed.
-        width: Length of a vector.
-        rows: Number of vectors in the index.
-        trained: Number of vectors that the index had when its cluster centers (centroids) were trained.
-        last: Highest id of an indexed question in the log. It can exceed `rows`, because deleted ids are not used again.
+        last: Highest id of a question that the index has had. Deleted ids are not used again.
         size: Size of the file in bytes.
     """
 
     token: str
     stamp: str
-    width: int
-    rows: int
-    trained: int
     last: int
     size: int
 
@@ -101,7 +94,7 @@ class AnnIndex:
     index: Any = field(repr=False)
 
     def __len__(self) -> int:
-        return self.manifest.rows
+        return int(self.index.ntotal)
 
     def nearest(self, query: Vector, k: int) -> list[Hit]:
         """Return the row id and cosine similarity of the k nearest rows, nearest first.
@@ -116,11 +109,13 @@ class AnnIndex:
         parameters = faiss.SearchParametersIVF(nprobe=min(self.index.nlist, n_lists))
         n_candidates = min(k + EXTRA_RESCORED, len(self))
         _, id_rows, vector_rows = self.index.search_and_reconstruct(query[None], n_candidates, params=parameters)
-        ids, vectors = id_rows[0], vector_rows[0]  # there is only one query
-        ids, vectors = ids[ids >= 0], vectors[ids >= 0]  # faiss fills up with id -1 if it finds fewer rows
-        by_id = np.argsort(ids, kind="stable")  # so that ties are broken as in exact search
-        hits = score_rows(np.ascontiguousarray(vectors[by_id]), np.arange(len(by_id)), query).top(k)
-        return _make_hits(ids[by_id], hits)
+        # There is only one query. Candidates are sorted by id, so that ties are broken as in exact search. faiss fills up
+        # with id -1 if it finds fewer rows.
+        by_id = np.argsort(id_rows[0], kind="stable")
+        by_id = by_id[id_rows[0][by_id] >= 0]
+        vectors = np.ascontiguousarray(vector_rows[0][by_id])
+        hits = score_rows(vectors, np.arange(len(by_id)), query).top(k)
+        return _make_hits(id_rows[0][by_id], hits)
 
 
 def _import_faiss() -> Any:
@@ -140,8 +135,8 @@ def open_ann_index(location: IndexLocation, width: int) -> AnnIndex | None:
         return None
     faiss = _import_faiss()
     try:
-        manifest = read_record(AnnManifest, read_json(location.manifest_file), location.name)
-        if (manifest.stamp, manifest.width) != (location.stamp, width) or not manifest.token.isalnum():
+        manifest = _read_manifest(location.manifest_file)
+        if manifest.stamp != location.stamp or not manifest.token.isalnum():
             return None
         path = location.index_file(manifest.token)
         check_regular_file(path)
@@ -150,64 +145,50 @@ def open_ann_index(location: IndexLocation, width: int) -> AnnIndex | None:
         index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
     except (BadInput, OSError, ValueError, RuntimeError):
         return None
-    return AnnIndex(manifest, index) if (index.ntotal, index.d) == (manifest.rows, width) else None
+    return AnnIndex(manifest, index) if index.d == width else None
+
+
+def _read_manifest(file: Path) -> AnnManifest:
+    return read_record(AnnManifest, read_json(file), file.name, ignore_unknown=True)
 
 
 def write_ann_index(location: IndexLocation, ids: RowIds, vectors: Vector, old: AnnIndex | None = None) -> None:
     """Store a new version of the faiss index: the rows of the older version, if there is one, and new rows.
 
-    faiss assigns every row to the nearest of some cluster centers (centroids). They are trained on the first version,
-    and again when the index has grown much.
+    faiss assigns every row to the nearest of some cluster centers (centroids), which are trained on the first version.
 
     Args:
         location: Where to store it. The older file is not changed, so other processes can still read it.
         ids: Ids of the new rows.
         vectors: Vectors of the new rows.
-        old: Older index; None if there is none. Its centroids are used again, unless the number of rows has grown
-            by the factor `RETRAIN_FACTOR` since they were trained.
+        old: Older index; None if there is none.
     """
-    faiss = _import_faiss()
-    old_rows = len(old) if old else 0
-    total = old_rows + len(ids)
-    if old is not None and total < RETRAIN_FACTOR * old.manifest.trained:
-        index, trained = faiss.read_index(str(location.index_file(old.manifest.token))), old.manifest.trained
-        index.add_with_ids(np.ascontiguousarray(vectors), ids)
+    if old is None:
+        index = train_ann_index(vectors, lists=max(1, round(2 * len(vectors) ** 0.5)))
     else:
-        if old is not None:
-            old_ids, old_vectors = _extract_rows(old.index)
-            ids, vectors = np.concatenate([old_ids, ids]), np.concatenate([old_vectors, vectors])
-        n_lists = max(1, round(2 * len(vectors) ** 0.5))
-        index, trained = train_ann_index(vectors, n_lists), total
-        index.add_with_ids(np.ascontiguousarray(vectors), np.ascontiguousarray(ids))
-    last = max(int(ids.max(initial=0)), old.manifest.last if old else 0)
-    # `_store` sets the token and the size of the file.
-    _store(location, index, AnnManifest("", location.stamp, index.d, index.ntotal, trained, last, 0))
+        index = _import_faiss().read_index(str(location.index_file(old.manifest.token)))
+    index.add_with_ids(np.ascontiguousarray(vectors), np.ascontiguousarray(ids))
+    last = int(ids.max(initial=old.manifest.last if old else 0))
+    _store(location, index, last)
 
 
-def _extract_rows(index: Any) -> tuple[RowIds, Vector]:
-    """Read the ids and vectors of all rows of a faiss index.
+def _store(location: IndexLocation, index: Any, last: int) -> None:
+    """Write the index under a new token, then the manifest, then remove older files.
 
-    faiss stores the rows in one "inverted list" per centroid, which holds the ids, and the vectors as bytes (codes).
+    Args:
+        location: Where to store it.
+        index: The faiss index.
+        last: Highest id that the index has had.
     """
-    from faiss.contrib.inspect_tools import get_invlist
-
-    lists = [get_invlist(index.invlists, number) for number in range(index.nlist)]
-    vectors = [codes.reshape(len(ids), -1).view(np.float32) for ids, codes in lists if len(ids)]
-    ids = np.concatenate([ids for ids, _ in lists]).astype(np.int64)
-    return ids, np.concatenate(vectors) if vectors else np.empty((0, index.d), np.float32)
-
-
-def _store(location: IndexLocation, index: Any, manifest: AnnManifest) -> None:
-    """Write the index under a new token, then the manifest, then remove older files."""
-    faiss = _import_faiss()
     token = uuid.uuid4().hex
     path = location.index_file(token)
     location.folder.mkdir(parents=True, exist_ok=True)
     try:
-        faiss.write_index(index, str(path))
+        _import_faiss().write_index(index, str(path))
     except RuntimeError as error:  # how faiss reports a full disk or a missing permission
         raise OSError(str(error)) from None
-    write_json(location.manifest_file, {**vars(manifest), "token": token, "size": path.stat().st_size})
+    manifest = AnnManifest(token, location.stamp, last, path.stat().st_size)
+    write_json(location.manifest_file, vars(manifest))
     for file in location.folder.glob(f"{location.name}-*"):
         if file != path:
             with contextlib.suppress(OSError):  # some systems cannot remove a file that is mapped
@@ -221,16 +202,15 @@ def erase_rows(folder: Path, ids: Sequence[int]) -> None:
     """
     for file in folder.glob("*.npy"):  # indexes of earlier versions
         file.unlink()
-    if not len(ids) or not has_faiss():
+    if not has_faiss():
         return
-    faiss = _import_faiss()
     for manifest_file in folder.glob("*.json"):
         with contextlib.suppress(BadInput, OSError, ValueError, RuntimeError):
-            manifest = read_record(AnnManifest, read_json(manifest_file), manifest_file.name)
+            manifest = _read_manifest(manifest_file)
             location = IndexLocation(folder, manifest_file.stem, manifest.stamp)
-            index = faiss.read_index(str(location.index_file(manifest.token)))
+            index = _import_faiss().read_index(str(location.index_file(manifest.token)))
             if index.remove_ids(np.asarray(ids, dtype=np.int64)):
-                _store(location, index, AnnManifest(**{**vars(manifest), "rows": index.ntotal}))
+                _store(location, index, manifest.last)
 
 
 class VectorIndex:
@@ -271,6 +251,11 @@ class VectorIndex:
         """Highest id in the faiss index, up to which rows need not be added; -1 if there is no such index."""
         return self._ann.manifest.last if self._ann else -1
 
+    @property
+    def last_id(self) -> int:
+        """Highest id of all rows; -1 if there are none."""
+        return int(self._ids[self._size - 1]) if self._size else self.last_indexed_id
+
     def reserve(self, rows: int) -> None:
         """Allocate memory for more rows, so that adding them copies nothing."""
         with self._lock:
@@ -294,9 +279,7 @@ class VectorIndex:
         New arrays are created, because a builder thread may still read the old ones.
         """
         with self._lock:
-            kept = np.isin(self._ids[: self._size], np.fromiter(ids, dtype=np.int64, count=len(ids)))
-            self._ids, self._vectors = self._ids[: self._size][kept], self._vectors[: self._size][kept]
-            self._size = len(self._ids)
+            self._keep_rows(np.isin(self._get_rows()[0], list(ids)))
 
     def nearest(self, queries: Vector, k: int) -> list[list[Hit]]:
         """Return the row id and cosine similarity of the k rows nearest to each query.
@@ -308,7 +291,8 @@ class VectorIndex:
             return [[] for _ in queries]
         self._start_builder()
         with self._lock:
-            ann, ids, vectors = self._ann, self._ids[: self._size], self._vectors[: self._size]
+            ann = self._ann
+            ids, vectors = self._get_rows()
         # Rows in memory, which are not in the faiss index (`ann`), are searched exactly. Then both results are merged.
         exact = [_make_hits(ids, hits) for hits in find_nearest_rows(vectors, queries, k, max_norm=self._max_norm)]
         if ann is None:
@@ -355,7 +339,7 @@ class VectorIndex:
     def _write(self, location: IndexLocation) -> None:
         stored = open_ann_index(location, self.width)
         with self._lock:
-            ids, vectors = self._ids[: self._size], self._vectors[: self._size]
+            ids, vectors = self._get_rows()
         first = int(np.searchsorted(ids, stored.manifest.last, side="right")) if stored else 0
         write_ann_index(location, ids[first:], vectors[first:], stored)
 
@@ -365,14 +349,26 @@ class VectorIndex:
         if ann is None or ann.manifest.last <= self.last_indexed_id:
             return
         with self._lock:
-            is_new = self._ids[: self._size] > ann.manifest.last  # ids ascend, so larger ones are not in the index
-            self._ids, self._vectors = self._ids[: self._size][is_new], self._vectors[: self._size][is_new]
-            self._size, self._ann = len(self._ids), ann
+            self._keep_rows(self._get_rows()[0] > ann.manifest.last)  # ids ascend: larger ones are not in the index
+            self._ann = ann
 
-    def _allocate(self, rows: int) -> None:
-        ids, vectors = np.empty(rows, dtype=np.int64), np.empty((rows, self.width), dtype=np.float32)
-        ids[: self._size], vectors[: self._size] = self._ids[: self._size], self._vectors[: self._size]
-        self._ids, self._vectors = ids, vectors
+    def _get_rows(self) -> tuple[RowIds, Vector]:
+        """Return the ids and vectors of the rows in memory, without the part of the arrays that is not in use."""
+        return self._ids[: self._size], self._vectors[: self._size]
+
+    def _keep_rows(self, is_kept: NDArray[np.bool_]) -> None:
+        ids, vectors = self._get_rows()
+        self._ids = ids[is_kept]
+        self._vectors = vectors[is_kept]
+        self._size = len(self._ids)
+
+    def _allocate(self, n_rows: int) -> None:
+        """Move the rows into larger arrays."""
+        ids, vectors = self._get_rows()
+        self._ids = np.empty(n_rows, dtype=np.int64)
+        self._vectors = np.empty((n_rows, self.width), dtype=np.float32)
+        self._ids[: self._size] = ids
+        self._vectors[: self._size] = vectors
 
 
 def _make_hits(ids: RowIds, hits: NearestHits) -> list[Hit]:

@@ -69,10 +69,10 @@ def resolve_questions(data: QuestionSource, limit: int | None = None) -> list[Qu
 
     Questions of a list that have no id get their number, counted from 1.
     """
-    if limit is not None:
-        check_integer(limit, "the limit")
     if isinstance(data, str):
         return load_questions(data, limit)
+    if limit is not None:
+        check_integer(limit, "the limit")
     invalid = [item for item in data if not isinstance(item, Question)]
     if invalid:
         raise BadInput(

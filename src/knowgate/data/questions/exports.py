@@ -11,7 +11,7 @@ from knowgate.core.files import read_jsonl
 from knowgate.core.registry import split_spec
 from knowgate.core.validation import expand_path, read_json
 from knowgate.data.questions import records
-from knowgate.data.questions.files import TABLE_FIELDS, parse_file_spec, read_csv_rows, read_parquet_rows
+from knowgate.data.questions.files import TABLE_FIELDS, find_file, parse_file_spec, read_csv_rows, read_parquet_rows
 from knowgate.errors import BadInput
 from knowgate.types import Question
 
@@ -39,25 +39,29 @@ PHOENIX = records.FieldMapping(
 )
 
 
+MAPPINGS = {"langsmith": LANGSMITH, "langfuse": LANGFUSE, "phoenix": PHOENIX, "parquet": TABLE_FIELDS}
+
+
+def _read_export(source: str, value: str) -> Iterator[Question]:
+    """Read the runs, traces or spans that a tool exported. `value` is the file, and perhaps options after a '?'."""
+    path, query = parse_file_spec(value)
+    options = records.parse_query_options(query, EXPORT_OPTIONS, source)
+    return records.convert_records(read_export_records(path), records.override_fields(MAPPINGS[source], options))
+
+
 def read_langsmith(value: str) -> Iterator[Question]:
     """Read runs exported from LangSmith."""
-    return _read_export(value, LANGSMITH, "langsmith")
+    return _read_export("langsmith", value)
 
 
 def read_langfuse(value: str) -> Iterator[Question]:
     """Read traces exported from Langfuse."""
-    return _read_export(value, LANGFUSE, "langfuse")
+    return _read_export("langfuse", value)
 
 
 def read_phoenix(value: str) -> Iterator[Question]:
     """Read spans exported from Phoenix."""
-    return _read_export(value, PHOENIX, "phoenix")
-
-
-def _read_export(value: str, mapping: records.FieldMapping, source: str) -> Iterator[Question]:
-    path, query = parse_file_spec(value)
-    options = records.parse_query_options(query, EXPORT_OPTIONS, source)
-    return records.convert_records(read_export_records(path), records.override_fields(mapping, options))
+    return _read_export("phoenix", value)
 
 
 def read_export_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -106,7 +110,8 @@ def read_openai_batch(value: str) -> Iterator[Question]:
     golds = dict(_read_golds(options["gold"])) if "gold" in options else {}
     for number, record in read_jsonl(path):
         where = f"{path} line {number}"
-        request_id, body = _get_request_id(record, where), record.get("body")
+        request_id = _get_request_id(record, where)
+        body = record.get("body")
         text = records.extract_text(body.get("messages") or body.get("input")) if isinstance(body, dict) else ""
         meta = {}
         for kind, answers in answers_by_kind.items():
@@ -122,7 +127,7 @@ def read_openai_batch(value: str) -> Iterator[Question]:
 
 def _read_results(file: str) -> Iterator[tuple[str, str]]:
     """Yield the id and answer of each successful request; failed requests are skipped."""
-    path, _ = parse_file_spec(file)
+    path = find_file(file)
     for number, record in read_jsonl(path):
         response = record.get("response")
         if not isinstance(response, dict) or response.get("status_code") != 200 or record.get("error"):
@@ -134,7 +139,7 @@ def _read_results(file: str) -> Iterator[tuple[str, str]]:
 
 
 def _read_golds(file: str) -> Iterator[tuple[str, list[Any]]]:
-    path, _ = parse_file_spec(file)
+    path = find_file(file)
     for number, record in read_jsonl(path):
         answers = record.get("answers")
         yield _get_request_id(record, f"{path} line {number}"), answers if isinstance(answers, list) else [answers]
@@ -150,7 +155,6 @@ def _get_request_id(record: dict[str, Any], where: str) -> str:
 
 
 QUESTION_FIELDS = frozenset({"question", "id", "answers", "lang", "choices", "contexts", "meta"})
-MAPPINGS = {"langsmith": LANGSMITH, "langfuse": LANGFUSE, "phoenix": PHOENIX, "parquet": TABLE_FIELDS}
 SCORE_LISTS = ("scores", "feedback", "annotations")  # lists of {"name" or "key", "value" or "score", ...}
 SCORE_VALUES = ("value", "score", "result.score", "stringValue", "string_value", "label", "result.label")
 SCORES = "scores"

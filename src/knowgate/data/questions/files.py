@@ -41,13 +41,12 @@ PARQUET_BATCH = 1_000
 
 def read_jsonl_file(file: str) -> Iterator[Question]:
     """Read a JSONL file of questions."""
-    path, _ = parse_file_spec(file, has_options=False)
-    return records.read_question_file(path)
+    return records.read_question_file(find_file(file))
 
 
 def read_text_file(file: str) -> Iterator[Question]:
     """Read a plain text file with one question per line; ids are line numbers."""
-    path, _ = parse_file_spec(file, has_options=False)
+    path = find_file(file)
     for number, line in read_lines(path):
         if INVALID_UTF8.search(line):
             raise BadInput(f"{path} line {number} is not UTF-8 text. Convert the file, for example with iconv.")
@@ -103,24 +102,19 @@ def find_benchmark_folder() -> Path:
     return path
 
 
-def parse_file_spec(value: str, *, has_options: bool = True) -> tuple[Path, str]:
-    """Split 'FILE?OPTIONS' into the path of the file and the text of the options.
-
-    Args:
-        value: The value of a data spec.
-        has_options: False if the whole value is the path, which may then contain a '?'.
-
-    Raises:
-        BadInput: The file does not exist.
-    """
-    file, query = value, ""
-    if has_options:
-        file, _, query = value.partition("?")
-    path = expand_path(file)
+def find_file(name: str) -> Path:
+    """Return the path of a file; raises BadInput if it does not exist or is not a regular file."""
+    path = expand_path(name)
     if not path.exists():
         raise BadInput(f"there is no file {str(path)!r}. Check the path.")
     check_regular_file(path)
-    return path, query
+    return path
+
+
+def parse_file_spec(value: str) -> tuple[Path, str]:
+    """Split 'FILE?OPTIONS' into the path of the file and the text of the options; raises BadInput if there is no file."""
+    file, _, query = value.partition("?")
+    return find_file(file), query
 
 
 # --- tables ---------------------------------------------------------------------------------------

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar
 from urllib.parse import parse_qsl
 
 from knowgate.core.files import read_jsonl
+from knowgate.core.schema import read_record
 from knowgate.core.text import CHOICE_LETTERS
 from knowgate.core.validation import format_value, parse_json
 from knowgate.errors import BadInput, BadSetting
 from knowgate.types import Passage, Question
 
-FieldValue = TypeVar("FieldValue")
-TYPE_NAMES: dict[type, str] = {str: "a text", list: "a list", dict: "an object"}
+Scalar = str | int | float | bool
 MAX_ID_CHARS = 1_000  # ids are shown in tables and messages
 ANSWER_KEY = "answer"  # key of `meta` that holds a recorded answer
 TEXT_FIELDS = (
@@ -29,17 +29,32 @@ MAX_DEPTH = 12  # maximum depth of nested records; deeper texts are ignored
 
 
 def read_question_file(path: Path) -> Iterator[Question]:
-    """Read a JSONL file of questions; raises BadInput if two have the same id."""
-    lines: dict[str, int] = {}
+    """Read a JSONL file of questions. A question without an id gets its line number."""
     for number, record in read_jsonl(path):
-        question = parse_question(record, f"{path} line {number}", default_id=str(number))
-        first = lines.setdefault(question.id, number)
-        if first != number:
-            question_id = format_value(question.id)
-            raise BadInput(
-                f"{path} line {number} has the same id as line {first}: {question_id}. Give each question its own id."
-            )
-        yield question
+        yield parse_question(record, f"{path} line {number}", default_id=str(number))
+
+
+@dataclass(frozen=True)
+class PassageRecord:
+    """A passage that comes with a question in a JSON record."""
+
+    ignore_unknown: ClassVar[bool] = True
+    text: str
+    id: Scalar | None = None
+    title: str | None = None
+
+
+@dataclass(frozen=True)
+class QuestionRecord:
+    """A question as a JSON record."""
+
+    question: str
+    id: Scalar | None = None
+    answers: tuple[Scalar, ...] | None = None
+    lang: str | None = None
+    choices: tuple[Scalar, ...] | None = None
+    contexts: tuple[PassageRecord, ...] | None = None
+    meta: dict[str, Any] | None = None
 
 
 def parse_question(record: dict[str, Any], where: str, default_id: str) -> Question:
@@ -53,56 +68,40 @@ def parse_question(record: dict[str, Any], where: str, default_id: str) -> Quest
     Raises:
         BadInput: A field is missing or has the wrong type.
     """
-    text = record.get("question")
-    if not isinstance(text, str) or not text.strip():
-        raise BadInput(f"{where}: 'question' is missing or empty. Write it as a text.")
-    choices = _get_texts(record, "choices", where)
+    parsed = read_record(QuestionRecord, record, where, ignore_unknown=True)
+    if not parsed.question.strip():
+        raise BadInput(f"{where}: 'question' is empty. Write its text.")
+    choices = tuple(map(str, parsed.choices or ()))
+    meta = parsed.meta or {}
+    _check_choices(choices, meta, where)
     return Question(
-        text=text,
-        id=default_id if record.get("id") is None else _parse_id(record["id"], where),
-        answers=_get_texts(record, "answers", where),
-        lang=_get_typed(record, "lang", str, where),
+        text=parsed.question,
+        id=_format_id(parsed.id, default_id, where),
+        answers=tuple(map(str, parsed.answers or ())),
+        lang=parsed.lang,
         choices=choices,
-        contexts=_parse_contexts(record, where),
-        meta=_parse_meta(record, choices, where),
+        contexts=tuple(
+            Passage(_format_id(passage.id, str(number), where), passage.text, passage.title or "")
+            for number, passage in enumerate(parsed.contexts or ())
+        ),
+        meta=meta,
     )
 
 
-def _parse_id(value: object, where: str) -> str:
-    """Check an id and convert it to text."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float) or not str(value).strip():
-        raise BadInput(
-            f"{where}: 'id' must be a text or a number, not {format_value(value)}. Without an id, the question gets a "
-            "number."
-        )
-    text = str(value)
-    if len(text) > MAX_ID_CHARS:
-        raise BadInput(f"{where}: 'id' has {len(text):,} characters. Use at most {MAX_ID_CHARS:,}.")
+def _format_id(value: Scalar | None, default: str, where: str) -> str:
+    """Convert an id to text; None means the default."""
+    text = default if value is None else str(value)
+    if not text.strip() or len(text) > MAX_ID_CHARS:
+        raise BadInput(f"{where}: 'id' is empty or too long. Use at most {MAX_ID_CHARS:,} characters, or leave it out.")
     return text
 
 
-def _get_typed(record: dict[str, Any], key: str, kind: type[FieldValue], where: str) -> FieldValue | None:
-    value = record.get(key)
-    if value is not None and not isinstance(value, kind):
-        raise BadInput(f"{where}: '{key}' must be {TYPE_NAMES[kind]}, not {format_value(value)}.")
-    return value
-
-
-def _get_texts(record: dict[str, Any], key: str, where: str) -> tuple[str, ...]:
-    items = _get_typed(record, key, list, where) or []
-    invalid = [item for item in items if not isinstance(item, str | int | float)]
-    if invalid:
-        raise BadInput(f"{where}: '{key}' must contain only texts, not {format_value(invalid[0])}.")
-    return tuple(str(item) for item in items)
-
-
-def _parse_meta(record: dict[str, Any], choices: tuple[str, ...], where: str) -> dict[str, Any]:
-    """Parse `meta`, and check that every choice and the gold choice have a letter."""
+def _check_choices(choices: tuple[str, ...], meta: Mapping[str, Any], where: str) -> None:
+    """Raise BadInput if a choice or the gold choice has no letter."""
     if len(choices) > len(CHOICE_LETTERS):
         raise BadInput(
             f"{where}: the question has {len(choices)} choices. Use at most {len(CHOICE_LETTERS)}, one per letter."
         )
-    meta = _get_typed(record, "meta", dict, where) or {}
     gold = meta.get("gold_letter")
     letters = CHOICE_LETTERS[: len(choices)]
     if choices and gold and str(gold).strip().upper() not in tuple(letters):
@@ -110,20 +109,6 @@ def _parse_meta(record: dict[str, Any], choices: tuple[str, ...], where: str) ->
             f"{where}: 'gold_letter' is {format_value(gold)}, but no choice has this letter. Use one of "
             f"{', '.join(letters)}."
         )
-    return meta
-
-
-def _parse_contexts(record: dict[str, Any], where: str) -> tuple[Passage, ...]:
-    """Parse the passages that come with a question."""
-    passages = []
-    for number, item in enumerate(_get_typed(record, "contexts", list, where) or []):
-        if not isinstance(item, dict) or not isinstance(item.get("text"), str):
-            raise BadInput(f"{where}: every entry of 'contexts' must be an object with the field 'text'.")
-        item_where = f"{where}, context {number + 1}"
-        passage_id = number if item.get("id") is None else _parse_id(item["id"], item_where)
-        title = _get_typed(item, "title", str, item_where)
-        passages.append(Passage(str(passage_id), item["text"], title or ""))
-    return tuple(passages)
 
 
 # --- records of other tools -----------------------------------------------------------------------

@@ -16,51 +16,28 @@ from numpy.typing import NDArray
 
 from knowgate.core.text import estimate_tokens
 from knowgate.data.runs.rows import GradedAnswer, LabelRow, list_slices
-from knowgate.data.runs.storage import MappedSequence, StoredRows, question_from_row
+from knowgate.data.runs.storage import StoredQuestions, StoredRows, question_from_row
 from knowgate.data.splits import fingerprint_question, fingerprint_text_loosely, mark_dev_rows
 from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.types import Question, Reading
 
 log = logging.getLogger(__name__)
+COMPACT_TEXT: Any = np.dtypes.StringDType()  # texts of any length, in less memory than Python strings
 AGREEMENT_GRADER = "agreement"  # grader of runs without gold answers
-
-
-def count_synthetic(rows: Sequence[LabelRow]) -> int:
-    """Count the questions that an LLM wrote."""
-    return sum(row.is_synthetic for row in rows)
 
 
 def list_caveats(rows: Sequence[LabelRow]) -> list[str]:
     """List the warnings that results on these rows need; empty for real questions with gold answers."""
-    n_agreement = sum(row.grader == AGREEMENT_GRADER for row in rows)
-    return describe_caveats(count_synthetic(rows), n_agreement, len(rows))
-
-
-def describe_caveats(n_synthetic: int, n_agreement: int, total: int) -> list[str]:
-    """List the warnings that results need if some questions are synthetic or have no gold answers.
-
-    Args:
-        n_synthetic: Number of questions that an LLM wrote.
-        n_agreement: Number of questions without gold answer, whose answers are compared with the open-book answer.
-        total: Number of all questions.
-    """
-    caveats = [describe_synthetic(n_synthetic, total)] if n_synthetic else []
-    if n_agreement:
-        caveats.append(
-            f"No gold answers: for {_describe_count(n_agreement, total)} an answer counts as right if it equals the "
-            "open-book answer. Accuracy means agreement here, and always retrieving is right by definition."
-        )
-    return caveats
+    return LabelColumns(rows, []).list_caveats()
 
 
 def describe_synthetic(n_synthetic: int, total: int) -> str:
     """Describe how many questions are synthetic (written by an LLM); "" if none is."""
     if not n_synthetic:
         return ""
-    mixed = "" if n_synthetic == total else f", mixed with {total - n_synthetic} real ones: every result covers both"
     return (
-        f"Synthetic: an LLM wrote {_describe_count(n_synthetic, total)} from the documents{mixed}. People ask other "
-        "questions; check the results on real questions before you rely on them."
+        f"Synthetic: an LLM wrote {n_synthetic} of {total} questions from the documents. People ask other questions; "
+        "check the results on real questions before you rely on them."
     )
 
 
@@ -68,12 +45,6 @@ def warn_if_mixed(n_synthetic: int, total: int) -> None:
     """Log a warning if synthetic and real questions are used together."""
     if 0 < n_synthetic < total:
         log.warning(describe_synthetic(n_synthetic, total))
-
-
-def _describe_count(count: int, total: int) -> str:
-    if count < total:
-        return f"{count} of the {total} questions"
-    return f"all {total} questions" if total > 1 else "the one question"
 
 
 TOKEN_STATISTICS = ("entropy", "margin")  # statistics that servers with only the top tokens may lack
@@ -85,20 +56,23 @@ class LabelColumns:
 
     Attributes:
         rows: Label rows, in memory or on disk.
-        keys: Key of each row, unique over all runs: "RUN/ID".
         readings: The signals of the LLM for each question, such as its draft answer. Gates decide by them.
     """
 
     rows: Sequence[LabelRow]
-    keys: Sequence[str]
     readings: Sequence[Reading]
 
     @cached_property
     def questions(self) -> Sequence[Question]:
         """The question of each row."""
         if isinstance(self.rows, StoredRows):
-            return MappedSequence(self.rows, question_from_row)
+            return StoredQuestions(self.rows)
         return [question_from_row(row) for row in self.rows]
+
+    @cached_property
+    def ids(self) -> NDArray[np.str_]:
+        """The id of each question, which is unique within its run."""
+        return np.array([row.id for row in self.rows], dtype=COMPACT_TEXT)
 
     @cached_property
     def closed_right(self) -> BoolArray:
@@ -133,7 +107,7 @@ class LabelColumns:
     @cached_property
     def is_dev(self) -> BoolArray:
         """Whether a threshold may be chosen on the row; depends on the question id alone."""
-        return mark_dev_rows([row.id for row in self.rows])
+        return mark_dev_rows(self.ids.tolist())
 
     @cached_property
     def open_tokens(self) -> FloatArray:
@@ -199,8 +173,15 @@ class LabelColumns:
 
     def list_caveats(self) -> list[str]:
         """List what readers of a result must know: synthetic questions, and grades by agreement."""
+        total = len(self.rows)
         n_agreement = int(self.is_graded_by_agreement.sum())
-        return describe_caveats(int(self.is_synthetic.sum()), n_agreement, len(self.rows))
+        caveats = [describe_synthetic(int(self.is_synthetic.sum()), total)]
+        if n_agreement:
+            caveats.append(
+                f"No gold answers: for {n_agreement} of {total} questions an answer counts as right if it equals the "
+                "open-book answer. Accuracy means agreement here, and always retrieving is right by definition."
+            )
+        return [caveat for caveat in caveats if caveat]
 
     @property
     def computed_columns(self) -> dict[str, NDArray[Any]]:

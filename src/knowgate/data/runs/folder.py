@@ -6,12 +6,9 @@ contains a digest of its content, so that no name is ever used for two contents.
 
 from __future__ import annotations
 
-import errno
 import functools
 import hashlib
-import itertools
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -53,8 +50,6 @@ def write_shard(folder: Path, states: Mapping[str, Vector]) -> str:
     number = max((int(match[1]) for match in matches if match), default=-1) + 1
     digest = hashlib.sha256(data).hexdigest()[:DIGEST_DIGITS]
     name = f"vectors-{number:07d}-{digest}.safetensors"
-    if (folder / name).exists():
-        raise FileExistsError(errno.EEXIST, "the file already exists", name)
     write_bytes(folder / name, data)
     return name
 
@@ -65,8 +60,6 @@ def read_shard(path: Path) -> dict[str, Vector]:
     Returns:
         Tables with one row per question, by name, such as 'before.12' (layer 12 before the draft).
     """
-    if not SHARD_NAME.fullmatch(path.name):
-        raise BadInput(f"'{path.name[:80]}' is not a file of hidden states.")
     try:
         states: dict[str, Vector] = load_file(path)
     except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
@@ -117,10 +110,6 @@ def _get_first_line(error: Exception) -> str:
 
 RUN_FORMAT = 1
 RUN_MANIFEST, ROWS_FILE = "run.json", "labels.jsonl"
-IDENTITY_SETTINGS = ("model", "model_fingerprint", "prompts_fingerprint", "grader")
-AGREEMENT_FOLDER = "agreed"  # subfolder of runs graded by agreement, which replace the runs beside it
-MAX_FOLDER_DEPTH = 4  # as deep as knowgate-start/labels/KEY/agreed/RUN
-MAX_LISTED_RUNS = 8
 RECORDED_PREFIX = "recorded:"  # before the model name of imported answers; such a model cannot be loaded
 
 
@@ -139,10 +128,10 @@ class RunSettings:
         synthetic: Number of questions that an LLM wrote.
     """
 
-    model: str = ""
-    model_fingerprint: str = ""
-    prompts_fingerprint: str = ""
-    grader: str = ""
+    model: str
+    model_fingerprint: str
+    prompts_fingerprint: str
+    grader: str
     data: str = ""
     data_fingerprint: str = ""
     questions: NonNegativeInt = 0
@@ -182,10 +171,6 @@ class RunFolder(RowFolder):
     folder_type: ClassVar[str] = "label run"
     command: ClassVar[str] = "knowgate label"
 
-    @property
-    def advice(self) -> str:
-        return suggest_runs(self.path, RUN_MANIFEST) or super().advice
-
     def settings(self) -> dict[str, Any]:
         """Read the settings that identify the run, and the number of hidden states (`depth`) if recorded.
 
@@ -194,22 +179,13 @@ class RunFolder(RowFolder):
         """
         manifest = self.manifest()
         settings: dict[str, Any] = dict(manifest.get("settings", {}))
-        self._check_hash(settings)
-        settings |= {"depth": manifest["depth"]} if "depth" in manifest else {}
-        missing = [key for key in IDENTITY_SETTINGS if key not in settings]
-        if missing:
-            raise ArtifactError(
-                f"{self.path / RUN_MANIFEST} is damaged: these settings are missing: {', '.join(missing)}. Create the "
-                "label run again."
-            )
-        self._validate(RunSettings, settings, f"the settings in {RUN_MANIFEST}")
-        return settings
-
-    def _check_hash(self, settings: Mapping[str, Any]) -> None:
-        """Raise ArtifactError if the settings do not match their recorded hash, because someone changed the file."""
         hashed = {key: value for key, value in settings.items() if key != "hash"}
         if "hash" in settings and settings["hash"] != hash_settings(hashed):
             raise self.make_error(f"the settings in {RUN_MANIFEST} were changed or damaged")
+        if "depth" in manifest:
+            settings["depth"] = manifest["depth"]
+        self._validate(RunSettings, settings, f"the settings in {RUN_MANIFEST}")
+        return settings
 
     def rows(self) -> Iterator[LabelRow]:
         """Yield the rows in file order, including failed ones."""
@@ -223,11 +199,14 @@ class RunFolder(RowFolder):
             rows: The rows.
             vectors: Hidden states by name; `vectors[name][i]` belongs to the i-th row that did not fail.
         """
+        located: dict[str, LabelRow] = {}  # rows with the place of their hidden states, by id
         if vectors:
             shard = write_shard(self.path, vectors)
-            indices = itertools.count()  # of the rows that did not fail
-            rows = [_set_vector(row, shard, next(indices), vectors) if row.error is None else row for row in rows]
-        self.append_records([row_to_json(row) for row in rows])
+            succeeded = [row for row in rows if row.error is None]
+            for index, row in enumerate(succeeded):
+                digest = digest_states(row.id, vectors, index)
+                located[row.id] = replace(row, vector=(shard, index), states=digest)
+        self.append_records([row_to_json(located.get(row.id, row)) for row in rows])
 
     # --- hidden states ----------------------------------------------------------------------------
 
@@ -241,21 +220,19 @@ class RunFolder(RowFolder):
         Returns:
             An array with one row per label row.
         """
-        numbers_by_shard: dict[str, list[int]] = {}  # every shard file is read once, for all of its rows
-        for number, row in enumerate(rows):
+        rows_by_shard: dict[str, list[LabelRow]] = {}  # every shard file is read once, for all of its rows
+        for row in rows:
             if row.vector is None:
                 raise ArtifactError(
                     f"row '{row.id}' of '{self.path}' has no hidden states. Label the questions again with `layers`."
                 )
-            numbers_by_shard.setdefault(row.vector[0], []).append(number)
-        states: dict[int, Vector] = {}  # by the number of the row
-        for shard, numbers in numbers_by_shard.items():
-            states.update(
-                zip(numbers, self._read_states(shard, name, [rows[number] for number in numbers]), strict=True)
-            )
+            rows_by_shard.setdefault(row.vector[0], []).append(row)
+        states: dict[str, Vector] = {}  # by the id of the row
+        for shard, shard_rows in rows_by_shard.items():
+            states |= self._read_states(shard, name, shard_rows)
         if len({state.shape for state in states.values()}) > 1:
             raise self.make_error(f"the hidden states '{name}' have different lengths")
-        return np.stack([states[number] for number in range(len(rows))]).astype(np.float32)
+        return np.stack([states[row.id] for row in rows]).astype(np.float32)
 
     def vector_names(self) -> list[str]:
         """List the names of the hidden states in all shard files, such as 'before.12'."""
@@ -265,22 +242,22 @@ class RunFolder(RowFolder):
         except BadInput as error:
             raise self.make_error(str(error)) from None
 
-    def _read_states(self, shard: str, name: str, rows: Sequence[LabelRow]) -> list[Vector]:
-        """Read the named hidden states of label rows from their shard file, and check that they belong to the rows."""
+    def _read_states(self, shard: str, name: str, rows: Sequence[LabelRow]) -> dict[str, Vector]:
+        """Read the named hidden states of label rows from their shard file, by row id. Checks that they belong to the rows."""
         try:
             states = read_shard(self.file(shard))
         except BadInput as error:
             raise self.make_error(str(error)) from None
         if name not in states:
             raise BadSetting(f"'{self.path}' has no hidden states '{name}'. It has: {', '.join(sorted(states))}.")
-        row_states: list[Vector] = []
+        row_states: dict[str, Vector] = {}
         for row in rows:
             index = row.vector[1] if row.vector else 0
             if index >= len(states[name]):
                 raise self.make_error(f"row '{row.id}' uses row {index} of {shard}, which has {len(states[name])} rows")
             if row.states and row.states != digest_states(row.id, states, index):
                 raise self.make_error(f"the hidden states of row '{row.id}' in {shard} do not match their checksum")
-            row_states.append(states[name][index])
+            row_states[row.id] = states[name][index]
         return row_states
 
     # --- display ----------------------------------------------------------------------------------
@@ -300,13 +277,14 @@ class RunFolder(RowFolder):
         if not (self.path / RUN_MANIFEST).is_file():
             return "not started"
         try:
-            return summarize_run(self.manifest())
+            manifest = self.manifest()
         except KnowgateError as error:
             return str(error)
-
-
-def _set_vector(row: LabelRow, shard: str, index: int, vectors: Mapping[str, Vector]) -> LabelRow:
-    return replace(row, vector=(shard, index), states=digest_states(row.id, vectors, index))
+        settings = manifest.get("settings") or {}
+        totals = manifest.get("totals") or {}
+        n_questions = totals.get("questions", settings.get("questions"))
+        text = f"{settings.get('model')} on {settings.get('data')}, {n_questions} questions"
+        return f"{text}, {totals['failed']} failed" if totals.get("failed") else text
 
 
 # --- runs as arguments ----------------------------------------------------------------------------
@@ -343,27 +321,6 @@ def resolve_run_paths(runs: RunsLike) -> list[Path]:
     return [run.path if isinstance(run, RunFolder) else expand_path(run) for run in run_list]
 
 
-def find_runs(folder: Path, manifest: str) -> list[Path]:
-    """Find the label runs in the subfolders of a folder, by the file name of their manifest.
-
-    A run without gold answers may be graded again, by agreement, in the subfolder `agreed`. Then only that one is listed.
-    """
-    runs: set[Path] = set()
-    for depth in range(1, MAX_FOLDER_DEPTH + 1):
-        runs.update(file.parent for file in folder.glob("*/" * depth + manifest))
-    return [run for run in sorted(runs) if run.parent / AGREEMENT_FOLDER / run.name not in runs]
-
-
-def suggest_runs(folder: Path, manifest: str) -> str:
-    """Return advice that names the label runs in the subfolders of a folder; "" if there are none."""
-    runs = find_runs(folder, manifest)
-    if not runs:
-        return ""
-    names = " ".join(shlex.quote(str(run)) for run in runs[:MAX_LISTED_RUNS])
-    more = f" ({len(runs) - MAX_LISTED_RUNS} more are there)" if len(runs) > MAX_LISTED_RUNS else ""
-    return f"It holds {len(runs)} label runs{more}. Name those you mean: knowgate report {names}"
-
-
 # --- models of runs -------------------------------------------------------------------------------
 
 
@@ -385,11 +342,6 @@ def strip_model_prefix(model: str) -> str:
     return re.split(r"@(?=https?://)|#", name)[0]
 
 
-def has_same_name(model: str, other: str) -> bool:
-    """Return whether two models have the same name, if backend prefixes and URLs are ignored."""
-    return strip_model_prefix(model) == strip_model_prefix(other)
-
-
 def suggest_ask_options(model: str) -> str:
     """Return the options that `knowgate ask` needs to use a gate fitted on this model; usually "".
 
@@ -403,23 +355,12 @@ def suggest_data_and_model(settings: Mapping[str, Any]) -> tuple[str, str]:
 
     A placeholder ('SPEC', 'openai:NAME@URL') stands for unknown data, or for the unknown server of imported answers.
     """
-    data, model = str(settings.get("data") or "SPEC"), str(settings["model"])
+    data = str(settings.get("data") or "SPEC")
+    model = str(settings["model"])
     return data, "openai:NAME@URL" if is_recorded_model(model) else model
 
 
 # --- summaries ------------------------------------------------------------------------------------
-
-
-def summarize_run(manifest: Mapping[str, Any]) -> str:
-    """Summarize a run in a line from its manifest alone, without reading rows."""
-    settings, totals = manifest.get("settings") or {}, manifest.get("totals") or {}
-    parts = [f"{settings.get('model', 'unknown model')} on {settings.get('data', 'unknown data')}"]
-    n_questions = totals.get("questions", settings.get("questions"))
-    if n_questions is not None:
-        parts.append(f"{n_questions} questions")
-    if totals.get("failed"):
-        parts.append(f"{totals['failed']} failed")
-    return ", ".join(parts)
 
 
 def build_run_table(name: str, manifest: Mapping[str, Any], rows: Iterable[LabelRow]) -> TextTable:

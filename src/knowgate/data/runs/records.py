@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -16,13 +16,6 @@ from knowgate.errors import ArtifactError, BadInput, BadSetting
 from knowgate.types import ModelIdentity
 
 log = logging.getLogger(__name__)
-MISMATCHES = {
-    "model_fingerprint": "are of different models",
-    "prompts_fingerprint": "are of different prompts",
-    "retriever_fingerprint": "are of different retrievers",
-    "reranker_fingerprint": "have passages that were chosen by different rerankers",
-    "max_tokens": "drafted answers of different length",
-}
 
 
 def check_compatible(runs: Sequence[Path], settings: Sequence[Mapping[str, Any]], advice: Mapping[str, str]) -> None:
@@ -38,7 +31,7 @@ def check_compatible(runs: Sequence[Path], settings: Sequence[Mapping[str, Any]]
         values = [str(run_settings.get(key)) for run_settings in settings]
         if len(set(values)) > 1:
             run_values = "; ".join(f"{run}: {value}" for run, value in zip(runs, values, strict=True))
-            raise BadSetting(f"the label runs {MISMATCHES[key]} ({run_values}). {suggestion}.")
+            raise BadSetting(f"the label runs differ in their {key.replace('_', ' ')} ({run_values}). {suggestion}.")
 
 
 def check_unique_runs(runs: Sequence[Path]) -> None:
@@ -58,8 +51,9 @@ def check_same_llm(name: str, settings: Mapping[str, Any], model: ModelIdentity,
         model: The LLM.
         prompts: Fingerprint of the prompts.
     """
-    model_hash, prompts_hash = settings["model_fingerprint"], settings["prompts_fingerprint"]
-    if (model.fingerprint, prompts) != (model_hash, prompts_hash):
+    model_hash = settings["model_fingerprint"]
+    prompts_hash = settings["prompts_fingerprint"]
+    if model.fingerprint != model_hash or prompts != prompts_hash:
         raise BadSetting(
             f"{name} was made with another LLM or other prompts: {settings['model']} ({model_hash}, prompts "
             f"{prompts_hash}), not {model.name} ({model.fingerprint}, prompts {prompts}). Use the LLM and prompts of the run."
@@ -185,7 +179,7 @@ def iterate_needs(run: Path) -> Iterator[RecordedNeeds]:
 
 def write_needs(run: Path, recorded: Sequence[RecordedNeeds]) -> None:
     """Record in a run the need for retrieval that gates gave to each question; replaces earlier records of these gates."""
-    _replace_lines(run, NEEDS_FILE, iterate_needs, recorded, lambda item: item.gate, _needs_to_dict)
+    _replace_lines(run, NEEDS_FILE, "gate", [_needs_to_dict(item) for item in recorded])
 
 
 def _needs_to_dict(item: RecordedNeeds) -> dict[str, Any]:
@@ -219,12 +213,8 @@ def read_beliefs(run: Path) -> list[RecordedBeliefs]:
 
 def write_beliefs(run: Path, recorded: RecordedBeliefs) -> None:
     """Record in a run how likely an arbiter found each answer to be right; replaces its earlier record."""
-    _replace_lines(run, BELIEFS_FILE, read_beliefs, [recorded], lambda item: item.arbiter, _beliefs_to_dict)
-
-
-def _beliefs_to_dict(item: RecordedBeliefs) -> dict[str, Any]:
-    """Convert the recorded probabilities of an arbiter to a JSON object."""
-    return {**asdict(item), "closed": _round_scores(item.closed), "open": _round_scores(item.open)}
+    rounded = {"closed": _round_scores(recorded.closed), "open": _round_scores(recorded.open)}
+    _replace_lines(run, BELIEFS_FILE, "arbiter", [{**asdict(recorded), **rounded}])
 
 
 # --- verdicts of passage judges -------------------------------------------------------------------
@@ -238,7 +228,7 @@ def read_usefulness(run: Path) -> list[RecordedUsefulness]:
 
 def write_usefulness(run: Path, recorded: RecordedUsefulness) -> None:
     """Record the passage verdicts of a judge; an earlier record of the same name is replaced."""
-    _replace_lines(run, USEFULNESS_FILE, read_usefulness, [recorded], lambda item: item.judge)
+    _replace_lines(run, USEFULNESS_FILE, "judge", [asdict(recorded)])
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -266,29 +256,23 @@ def _read_records(run: Path, name: str, kind: type[Record], content: str) -> Ite
             raise ArtifactError(f"invalid {content}: {reason}. Delete the file and evaluate again.") from None
 
 
-def _replace_lines(
-    run: Path,
-    name: str,
-    read: Callable[[Path], Iterable[Record]],
-    records: Sequence[Record],
-    get_name: Callable[[Record], str],
-    to_dict: Callable[[Any], dict[str, Any]] = asdict,
-) -> None:
-    """Rewrite a file of records so that new records replace older ones of the same name.
+def _replace_lines(run: Path, name: str, key: str, records: Sequence[Mapping[str, Any]]) -> None:
+    """Rewrite a file of records so that new records replace older ones.
 
     Args:
         run: Folder of the label run, which is locked meanwhile.
         name: Name of the file.
-        read: Reads the records of the file in a run.
+        key: Field that identifies a record, such as the name of a gate. A record replaces those with the same value.
         records: The new records.
-        get_name: Returns the name of a record.
-        to_dict: Converts a record to a JSON object.
     """
-    names = {get_name(item) for item in records}
-    with RunFolder(run).exclusive():
-        unchanged = [item for item in read(run) if get_name(item) not in names]
-        lines = [json.dumps(to_dict(item), ensure_ascii=False) + "\n" for item in [*unchanged, *records]]
-        write_text(run / name, "".join(lines))
+    folder = RunFolder(run)
+    file = folder.file(name)
+    replaced = [record[key] for record in records]
+    with folder.exclusive():
+        existing = [record for _, record in read_jsonl(file)] if file.is_file() else []
+        unchanged = [record for record in existing if record.get(key) not in replaced]
+        lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in [*unchanged, *records]]
+        write_text(file, "".join(lines))
 
 
 def _round_scores(scores: Mapping[str, float]) -> dict[str, float]:

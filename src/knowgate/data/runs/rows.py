@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, cast
@@ -143,9 +144,12 @@ def select_grader(row: LabelRow, grader: str) -> LabelRow:
     def select(answer: GradedAnswer | None) -> GradedAnswer | None:
         return answer and dataclasses.replace(answer, correct=answer.other_grades.get(name))
 
-    closed, opened, iterative = select(row.closed), select(row.open), select(row.iterative)
+    closed = select(row.closed)
+    opened = select(row.open)
     benefit = retrieval_benefit(closed.correct, opened.correct) if closed and opened else None
-    return dataclasses.replace(row, grader=name, closed=closed, open=opened, iterative=iterative, benefit=benefit)
+    return dataclasses.replace(
+        row, grader=name, closed=closed, open=opened, iterative=select(row.iterative), benefit=benefit
+    )
 
 
 def _is_named(name: str, wanted: str) -> bool:
@@ -245,13 +249,6 @@ def assign_frequency_thirds(counts: Sequence[int | None]) -> list[str | None]:
         return [None] * len(counts)
     last_rare = known[math.ceil(len(known) / 3) - 1]
     last_middle = known[math.ceil(2 * len(known) / 3) - 1]
-    rare, middle, frequent = FREQUENCY_THIRDS
-    thirds: list[str | None] = []
-    for count in counts:
-        if count is None:
-            thirds.append(None)
-        elif count <= last_rare:
-            thirds.append(rare)
-        else:
-            thirds.append(middle if count <= last_middle else frequent)
-    return thirds
+    # The number of limits below a count is the number of its third.
+    limits = [last_rare, last_middle]
+    return [None if count is None else FREQUENCY_THIRDS[bisect_left(limits, count)] for count in counts]

@@ -6,20 +6,21 @@ are used: iterating in order reads each file once, and indexing reads a single r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar, overload
+from typing import Generic, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from knowgate.data.runs.folder import RunFolder
 from knowgate.data.runs.rows import GradedAnswer, LabelRow, row_from_json, select_grader
-from knowgate.types import Completion, Question, Reading
+from knowgate.types import Completion, Question, Reading, Vector
 
 Item = TypeVar("Item", covariant=True)
 RowNumbers = NDArray[np.int64]
 READING_BATCH = 1_000  # rows whose readings are in memory at once
+MAX_HALF = float(np.finfo(np.float16).max)  # largest number in half precision
 
 
 # --- readings -------------------------------------------------------------------------------------
@@ -60,6 +61,22 @@ def build_draft_reading(row: LabelRow) -> Reading:
 def list_recorded_layers(folder: RunFolder) -> list[int]:
     """List the layers whose hidden states a run holds."""
     return sorted(int(name.removeprefix("before.")) for name in folder.vector_names() if name.startswith("before."))
+
+
+def pack_hidden_states(readings: Sequence[Reading]) -> dict[str, Vector]:
+    """Stack the hidden states of all readings, one array per layer and position.
+
+    The names are 'before.LAYER' (last prompt token) and 'after.LAYER' (last token of the answer).
+    """
+    layers = list(readings[0].hidden)  # all readings have the same layers
+    before = {f"before.{layer}": np.stack([reading.hidden[layer] for reading in readings]) for layer in layers}
+    after = {f"after.{layer}": np.stack([reading.hidden_after[layer] for reading in readings]) for layer in layers}
+    return {name: _to_half_precision(states) for name, states in {**before, **after}.items()}
+
+
+def _to_half_precision(states: Vector) -> Vector:
+    """Convert to float16, unless a value is too large for it, as in some layers of some models."""
+    return states.astype(np.float16) if float(np.abs(states).max(initial=0)) < MAX_HALF else states
 
 
 def _completion_from_answer(answer: GradedAnswer | None) -> Completion | None:
@@ -167,59 +184,16 @@ class StoredReadings(LazySequence[Reading]):
 
 
 @dataclass(frozen=True, eq=False)
-class PackedTexts(LazySequence[str]):
-    """Many short texts in one bytes object, which takes a tenth of the memory of separate strings.
+class StoredQuestions(LazySequence[Question]):
+    """The questions of rows that stay on disk."""
 
-    Attributes:
-        data: All texts, one after another.
-        ends: 0, followed by the position in `data` at which each text ends.
-    """
-
-    data: bytes = field(repr=False)
-    ends: RowNumbers = field(repr=False)
-
-    @classmethod
-    def pack(cls, texts: Iterable[str]) -> PackedTexts:
-        """Pack texts: ['ab', 'c'] becomes the data b'abc' and the ends [0, 2, 3]."""
-        data, ends = bytearray(), [0]
-        for text in texts:
-            data += text.encode(errors="surrogatepass")
-            ends.append(len(data))
-        return cls(bytes(data), np.array(ends))
-
-    @classmethod
-    def concatenate(cls, parts: Sequence[PackedTexts]) -> PackedTexts:
-        """Join several packs into one. The ends of a pack are shifted by the length of the packs before it."""
-        ends, start = [np.zeros(1, dtype=np.int64)], 0
-        for part in parts:
-            ends.append(part.ends[1:] + start)
-            start += len(part.data)
-        return cls(b"".join(part.data for part in parts), np.concatenate(ends))
+    rows: StoredRows
 
     def __len__(self) -> int:
-        return len(self.ends) - 1
+        return len(self.rows)
 
-    def take(self, numbers: RowNumbers) -> Iterator[str]:
-        for number in numbers.tolist():
-            yield self.data[self.ends[number] : self.ends[number + 1]].decode(errors="surrogatepass")
-
-    def select(self, numbers: RowNumbers) -> PackedTexts:
-        """Return the texts with these indices as a new pack."""
-        return PackedTexts.pack(self.take(numbers))
-
-
-@dataclass(frozen=True, eq=False)
-class MappedSequence(LazySequence[Item]):
-    """A lazy sequence with a function applied to every item; the function is called again on each access."""
-
-    items: LazySequence[Any]
-    function: Callable[[Any], Item]
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def take(self, numbers: RowNumbers) -> Iterator[Item]:
-        return map(self.function, self.items.take(numbers))
+    def take(self, numbers: RowNumbers) -> Iterator[Question]:
+        return map(question_from_row, self.rows.take(numbers))
 
 
 def _group_by_run(run_index: NDArray[np.int32], numbers: RowNumbers) -> Iterator[tuple[int, RowNumbers]]:

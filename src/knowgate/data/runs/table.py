@@ -20,7 +20,7 @@ from knowgate.core.files import sha256_text
 from knowgate.data.runs import storage
 from knowgate.data.runs.columns import COLUMN_NAMES, LabelColumns, fill_columns, warn_if_mixed
 from knowgate.data.runs.folder import RunFolder
-from knowgate.data.runs.records import RecordedNeeds, check_compatible, iterate_needs, name_runs, warn_if_unfinished
+from knowgate.data.runs.records import RecordedNeeds, check_compatible, iterate_needs, warn_if_unfinished
 from knowgate.data.runs.rows import (
     ANSWER_FREQUENCY,
     LabelRow,
@@ -91,7 +91,6 @@ class RunRows:
     """The rows of a label table that come from one run."""
 
     path: Path  # folder of the run
-    name: str  # name of the run, with which the keys of its rows begin (RUN/ID)
     numbers: storage.RowNumbers = field(repr=False)  # indices of the rows in the table
 
 
@@ -188,31 +187,30 @@ class LabelTable(LabelColumns):
 
     def split_by_run(self) -> list[RunRows]:
         """Return the row numbers of each run."""
-        paths = [Path(run) for run in self.runs]
-        names = name_runs(paths)
-        return [
-            RunRows(path, name, np.flatnonzero(self.run_index == index))
-            for index, (path, name) in enumerate(zip(paths, names, strict=True))
-        ]
+        return [RunRows(Path(run), np.flatnonzero(self.run_index == index)) for index, run in enumerate(self.runs)]
 
     def subset(self, numbers: Iterable[int]) -> LabelTable:
         """Return a table of the rows with these indices, in this order. Columns are not computed again."""
         chosen = np.fromiter(numbers, dtype=np.int64)
-        recorded = {gate: column.select(chosen) for gate, column in self.recorded_needs.items()}
-        changes = self._select_rows(chosen) | {"run_index": self.run_index[chosen], "recorded_needs": recorded}
-        known = {name: column[chosen] for name, column in self.computed_columns.items()}
-        return fill_columns(replace(self, **changes), known)
+        rows, readings = self._select_rows(chosen)
+        subset = replace(
+            self,
+            rows=rows,
+            readings=readings,
+            run_index=self.run_index[chosen],
+            recorded_needs={gate: column.select(chosen) for gate, column in self.recorded_needs.items()},
+        )
+        return fill_columns(subset, {name: column[chosen] for name, column in self.computed_columns.items()})
 
-    def _select_rows(self, chosen: storage.RowNumbers) -> dict[str, Any]:
-        """Return the chosen rows, keys and readings, in memory unless there are more than `MAX_ROWS_IN_MEMORY`."""
+    def _select_rows(self, chosen: storage.RowNumbers) -> tuple[Sequence[LabelRow], Sequence[Reading]]:
+        """Return the chosen rows and their readings, in memory unless there are more than `MAX_ROWS_IN_MEMORY`."""
         if not isinstance(self.rows, storage.StoredRows):
-            return {name: [getattr(self, name)[number] for number in chosen] for name in ("rows", "keys", "readings")}
-        assert isinstance(self.keys, storage.PackedTexts)
+            return [self.rows[number] for number in chosen], [self.readings[number] for number in chosen]
         assert isinstance(self.readings, storage.StoredReadings)
         if len(chosen) > MAX_ROWS_IN_MEMORY:
-            return {name: getattr(self, name).select(chosen) for name in ("rows", "keys", "readings")}
+            return self.rows.select(chosen), self.readings.select(chosen)
         rows = list(self.rows.take(chosen))
-        return {"rows": rows, "keys": list(self.keys.take(chosen)), "readings": self.readings.load(chosen, rows)}
+        return rows, self.readings.load(chosen, rows)
 
     def chunks(self) -> Iterator[LabelTable]:
         """Yield the table in parts whose rows are in memory. A table that is in memory is yielded as a whole."""
@@ -255,28 +253,25 @@ def load_label_table(
     folders = [RunFolder(run) for run in runs]
     settings = [folder.settings() for folder in folders]
     check_compatible(runs, settings, required_equal)
-    names = name_runs(runs)
-    builder = _TableBuilder(names, graded_only, max_in_memory, grader)
+    builder = _TableBuilder(graded_only, max_in_memory, grader)
     for number, folder in enumerate(folders):
         rows_before = builder.n_read
         builder.add_run(number, folder)
         warn_if_unfinished(folder.path, builder.n_read - rows_before, settings[number].get("questions"))
     if not len(builder):
-        reasons = ", ".join(f"{count} {reason}" for reason, count in builder.left_out.items() if count) or "no rows"
-        raise BadInput(
-            f"no question in {', '.join(map(str, runs))} is graded: {reasons}. {_suggest_graders(builder)}To see the "
-            f"rows: knowgate report {runs[0]}"
-        )
+        raise _make_empty_error(runs, builder)
     columns, run_index = builder.build(folders, layers)
     warn_if_mixed(int(columns.is_synthetic.sum()), len(columns.rows))
     data_fingerprint = sha256_text(*(str(item.get("data_fingerprint")) for item in settings))[:16]
+    table_settings = {**settings[0], "data_fingerprint": data_fingerprint}
+    if grader:
+        table_settings["grader"] = grader
     table = LabelTable(
         columns.rows,
-        columns.keys,
         columns.readings,
-        {**settings[0], "data_fingerprint": data_fingerprint, **({"grader": grader} if grader else {})},
+        table_settings,
         [str(run) for run in runs],
-        _load_gate_columns(runs, names, columns.keys, run_index),
+        _load_gate_columns(runs, columns.ids, run_index),
         builder.left_out,
         run_index,
     )
@@ -290,7 +285,6 @@ class _TableBuilder:
     If there are more than `max_in_memory` rows, only their columns and their positions in the files stay in memory.
     """
 
-    names: Sequence[str]
     graded_only: bool
     max_in_memory: int | None
     grader: str | None = None
@@ -300,7 +294,6 @@ class _TableBuilder:
     _run_index: array[int] = field(default_factory=lambda: array("i"))
     _offsets: array[int] = field(default_factory=lambda: array("q"))
     _column_chunks: list[dict[str, NDArray[Any]]] = field(default_factory=list)
-    _key_chunks: list[storage.PackedTexts] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self._run_index)
@@ -335,65 +328,52 @@ class _TableBuilder:
     def _convert_to_columns(self) -> None:
         """Replace the rows in memory by their columns, which take much less memory, in chunks of `CHUNK_ROWS` rows."""
         while self._rows:
-            rows, self._rows = self._rows[:CHUNK_ROWS], self._rows[CHUNK_ROWS:]
-            n_converted = sum(map(len, self._key_chunks))  # rows of earlier chunks
-            keys = self._make_keys(rows, self._run_index[n_converted : n_converted + len(rows)])
-            columns = LabelColumns(rows, keys, [storage.build_draft_reading(row) for row in rows])
+            rows = self._rows[:CHUNK_ROWS]
+            self._rows = self._rows[CHUNK_ROWS:]
+            columns = LabelColumns(rows, [storage.build_draft_reading(row) for row in rows])
             self._column_chunks.append(
                 {name: getattr(columns, name) for name in COLUMN_NAMES if name not in LAZY_COLUMNS}
             )
-            self._key_chunks.append(storage.PackedTexts.pack(keys))
-
-    def _make_keys(self, rows: Sequence[LabelRow], run_index: Iterable[int]) -> list[str]:
-        return [f"{self.names[run]}/{row.id}" for run, row in zip(run_index, rows, strict=True)]
 
     def build(
         self, folders: Sequence[RunFolder], layers: Sequence[int] | None
     ) -> tuple[LabelColumns, NDArray[np.int32]]:
         """Return the collected rows with their readings, and the index of the run that each row belongs to.
 
+        If there are too many rows, they stay on disk with their readings and are read on access.
+
         Args:
             folders: Folders of the runs.
             layers: Layers whose hidden states are read; None for all recorded ones.
         """
         run_index = np.array(self._run_index, dtype=np.int32)
-        used_runs = set(self._run_index)
-        run_layers: list[Sequence[int]] = []
-        for run, folder in enumerate(folders):
-            if run not in used_runs:  # a run without usable rows has no hidden states to read
-                run_layers.append([])
-            else:
-                run_layers.append(storage.list_recorded_layers(folder) if layers is None else list(layers))
-        if self._is_on_disk:
-            return self._build_on_disk(folders, run_index, run_layers), run_index
-        readings = list[Reading]()
-        for run in sorted(used_runs):
-            rows = [self._rows[number] for number in np.flatnonzero(run_index == run)]
-            readings += storage.load_readings(folders[run], rows, run_layers[run])
-        return LabelColumns(self._rows, self._make_keys(self._rows, self._run_index), readings), run_index
-
-    def _build_on_disk(
-        self, folders: Sequence[RunFolder], run_index: NDArray[np.int32], run_layers: Sequence[Sequence[int]]
-    ) -> LabelColumns:
-        """Return the columns of all rows, while the rows themselves stay on disk and are read on access."""
-        self._convert_to_columns()
+        run_layers = [storage.list_recorded_layers(folder) if layers is None else layers for folder in folders]
         rows = storage.StoredRows(folders, run_index, np.array(self._offsets, dtype=np.int64), self.grader)
+        readings = storage.StoredReadings(rows, run_layers)
+        if not self._is_on_disk:
+            return LabelColumns(self._rows, readings.load(np.arange(len(self)), self._rows)), run_index
+        self._convert_to_columns()
         chunks = self._column_chunks
         # Each column is joined from its chunks. `pop` frees the chunks at once, because all of them take much memory.
         known = {name: np.concatenate([chunk.pop(name) for chunk in chunks]) for name in list(chunks[0])}
-        keys = storage.PackedTexts.concatenate(self._key_chunks)
-        return fill_columns(LabelColumns(rows, keys, storage.StoredReadings(rows, run_layers)), known)
+        return fill_columns(LabelColumns(rows, readings), known), run_index
 
 
-def _suggest_graders(builder: _TableBuilder) -> str:
-    """Say what to do if no row is graded: choose another grader, or label questions with gold answers."""
+def _make_empty_error(runs: Sequence[Path], builder: _TableBuilder) -> BadInput:
+    """Make the error for runs without a graded row: choose another grader, or label questions with gold answers."""
+    reasons = ", ".join(f"{count} {reason}" for reason, count in builder.left_out.items() if count) or "no rows"
+    advice = "Label questions that have gold answers."
     if builder.grader:
-        return f"grader='{builder.grader}' graded none of them; choose one of: {', '.join(sorted(builder.graders))}. "
-    return "Label questions that have gold answers. "
+        graders = ", ".join(sorted(builder.graders))
+        advice = f"grader='{builder.grader}' graded none of them; choose one of: {graders}."
+    return BadInput(
+        f"no question in {', '.join(map(str, runs))} is graded: {reasons}. {advice} To see the rows: knowgate report "
+        f"{runs[0]}"
+    )
 
 
 def _load_gate_columns(
-    runs: Sequence[Path], names: Sequence[str], keys: Sequence[str], run_index: NDArray[np.int32]
+    runs: Sequence[Path], ids: NDArray[np.str_], run_index: NDArray[np.int32]
 ) -> dict[str, GateColumn]:
     """Read the scores that gates recorded in the runs, as one column per gate with a value for each row of the table.
 
@@ -401,26 +381,23 @@ def _load_gate_columns(
 
     Args:
         runs: Folders of the runs.
-        names: Names of the runs.
-        keys: Key of each row: the run's name, a slash, and the id of the question.
+        ids: Question id of each row.
         run_index: Index into `runs` of each row.
     """
     columns: dict[str, GateColumn] = {}
-    counts: dict[str, list[int]] = {}  # by gate: the number of scored questions in each run read so far
     for run, path in enumerate(runs):
         rows_of_run = np.flatnonzero(run_index == run)
-        prefix = f"{names[run]}/"
-        ids = storage.PackedTexts.pack(keys[number].removeprefix(prefix) for number in rows_of_run.tolist())
+        columns_of_run: dict[str, GateColumn] = {}
         for item in iterate_needs(path):
-            is_in_first_run = run == 0 or item.gate in columns
-            if not is_in_first_run:
+            column = columns.get(item.gate) if run else _start_gate_column(item, len(ids))
+            if column is None:  # an earlier run has not recorded the gate
                 continue
-            column = columns.get(item.gate) or _start_gate_column(item, len(keys))
-            column.needs[rows_of_run] = [item.needs.get(question_id, np.nan) for question_id in ids]
+            column.needs[rows_of_run] = [item.needs.get(row_id, np.nan) for row_id in ids[rows_of_run]]
             if column.raw is not None:
-                column.raw[rows_of_run] = [item.raw.get(question_id, np.nan) for question_id in ids]
-            columns[item.gate] = _merge_record(column, item, counts.setdefault(item.gate, []))
-    return {gate: column for gate, column in columns.items() if len(counts[gate]) == len(runs)}
+                column.raw[rows_of_run] = [item.raw.get(row_id, np.nan) for row_id in ids[rows_of_run]]
+            columns_of_run[item.gate] = _merge_record(column, item, share=1 / (run + 1))
+        columns = columns_of_run
+    return columns
 
 
 def _start_gate_column(item: RecordedNeeds, n_rows: int) -> GateColumn:
@@ -429,20 +406,15 @@ def _start_gate_column(item: RecordedNeeds, n_rows: int) -> GateColumn:
     return GateColumn(item.gate, item.threshold, needs, item.about, item.seconds, raw, item.far, item.scoring)
 
 
-def _merge_record(column: GateColumn, item: RecordedNeeds, counts: list[int]) -> GateColumn:
+def _merge_record(column: GateColumn, item: RecordedNeeds, share: float) -> GateColumn:
     """Merge what the next run recorded about a gate (its speed, its share of far questions) into the gate's column.
 
-    The seconds are averaged over runs, and the share of far questions over all questions. A fact that one run lacks
-    becomes None. `counts` holds the number of questions of each run before; this run's number is appended.
+    Numbers are averaged over the runs: `share` is the weight of the next run. A fact that one run lacks becomes None.
     """
-    n_runs, n_questions, n_new = len(counts), sum(counts), len(item.needs)
-    counts.append(n_new)
-    if not n_runs:
-        return column
     seconds = far = None
     if column.seconds is not None and item.seconds is not None:
-        seconds = (column.seconds * n_runs + item.seconds) / (n_runs + 1)
+        seconds = (1 - share) * column.seconds + share * item.seconds
     if column.far is not None and item.far is not None:
-        far = (column.far * n_questions + item.far * n_new) / max(1, n_questions + n_new)
+        far = (1 - share) * column.far + share * item.far
     scoring = column.scoring if column.scoring == item.scoring else ""
     return replace(column, seconds=seconds, far=far, scoring=scoring, raw=column.raw if item.raw else None)

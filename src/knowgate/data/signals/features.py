@@ -63,14 +63,6 @@ def _compute_length(question: Question, reading: Reading) -> float | None:
     return math.log1p(len(reading.draft.text.split()) if reading.draft.tokens is None else len(reading.draft.tokens))
 
 
-def _is_unfinished(question: Question, reading: Reading) -> float | None:
-    return float(not reading.draft.finished) if reading.draft else None
-
-
-def _compute_question_length(question: Question, reading: Reading) -> float | None:
-    return math.log1p(len(question.text))
-
-
 def _compute_certainty(question: Question, reading: Reading) -> float | None:
     return certainty([canonical_answer(sample.text, question) for sample in reading.samples])
 
@@ -81,10 +73,6 @@ def _compute_agreement(question: Question, reading: Reading) -> float | None:
         return None
     draft = canonical_answer(reading.draft.text, question)
     return sum(canonical_answer(sample.text, question) == draft for sample in reading.samples) / len(reading.samples)
-
-
-def _get_self_assessment(question: Question, reading: Reading) -> float | None:
-    return reading.signals.get(SELF_ASSESSMENT)
 
 
 def _make_seakr_feature(name: str) -> Feature:
@@ -101,7 +89,8 @@ def _make_seakr_feature(name: str) -> Feature:
     return compute
 
 
-_MEAN, _MIN = _make_token_feature(confidence.geometric_mean), _make_token_feature(confidence.min_probability)
+_MEAN = _make_token_feature(confidence.geometric_mean)
+_MIN = _make_token_feature(confidence.min_probability)
 FEATURES: dict[str, Feature] = {
     "first": _make_token_feature(confidence.first_probability),
     "mean": _MEAN,
@@ -111,9 +100,9 @@ FEATURES: dict[str, Feature] = {
     "entropy": _make_token_feature(confidence.inverse_perplexity, "entropy"),
     "margin": _make_token_feature(confidence.mean_margin, "margin"),
     "length": _compute_length,
-    "unfinished": _is_unfinished,
-    "question_length": _compute_question_length,
-    SELF_ASSESSMENT: _get_self_assessment,
+    "unfinished": lambda question, reading: float(not reading.draft.finished) if reading.draft else None,
+    "question_length": lambda question, reading: math.log1p(len(question.text)),
+    SELF_ASSESSMENT: lambda question, reading: reading.signals.get(SELF_ASSESSMENT),
     "certainty": _compute_certainty,
     "agreement": _compute_agreement,
     SEAKR: _make_seakr_feature(SEAKR),

@@ -18,7 +18,7 @@ from knowgate.core.files import atomic_folder, sha256_text, write_json
 from knowgate.core.schema import read_record
 from knowgate.core.validation import read_json
 from knowgate.data.runs.columns import AGREEMENT_GRADER
-from knowgate.data.runs.folder import AGREEMENT_FOLDER, RunFolder, hash_settings
+from knowgate.data.runs.folder import RunFolder, hash_settings
 from knowgate.data.runs.rows import LabelRow
 from knowgate.errors import ArtifactError, BadInput
 from knowgate.evaluation.first_run.options import ProgressReporter
@@ -40,6 +40,7 @@ PART_ROTATION: tuple[QuestionPart, ...] = (
 )
 MIN_QUESTIONS_TO_SPLIT = 20  # fewer are all used to measure, because nothing can be learned or chosen
 ROUNDS_FILE = "rounds.json"
+AGREEMENT_FOLDER = "agreed"  # subfolder of runs graded by agreement, which replace the runs beside it
 LABEL_LAYERS = "mid,late,last"  # include those that packaged gates read
 
 

@@ -113,12 +113,11 @@ def arbitrate(
             "passages. Label the questions again with `index`."
         )
     named = _resolve_arbiter(table, arbiter, plug_in)
-    closed_keys: set[str] = set()
+    from_memory = np.zeros(len(table), dtype=bool)
     for run in table.split_by_run():
         rows = [table.rows[number] for number in run.numbers.tolist()]
         beliefs = _complete_beliefs(run.path, rows, named, on_progress)
-        closed_keys |= {f"{run.name}/{key}" for key in beliefs.from_memory}
-    from_memory = np.array([key in closed_keys for key in table.keys], dtype=bool)
+        from_memory[run.numbers] = [row.id in beliefs.from_memory for row in rows]
     right = np.where(from_memory, table.closed_right, table.always_right)
     return ArbiterChoices(named.name, named.fingerprint, from_memory, right)
 

@@ -23,7 +23,7 @@ from safetensors.numpy import load, save
 from knowgate.core.artifacts import check_artifact_folder, check_digests, compute_digests
 from knowgate.core.files import atomic_folder, check_replaceable, sha256_text, write_json, write_text
 from knowgate.core.validation import expand_path, read_json
-from knowgate.data.runs.folder import has_same_name, is_recorded_model, strip_model_prefix
+from knowgate.data.runs.folder import is_recorded_model, strip_model_prefix
 from knowgate.errors import ArtifactError, BadInput, BadSetting
 from knowgate.gates.artifacts.gate_manifest import read_gate_manifest
 from knowgate.models.backend import UNNAMED_FINGERPRINT
@@ -289,7 +289,8 @@ def check_binding(artifact: Artifact, model: ModelIdentity, prompts: str, *, plu
     name, fingerprint = str(trained_on["name"]), model.fingerprint
     if (trained_on["fingerprint"], trained_prompts) == (fingerprint, prompts):
         return ""
-    if is_recorded_model(name) and (fingerprint == UNNAMED_FINGERPRINT or has_same_name(name, model.name)):
+    has_same_name = strip_model_prefix(name) == strip_model_prefix(model.name)
+    if is_recorded_model(name) and (fingerprint == UNNAMED_FINGERPRINT or has_same_name):
         return ""
     if plug_in:
         return f"plug-in, fitted on {name}"

@@ -391,4 +391,4 @@ def _make_key(evidence: Evidence, recipe: GateRecipe) -> str:
     """
     parts = [recipe.gate, recipe.target, json.dumps(dict(recipe.options), sort_keys=True), str(evidence.seed)]
     grades = "".join(map(str, evidence.list_needed(recipe.target).astype(int)))
-    return sha256_text(evidence.table.settings["data_fingerprint"], *evidence.table.keys, grades, *parts)[:16]
+    return sha256_text(evidence.table.settings["data_fingerprint"], *evidence.table.ids.tolist(), grades, *parts)[:16]
