@@ -33,8 +33,8 @@ def examples(tmp_path):
 
 def test_the_teachers_word_counts_half_where_it_is_learned_from(examples, monkeypatch):
     monkeypatch.setattr(teacher, "load_fitted_gate", lambda folder: Teacher(0.2))
-    shares = make_soft_labels(examples, "t", [0, 1]).shares
-    graded = make_hard_labels(examples).shares
+    shares = make_soft_labels(examples, "t", [0, 1])
+    graded = make_hard_labels(examples)
     assert shares[:2] == pytest.approx(0.5 * graded[:2] + 0.5 * 0.8)
     assert np.array_equal(shares[2:], graded[2:])
 

@@ -164,12 +164,12 @@ def _load_relevance_groups(options: FitRerankerOptions) -> list[RankingGroup] | 
     return groups
 
 
-def _make_watcher(show: ProgressCallback) -> Callable[[str, RerankerProgress], None]:
+def _make_watcher(show: ProgressCallback) -> Callable[[RerankerProgress], None]:
     """Return a progress callback for the training that updates a progress bar."""
 
-    def watch(stage: str, progress: RerankerProgress) -> None:
+    def watch(progress: RerankerProgress) -> None:
         pace = f"{progress.rate:.1f} questions/s, loss {progress.loss:.3f}"
-        show(progress.done, progress.total, pace, stage=stage)
+        show(progress.done, progress.total, pace, stage=progress.stage)
 
     return watch
 
@@ -177,25 +177,25 @@ def _make_watcher(show: ProgressCallback) -> Callable[[str, RerankerProgress], N
 def _print_result(fitted: training.AlignedReranker, out: Path) -> None:
     """Print the ranking metrics before and after alignment, warnings, and the command that uses the reranker.
 
-    `fitted.tested` are the test questions. `fitted.selection` is the choice of the training checkpoint on dev questions;
-    its `share` is 0 if no checkpoint was better than the untrained base. `fitted.cut` counts shortened texts.
+    `fitted.tested` are the test questions. The selection is the choice of the training checkpoint on dev questions; its
+    `share` is 0 if no checkpoint was better than the untrained base.
     """
     if fitted.tested:
         gains = artifact.measure_ranking_gains(fitted)
         table = Table("measure", "before", "after", "gain, 95 % interval", box=None)
         for name in RANK_METRIC_NAMES:
-            table.add_row(name, gains.before[name].format(), gains.after[name].format(), gains.gain[name].format())
+            table.add_row(name, *(gains[part][name].format() for part in ("before", "after", "gain")))
         create_console(soft_wrap=False).print(table)
     else:
         inform(
             "The reranker was not measured on test questions: none has passages of different effect in these folders. "
             "Measure preferences of test questions (knowgate prefer --split test), then run knowgate eval-rerank."
         )
-    if selection := fitted.selection:
+    if selection := fitted.alignment.selection:
         inform(f"P@1 of {selection.questions} dev questions: {selection.base:.3f} to {selection.chosen:.3f}.")
         if not selection.share:
             inform("The reranker is its base, unchanged. Use preferences of more questions or another --learning-rate.")
-    n_trained, truncated = fitted.alignment.groups, fitted.cut
+    n_trained, truncated = fitted.alignment.groups, fitted.alignment.cut
     if n_trained < MIN_USEFUL_QUESTIONS:
         inform(
             f"The reranker was trained on {n_trained} questions only (the CBDR paper: {PAPER_QUESTIONS:,}). Measure "

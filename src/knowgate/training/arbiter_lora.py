@@ -19,7 +19,7 @@ from knowgate.training.arbiter_pairs import AnswerPairs, ArbiterResult
 from knowgate.training.fit_function import FitProgressCallback, ignore_progress
 from knowgate.training.judges.answer_judge import make_answer_training
 from knowgate.training.judges.ensemble import fit_judge, plan_ensemble
-from knowgate.training.judges.trainable_models import CAUSAL_JUDGE, TrainingExample
+from knowgate.training.judges.trainable_models import JudgeSpec, TrainingExample
 from knowgate.training.judges.training_options import EnsembleFitOptions, JudgeTrainingOptions
 
 if TYPE_CHECKING:
@@ -59,16 +59,9 @@ def fit_lora_arbiter(
     training = _make_training(options, seed)
     texts = [pair.question.text for pair in pairs.answers]
     encoder = PairEncoder(pairs, options.tokens, options.passages)
-    fitted = fit_judge(
-        plan_ensemble(pairs.split, training, options.seeds, options.folds, texts),
-        ARBITER_LABELS,
-        ARBITER_TEMPLATES,
-        encoder.make_examples,
-        kind=CAUSAL_JUDGE,
-        base=options.base or str(pairs.table.settings["model"]),
-        work=work,
-        watch=watch,
-    )
+    spec = JudgeSpec(options.base or str(pairs.table.settings["model"]), ARBITER_LABELS, ARBITER_TEMPLATES)
+    members = plan_ensemble(pairs.split, training, options.seeds, options.folds, texts)
+    fitted = fit_judge(spec, members, encoder.make_examples, work=work, watch=watch)
 
     def raw(indices: Sequence[int]) -> FloatArray:
         columns = [fitted.predict_known(encoder.encode(fitted.judge, indices, side), indices) for side in ARBITER_SIDES]

@@ -81,7 +81,6 @@ class JudgeTrainingOptions:
         checks: Evaluations on the dev split per epoch; the weights of the best one are kept.
         patience: Evaluations without a better dev loss after which training stops; 0 for never.
         window: Batches whose examples are sorted by length together, so that little is padding.
-        saves: Write a checkpoint after every segment.
     """
 
     epochs: int = 3
@@ -98,7 +97,6 @@ class JudgeTrainingOptions:
     checks: int = 1
     patience: int = 0
     window: int = 1
-    saves: bool = True
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch", "max_tokens", "rank", "checks", "window"):
