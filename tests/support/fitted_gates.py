@@ -57,7 +57,7 @@ FITS: dict[str, Fit] = {
     "fusion": lambda examples, work: fit_fusion(examples),
     "uar": lambda examples, work: fit_uar_heads(examples, MODEL, CRITERIA),
     "adaptive": lambda examples, work: fit_adaptive(examples, embedder=HashEmbedder()),
-    "constant": lambda examples, work: make_constant_result(examples),
+    "constant": lambda examples, work: make_constant_result(),
     "question": lambda examples, work: fit_question(examples),
     "ik": lambda examples, work: fit_ik_text(examples, embedder=HashEmbedder()),
     "judge": lambda examples, work: train_answer_judge(

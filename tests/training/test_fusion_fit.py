@@ -155,14 +155,14 @@ def test_a_cheap_fusion_that_leaves_nothing_out_has_no_such_note(examples):
 
 
 def test_a_saved_fusion_scores_the_same_in_a_new_process(fusion, examples, run, tmp_path):
-    report = save_fitted(fusion, examples, tmp_path / "fusion")
+    manifest = save_fitted(fusion, examples, tmp_path / "fusion")
     gate = load_fitted_gate(str(tmp_path / "fusion"))
     needs = gate.score(examples.questions, examples.readings)
     assert scored_elsewhere(tmp_path / "fusion", run) == needs
     assert all(0 <= need <= 1 for need in needs)
     assert (gate.request, gate.needs) == (fusion.request, fusion.needs)
     test = examples.split.test
-    assert auroc(examples.needed[test], np.array(needs)[test]) == pytest.approx(report.metrics["auroc"].value)
+    assert auroc(examples.needed[test], np.array(needs)[test]) == pytest.approx(manifest["metrics"]["auroc"]["value"])
     assert gate.raw(examples.questions, examples.readings)[test] == pytest.approx(fusion.raw(test.tolist()), abs=1e-6)
 
 

@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("sentence_transformers")
 
+from knowgate.cli.fit_reranker import FitRerankerOptions
 from knowgate.data.preferences import Preference, compute_rank_metrics, hash_preferences, select_passages
 from knowgate.errors import ArtifactError, BadInput, BadSetting, WeightsError
 from knowgate.retrieval.rerankers import load_reranker
@@ -134,10 +135,10 @@ def test_nothing_to_learn_from_is_an_error(tiny: str):
         fit_reranker(TEST, base=tiny)
 
 
-@pytest.mark.parametrize("wrong", [{"temperature": 0.0}, {"epochs": 0}, {"rate": -1.0}])
+@pytest.mark.parametrize("wrong", [{"temperature": 0.0}, {"epochs": 0}, {"learning_rate": -1.0}])
 def test_wrong_training_settings_are_explained(wrong):
     with pytest.raises(BadSetting):
-        RerankerTrainingOptions(**wrong)
+        FitRerankerOptions(**wrong)
 
 
 def test_a_base_that_does_not_exist_is_named():

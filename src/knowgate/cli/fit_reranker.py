@@ -43,13 +43,15 @@ class FitRerankerOptions(Options):
         "Index in which `relevance` finds passages without the answer. Default: the passages of the question set itself.",
     )
     limit: Count | None = option(None, "Maximum number of questions to use of each `relevance` set.")
-    temperature: float = option(1.0, "Temperature of the training loss; lower values weigh the hardest passages more.")
-    epochs: int | None = option(
+    temperature: float = option(
+        1.0, "Temperature of the training loss; lower values weigh the hardest passages more.", gt=0
+    )
+    epochs: Count | None = option(
         None, "Passes over the training questions. Default: 1 for preferences, 2 for `relevance`."
     )
-    batch: int | None = option(None, "Questions per training step. Default: 8 for preferences, 16 for `relevance`.")
+    batch: Count | None = option(None, "Questions per training step. Default: 8 for preferences, 16 for `relevance`.")
     learning_rate: float | None = option(
-        None, "Highest learning rate of the training. Default: 6e-5 for preferences, 5e-5 for `relevance`."
+        None, "Highest learning rate of the training. Default: 6e-5 for preferences, 5e-5 for `relevance`.", gt=0
     )
     question_unread: bool = option(
         False,

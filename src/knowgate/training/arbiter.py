@@ -25,6 +25,7 @@ from knowgate.stats.metrics import BoolArray, FloatArray, weighted_mean
 from knowgate.training import fit_function, model_card
 from knowgate.training.arbiter_pairs import AnswerPairs, ArbiterResult, load_answer_pairs
 from knowgate.training.classifiers import Tensors, check_finite, fit_linear, fit_platt_scaling
+from knowgate.training.examples import list_seen_keys
 from knowgate.training.judges.checkpoint import checkpoint_folder, delete_checkpoint
 from knowgate.training.judges.ensemble import assign_folds
 
@@ -212,7 +213,6 @@ def fit_arbiter(
     check_replaceable(
         folder, fitted_arbiter.ARBITER_MANIFEST, fitted_arbiter.ARBITER_KIND
     )  # Fail before the training, not after it.
-    _check_mode(mode, options)
     fit_function.check_fit_options(f"arbiter (mode={mode})", function, options)
     with require_extra("fitting an arbiter", EXTRA):
         pairs = load_answer_pairs(resolve_run_paths(runs), seed)
@@ -262,19 +262,6 @@ def load_arbiter_fit_function(mode: str) -> fit_function.FitFunction:
     return cast(fit_function.FitFunction, load_target(entry.fit, f"fitting {mode}", entry.extra))
 
 
-def _check_mode(mode: str, options: Mapping[str, Any]) -> None:
-    """Raise BadSetting if an option belongs to another mode of the arbiter."""
-    declared = {
-        name: fit_function.read_fit_options(load_arbiter_fit_function(name)).model_fields for name in FITTED_ARBITERS
-    }
-    for option in options:
-        modes = [name for name, fields in declared.items() if option in fields]
-        if modes and mode not in modes:
-            raise BadSetting(
-                f"the option '{option}' only applies to mode='{modes[0]}'. Use that mode, or leave the option out."
-            )
-
-
 def save_arbiter(result: ArbiterResult, pairs: AnswerPairs, out: Path, *, command: str = "") -> None:
     """Calibrate a trained arbiter, measure it on the test split, and write its folder atomically.
 
@@ -299,8 +286,9 @@ def save_arbiter(result: ArbiterResult, pairs: AnswerPairs, out: Path, *, comman
         "calibration": calibration,
         "metrics": {name: asdict(estimate) for name, estimate in metrics.items()},
     }
-    seen = ("\n".join(pairs.list_seen_keys(result.uses_test_split)) + "\n").encode()
-    card, files = render_arbiter_card(manifest, command), {**result.files, SEEN_FILE: seen}
+    seen_keys = list_seen_keys(pairs.table.questions, pairs.split, result.uses_test_split)
+    files = {**result.files, SEEN_FILE: ("\n".join(seen_keys) + "\n").encode()}
+    card = render_arbiter_card(manifest, command)
     write_artifact(out, manifest, result.tensors, card, files, artifact_format=fitted_arbiter.ARBITER_FORMAT)
 
 

@@ -14,14 +14,14 @@ import numpy as np
 from knowgate.data.signals.features import COSTLY_FEATURES, available_features, feature_matrix
 from knowgate.data.signals.samples import SEAKR, SEAKR_END, SEAKR_SAMPLES
 from knowgate.data.signals.vectors import stack_hidden_states
-from knowgate.errors import BadInput, BadSetting
+from knowgate.errors import BadSetting
 from knowgate.gates.artifacts.networks import apply_network
 from knowgate.gates.fusion import GAIN_HEADS, TEXT_SIGNAL, embed_drafts
 from knowgate.gates.judges import compute_gain_needs
 from knowgate.retrieval.embeddings import DEFAULT_EMBEDDER, SentenceEmbedder
 from knowgate.stats.metrics import FloatArray, logit
 from knowgate.training import classifiers
-from knowgate.training.examples import MIN_ROWS_PER_CLASS, Examples
+from knowgate.training.examples import LABEL_MORE_ADVICE, MIN_ROWS_PER_CLASS, Examples, require_both_classes
 from knowgate.training.fit_function import ExampleRequirements, FitResult
 from knowgate.training.probe import DRAFT_TOKENS, predict_out_of_fold
 from knowgate.types import Embedder, Sampling, Signal, SignalRequest, Vector
@@ -43,13 +43,8 @@ def split_into_heads(examples: Examples) -> dict[str, Examples]:
         for name, right in zip(GAIN_HEADS, (table.closed_right, table.always_right), strict=True)
     }
     for name, head in heads.items():
-        wrong = head.needed[head.split.train]
-        if min(wrong.sum(), (~wrong).sum()) < MIN_ROWS_PER_CLASS:
-            raise BadInput(
-                f"target='gain' needs at least {MIN_ROWS_PER_CLASS} right and {MIN_ROWS_PER_CLASS} wrong {name}-book "
-                f"answers to train on. Now {(~wrong).sum()} are right and {wrong.sum()} are wrong. Label more "
-                "questions, or use another `target`."
-            )
+        what = (f"wrong {name}-book answers", f"right {name}-book answers")
+        require_both_classes(head.needed[head.split.train], MIN_ROWS_PER_CLASS, what, LABEL_MORE_ADVICE)
     return heads
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from knowgate.data.preferences import DEFAULT_TOP, CandidatePassage, Preference, deduplicate_passages, select_passages
@@ -208,18 +208,23 @@ class PreferenceLabeler:
             return self._label_batch(questions, candidates)
         except (ServerError, DeviceError, UnsupportedSignal):
             raise
-        except KnowgateError:
-            return [
-                self._label_one(question, passages) for question, passages in zip(questions, candidates, strict=True)
-            ]
-
-    def _label_one(self, question: Question, candidates: list[Passage]) -> Preference:
-        try:
-            return self._label_batch([question], [candidates])[0]
-        except DeviceError:
-            raise
         except KnowgateError as error:
-            return self.make_failed_rows(question, str(error))[0]
+            if len(questions) == 1:
+                return self.make_failed_rows(questions[0], str(error))
+        return [row for question in questions for row in self.label([question])]
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """Fingerprints of model, prompts, probe and index, which must be the same on all machines."""
+        identity = {"model": self.source.model.fingerprint, "wording": self.source.prompts.fingerprint}
+        if isinstance(self.source, ConfidenceSource):
+            identity["probe"] = str(self.source.gate.artifact.manifest["checksum"])
+        if self.retriever is not None:
+            identity["index"] = self.retriever.fingerprint
+        return identity
+
+    def __call__(self, questions: Sequence[Question]) -> list[Preference]:
+        return self.label(questions)
 
     def make_failed_rows(self, question: Question, reason: str) -> list[Preference]:
         """Return one row with the error of a question that could not be measured."""
@@ -247,15 +252,18 @@ class PreferenceLabeler:
         If that fails, shorten the passages that exceed the context window and measure again.
         """
         distinct = [deduplicate_passages(passages) for passages in candidates]
+        shown = distinct
         try:
-            shown, effects = distinct, self.source.measure(questions, distinct)
+            effects = self.source.measure(questions, shown)
         except BadInput:  # Usually a passage is too long. Checking all of them first is slow.
             shown = [self._fit(question, passages) for question, passages in zip(questions, distinct, strict=True)]
             effects = self.source.measure(questions, shown)
-        duplicates = [len(every) - len(unique) for every, unique in zip(candidates, distinct, strict=True)]
-        changed = [_count_changed(*pair) for pair in zip(distinct, shown, strict=True)]
-        rows = zip(questions, self._get_splits(questions), shown, effects, duplicates, changed, strict=True)
-        return [self._make_row(*row) for row in rows]
+        rows = []
+        for i, split in enumerate(self._get_splits(questions)):
+            row = self._make_row(questions[i], split, shown[i], effects[i])
+            n_duplicates = len(candidates[i]) - len(distinct[i])
+            rows.append(replace(row, duplicates=n_duplicates, cut=_count_changed(distinct[i], shown[i])))
+        return rows
 
     def _fit(self, question: Question, passages: Sequence[Passage]) -> list[Passage]:
         """Shorten or drop passages that exceed the context window."""
@@ -264,13 +272,7 @@ class PreferenceLabeler:
         return [passage for group in fitted for passage in group]
 
     def _make_row(
-        self,
-        question: Question,
-        split: str,
-        passages: Sequence[Passage],
-        effects: PassageEffects,
-        n_duplicates: int,
-        n_truncated: int,
+        self, question: Question, split: str, passages: Sequence[Passage], effects: PassageEffects
     ) -> Preference:
         """Make the preference row of a question from the measured effects.
 
@@ -293,8 +295,6 @@ class PreferenceLabeler:
             candidates=candidates,
             positives=selection.positives,
             negatives=selection.negatives,
-            duplicates=n_duplicates,
-            cut=n_truncated,
         )
 
 

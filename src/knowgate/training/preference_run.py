@@ -177,8 +177,7 @@ def measure_preferences(
     labeler = spec.create_labeler(llm, load_retriever(options.index) if options.index else None)
     runner: Runner = PREFERENCE_RUNNER
     if is_remote:
-        identity = identify_preference_job(labeler)
-        runner = create_ray_runner(options.runner, spec, labeler.make_failed_rows, identity)
+        runner = create_ray_runner(options.runner, spec, labeler.make_failed_rows, labeler.identity)
     elif options.runner is not None and not isinstance(options.runner, str):
         runner = options.runner
     data = options.data or ", ".join(str(folder.settings().get("data", folder.path.name)) for folder in folders)
@@ -367,9 +366,9 @@ class PreferenceJobSpec:
         """The index that candidates come from."""
         return self.options.index
 
-    def create(self, retriever: Retriever | None) -> PreferenceJob:
-        """Load the model and create the job."""
-        return PreferenceJob(self.create_labeler(load_model(self.model), retriever))
+    def create(self, retriever: Retriever | None) -> passage_effects.PreferenceLabeler:
+        """Load the model and create the labeler."""
+        return self.create_labeler(load_model(self.model), retriever)
 
     def create_labeler(self, llm: Model, retriever: Retriever | None) -> passage_effects.PreferenceLabeler:
         """Create the labeler for a loaded model."""
@@ -378,30 +377,6 @@ class PreferenceJobSpec:
         return passage_effects.PreferenceLabeler(
             source, retriever, options.candidates, options.top, options.seed, options.split, options.cut
         )
-
-
-@dataclass(frozen=True)
-class PreferenceJob:
-    """A preference labeler, loaded on the machine where it runs."""
-
-    labeler: passage_effects.PreferenceLabeler
-
-    @property
-    def identity(self) -> dict[str, str]:
-        """Fingerprints of model, prompts, probe and index, which must be the same on all machines."""
-        return identify_preference_job(self.labeler)
-
-    def __call__(self, questions: Sequence[Question]) -> list[Preference]:
-        return self.labeler.label(questions)
-
-
-def identify_preference_job(labeler: passage_effects.PreferenceLabeler) -> dict[str, str]:
-    """Return the fingerprints of everything that preference rows depend on."""
-    source = labeler.source
-    identity = {"model": source.model.fingerprint, "wording": source.prompts.fingerprint}
-    if isinstance(source, passage_effects.ConfidenceSource):
-        identity["probe"] = str(source.gate.artifact.manifest["checksum"])
-    return identity | ({"index": labeler.retriever.fingerprint} if labeler.retriever is not None else {})
 
 
 def load_effect_source(name: str, llm: Model, gate: str | None, prompts: AnswerPrompts) -> passage_effects.EffectSource:

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from knowgate.core.files import link_or_copy
-from knowgate.core.validation import MAX_COUNT, check_seed, format_value
-from knowgate.errors import BadInput, BadSetting, ModelError, WeightsError, require_extra
+from knowgate.errors import BadInput, ModelError, WeightsError, require_extra
 from knowgate.models import embedded_weights
 from knowgate.retrieval.rerankers.cross_encoder import RERANKER_SUFFIXES, check_reranker_files
 
@@ -104,17 +103,6 @@ class RerankerTrainingOptions:
     seed: int = 0
     relevance_mix: float = 0.0
     checks: int = 6
-
-    def __post_init__(self) -> None:
-        check_seed(self.seed)
-        for name in ("temperature", "epochs", "batch", "rate"):
-            value = getattr(self, name)
-            if not 0 < value <= MAX_COUNT:
-                raise BadSetting(f"training: {name}={format_value(value)} is not allowed: it must be above 0.")
-        for name in ("relevance_mix", "checks"):
-            value = getattr(self, name)
-            if not 0 <= value <= MAX_COUNT:
-                raise BadSetting(f"training: {name}={format_value(value)} is not allowed: it must be 0 or more.")
 
 
 @dataclass(frozen=True)

@@ -331,11 +331,6 @@ def topics_to_dict(topics: Sequence[TopicResult]) -> list[dict[str, Any]]:
     ]
 
 
-def format_rules(rules: Sequence[TopicRule]) -> str:
-    """Format proposed rules as entries of a rules file."""
-    return "\n".join(rule.to_toml() for rule in rules)
-
-
 def _choose_action(topic: TopicResult) -> RuleAction | None:
     if topic.n < RULE_QUESTIONS:
         return None

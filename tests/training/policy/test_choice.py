@@ -197,9 +197,9 @@ def test_thresholds_lie_between_needs():
     assert list_rate_thresholds(np.array([0.3, 0.3])) == []
 
 
-def test_predictions_must_have_one_value_per_question():
-    with pytest.raises(BadInput, match="gate 'short' has 1 values for 2 questions"):
-        choose_policy([GateCandidate("short", np.zeros(1))], np.ones(2, dtype=bool), np.ones(2, dtype=bool))
+def test_predictions_must_be_numbers():
+    with pytest.raises(BadInput, match="some scores of gate 'broken' are not numbers"):
+        choose_policy([GateCandidate("broken", np.full(2, np.nan))], np.ones(2, dtype=bool), np.ones(2, dtype=bool))
 
 
 @pytest.mark.parametrize(

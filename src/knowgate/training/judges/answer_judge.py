@@ -17,13 +17,12 @@ from knowgate.core.options import option, with_options
 from knowgate.data.signals.vectors import draft_texts
 from knowgate.errors import BadInput, BadSetting
 from knowgate.gates import load_fitted_gate
-from knowgate.gates.arbiters.abstention import RULES_ARBITER
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.gates.judges import AnswerJudge, encode_answers
 from knowgate.gates.judges.encoder_judge import is_encoder_spec
 from knowgate.gates.offline_scoring import mark_seen_rows
 from knowgate.stats.metrics import FloatArray
-from knowgate.training.examples import OPEN_BOOK_TARGETS, Examples
+from knowgate.training.examples import OPEN_BOOK_TARGETS, Examples, describe_useless_answers
 from knowgate.training.fit_function import ExampleRequirements, FitProgressCallback, FitResult, ignore_progress
 from knowgate.training.judges.ensemble import EnsembleMember, FittedJudge, fit_judge, plan_ensemble
 from knowgate.training.judges.trainable_models import TrainingExample, make_answer_judge_spec
@@ -253,16 +252,11 @@ def check_judge_answers(examples: Examples, tokens: int, both: bool = False) -> 
         tokens: How many tokens of an answer the judge reads; with 0, it reads only the question.
         both: Whether it also learns from the answers with passages.
     """
-    texts = draft_texts(examples.readings)
-    if tokens and not any(text.strip() for text in texts):
+    problem = describe_useless_answers(draft_texts(examples.readings))
+    if tokens and problem:
         raise BadInput(
-            "every recorded answer without passages is empty, so the judge has nothing to read. Label again with a "
-            "larger `max_tokens`, or set tokens=0: the judge then reads only the question."
-        )
-    if tokens and all(RULES_ARBITER.abstains(text) for text in texts):
-        raise BadInput(
-            f"every recorded answer without passages declines to answer ('{texts[0][:60]}'). Label with prompts that "
-            "make the LLM guess, or set tokens=0: the judge then reads only the question."
+            f"the judge has nothing to learn from the answers without passages. {problem} Or set tokens=0: the judge then "
+            "reads only the question."
         )
     if both and not any(row.open is not None and row.open.correct is not None for row in examples.rows):
         raise BadInput(

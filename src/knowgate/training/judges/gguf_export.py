@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,6 @@ from knowgate.gates.fitted_gate import FittedGate
 from knowgate.gates.judges import causal_judge, encode_answers
 from knowgate.models.gguf import check_exportable, find_gguf_file, write_gguf
 from knowgate.models.tokenization import extract_turn_template
-from knowgate.stats.metrics import FloatArray
 from knowgate.types import Question
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ def export_judge(
         ]
         digests = [causal_judge.compute_adapter_digest(folder) for folder in targets]
         megabytes = sum((folder / causal_judge.GGUF_FILE).stat().st_size for folder in targets) / 1e6
-        manifest = _update_manifest(artifact.manifest, _make_gguf_options(members, kind), digests)
+        manifest = _update_manifest(artifact.manifest, _average_checks(members), digests)
         card = {CARD_FILE: _update_card(fitted, kind)}
         revise_artifact(artifact, manifest, card, out, {folder.name: folder for folder in targets})
     return ExportedJudge(out, megabytes, _measure_deviation(out))
@@ -104,26 +103,14 @@ def _check_gate(gate: FittedGate, out: Path) -> None:
     check_replaceable(out, GATE_MANIFEST, GATE_KIND)
 
 
-@dataclass(frozen=True)
-class ExportedMember:
-    """One exported member of a judge's ensemble, with what is needed to check that llama.cpp computes the same.
-
-    Attributes:
-        pair: Ids of the two label tokens, whose probabilities are the judgment.
-        turn: Chat template of a user message.
-        ids: Token ids of the prompt of each check question.
-        known: Probability for each check question that the answer is right, before the export.
-    """
-
-    pair: tuple[int, int]
-    turn: Any
-    ids: list[list[int]]
-    known: FloatArray
-
-
 def _write_member(
     gate: FittedGate, source: Path, target: Path, kind: GgufFormat, watch: ExportProgressCallback
-) -> ExportedMember:
+) -> causal_judge.GgufOptions:
+    """Write one member of a judge's ensemble as a GGUF file.
+
+    Returns:
+        How llama.cpp runs it, with its probabilities for the check questions before the export.
+    """
     options = gate.artifact.options
     model = merge_adapter(source, options)
     check_exportable(model.loaded.model.config)
@@ -144,7 +131,9 @@ def _write_member(
         on_progress=watch,
     )
     first, second = judge.label_tokens
-    return ExportedMember((first, second), turn, [prompt.ids for prompt in prompts], judge.predict_known(prompts))
+    known = judge.predict_known(prompts)
+    checks = [causal_judge.ReferencePrompt(tuple(prompts[i].ids), float(known[i])) for i in range(len(prompts))]
+    return causal_judge.GgufOptions(kind=kind, turn=turn, pair=(first, second), checks=tuple(checks))
 
 
 def merge_adapter(folder: Path, options: Mapping[str, Any]) -> HFModel:
@@ -158,13 +147,13 @@ def merge_adapter(folder: Path, options: Mapping[str, Any]) -> HFModel:
     return model
 
 
-def _make_gguf_options(members: Sequence[ExportedMember], kind: GgufFormat) -> causal_judge.GgufOptions:
-    known = np.mean([member.known for member in members], axis=0)
-    first = members[0]
-    checks = [
-        causal_judge.ReferencePrompt(tuple(ids), float(share)) for ids, share in zip(first.ids, known, strict=True)
-    ]
-    return causal_judge.GgufOptions(kind=kind, turn=first.turn, pair=first.pair, checks=tuple(checks))
+def _average_checks(members: Sequence[causal_judge.GgufOptions]) -> causal_judge.GgufOptions:
+    """Return the options of the first member, with the mean probabilities of all members for the check questions."""
+    checks = []
+    for number, check in enumerate(members[0].checks):
+        known = np.mean([member.checks[number].known for member in members])
+        checks.append(replace(check, known=float(known)))
+    return replace(members[0], checks=tuple(checks))
 
 
 def _update_manifest(

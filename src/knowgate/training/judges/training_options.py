@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from knowgate.core.options import Count, Options, WholeNumber, option
-from knowgate.errors import BadSetting
 from knowgate.models.embedded_weights import get_weights
 
 WARM_UP_SHARE = 0.02  # KBM A.1, as are epochs, batch, tokens and the rate of a full fine-tune
@@ -97,15 +96,6 @@ class JudgeTrainingOptions:
     checks: int = 1
     patience: int = 0
     window: int = 1
-
-    def __post_init__(self) -> None:
-        for name in ("epochs", "batch", "max_tokens", "rank", "checks", "window"):
-            if getattr(self, name) < 1:
-                raise BadSetting(f"training: {name}={getattr(self, name)} is not allowed: it must be at least 1.")
-        if self.rate is not None and not self.rate > 0:
-            raise BadSetting(f"training: rate={self.rate} is not allowed: it must be above 0.")
-        if self.patience < 0:
-            raise BadSetting(f"training: patience={self.patience} is not allowed: use 0 (never stop early) or more.")
 
     @property
     def peak_rate(self) -> float:

@@ -24,7 +24,6 @@ from knowgate.gates.calibration.threshold_calibration import describe_setup
 from knowgate.gates.calibration.threshold_choice import GateOutcomes, NetLoss, evaluate_threshold, find_smallest_count
 from knowgate.stats.metrics import FloatArray
 from knowgate.stats.proportions import estimate_proportion
-from knowgate.training.examples import Examples
 from knowgate.training.fit_function import FitResult
 from knowgate.training.policy.choice import PolicyChoice
 from knowgate.training.policy.evidence import Evidence
@@ -83,7 +82,7 @@ def name_arbiter(chosen: PolicyResult, folder: Path | None, *, reads_draft: bool
     return chosen.arbiter if reads_draft else ARBITER_WITH_DRAFTS
 
 
-def make_constant_result(examples: Examples) -> FitResult:
+def make_constant_result() -> FitResult:
     """Return a gate that gives every question the same need, in the form of a fitted gate."""
 
     def raw(indices: Sequence[int]) -> FloatArray:
