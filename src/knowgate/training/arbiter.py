@@ -363,9 +363,7 @@ def render_arbiter_card(manifest: Mapping[str, Any], command: str) -> str:
         f"# {manifest['arbiter']} arbiter for {escape_markdown(manifest['model']['name'])}",
         f"A knowgate arbiter, fitted {manifest['created']}. After retrieval it estimates how probably the closed-book "
         "and the open-book answer are right; the more probable one is given.",
-        "```python\nimport knowgate as kg\n\n"
-        'settings = kg.load_settings(arbiter="THIS_FOLDER", gate="GATE", docs="FOLDER")\n'
-        'print(kg.build_pipeline(settings).answer("a question"))\n```',
+        model_card.format_usage(arbiter="THIS_FOLDER", gate="GATE", docs="FOLDER"),
         model_card.format_facts(facts),
         "## Measured on the held-out test split\n\n"
         + model_card.format_metrics(manifest["metrics"], ARBITER_METRIC_NAMES),

@@ -134,9 +134,9 @@ def load_examples(
     # Training in folds holds out one distinct question of each class and needs another one to learn from.
     needs = map_questions_to_needs([texts[index] for index in split.train], needed[split.train])
     distinct = np.array(list(needs.values()), dtype=bool)
-    require_both_classes(
-        distinct, MIN_TRAINING_QUESTIONS_PER_CLASS, NEED_CLASSES, f"{LABEL_MORE_ADVICE} Or try another `seed`."
-    )
+    what = ("distinct questions to train on that need retrieval", "distinct questions that do not")
+    advice = "Label more distinct questions, or try another `seed`."
+    require_both_classes(distinct, MIN_TRAINING_QUESTIONS_PER_CLASS, what, advice)
     return Examples(table, needed, chosen, split)
 
 

@@ -18,7 +18,7 @@ from knowgate.errors import BadSetting
 from knowgate.gates.artifacts.networks import apply_network
 from knowgate.gates.fusion import GAIN_HEADS, TEXT_SIGNAL, embed_drafts
 from knowgate.gates.judges import compute_gain_needs
-from knowgate.retrieval.embeddings import DEFAULT_EMBEDDER, SentenceEmbedder
+from knowgate.retrieval.embeddings import SentenceEmbedder
 from knowgate.stats.metrics import FloatArray, logit
 from knowgate.training import classifiers
 from knowgate.training.examples import LABEL_MORE_ADVICE, MIN_ROWS_PER_CLASS, Examples, require_both_classes
@@ -89,7 +89,7 @@ def fit_fusion(
         bool, "Use only signals that are available with the first answer token, for fast decisions."
     ] = False,
     text: Annotated[bool | None, "Also read question and draft as text. Default: only without hidden states."] = None,
-    embedder: str | Embedder = DEFAULT_EMBEDDER,
+    embedder: Embedder | None = None,
     margins: Mapping[str, Vector] | None = None,
 ) -> FitResult:
     """Combine all signals that the label runs have in one logistic regression.
@@ -104,7 +104,7 @@ def fit_fusion(
             one short prefill.
         text: Add a classifier over sentence embeddings of question and draft. Default: only if there are no hidden
             states, as with LLMs behind an API.
-        embedder: The sentence embedder of `text`.
+        embedder: The sentence embedder of `text`. Default: the packaged model.
         margins: Further signals by name, one value per question, such as scores of a judge. Training questions must be
             scored by a judge that did not see them.
     """
@@ -119,9 +119,9 @@ def fit_fusion(
     if text is None:
         text = not (examples.readings[0].hidden or early)
     if text:
-        encoder = SentenceEmbedder(embedder) if isinstance(embedder, str) else embedder
+        encoder = embedder or SentenceEmbedder()
         inputs = replace(inputs, embeddings=embed_drafts(encoder, examples.questions, examples.readings))
-        spec = embedder if isinstance(embedder, str) else "own"
+        spec = getattr(encoder, "spec", "own")
         encoder_options = {"embedder": spec, "embedder_fingerprint": encoder.fingerprint}
     if examples.target == "gain":
         heads = {f"{name}.": fit_head(part, inputs) for name, part in split_into_heads(examples).items()}
@@ -132,12 +132,14 @@ def fit_fusion(
         needs = [head.predict(indices) for head in heads.values()]
         return needs[0] if len(needs) == 1 else compute_gain_needs(1 - needs[0], 1 - needs[1])
 
-    probes = next(iter(heads.values())).columns.probes
+    probes = next(iter(heads.values())).probes
     options = {"features": names, "probes": probes, "cheap": cheap, "early": early, **encoder_options}
     options |= {"heads": list(GAIN_HEADS)} if examples.target == "gain" else {}
     needs = _list_needed_signals(names, probes) | ({Signal.DRAFT} if encoder_options else set())
     tensors = {prefix + key: value for prefix, head in heads.items() for key, value in head.tensors.items()}
-    notes = [f"{HEAD_NOTES[prefix]}{line}" for prefix, head in heads.items() for line in head.describe()]
+    notes = []
+    for prefix, head in heads.items():
+        notes += [HEAD_NOTES[prefix] + line for line in describe_contributions(head)]
     request = _build_request(names, probes, examples)
     return FitResult("fusion", options, frozenset(needs), request, tensors, raw, notes=notes)
 
@@ -161,81 +163,23 @@ class FusionInputs:
     margins: Mapping[str, Vector] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class FusionHead:
-    """One fitted logistic regression over signals; a gate has one, or two with the target 'gain'.
-
-    Attributes:
-        columns: Names of the signals, and the probes behind some of them.
-        signals: The values of the signals, one row per question and one column per signal.
-        weights: Weights of the regression.
-    """
-
-    columns: SignalColumns
-    signals: Vector
-    weights: classifiers.Tensors
-
-    @property
-    def tensors(self) -> classifiers.Tensors:
-        """Weights of the probes and of the regression."""
-        return self.columns.tensors | {f"fusion.{key}": value for key, value in self.weights.items()}
-
-    def predict(self, indices: Sequence[int]) -> FloatArray:
-        """Return the uncalibrated need of the questions with the given indices."""
-        return apply_network(self.weights, self.signals[list(indices)])
-
-    def describe(self) -> list[str]:
-        """Describe how much each signal contributes."""
-        return describe_contributions(self.columns.names, self.signals, self.columns.examples)
-
-
-def fit_head(examples: Examples, inputs: FusionInputs) -> FusionHead:
-    """Fit probes, i.e. classifiers of hidden states and texts, and a logistic regression that combines all signals.
-
-    Both predict `examples.needed`: whether each question needs retrieval.
-
-    Raises:
-        BadSetting: There are no signals to learn from.
-    """
-    columns = SignalColumns(examples, inputs.names, [inputs.features])
-    columns.add_probes(inputs.positions)
-    if inputs.embeddings is not None:
-        columns.add_probe(TEXT_SIGNAL, inputs.embeddings)
-    for name, margin in inputs.margins.items():
-        columns.add(name, margin)
-    signals = np.hstack(columns.blocks).astype(np.float32)
-    if signals.shape[1] == 0:
-        raise BadSetting(
-            "the label runs contain no signals to learn from. Label again with a model backend that provides "
-            "log-probabilities."
-        )
-    train, dev = classifiers.select_train_and_dev(signals, examples)
-    if examples.target == "gain":
-        texts = [examples.questions[index].text for index in examples.split.train]
-        return FusionHead(columns, signals, fit_calibrated_linear(train, texts))
-    return FusionHead(columns, signals, classifiers.tune_linear(train, dev).tensors)
-
-
 @dataclass
-class SignalColumns:
-    """The signals that are combined: one column of values each, and the weights of the probes behind some of them.
+class FusionHead:
+    """A logistic regression over signals; a gate has one, or two with the target 'gain'.
 
     Attributes:
         examples: The training data.
         names: Name of each signal.
-        blocks: Matrices with the values of one or more signals; each has one row per question.
-        tensors: Weights of all probes.
+        signals: The values of the signals, one row per question and one column per signal.
+        tensors: Weights of the regression, and of the probes behind some of the signals.
         probes: Name, layer and position of each probe of hidden states.
     """
 
     examples: Examples
     names: list[str]
-    blocks: list[Vector]
+    signals: Vector
     tensors: classifiers.Tensors = field(default_factory=dict)
     probes: list[dict[str, Any]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.names = list(self.names)  # A copy: the caller's list must not get the names of the probes.
 
     def add_probes(self, positions: Sequence[str]) -> None:
         """Train and add a probe for each recorded layer, before the answer ("pre") or after the draft ("post")."""
@@ -264,7 +208,44 @@ class SignalColumns:
     def add(self, name: str, column: Vector) -> None:
         """Add a signal, one value per question."""
         self.names.append(name)
-        self.blocks.append(column[:, None].astype(np.float32))
+        self.signals = np.column_stack([self.signals, column.astype(np.float32)])
+
+    def fit_regression(self) -> None:
+        """Fit the regression that combines the signals."""
+        train, dev = classifiers.select_train_and_dev(self.signals, self.examples)
+        if self.examples.target == "gain":
+            texts = [self.examples.questions[index].text for index in self.examples.split.train]
+            weights = fit_calibrated_linear(train, texts)
+        else:
+            weights = classifiers.tune_linear(train, dev).tensors
+        self.tensors |= {f"fusion.{key}": value for key, value in weights.items()}
+
+    def predict(self, indices: Sequence[int]) -> FloatArray:
+        """Return the uncalibrated need of the questions with the given indices."""
+        return apply_network(self.tensors, self.signals[list(indices)], "fusion.")
+
+
+def fit_head(examples: Examples, inputs: FusionInputs) -> FusionHead:
+    """Fit probes, i.e. classifiers of hidden states and texts, and a logistic regression that combines all signals.
+
+    Both predict `examples.needed`: whether each question needs retrieval.
+
+    Raises:
+        BadSetting: There are no signals to learn from.
+    """
+    head = FusionHead(examples, list(inputs.names), inputs.features.astype(np.float32))
+    head.add_probes(inputs.positions)
+    if inputs.embeddings is not None:
+        head.add_probe(TEXT_SIGNAL, inputs.embeddings)
+    for name, margin in inputs.margins.items():
+        head.add(name, margin)
+    if not head.names:
+        raise BadSetting(
+            "the label runs contain no signals to learn from. Label again with a model backend that provides "
+            "log-probabilities."
+        )
+    head.fit_regression()
+    return head
 
 
 def _select_features(examples: Examples, cheap: bool, early: bool) -> list[str]:
@@ -298,13 +279,14 @@ def _has_seakr_samples(settings: Mapping[str, Any]) -> bool:
     return settings.get("seakr") == SEAKR_SAMPLES and (samples == 0 or samples >= SEAKR_SAMPLES)
 
 
-def describe_contributions(names: Sequence[str], signals: Vector, examples: Examples) -> list[str]:
+def describe_contributions(head: FusionHead) -> list[str]:
     """Describe how much each signal contributes, one line each, measured by AUROC on held-out questions.
 
     A line gives the AUROC of the signal alone, and the change if it is left out. A last line compares a fusion of cheap
     signals only.
     """
-    split, needed = examples.split, examples.needed
+    names, signals = head.names, head.signals
+    split, needed = head.examples.split, head.examples.needed
     dev = np.concatenate([split.dev, split.calibration])
 
     def score(columns: list[int]) -> float:

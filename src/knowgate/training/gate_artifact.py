@@ -320,9 +320,7 @@ def render_gate_card(manifest: Mapping[str, Any], command: str) -> str:
         f"A knowgate gate, fitted {manifest['created']}. "
         + ("It decides the same for every question, whatever its text." if is_constant else meaning),
         *([f"**{synthetic}**"] if synthetic else []),
-        "```python\nimport knowgate as kg\n\n"
-        f'settings = kg.load_settings(gate="THIS_FOLDER", model="{model}", docs="FOLDER")\n'
-        'print(kg.build_pipeline(settings).answer("a question"))\n```',
+        model_card.format_usage(gate="THIS_FOLDER", model=model, docs="FOLDER"),
         _format_gate_facts(manifest),
         *([] if is_constant else [measured, curve]),
     ]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from knowgate.data.preferences import DEFAULT_TOP, CandidatePassage, Preference, deduplicate_passages, select_passages
 from knowgate.data.splits import split_questions
@@ -39,21 +38,6 @@ class PassageEffects:
     base: float
     values: list[float]
     correct: list[bool | None]
-
-
-class EffectSource(Protocol):
-    """Measures how each passage, shown alone, changes the LLM's answer or confidence."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def model(self) -> Model: ...
-    @property
-    def prompts(self) -> AnswerPrompts: ...
-
-    def measure(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[PassageEffects]:
-        """Measure the effect of each passage of each question."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -120,13 +104,12 @@ class BenefitSource:
     model: Model
     grader: Grader
     prompts: AnswerPrompts = field(default_factory=AnswerPrompts)
-    max_tokens: int = ANSWER_TOKENS
     name = "benefit"
 
     def measure(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[PassageEffects]:
         """Grade the answers without passages and with each passage alone: 1 for a right answer, 0 for a wrong one."""
         prompts = build_passage_prompts(self.prompts, questions, passages)
-        completions = self.model.generate(prompts, max_tokens=self.max_tokens)
+        completions = self.model.generate(prompts, max_tokens=ANSWER_TOKENS)
         pairs = zip(questions, passages, strict=True)
         question_of_prompt = [*questions, *(question for question, candidates in pairs for _ in candidates)]
         answers = [row[0].text for row in completions]
@@ -134,6 +117,10 @@ class BenefitSource:
         if any(correct is None for correct in grades):
             raise BadInput("an answer cannot be graded. source='benefit' needs a gold answer for every question.")
         return _group_by_question([float(bool(correct)) for correct in grades], grades, passages)
+
+
+# Measures how each passage, shown alone, changes the LLM's answer or confidence.
+EffectSource = ConfidenceSource | LikelihoodSource | BenefitSource
 
 
 def build_passage_prompts(

@@ -93,8 +93,7 @@ class PreferenceProgress:
         failed: Rows with an error. They count as done, but not as kept, one_sided or bare.
         duplicates: Duplicate passages that were dropped.
         cut: Passages shortened to fit the context window.
-        fresh: Rows made since the run was started or continued.
-        prompts: Prompts that the LLM has read since then.
+        prompts: Prompts that the LLM has read since the run was started or continued.
         seconds: Seconds since then.
     """
 
@@ -106,7 +105,6 @@ class PreferenceProgress:
     failed: int = 0
     duplicates: int = 0
     cut: int = 0
-    fresh: int = 0
     prompts: int = 0
     seconds: float = 0.0
 
@@ -131,7 +129,6 @@ class PreferenceProgress:
             failed=self.failed + len(rows) - len(good),
             duplicates=self.duplicates + sum(row.duplicates for row in good),
             cut=self.cut + sum(row.cut for row in good),
-            fresh=self.fresh + (len(rows) if is_fresh else 0),
             # The LLM reads one prompt without a passage, and one for each candidate passage.
             prompts=self.prompts + (sum(1 + len(row.candidates) for row in good) if is_fresh else 0),
             seconds=seconds,
@@ -258,34 +255,22 @@ def run_preferences(
     """
     with folder.exclusive():
         folder.start(describe_preference_run(labeler, questions, data), describe_environment())
-        progress = _run_batches(folder, questions, labeler, runner, on_progress)
+        progress, done = PreferenceProgress(len(questions)), set[str]()
+        for row in folder.rows():
+            progress = progress.add([row], is_fresh=False)
+            done.add(row.id)
+        on_progress(progress)
+        start = time.perf_counter()
+        try:
+            for rows in runner.run([question for question in questions if question.id not in done], labeler.label):
+                _check_candidates_found(rows, progress, labeler)
+                folder.append(rows)
+                progress = progress.add(rows, seconds=time.perf_counter() - start)
+                on_progress(progress)
+        finally:
+            folder.update(totals=asdict(progress))
         _write_pairs(folder)
     _check_useful(progress, labeler)
-    return progress
-
-
-def _run_batches(
-    folder: PreferenceFolder,
-    questions: Sequence[Question],
-    labeler: passage_effects.PreferenceLabeler,
-    runner: Runner,
-    on_progress: Callable[[PreferenceProgress], None],
-) -> PreferenceProgress:
-    """Measure the questions without a row, and write each finished batch."""
-    progress, done = PreferenceProgress(len(questions)), set[str]()
-    for row in folder.rows():
-        progress = progress.add([row], is_fresh=False)
-        done.add(row.id)
-    on_progress(progress)
-    start = time.perf_counter()
-    try:
-        for rows in runner.run([question for question in questions if question.id not in done], labeler.label):
-            _check_candidates_found(rows, progress, labeler)
-            folder.append(rows)
-            progress = progress.add(rows, seconds=time.perf_counter() - start)
-            on_progress(progress)
-    finally:
-        folder.update(totals=asdict(progress))
     return progress
 
 

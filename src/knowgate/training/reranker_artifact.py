@@ -14,7 +14,7 @@ from knowgate.core.files import atomic_folder, check_replaceable, sha256_file, w
 from knowgate.data.preferences import RANK_METRIC_NAMES
 from knowgate.retrieval.rerankers import cross_encoder
 from knowgate.stats.bootstrap import Estimate, estimate_mean
-from knowgate.training.model_card import format_facts, join_card
+from knowgate.training.model_card import format_facts, format_usage, join_card
 from knowgate.training.reranker import AlignedReranker, RelevanceReranker
 from knowgate.training.reranker_trainer import PASSAGE_TOKENS, QUERY_TOKENS, TrainingLog, save_cross_encoder
 
@@ -149,9 +149,7 @@ def render_reranker_card(manifest: Mapping[str, Any], command: str) -> str:
     parts = [
         f"# Reranker aligned to {escape_markdown(aligned['model'])}",
         f"A cross-encoder that ranks passages this LLM can use first (CBDR). knowgate, {manifest['created']}.",
-        "```python\nimport knowgate as kg\n\n"
-        'settings = kg.load_settings(rerank="THIS_FOLDER", docs="FOLDER")\n'
-        'print(kg.build_pipeline(settings).answer("a question"))\n```',
+        format_usage(rerank="THIS_FOLDER", docs="FOLDER"),
         format_facts(facts),
         f"## Measured on {manifest['tested']} held-out questions\n\n" + _format_ranking_metrics(manifest["metrics"]),
     ]

@@ -13,7 +13,7 @@ from knowgate.core.options import Count, WholeNumber, option, with_options
 from knowgate.data.signals.vectors import draft_texts, text_features
 from knowgate.errors import BadSetting
 from knowgate.gates.artifacts.networks import apply_network
-from knowgate.retrieval.embeddings import DEFAULT_EMBEDDER, SentenceEmbedder
+from knowgate.retrieval.embeddings import SentenceEmbedder
 from knowgate.stats.metrics import FloatArray
 from knowgate.training.classifiers import select_train_and_dev, tune_linear
 from knowgate.training.examples import MIN_GRADED_ROWS, Examples
@@ -69,7 +69,7 @@ def fit_ik(
     return replace(result, options={"mode": "lora", **result.options}, notes=notes)
 
 
-def fit_ik_text(examples: Examples, *, tokens: int = 32, embedder: str | Embedder = DEFAULT_EMBEDDER) -> FitResult:
+def fit_ik_text(examples: Examples, *, tokens: int = 32, embedder: Embedder | None = None) -> FitResult:
     """Train a classifier that predicts from text embeddings whether the LLM knows the answer.
 
     It reads the question and the first `tokens` tokens of the LLM's recorded answer, so the LLM itself is not needed.
@@ -77,9 +77,9 @@ def fit_ik_text(examples: Examples, *, tokens: int = 32, embedder: str | Embedde
     Args:
         examples: The training data.
         tokens: Number of answer tokens; 0 for the question alone.
-        embedder: Text embedding model, or its name.
+        embedder: Text embedding model. Default: the packaged one.
     """
-    encoder = SentenceEmbedder(embedder) if isinstance(embedder, str) else embedder
+    encoder = embedder or SentenceEmbedder()
     _check_draft_length(examples, tokens)
     texts = draft_texts(examples.readings) if tokens else [""] * len(examples.questions)
     features = text_features(encoder, examples.questions, texts, tokens)
@@ -91,7 +91,7 @@ def fit_ik_text(examples: Examples, *, tokens: int = 32, embedder: str | Embedde
     options: dict[str, Any] = {
         "mode": "text",
         "tokens": tokens,
-        "embedder": embedder if isinstance(embedder, str) else "own",
+        "embedder": getattr(encoder, "spec", "own"),
         "embedder_fingerprint": encoder.fingerprint,
     }
     needs = frozenset({Signal.DRAFT}) if tokens else frozenset[Signal]()

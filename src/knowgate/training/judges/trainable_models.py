@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from knowgate.data.runs.folder import RECORDED_PREFIX
 from knowgate.errors import BadSetting, UnknownName, require_extra
@@ -33,38 +33,6 @@ class TrainingExample:
 
     prompt: LabelPromptTokens
     targets: tuple[float, ...]
-
-
-class TrainableModel(Protocol):
-    """A model that can be trained as a judge. Call `prepare` before the other methods."""
-
-    @property
-    def judge(self) -> Any:
-        """The judge that this model becomes. It tokenizes the prompts before the training."""
-
-    @property
-    def fingerprint(self) -> str: ...
-    @property
-    def notes(self) -> Sequence[str]:
-        """Notes for the model card."""
-        ...
-
-    def prepare(self, training: JudgeTrainingOptions) -> list[Any]:
-        """Make the model trainable and return the parameters to optimize."""
-        ...
-
-    def set_training(self, on: bool) -> None:
-        """Switch between training mode and evaluation mode."""
-
-    def compute_loss(self, examples: Sequence[TrainingExample]) -> Any:
-        """Return the mean loss of a batch, with gradients."""
-
-    def compute_margins(self, examples: Sequence[TrainingExample]) -> list[float]:
-        """Return the logit of the first label minus that of the second, at the last position of each example."""
-        ...
-
-    def save(self, folder: Path) -> None:
-        """Save the trained weights."""
 
 
 @dataclass
@@ -238,6 +206,10 @@ class TrainableEncoder:
         with silence_transformers():
             self.encoder.model.save_pretrained(str(folder))
             self.encoder.tokenizer.save_pretrained(str(folder))
+
+
+# A model that can be trained as a judge. `prepare` must be called before the other methods.
+TrainableModel = TrainableCausalModel | TrainableEncoder
 
 
 # --- opening and loading --------------------------------------------------------------------------

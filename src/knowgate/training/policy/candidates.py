@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -27,7 +27,6 @@ from knowgate.gates.arbiters.policy_arbiter import ARBITER_FOLDER
 from knowgate.gates.artifacts.networks import apply_calibration, apply_network
 from knowgate.gates.fusion import compute_margin, name_judge
 from knowgate.gates.judges.encoder_judge import is_encoder_spec
-from knowgate.retrieval.embeddings import DEFAULT_EMBEDDER
 from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.training.arbiter import load_arbiter_fit_function, save_arbiter, take_closed
 from knowgate.training.arbiter_pairs import AnswerPairs, ArbiterResult, check_answer_pairs
@@ -257,19 +256,15 @@ class CandidateFitter:
     def _fit_recipe(self, recipe: GateRecipe, examples: Examples, work: Path) -> FitResult:
         """Fit a gate on the train, dev and calibration rows of examples.
 
-        A fusion gets the embedder that all fits of this evidence share. Its options name the default embedder, which is
-        the same model, because a loaded gate cannot share it.
+        A fusion gets the embedder that all fits of this evidence share.
         """
         if not recipe.gate:
             return fit_single_feature(examples, str(recipe.options["feature"]))
+        if recipe.gate == "fusion":
+            return fit_fusion(examples, **recipe.options, embedder=self.evidence.embedder)
         function = load_fit_function(recipe.gate)
         injected = select_injected_arguments(function, {"seed": self.evidence.seed, "work": work, "watch": self.watch})
-        if recipe.gate != "fusion":
-            return cast(FitResult, function(examples, **injected, **recipe.options))
-        result = fit_fusion(examples, **recipe.options, embedder=self.evidence.embedder)
-        if "embedder" not in result.options:
-            return result
-        return replace(result, options={**result.options, "embedder": DEFAULT_EMBEDDER})
+        return cast(FitResult, function(examples, **injected, **recipe.options))
 
     def fit_gate(self, name: str) -> tuple[FitResult, Examples]:
         """Fit a gate on all rows that the policy is chosen on; return it with its training data."""
