@@ -263,13 +263,12 @@ def train_groups(
         import torch
     short_groups, cut = truncate_groups(model, groups)
     updates = training.epochs * math.ceil(len(groups) / training.batch)
-    parameters, optimizer = _create_optimizer(model, training)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda update: compute_rate_share(update, updates, training.warm_up)
-    )
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer, schedule = _create_optimizer(parameters, training, updates)
     interval = math.ceil(updates / max(1, training.checks))
     losses: list[float] = []
-    done, start, total = 0, time.perf_counter(), len(groups) * training.epochs
+    done, total = 0, len(groups) * training.epochs
+    start = time.perf_counter()
     torch.manual_seed(training.seed)
     model.train()
     try:
@@ -328,18 +327,19 @@ def shuffle_batches(groups: Sequence[RankingGroup], training: RerankerTrainingOp
             yield [groups[index] for index in order[start : start + training.batch]]
 
 
-def _create_optimizer(model: Any, training: RerankerTrainingOptions) -> tuple[list[Any], Any]:
-    """Create AdamW for a model, and return the parameters to train with it.
+def _create_optimizer(parameters: Sequence[Any], training: RerankerTrainingOptions, updates: int) -> tuple[Any, Any]:
+    """Create AdamW and the schedule of its learning rate.
 
     Biases and norms, which have one dimension, are exempt from weight decay.
     """
-    import torch
+    from torch.optim import AdamW
+    from torch.optim.lr_scheduler import LambdaLR
 
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     decayed = [parameter for parameter in parameters if parameter.ndim >= 2]
     exempt = [parameter for parameter in parameters if parameter.ndim < 2]
     groups = [{"params": decayed, "weight_decay": training.weight_decay}, {"params": exempt, "weight_decay": 0.0}]
-    return parameters, torch.optim.AdamW(groups, lr=training.rate)
+    optimizer = AdamW(groups, lr=training.rate)
+    return optimizer, LambdaLR(optimizer, lambda update: compute_rate_share(update, updates, training.warm_up))
 
 
 def compute_rate_share(update: int, updates: int, warm_up: float) -> float:
@@ -359,22 +359,21 @@ def compute_rate_share(update: int, updates: int, warm_up: float) -> float:
 # --- cross-encoders -------------------------------------------------------------------------------
 
 
-def open_cross_encoder(spec: str, *, seed: int = 0, device: str | None = None) -> Any:
+def open_cross_encoder(spec: str, *, seed: int = 0) -> Any:
     """Open a sentence-transformers CrossEncoder with one score, limited to the paper's input lengths.
 
     Args:
         spec: "minilm" for the packaged encoder with a new head, a folder, or a hub name (owner/model).
         seed: Seed of the new head.
-        device: Where to load it. Default: a GPU if there is one.
     """
     if spec == MINILM:
-        return _open_minilm(seed, device)
+        return _open_minilm(seed)
     if not Path(spec).is_dir() and "/" not in spec:
         raise WeightsError(f"base='{spec}' was not found. Give a folder, a hub name (owner/model) or '{MINILM}'.")
-    return _limit_input(_load_cross_encoder(spec, device, spec))
+    return _limit_input(_load_cross_encoder(spec, spec))
 
 
-def _open_minilm(seed: int, device: str | None) -> Any:
+def _open_minilm(seed: int) -> Any:
     """Open MiniLM as a cross-encoder with a new, random output layer; it cannot rank until it is trained."""
     import torch
 
@@ -384,10 +383,10 @@ def _open_minilm(seed: int, device: str | None) -> Any:
         for name in MINILM_FILES:
             link_or_copy(source / name, Path(scratch) / name)
         torch.manual_seed(seed)
-        return _limit_input(_load_cross_encoder(scratch, device, MINILM, num_labels=1, max_length=PASSAGE_TOKENS))
+        return _limit_input(_load_cross_encoder(scratch, MINILM, num_labels=1, max_length=PASSAGE_TOKENS))
 
 
-def _load_cross_encoder(path: str, device: str | None, name: str, **options: Any) -> Any:
+def _load_cross_encoder(path: str, name: str, **options: Any) -> Any:
     with require_extra("a cross-encoder", "train"):
         from sentence_transformers import CrossEncoder
         from transformers.utils import logging
@@ -399,7 +398,7 @@ def _load_cross_encoder(path: str, device: str | None, name: str, **options: Any
         check_reranker_files(path)
     try:
         safe = {"use_safetensors": True}
-        model = CrossEncoder(path, device=device, local_files_only=is_folder, model_kwargs=safe, **options)
+        model = CrossEncoder(path, local_files_only=is_folder, model_kwargs=safe, **options)
     except (OSError, ValueError, KeyError) as error:
         raise WeightsError(
             f"the cross-encoder '{name}' cannot be loaded: {error}. Give '{MINILM}', a folder or a hub name."

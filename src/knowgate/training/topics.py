@@ -42,6 +42,7 @@ MIN_WORD_SHARE = 0.05  # a word names a topic only if at least this share of its
 RULE_QUESTIONS = 30  # questions that a topic needs before a rule is proposed for it
 RULE_GAIN = 0.1  # share of questions that retrieval must certainly turn right for the rule to retrieve always
 RULE_EXAMPLES = 20
+K_MEANS_STARTS, K_MEANS_ROUNDS = 4, 50
 # Words of many questions that say nothing about their topic.
 _QUESTION_WORDS = (
     "who what when where which why how whom whose did do does has have had can could would should name named called "
@@ -188,23 +189,18 @@ def _measure(table: LabelTable, name: str, rows: BoolArray, retrieve: BoolArray 
 # --- clusters -------------------------------------------------------------------------------------
 
 
-def cluster_vectors(
-    vectors: Vector, count: int, *, seed: int = 0, rounds: int = 50, starts: int = 4
-) -> tuple[NDArray[np.int64], Vector]:
+def cluster_vectors(vectors: Vector, count: int) -> tuple[NDArray[np.int64], Vector]:
     """Group unit vectors by spherical k-means, and keep the best of several random starts.
 
     Args:
         vectors: One unit vector per question.
         count: Number of clusters; empty ones are dropped.
-        seed: Seed of the starting centers.
-        rounds: Maximum number of rounds.
-        starts: Number of starts.
 
     Returns:
         The number of the cluster of each vector, and the unit vector of each cluster.
     """
-    rng = np.random.default_rng(seed)
-    runs = [_run_k_means(vectors, _choose_starts(vectors, count, rng), rounds) for _ in range(starts)]
+    rng = np.random.default_rng(0)
+    runs = [_run_k_means(vectors, _choose_starts(vectors, count, rng)) for _ in range(K_MEANS_STARTS)]
     # The best run has the largest sum of cosine similarities between the vectors and their centers.
     similarities = [float((vectors * centers[assigned]).sum()) for assigned, centers in runs]
     assigned, centers = runs[int(np.argmax(similarities))]
@@ -227,9 +223,9 @@ def _choose_starts(vectors: Vector, count: int, rng: np.random.Generator) -> Vec
     return vectors[chosen]
 
 
-def _run_k_means(vectors: Vector, centers: Vector, rounds: int) -> tuple[NDArray[np.int64], Vector]:
+def _run_k_means(vectors: Vector, centers: Vector) -> tuple[NDArray[np.int64], Vector]:
     assigned = np.argmax(vectors @ centers.T, axis=1)
-    for _ in range(rounds):
+    for _ in range(K_MEANS_ROUNDS):
         sums = np.stack([vectors[assigned == number].sum(axis=0) for number in range(len(centers))])
         norms = np.linalg.norm(sums, axis=1, keepdims=True)
         centers = np.where(norms > 0, sums / np.maximum(norms, 1e-12), centers)

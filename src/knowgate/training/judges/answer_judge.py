@@ -32,6 +32,8 @@ from knowgate.types import Signal, SignalRequest
 if TYPE_CHECKING:
     from knowgate.models.tokenization import LabelPromptTokens
 
+# Makes the prompts of a judge for the rows with the given indices.
+PromptEncoder = Callable[[AnswerJudge, Sequence[int]], "list[LabelPromptTokens]"]
 ENCODER_LEARNING_RATE, ENCODER_LEARNING_RATES = 1e-4, {"mpnet": 3e-5}  # peak rates used in the measurements
 COST_SAMPLE_SIZE = 200  # rows whose prompts are counted
 MAX_EXAMPLE_TOKENS = 512  # answers are short, and the longest example determines the memory of a batch
@@ -118,14 +120,35 @@ def train_answer_judge(
     def raw(indices: Sequence[int]) -> FloatArray:
         return 1 - fitted.predict_known(encoder.encode(fitted.judge, indices), indices)
 
+    return make_judge_result(task.gate, fitted, encoder.encode, examples, task.tokens, raw)
+
+
+def make_judge_result(
+    gate: str,
+    fitted: FittedJudge,
+    encode: PromptEncoder,
+    examples: Examples,
+    tokens: int,
+    raw: Callable[[Sequence[int]], FloatArray],
+) -> FitResult:
+    """Make the result of a fit whose gate is a judge of answers.
+
+    Args:
+        gate: Name of the gate.
+        fitted: The judge.
+        encode: Makes all prompts that the gate asks the judge about the rows with the given indices.
+        examples: The training data.
+        tokens: Maximum number of answer tokens that the judge reads; 0 for the question alone.
+        raw: Scores the rows with the given indices.
+    """
     return FitResult(
-        task.gate,
-        {"tokens": task.tokens, **fitted.options},
-        frozenset({Signal.DRAFT}) if task.tokens else frozenset(),
-        SignalRequest(draft_tokens=task.tokens),
+        gate,
+        {"tokens": tokens, **fitted.options},
+        frozenset({Signal.DRAFT}) if tokens else frozenset(),
+        SignalRequest(draft_tokens=tokens),
         {},
         raw,
-        [*fitted.notes, describe_cost(fitted, encoder.encode, len(examples.rows))],
+        [*fitted.notes, describe_cost(fitted, encode, len(examples.rows))],
         fitted.files,
         uses_test_split=fitted.seen == frozenset(range(len(examples.rows))),
     )
@@ -265,9 +288,7 @@ def check_judge_answers(examples: Examples, tokens: int, both: bool = False) -> 
         )
 
 
-def describe_cost(
-    fitted: FittedJudge, encode: Callable[[AnswerJudge, Sequence[int]], list[LabelPromptTokens]], n_rows: int
-) -> str:
+def describe_cost(fitted: FittedJudge, encode: PromptEncoder, n_rows: int) -> str:
     """Describe how many tokens the judge reads per question on average, measured on a sample of the rows.
 
     Args:

@@ -19,7 +19,6 @@ from knowgate.training.judges.answer_judge import AnswerEncoder, AnswerTask
 from knowgate.training.judges.ensemble import EnsembleMember, fit_judge
 from knowgate.training.judges.trainable_models import TrainingExample, make_answer_judge_spec
 from knowgate.training.judges.training_options import AnswerJudgeFitOptions, JudgeTrainingOptions
-from knowgate.types import Signal, SignalRequest
 
 if TYPE_CHECKING:
     from knowgate.models.tokenization import LabelPromptTokens
@@ -110,17 +109,7 @@ def train_gain_judge(
     def score_gain(indices: Sequence[int]) -> FloatArray:
         return compute_gain_needs(predict(encoders[0], indices), predict(encoders[1], indices))
 
-    result = FitResult(
-        "gain",
-        {"tokens": tokens, **fitted.options},
-        frozenset({Signal.DRAFT}),
-        SignalRequest(draft_tokens=tokens),
-        {},
-        score_gain,
-        [*fitted.notes, answer_judge.describe_cost(fitted, encode_both, len(examples.rows))],
-        fitted.files,
-        uses_test_split=fitted.seen == frozenset(range(len(examples.rows))),
-    )
+    result = answer_judge.make_judge_result("gain", fitted, encode_both, examples, tokens, score_gain)
     return {"gain": result, "known": replace(result, gate="judge", raw=score_known)}
 
 

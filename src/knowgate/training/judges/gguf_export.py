@@ -37,6 +37,7 @@ CHECK_QUESTIONS = (
     ("谁写了《红楼梦》?", "曹雪芹"),
     ("In what year was the mayor of the town born who opened its second bridge?", ""),
 )
+EXPORT_NOTE = "The judge was exported as GGUF ({}) and is run by llama.cpp; the metrics are from before the export"
 ExportProgressCallback = Callable[[int, int], None]
 
 
@@ -163,11 +164,7 @@ def _update_manifest(
     if len(digests) > 1:
         options["more_sha256"] = list(digests[1:])
     without_guarantee = {key: value for key, value in manifest.items() if key != "guarantee"}
-    return {**without_guarantee, "options": options, "notes": [*manifest["notes"], _make_note(gguf.kind)]}
-
-
-def _make_note(kind: str) -> str:
-    return f"the judge was exported as GGUF ({kind}) and is run by llama.cpp; the metrics are from before the export"
+    return {**without_guarantee, "options": options, "notes": [*manifest["notes"], EXPORT_NOTE.format(gguf.kind)]}
 
 
 def _update_card(gate: FittedGate, kind: GgufFormat) -> str:
@@ -176,7 +173,7 @@ def _update_card(gate: FittedGate, kind: GgufFormat) -> str:
     lost = ""
     if gate.artifact.manifest.get("guarantee"):
         lost = " The guarantee above was proven before the export and is not kept: run `knowgate calibrate` again."
-    return f"{card}\n\n## Exported for llama.cpp\n\nT{_make_note(kind)[1:]}.{lost}\n"
+    return f"{card}\n\n## Exported for llama.cpp\n\n{EXPORT_NOTE.format(kind)}.{lost}\n"
 
 
 def _measure_deviation(folder: Path) -> float | None:

@@ -69,7 +69,7 @@ class PolicyParts:
     topics: Sequence[TopicResult] = ()
 
 
-def name_arbiter(chosen: PolicyResult, folder: Path | None, *, reads_draft: bool) -> str:
+def name_arbiter(chosen: PolicyResult, folder: Path | None, reads_draft: bool) -> str:
     """Return how the manifest names the arbiter of a policy: by its folder inside the policy, or by a spec.
 
     An arbiter compares the open-book answer with a closed-book draft. If the gate reads no draft, the spec tells the

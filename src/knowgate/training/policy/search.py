@@ -109,6 +109,27 @@ def fit_policy(
 
 
 @dataclass(frozen=True)
+class TestedPolicy:
+    """A policy that was fitted on all questions to choose on, and tested on the held-out ones.
+
+    Attributes:
+        result: The fitted gate.
+        examples: The training data of the gate.
+        threshold: Threshold of the fitted gate.
+        outcomes: Needs and grades of the held-out questions.
+        arbiter_folder: Folder of the fitted arbiter; None if there is none.
+        held_out: The policy on the held-out questions.
+    """
+
+    result: FitResult
+    examples: Examples
+    threshold: float
+    outcomes: GateOutcomes
+    arbiter_folder: Path | None
+    held_out: PolicyResult
+
+
+@dataclass(frozen=True)
 class PolicySearch:
     """Chooses, fits, tests and writes a policy.
 
@@ -141,32 +162,17 @@ class PolicySearch:
         If it loses too many answers in the test, this method is called again: first with plain always retrieving as the
         reference that losses are counted against, if that was the best constant policy; then with a constant policy.
         """
-        result, examples = self.fitter.fit_gate(choice.chosen.gate)
-        needs = score_calibrated(result, examples, self.evidence.held_out)
-        reference_takes_closed, _ = self.fitter.fit_arbiter(choice.reference.arbiter, self.command)
-        takes_closed, arbiter_folder = self.fitter.fit_arbiter(choice.chosen.arbiter, self.command)
-        outcomes = self._make_outcomes(needs, takes_closed)
-        threshold = _transfer_threshold(choice.chosen, needs)
-        held_out = apply_policy(
-            replace(choice.chosen, threshold=threshold),
-            needs,
-            outcomes.closed_right,
-            outcomes.open_right,
-            takes_closed,
-            reads_draft=choice.chosen.is_constant or self.fitter.recipes[choice.chosen.gate].reads_draft,
-            reference_takes_closed=reference_takes_closed,
-            options=self.options,
-        )
+        tested = self._test(choice)
         # All questions count in the test: the others were tested by cross-validation when the policy was chosen.
-        total = combine_results([choice.estimate, held_out])
+        total = combine_results([choice.estimate, tested.held_out])
         if choice.chosen.name != ALWAYS and not total.is_safe(self.options):
             if choice.reference.arbiter and choice.constant.name == ALWAYS:
                 estimate = replace(choice.estimate, reference_loss=choice.estimate.loss)
                 return self._fit_choice(replace(choice, reference=choice.always, estimate=estimate), out)
             return self._fit_choice(self._reject(choice, total), out)
-        arbiter = name_arbiter(choice.chosen, arbiter_folder, reads_draft=bool(result.request.draft_tokens))
-        topics = self._measure_topics(self._list_retrieved(choice.chosen, outcomes.needs > threshold))
-        summary = self._summarize(choice, held_out, total)
+        retrieved = tested.outcomes.needs > tested.threshold
+        topics = self._measure_topics(self._list_retrieved(choice.chosen, retrieved))
+        summary = self._summarize(choice, tested.held_out, total)
         if topics:
             summary.append(describe_extremes(topics))
         if warning := total.describe_extra_cost(self.options):
@@ -174,16 +180,39 @@ class PolicySearch:
         parts = PolicyParts(
             self.evidence,
             choice,
-            threshold,
-            outcomes,
-            arbiter,
-            arbiter_folder,
+            tested.threshold,
+            tested.outcomes,
+            name_arbiter(choice.chosen, tested.arbiter_folder, bool(tested.result.request.draft_tokens)),
+            tested.arbiter_folder,
             confidence=self.options.confidence,
             summary=tuple(summary),
             topics=topics,
         )
-        self._write(parts, result, examples, out)
-        return FittedPolicy(out, choice, held_out, parts.summary)
+        self._write(parts, tested.result, tested.examples, out)
+        return FittedPolicy(out, choice, tested.held_out, parts.summary)
+
+    def _test(self, choice: PolicyChoice) -> TestedPolicy:
+        """Fit the chosen gate and arbiter on all questions to choose on, and test them on the held-out ones."""
+        chosen, rows = choice.chosen, self.evidence.held_out
+        result, examples = self.fitter.fit_gate(chosen.gate)
+        needs = score_calibrated(result, examples, rows)
+        threshold = _transfer_threshold(chosen, needs)
+        reference_takes_closed, _ = self.fitter.fit_arbiter(choice.reference.arbiter, self.command)
+        takes_closed, arbiter_folder = self.fitter.fit_arbiter(chosen.arbiter, self.command)
+        closed_right, open_right = self.evidence.table.closed_right[rows], self.evidence.table.always_right[rows]
+        arbitrated_right = None if takes_closed is None else np.where(takes_closed, closed_right, open_right)
+        held_out = apply_policy(
+            replace(chosen, threshold=threshold),
+            needs,
+            closed_right,
+            open_right,
+            takes_closed,
+            reads_draft=chosen.is_constant or self.fitter.recipes[chosen.gate].reads_draft,
+            reference_takes_closed=reference_takes_closed,
+            options=self.options,
+        )
+        outcomes = GateOutcomes(needs, closed_right, open_right, arbitrated_right)
+        return TestedPolicy(result, examples, threshold, outcomes, arbiter_folder, held_out)
 
     def _reject(self, choice: PolicyChoice, total: PolicyResult) -> PolicyChoice:
         """Return the choice of a constant policy, after the chosen policy failed the test.
@@ -215,18 +244,6 @@ class PolicySearch:
             folds=self.evidence.folds[rows],
             options=self.options,
         )
-
-    def _make_outcomes(self, needs: FloatArray, takes_closed: BoolArray | None) -> GateOutcomes:
-        """Return the needs of the held-out rows and the grades of their answers.
-
-        Args:
-            needs: Need for retrieval of each held-out row.
-            takes_closed: For which rows the arbiter chooses the closed-book answer; None without an arbiter.
-        """
-        rows = self.evidence.held_out
-        closed, opened = self.evidence.table.closed_right[rows], self.evidence.table.always_right[rows]
-        arbitrated = None if takes_closed is None else np.where(takes_closed, closed, opened)
-        return GateOutcomes(needs, closed, opened, arbitrated)
 
     def _list_retrieved(self, chosen: PolicyResult, held_out_retrieved: BoolArray) -> BoolArray:
         """Return for which of all questions the policy retrieves; the decisions on the held-out rows are given."""
