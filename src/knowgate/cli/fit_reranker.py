@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +21,8 @@ from knowgate.retrieval import load_retriever
 from knowgate.retrieval.rerankers.cross_encoder import RERANKER_MANIFEST
 from knowgate.training import reranker as training
 from knowgate.training import reranker_artifact as artifact
-from knowgate.training.reranker_trainer import MINILM, RankingGroup, RerankerProgress, RerankerTrainingOptions
+from knowgate.training.fit_function import FitProgressCallback
+from knowgate.training.reranker_trainer import MINILM, RankingGroup, RerankerTrainingOptions
 
 MIN_USEFUL_QUESTIONS = 100  # with fewer, a reranker learns next to nothing
 PAPER_QUESTIONS = 7_622  # training questions of the CBDR paper
@@ -166,14 +167,9 @@ def _load_relevance_groups(options: FitRerankerOptions) -> list[RankingGroup] | 
     return groups
 
 
-def _make_watcher(show: ProgressCallback) -> Callable[[RerankerProgress], None]:
+def _make_watcher(show: ProgressCallback) -> FitProgressCallback:
     """Return a progress callback for the training that updates a progress bar."""
-
-    def watch(progress: RerankerProgress) -> None:
-        pace = f"{progress.rate:.1f} questions/s, loss {progress.loss:.3f}"
-        show(progress.done, progress.total, pace, stage=progress.stage)
-
-    return watch
+    return lambda progress: show(progress.done, progress.total, progress.words, stage=progress.stage)
 
 
 def _print_result(fitted: training.AlignedReranker, out: Path) -> None:

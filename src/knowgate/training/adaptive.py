@@ -97,13 +97,15 @@ def _train_classifier(vectors: Vector, classes: NDArray[np.int64], examples: Exa
 
 
 def _fit_classes(vectors: Vector, classes: NDArray[np.int64], c: float) -> Tensors:
+    """Fit a logistic regression with scikit-learn's C. Classes that do not occur get weights of 0 and are not `seen`."""
     fitted = fit_logistic(vectors, classes, C=c, max_iter=2000)
     n_classes = len(COMPLEXITY_CLASSES)
-    weight, bias = np.zeros((n_classes, vectors.shape[1]), np.float32), np.zeros(n_classes, np.float32)
-    if len(fitted.classes_) == 2:  # scikit-learn has one row of weights then, for the second class against the first
-        weight[fitted.classes_[1]], bias[fitted.classes_[1]] = fitted.coef_[0], fitted.intercept_[0]
-    else:
-        weight[fitted.classes_], bias[fitted.classes_] = fitted.coef_, fitted.intercept_
+    weight = np.zeros((n_classes, vectors.shape[1]), np.float32)
+    bias = np.zeros(n_classes, np.float32)
+    # With two classes, scikit-learn has one row of weights, for the second class against the first.
+    rows = fitted.classes_[1:] if len(fitted.classes_) == 2 else fitted.classes_
+    weight[rows] = fitted.coef_
+    bias[rows] = fitted.intercept_
     seen = np.isin(np.arange(n_classes), fitted.classes_).astype(np.float32)
     return {"weight": weight, "bias": bias, "seen": seen}
 

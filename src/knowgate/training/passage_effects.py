@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from knowgate.data.preferences import DEFAULT_TOP, CandidatePassage, Preference, deduplicate_passages, select_passages
 from knowgate.data.splits import split_questions
@@ -18,6 +19,7 @@ from knowgate.labels.grading import Grader, list_gold_answers
 from knowgate.models.prompts.answers import AnswerPrompts, fit_passages, format_passages
 from knowgate.types import Model, Passage, Prompt, Question, Retriever, ScoringModel, SignalRequest, TokenizingModel
 
+Item = TypeVar("Item")
 ANSWER_TOKENS = 32
 FIT_PROBE_HINT = "Fit a probe with target='known' and balanced=True (`knowgate fit probe`)."
 
@@ -91,9 +93,8 @@ class LikelihoodSource:
                 "an hf, gguf or smollm model."
             )
         answers = [_get_first_gold(question) for question in questions]
-        repeated = [answer for answer, candidates in zip(answers, passages, strict=True) for _ in candidates]
         prompts = build_passage_prompts(self.prompts, questions, passages)
-        values = self.model.answer_logprobs(prompts, [*answers, *repeated])
+        values = self.model.answer_logprobs(prompts, _repeat_for_prompts(answers, passages))
         return _group_by_question(values, [None] * len(values), passages)
 
 
@@ -110,10 +111,9 @@ class BenefitSource:
         """Grade the answers without passages and with each passage alone: 1 for a right answer, 0 for a wrong one."""
         prompts = build_passage_prompts(self.prompts, questions, passages)
         completions = self.model.generate(prompts, max_tokens=ANSWER_TOKENS)
-        pairs = zip(questions, passages, strict=True)
-        question_of_prompt = [*questions, *(question for question, candidates in pairs for _ in candidates)]
         answers = [row[0].text for row in completions]
-        grades = [grade.correct for grade in self.grader.grade(answers, question_of_prompt)]
+        graded = self.grader.grade(answers, _repeat_for_prompts(questions, passages))
+        grades = [grade.correct for grade in graded]
         if any(correct is None for correct in grades):
             raise BadInput("an answer cannot be graded. source='benefit' needs a gold answer for every question.")
         return _group_by_question([float(bool(correct)) for correct in grades], grades, passages)
@@ -130,9 +130,18 @@ def build_passage_prompts(
 
     For the questions a and b with the passages (1, 2) and (3), the prompts are a, b, a + 1, a + 2, b + 3.
     """
-    closed = [prompts.closed(question) for question in questions]
-    pairs = zip(questions, passages, strict=True)
-    return [*closed, *(prompts.open(question, [passage]) for question, candidates in pairs for passage in candidates)]
+    built = [prompts.closed(question) for question in questions]
+    for question, candidates in zip(questions, passages, strict=True):
+        built += [prompts.open(question, [passage]) for passage in candidates]
+    return built
+
+
+def _repeat_for_prompts(items: Sequence[Item], passages: Sequence[Sequence[Passage]]) -> list[Item]:
+    """Return the item of each prompt of `build_passage_prompts`, given one item per question."""
+    repeated = list(items)
+    for item, candidates in zip(items, passages, strict=True):
+        repeated += [item] * len(candidates)
+    return repeated
 
 
 def _group_by_question(
@@ -146,7 +155,8 @@ def _group_by_question(
         correct: The grade of the answer to each prompt.
         passages: The passages of each question.
     """
-    effects, start = list[PassageEffects](), len(passages)  # `start`: the first prompt with a passage of the question
+    effects: list[PassageEffects] = []
+    start = len(passages)  # the first prompt with a passage of the question
     for base, candidates in zip(values[: len(passages)], passages, strict=True):
         end = start + len(candidates)
         effects.append(PassageEffects(base, list(values[start:end]), list(correct[start:end])))

@@ -21,6 +21,7 @@ from knowgate.training.classifiers import (
     check_finite,
     fit_linear,
     fit_mlp,
+    make_scorer,
     select_train_and_dev,
     tune_linear,
 )
@@ -56,10 +57,7 @@ def fit_probe(
     training_examples = balance_examples(examples, seed) if balanced else examples
     train, dev = select_train_and_dev(features, training_examples)
     tensors = fit_mlp(train, dev, by_accuracy=balanced) if kind == "mlp" else tune_linear(train, dev).tensors
-
-    def raw(indices: Sequence[int]) -> FloatArray:
-        return apply_network(tensors, features[list(indices)])
-
+    raw = make_scorer(tensors, features)
     reads_draft = position == "post"
     request = SignalRequest(layers=(number,), draft_tokens=DRAFT_TOKENS if reads_draft else 0, after_draft=reads_draft)
     options = {"layer": number, "position": position, "kind": kind, **({"balanced": True} if balanced else {})}

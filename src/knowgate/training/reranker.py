@@ -17,10 +17,10 @@ from knowgate.labels.grading import list_gold_answers
 from knowgate.retrieval.passages import format_passage
 from knowgate.retrieval.rerankers.cross_encoder import EMPTY_QUESTION, CrossEncoderReranker
 from knowgate.stats.metrics import FloatArray
+from knowgate.training.fit_function import FitProgressCallback, ignore_progress
 from knowgate.training.reranker_trainer import (
     MINILM,
     RankingGroup,
-    RerankerProgressCallback,
     RerankerTrainingOptions,
     TrainingLog,
     WeightSelector,
@@ -73,7 +73,7 @@ def fit_reranker(
     training: RerankerTrainingOptions | None = None,
     relevance: Sequence[RankingGroup] | None = None,
     reads_question: bool = True,
-    watch: RerankerProgressCallback = lambda progress: None,
+    watch: FitProgressCallback = ignore_progress,
 ) -> AlignedReranker:
     """Train a cross-encoder on the preferences of the train rows and measure it on the test rows.
 
@@ -167,7 +167,7 @@ def fit_relevance(
     *,
     base: str = MINILM,
     training: RerankerTrainingOptions = RELEVANCE_TRAINING,
-    watch: RerankerProgressCallback = lambda progress: None,
+    watch: FitProgressCallback = ignore_progress,
 ) -> RelevanceReranker:
     """Train a cross-encoder to rank passages that contain a gold answer above the others."""
     model = open_cross_encoder(base, seed=training.seed)
@@ -232,8 +232,9 @@ def make_relevance_groups(questions: Sequence[Question], retriever: Retriever | 
         negatives = [passage for passage in pool if not matcher.contains(passage, answers)][:MAX_NEGATIVES]
         missing = MAX_NEGATIVES - len(negatives)
         if missing > 0:
-            drawn = [every_passage[int(index)] for index in rng.integers(0, len(every_passage), 3 * missing)]
-            negatives += [p for p in deduplicate_passages(drawn) if not matcher.contains(p, answers)][:missing]
+            indices = rng.integers(0, len(every_passage), 3 * missing)
+            drawn = deduplicate_passages([every_passage[index] for index in indices.tolist()])
+            negatives += [passage for passage in drawn if not matcher.contains(passage, answers)][:missing]
         if negatives:
             groups.append(_make_group(question.text, positives[:MAX_POSITIVES], negatives))
     return groups

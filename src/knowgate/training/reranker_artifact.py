@@ -39,7 +39,10 @@ def measure_ranking_gains(fitted: AlignedReranker) -> dict[str, dict[str, Estima
     """
     gain = {name: fitted.after[name] - fitted.before[name] for name in fitted.after}
     parts = {"before": fitted.before, "after": fitted.after, "gain": gain}
-    return {part: {name: estimate_mean(values) for name, values in metrics.items()} for part, metrics in parts.items()}
+    means = {}
+    for part, metrics in parts.items():
+        means[part] = {name: estimate_mean(values) for name, values in metrics.items()}
+    return means
 
 
 def save_reranker(

@@ -20,6 +20,7 @@ from knowgate.core.files import link_or_copy
 from knowgate.errors import BadInput, ModelError, WeightsError, require_extra
 from knowgate.models import embedded_weights
 from knowgate.retrieval.rerankers.cross_encoder import RERANKER_SUFFIXES, check_reranker_files
+from knowgate.training.fit_function import FitProgress, FitProgressCallback
 
 if TYPE_CHECKING:
     import torch
@@ -106,25 +107,6 @@ class RerankerTrainingOptions:
 
 
 @dataclass(frozen=True)
-class RerankerProgress:
-    """Progress of a training. A group is one training example: a question with its passages.
-
-    Attributes:
-        stage: What is learned: 'relevance' or 'alignment'.
-        done: Number of groups that were trained on, over all epochs.
-        total: Number of groups of all epochs.
-        rate: Groups per second.
-        loss: Loss of the last update.
-    """
-
-    stage: str
-    done: int
-    total: int
-    rate: float
-    loss: float
-
-
-@dataclass(frozen=True)
 class TruncationCounts:
     """How many distinct texts were cut to the paper's token limits."""
 
@@ -172,7 +154,6 @@ class TrainingLog:
     selection: WeightSelection | None
 
 
-RerankerProgressCallback = Callable[[RerankerProgress], None]
 BLENDS = (0.25, 0.5, 0.75)  # shares of the trained weights, the rest being those of the base
 
 
@@ -240,7 +221,7 @@ def train_groups(
     groups: Sequence[RankingGroup],
     training: RerankerTrainingOptions,
     stage: str,
-    watch: RerankerProgressCallback,
+    watch: FitProgressCallback,
     selector: WeightSelector | None = None,
 ) -> TrainingLog:
     """Train a `CrossEncoder` of sentence-transformers in place.
@@ -282,7 +263,8 @@ def train_groups(
             optimizer.zero_grad(set_to_none=True)
             losses.append(float(loss.detach()))
             done += len(batch)
-            watch(RerankerProgress(stage, done, total, done / (time.perf_counter() - start), losses[-1]))
+            words = f"{done / (time.perf_counter() - start):.1f} questions/s, loss {losses[-1]:.3f}"
+            watch(FitProgress(done, total, "questions", stage, words))
             if selector is not None and (len(losses) % interval == 0 or len(losses) == updates):
                 model.eval()
                 selector.check(len(losses))

@@ -174,16 +174,15 @@ def _choose_count(topics: str, n: int) -> int:
 
 
 def _measure(table: LabelTable, name: str, rows: BoolArray, retrieve: BoolArray | None, resamples: int) -> TopicResult:
-    closed, opened = table.closed_right[rows], None if table.open_right is None else table.open_right[rows]
-    return TopicResult(
-        name,
-        int(rows.sum()),
-        estimate_proportion(closed.tolist()),
-        None if opened is None else estimate_proportion(opened.tolist()),
-        None if opened is None else estimate_mean(opened.astype(float) - closed, resamples),
-        None if retrieve is None else float(retrieve[rows].mean()),
-        rows,
-    )
+    """Measure one topic; `rows` marks its questions."""
+    closed = table.closed_right[rows]
+    searches = None if retrieve is None else float(retrieve[rows].mean())
+    result = TopicResult(name, int(rows.sum()), estimate_proportion(closed.tolist()), None, None, searches, rows)
+    if table.open_right is None:
+        return result
+    opened = table.open_right[rows]
+    benefit = estimate_mean(opened.astype(float) - closed, resamples)
+    return replace(result, opened=estimate_proportion(opened.tolist()), benefit=benefit)
 
 
 # --- clusters -------------------------------------------------------------------------------------
@@ -244,13 +243,11 @@ def name_clusters(texts: Sequence[str], assigned: NDArray[Any], count: int) -> l
     names = []
     for number in range(count):
         members = [words[index] for index in np.flatnonzero(assigned == number)]
-        cluster_uses = Counter(word for question in members for word in question)
-        min_uses = max(2, MIN_WORD_SHARE * len(members))
-        weights = {
-            word: (uses / len(members)) * np.log(1 + len(texts) / total_uses[word])
-            for word, uses in cluster_uses.items()
-            if uses >= min_uses
-        }
+        uses = Counter(word for question in members for word in question)
+        weights = {}
+        for word in uses:
+            if uses[word] >= max(2, MIN_WORD_SHARE * len(members)):
+                weights[word] = uses[word] / len(members) * np.log(1 + len(texts) / total_uses[word])
         best = sorted(weights, key=lambda word: (-weights[word], word))[:NAME_WORDS]
         names.append(", ".join(best) or "other questions")
     return number_duplicates(names)

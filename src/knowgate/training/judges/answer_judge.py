@@ -62,11 +62,8 @@ def fit_answer_judge(
 
     It needs nothing of the LLM but its answers, so the LLM may be behind an API.
     """
-    tokens = limit_answer_tokens(examples, options.tokens)
-    check_trainable_bits(options)
-    check_judge_answers(examples, tokens, options.both)
+    task = make_answer_task(examples, options, both=options.both)
     members = plan_answer_ensemble(examples, options, make_default_training(options, seed))
-    task = AnswerTask("judge", tokens, options.base, options.bits, both=options.both)
     if not options.teacher:
         return train_answer_judge(task, examples, members, work=work, watch=watch)
     trained_rows = frozenset().union(*(member.train for member in members))
@@ -248,33 +245,22 @@ def plan_answer_ensemble(
     return plan_ensemble(examples.split, training, options.seeds, options.folds, texts)
 
 
-def limit_answer_tokens(examples: Examples, tokens: int) -> int:
-    """Limit the tokens to read to the length of the recorded drafts, so that the gate drafts what it was trained on."""
-    return min(tokens, int(examples.settings.get("max_tokens", tokens)))
+def make_answer_task(examples: Examples, options: AnswerJudgeFitOptions, *, both: bool = False) -> AnswerTask:
+    """Make the task of a judge from its options.
 
-
-def check_trainable_bits(options: AnswerJudgeFitOptions) -> None:
-    """Raise BadSetting if `bits` is set but quantized weights cannot be used here."""
-    if not options.bits:
-        return
-    if options.full or is_encoder_spec(options.base or ""):
-        raise BadSetting(
-            f"bits={options.bits} only works with LoRA on a causal base model, because quantized weights cannot be "
-            "trained. Leave `bits` out."
-        )
-    from knowgate.models.hf.loader import check_bits
-
-    check_bits(options.bits)
-
-
-def check_judge_answers(examples: Examples, tokens: int, both: bool = False) -> None:
-    """Raise BadInput if the recorded answers contain nothing to judge.
+    The judge reads at most as many tokens as the recorded drafts have, so that the gate drafts what it was trained on.
 
     Args:
         examples: The label rows.
-        tokens: How many tokens of an answer the judge reads; with 0, it reads only the question.
+        options: Options of the judge.
         both: Whether it also learns from the answers with passages.
+
+    Raises:
+        BadSetting: `bits` is set, but quantized weights cannot be used here.
+        BadInput: The recorded answers contain nothing to judge.
     """
+    _check_bits(options)
+    tokens = min(options.tokens, int(examples.settings.get("max_tokens", options.tokens)))
     problem = describe_useless_answers(draft_texts(examples.readings))
     if tokens and problem:
         raise BadInput(
@@ -286,6 +272,21 @@ def check_judge_answers(examples: Examples, tokens: int, both: bool = False) -> 
             "both=True needs graded answers with passages, but no question has one. Label with passages, or leave the "
             "option out."
         )
+    return AnswerTask("judge", tokens, options.base, options.bits, both=both)
+
+
+def _check_bits(options: AnswerJudgeFitOptions) -> None:
+    """Raise BadSetting if `bits` is set but quantized weights cannot be used here."""
+    if not options.bits:
+        return
+    if options.full or is_encoder_spec(options.base or ""):
+        raise BadSetting(
+            f"bits={options.bits} only works with LoRA on a causal base model, because quantized weights cannot be "
+            "trained. Leave `bits` out."
+        )
+    from knowgate.models.hf.loader import check_bits
+
+    check_bits(options.bits)
 
 
 def describe_cost(fitted: FittedJudge, encode: PromptEncoder, n_rows: int) -> str:

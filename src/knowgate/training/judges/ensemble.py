@@ -73,18 +73,19 @@ def plan_ensemble(
         raise BadSetting(
             "`seeds` and `folds` are mutually exclusive: use one. With folds, every judge has its own seed already."
         )
+    members = []
     if not folds:
-        parts = tuple(split.train.tolist()), tuple(split.dev.tolist())
-        return [EnsembleMember(replace(training, seed=training.seed + number), *parts) for number in range(seeds)]
+        train, dev = tuple(split.train.tolist()), tuple(split.dev.tolist())
+        for number in range(seeds):
+            members.append(EnsembleMember(replace(training, seed=training.seed + number), train, dev))
+        return members
     fold_of_row = assign_folds(texts, folds, training.seed)
     used = np.arange(len(texts)) if rows is None else rows
-    without_dev = replace(training, checks=1, patience=0)
-    return [
-        EnsembleMember(
-            replace(without_dev, seed=training.seed + fold), tuple(used[fold_of_row[used] != fold].tolist()), ()
-        )
-        for fold in range(folds)
-    ]
+    for fold in range(folds):
+        train = tuple(used[fold_of_row[used] != fold].tolist())
+        fold_training = replace(training, seed=training.seed + fold, checks=1, patience=0)
+        members.append(EnsembleMember(fold_training, train, dev=()))
+    return members
 
 
 def assign_folds(texts: Sequence[str], folds: int, seed: int = 0) -> NDArray[np.int64]:
@@ -142,7 +143,8 @@ class FittedJudge:
         """
         keys = [(index, *prompt.ids) for prompt, index in zip(prompts, indices, strict=True)]
         new = {key: prompt for key, prompt in zip(keys, prompts, strict=True) if key not in self.predictions}
-        new_prompts, sums = list(new.values()), np.zeros(len(new))
+        new_prompts = list(new.values())
+        sums = np.zeros(len(new))
         may_score = find_unseen(self.members, [key[0] for key in new])  # members x new prompts
         for number, mask in enumerate(may_score):
             if mask.any():

@@ -15,7 +15,7 @@ from knowgate.stats.metrics import FloatArray
 from knowgate.training.examples import OPEN_BOOK_TARGETS, Examples, Target
 from knowgate.training.fit_function import ExampleRequirements, FitProgressCallback, FitResult, ignore_progress
 from knowgate.training.judges import answer_judge
-from knowgate.training.judges.answer_judge import AnswerEncoder, AnswerTask
+from knowgate.training.judges.answer_judge import AnswerEncoder
 from knowgate.training.judges.ensemble import EnsembleMember, fit_judge
 from knowgate.training.judges.trainable_models import TrainingExample, make_answer_judge_spec
 from knowgate.training.judges.training_options import AnswerJudgeFitOptions, JudgeTrainingOptions
@@ -86,11 +86,9 @@ def train_gain_judge(
         `gain`: the gate that retrieves if passages make a right answer more probable. `known`: a judge gate, which reads
         only whether the LLM's own answer is right.
     """
-    tokens = answer_judge.limit_answer_tokens(examples, options.tokens)
-    answer_judge.check_trainable_bits(options)
-    answer_judge.check_judge_answers(examples, tokens)
-    spec = make_answer_judge_spec("judge", options.base or str(examples.settings["model"]), options.bits)
-    encoders = [AnswerEncoder(AnswerTask(prompt, tokens), examples) for prompt in GAIN_PROMPTS]
+    task = answer_judge.make_answer_task(examples, options)
+    spec = make_answer_judge_spec("judge", task.base or str(examples.settings["model"]), task.bits)
+    encoders = [AnswerEncoder(replace(task, gate=prompt), examples) for prompt in GAIN_PROMPTS]
 
     def make_examples(judge: AnswerJudge, indices: Sequence[int]) -> list[TrainingExample]:
         return _make_gain_examples(encoders, judge, indices)
@@ -109,7 +107,7 @@ def train_gain_judge(
     def score_gain(indices: Sequence[int]) -> FloatArray:
         return compute_gain_needs(predict(encoders[0], indices), predict(encoders[1], indices))
 
-    result = answer_judge.make_judge_result("gain", fitted, encode_both, examples, tokens, score_gain)
+    result = answer_judge.make_judge_result("gain", fitted, encode_both, examples, task.tokens, score_gain)
     return {"gain": result, "known": replace(result, gate="judge", raw=score_known)}
 
 

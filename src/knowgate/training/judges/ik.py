@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,10 +11,8 @@ import numpy as np
 from knowgate.core.options import Count, WholeNumber, option, with_options
 from knowgate.data.signals.vectors import draft_texts, text_features
 from knowgate.errors import BadSetting
-from knowgate.gates.artifacts.networks import apply_network
 from knowgate.retrieval.embeddings import SentenceEmbedder
-from knowgate.stats.metrics import FloatArray
-from knowgate.training.classifiers import select_train_and_dev, tune_linear
+from knowgate.training.classifiers import make_scorer, select_train_and_dev, tune_linear
 from knowgate.training.examples import MIN_GRADED_ROWS, Examples
 from knowgate.training.fit_function import ExampleRequirements, FitProgressCallback, FitResult, ignore_progress
 from knowgate.training.judges.answer_judge import AnswerTask, make_answer_training, train_answer_judge
@@ -84,10 +81,6 @@ def fit_ik_text(examples: Examples, *, tokens: int = 32, embedder: Embedder | No
     texts = draft_texts(examples.readings) if tokens else [""] * len(examples.questions)
     features = text_features(encoder, examples.questions, texts, tokens)
     tensors = tune_linear(*select_train_and_dev(features, examples)).tensors
-
-    def raw(indices: Sequence[int]) -> FloatArray:
-        return apply_network(tensors, features[list(indices)])
-
     options: dict[str, Any] = {
         "mode": "text",
         "tokens": tokens,
@@ -96,7 +89,9 @@ def fit_ik_text(examples: Examples, *, tokens: int = 32, embedder: Embedder | No
     }
     needs = frozenset({Signal.DRAFT}) if tokens else frozenset[Signal]()
     request = SignalRequest(draft_tokens=tokens)
-    return FitResult("ik", options, needs, request, tensors, raw, _make_notes(examples, tokens))
+    return FitResult(
+        "ik", options, needs, request, tensors, make_scorer(tensors, features), _make_notes(examples, tokens)
+    )
 
 
 def limit_training_rows(examples: Examples, rows: int | None, seed: int) -> Examples:

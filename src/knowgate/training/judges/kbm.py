@@ -184,6 +184,7 @@ def _is_right(row: LabelRow, head: str, tau: float) -> bool:
 
 
 def _has_passage_labels(row: LabelRow) -> bool:
+    """Return whether answers with passages were sampled."""
     return bool(row.passages) and _is_sampled(row.open)
 
 
@@ -192,9 +193,10 @@ def _is_sampled(answer: GradedAnswer | None) -> bool:
 
 
 def _check_samples(examples: Examples) -> None:
-    missing = sum(not _is_sampled(row.closed) for row in examples.rows)
-    if missing:
+    """Raise BadInput if a question has no sampled answers."""
+    n_missing = sum(not _is_sampled(row.closed) for row in examples.rows)
+    if n_missing:
         raise BadInput(
-            f"kbm needs sampled answers, but {missing} of {len(examples.rows)} questions have none. Label again with "
+            f"kbm needs sampled answers, but {n_missing} of {len(examples.rows)} questions have none. Label again with "
             "samples=30."
         )

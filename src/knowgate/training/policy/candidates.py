@@ -8,7 +8,7 @@ an interrupted fit continues where it stopped.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,13 +24,13 @@ from knowgate.errors import BadInput, BadSetting, UnsupportedSignal, WeightsErro
 from knowgate.gates.arbiters.abstention import RULES_ARBITER
 from knowgate.gates.arbiters.arbitration import compute_beliefs
 from knowgate.gates.arbiters.policy_arbiter import ARBITER_FOLDER
-from knowgate.gates.artifacts.networks import apply_calibration, apply_network
+from knowgate.gates.artifacts.networks import apply_calibration
 from knowgate.gates.fusion import compute_margin, name_judge
 from knowgate.gates.judges.encoder_judge import is_encoder_spec
 from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.training.arbiter import load_arbiter_fit_function, save_arbiter, take_closed
 from knowgate.training.arbiter_pairs import AnswerPairs, ArbiterResult, check_answer_pairs
-from knowgate.training.classifiers import fit_linear, fit_platt_scaling
+from knowgate.training.classifiers import fit_linear, fit_platt_scaling, make_scorer
 from knowgate.training.examples import MIN_ROWS_PER_CLASS, Examples, Target
 from knowgate.training.fit_function import FitProgress, FitProgressCallback, FitResult, select_injected_arguments
 from knowgate.training.fusion import fit_fusion
@@ -372,15 +372,11 @@ def fit_single_feature(examples: Examples, feature: str) -> FitResult:
     values = feature_matrix([feature], examples.questions, examples.readings)  # questions x 1
     rows = np.concatenate([examples.split.train, examples.split.dev])
     classifier = fit_linear(values[rows], examples.needed[rows])
-
-    def compute_scores(indices: Sequence[int]) -> FloatArray:  # uncalibrated needs of these examples
-        return apply_network(classifier, values[list(indices)])
-
     # 'cheap' means no sampled answers and no extra passes; 'early' would decide at the first token of the draft.
     options = {"features": [feature], "probes": [], "cheap": True, "early": False}
     request = SignalRequest(draft_tokens=int(examples.settings.get("max_tokens", 32)))  # as long as the recorded drafts
     tensors = {f"fusion.{name}": value for name, value in classifier.items()}
-    return FitResult("fusion", options, frozenset({Signal.LOGPROBS}), request, tensors, raw=compute_scores)
+    return FitResult("fusion", options, frozenset({Signal.LOGPROBS}), request, tensors, make_scorer(classifier, values))
 
 
 def score_calibrated(result: FitResult, examples: Examples, rows: NDArray[np.int64]) -> FloatArray:
