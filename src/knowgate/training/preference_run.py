@@ -74,11 +74,6 @@ class PreferenceOptions(Options):
             raise BadSetting("`index` and `data` are mutually exclusive: give only one source of candidate passages.")
         return self
 
-    @property
-    def source_name(self) -> str:
-        """How the effect of a passage is measured: `source`, or its default."""
-        return self.source or ("confidence" if self.gate else DEFAULT_SOURCE)
-
 
 @dataclass(frozen=True)
 class PreferenceProgress:
@@ -165,7 +160,8 @@ def measure_preferences(
         BadInput: There are no questions or no candidates.
     """
     is_remote = is_remote_runner(options.runner)
-    folders = _open_runs(runs)
+    several: Iterable[RunLike] = [runs] if isinstance(runs, RunLike) else runs
+    folders = [run if isinstance(run, RunFolder) else RunFolder(Path(run)) for run in several]
     questions = _collect_questions(folders, options)
     llm = _load_labeled_model(folders, model)
     # Other machines load the model by its name.
@@ -181,11 +177,6 @@ def measure_preferences(
     folder = PreferenceFolder(Path(out))
     with connect_early(runner, folder.path):
         return run_preferences(folder, questions, labeler, data=data, runner=runner, on_progress=on_progress)
-
-
-def _open_runs(runs: RunLike | Iterable[RunLike]) -> list[RunFolder]:
-    several: Iterable[RunLike] = [runs] if isinstance(runs, RunLike) else runs
-    return [run if isinstance(run, RunFolder) else RunFolder(Path(run)) for run in several]
 
 
 def _collect_questions(folders: Sequence[RunFolder], options: PreferenceOptions) -> list[Question]:
@@ -269,7 +260,10 @@ def run_preferences(
                 on_progress(progress)
         finally:
             folder.update(totals=asdict(progress))
-        _write_pairs(folder)
+        with atomic_file(folder.path / PAIRS_FILE) as file:  # the pairs in the format of the CBDR paper's code
+            for row in folder.rows():
+                if row.is_kept:
+                    file.write(f"{json.dumps(to_cbdr_record(row), ensure_ascii=False)}\n".encode())
     _check_useful(progress, labeler)
     return progress
 
@@ -328,13 +322,6 @@ def _check_useful(progress: PreferenceProgress, labeler: passage_effects.Prefere
         )
 
 
-def _write_pairs(folder: PreferenceFolder) -> None:
-    """Write the rows with helpful and harmful passages to a file of JSON lines, in the format of the CBDR paper's code."""
-    lines = (json.dumps(to_cbdr_record(row), ensure_ascii=False) + "\n" for row in folder.rows() if row.is_kept)
-    with atomic_file(folder.path / PAIRS_FILE) as file:
-        file.writelines(line.encode() for line in lines)
-
-
 # --- on other machines ----------------------------------------------------------------------------
 
 
@@ -358,7 +345,8 @@ class PreferenceJobSpec:
     def create_labeler(self, llm: Model, retriever: Retriever | None) -> passage_effects.PreferenceLabeler:
         """Create the labeler for a loaded model."""
         options = self.options
-        source = load_effect_source(options.source_name, llm, options.gate, self.prompts)
+        source_name = options.source or ("confidence" if options.gate else DEFAULT_SOURCE)
+        source = load_effect_source(source_name, llm, options.gate, self.prompts)
         return passage_effects.PreferenceLabeler(
             source, retriever, options.candidates, options.top, options.seed, options.split, options.cut
         )

@@ -103,23 +103,15 @@ def train_judge(
             f"there is no example to train on: none of the {len(examples)} examples has at most {training.max_tokens} tokens. "
             "Label more questions, set `tokens` lower, or show fewer passages."
         )
-    state = checkpoint.load_training_state(work, _hash_training(model, usable, usable_dev, training))
+    rows = [f"{each.prompt.ids}{each.prompt.positions}{each.targets}" for each in (*usable, *usable_dev)]
+    key = sha256_text(model.fingerprint, repr(asdict(training)), str(len(usable_dev)), *rows)
+    state = checkpoint.load_training_state(work, key)
     if not state.is_finished(training.n_segments, training.patience):
         state = _TrainingRun(model, usable, usable_dev, training, work, watch).run(state)
     folder = work / BEST_FOLDER
     files = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
     n_dropped = len(examples) - len(usable) + len(dev) - len(usable_dev)
     return TrainedJudge(files, folder, state, training, model.fingerprint, len(usable), n_dropped, model.notes)
-
-
-def _hash_training(
-    model: TrainableModel,
-    examples: Sequence[TrainingExample],
-    dev: Sequence[TrainingExample],
-    training: JudgeTrainingOptions,
-) -> str:
-    rows = [f"{each.prompt.ids}{each.prompt.positions}{each.targets}" for each in (*examples, *dev)]
-    return sha256_text(model.fingerprint, repr(asdict(training)), str(len(dev)), *rows)
 
 
 @dataclass

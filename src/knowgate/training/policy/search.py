@@ -154,7 +154,16 @@ class PolicySearch:
         """Choose, fit, test and write a policy on rows that have a closed-book and an open-book answer."""
         if shortage := self._describe_shortage():
             self.fitter.report(shortage)
-        return self._fit_choice(self._choose(), out)
+        rows, table = self.evidence.fit_rows, self.evidence.table
+        choice = choose_policy(
+            self.fitter.gates,
+            table.closed_right[rows],
+            table.always_right[rows],
+            self.fitter.arbiters,
+            folds=self.evidence.folds[rows],
+            options=self.options,
+        )
+        return self._fit_choice(choice, out)
 
     def _fit_choice(self, choice: PolicyChoice, out: Path) -> FittedPolicy:
         """Fit, test and write a chosen policy.
@@ -232,18 +241,6 @@ class PolicySearch:
         rejected = choice.rejected or RejectedPolicy(chosen.name, total, failure)
         choice = replace(choice, required_rows=required, rejected=rejected)
         return replace(choice, chosen=constant, estimate=constant, reason=reason)
-
-    def _choose(self) -> PolicyChoice:
-        """Cross-validate all gates and arbiters on the fit rows, and choose among them."""
-        rows, table = self.evidence.fit_rows, self.evidence.table
-        return choose_policy(
-            self.fitter.gates,
-            table.closed_right[rows],
-            table.always_right[rows],
-            self.fitter.arbiters,
-            folds=self.evidence.folds[rows],
-            options=self.options,
-        )
 
     def _list_retrieved(self, chosen: PolicyResult, held_out_retrieved: BoolArray) -> BoolArray:
         """Return for which of all questions the policy retrieves; the decisions on the held-out rows are given."""
