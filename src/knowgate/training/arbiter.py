@@ -268,18 +268,17 @@ def save_arbiter(result: ArbiterResult, pairs: AnswerPairs, out: Path, *, comman
     The probabilities of the closed-book and of the open-book answer are calibrated separately, on the calibration
     split. Only questions whose two answers differ are used, because the arbiter never has to choose for the others.
     """
-    calibration: dict[str, dict[str, Any]] = {"closed": {"kind": "none"}, "open": {"kind": "none"}}
-    if not result.is_calibrated:
-        indices = pairs.select_differing(pairs.split.calibration)
-        raw = result.raw(indices.tolist())
-        calibration = {
-            "closed": fit_platt_scaling(raw[:, 0], pairs.closed_right[indices]),
-            "open": fit_platt_scaling(raw[:, 1], pairs.open_right[indices]),
-        }
-    raw = result.raw(pairs.split.test.tolist())
-    closed = apply_calibration(raw[:, 0], calibration["closed"])
-    opened = apply_calibration(raw[:, 1], calibration["open"])
-    beliefs = np.stack([closed, opened], axis=1)
+    right = {"closed": pairs.closed_right, "open": pairs.open_right}
+    differing = pairs.select_differing(pairs.split.calibration)
+    raw_calibration = None if result.is_calibrated else result.raw(differing.tolist())
+    raw_test = result.raw(pairs.split.test.tolist())
+    calibration: dict[str, dict[str, Any]] = {}
+    beliefs = np.empty((len(pairs.split.test), len(right)))
+    for column, side in enumerate(right):
+        calibration[side] = {"kind": "none"}
+        if raw_calibration is not None:
+            calibration[side] = fit_platt_scaling(raw_calibration[:, column], right[side][differing])
+        beliefs[:, column] = apply_calibration(raw_test[:, column], calibration[side])
     metrics = _measure(beliefs, pairs)
     manifest = {
         **_build_manifest(result, pairs),
