@@ -254,7 +254,7 @@ def run_preferences(
         start = time.perf_counter()
         try:
             for rows in runner.run([question for question in questions if question.id not in done], labeler.label):
-                _check_candidates_found(rows, progress, labeler)
+                _check_candidates_found(rows, progress)
                 folder.append(rows)
                 progress = progress.add(rows, seconds=time.perf_counter() - start)
                 on_progress(progress)
@@ -298,16 +298,13 @@ def describe_preference_run(
     return settings
 
 
-def _check_candidates_found(
-    rows: Sequence[Preference], progress: PreferenceProgress, labeler: passage_effects.PreferenceLabeler
-) -> None:
+def _check_candidates_found(rows: Sequence[Preference], progress: PreferenceProgress) -> None:
     """Raise BadInput if no question so far has candidates, so that a wrong index is noticed after the first batch."""
     if progress.done > progress.bare or any(row.candidates or row.error for row in rows):
         return
-    cause = "the index holds other documents" if labeler.retriever else "the questions have no passages of their own"
     raise BadInput(
-        f"no candidate passage was found for any of the first {len(rows)} questions: {cause}. Give an `index` of "
-        "documents about these questions, or `data` that contains passages."
+        f"no candidate passage was found for any of the first {len(rows)} questions. Give an `index` of documents about these "
+        "questions, or `data` that contains passages."
     )
 
 

@@ -178,7 +178,9 @@ def fit_relevance(
 def make_preference_groups(rows: Sequence[Preference]) -> list[RankingGroup]:
     """Make one training example of each row that has both helpful (positive) and harmful (negative) passages."""
     groups = []
-    for row in [row for row in rows if row.is_kept]:
+    for row in rows:
+        if not row.is_kept:
+            continue
         positives = [row.candidates[index].passage for index in row.positives]
         negatives = [row.candidates[index].passage for index in row.negatives]
         groups.append(_make_group(row.question, positives, negatives))

@@ -65,9 +65,22 @@ class TrainableCausalModel:
         return [] if self.base.loaded.tokenizer.chat_template else [NO_CHAT_TEMPLATE_NOTE]
 
     def prepare(self, training: JudgeTrainingOptions) -> list[Any]:
-        """Add LoRA layers, or make all weights trainable; return the parameters to optimize."""
+        """Add LoRA layers, or make all weights trainable, in fp32; return the parameters to optimize."""
         self.whole_vocabulary = training.whole_vocabulary
-        self.trained = prepare_for_training(self.base, training)
+        model = self.base.loaded.model
+        if training.full:
+            self.trained = model.float().requires_grad_(True)
+        else:
+            with require_extra("LoRA", "train"):
+                from peft import LoraConfig, get_peft_model
+            config = LoraConfig(
+                r=training.rank,
+                lora_alpha=2 * training.rank,
+                lora_dropout=LORA_DROPOUT,
+                target_modules="all-linear",
+                task_type="CAUSAL_LM",
+            )
+            self.trained = get_peft_model(model, config)
         return [value for value in self.trained.parameters() if value.requires_grad]
 
     def set_training(self, on: bool) -> None:
@@ -135,22 +148,6 @@ class TrainableCausalModel:
                 path.unlink()  # peft's own model card
 
 
-def prepare_for_training(base: HFModel, training: JudgeTrainingOptions) -> Any:
-    """Return the model with fp32 LoRA layers, or with all weights trainable in fp32."""
-    if training.full:
-        return base.loaded.model.float().requires_grad_(True)
-    with require_extra("LoRA", "train"):
-        from peft import LoraConfig, get_peft_model
-    config = LoraConfig(
-        r=training.rank,
-        lora_alpha=2 * training.rank,
-        lora_dropout=LORA_DROPOUT,
-        target_modules="all-linear",
-        task_type="CAUSAL_LM",
-    )
-    return get_peft_model(base.loaded.model, config)
-
-
 @dataclass(frozen=True)
 class TrainableEncoder:
     """An encoder of question and answer with one output, far smaller than a causal model; all weights are trained."""
@@ -172,10 +169,10 @@ class TrainableEncoder:
         """Freeze the embeddings and lower layers if `frozen_layers` is set, and return the parameters to optimize."""
         if not training.full:
             raise BadSetting("an encoder is always trained with all its weights. Use full=True.")
-        body = self.encoder.model.base_model
-        if training.frozen_layers and not hasattr(getattr(body, "encoder", None), "layer"):
-            raise BadSetting("frozen_layers works only with encoders that are built like BERT. Leave it out.")
         if training.frozen_layers:
+            body = self.encoder.model.base_model
+            if not hasattr(getattr(body, "encoder", None), "layer"):
+                raise BadSetting("frozen_layers works only with encoders that are built like BERT. Leave it out.")
             for part in (body.embeddings, *body.encoder.layer[: training.frozen_layers]):
                 part.requires_grad_(False)
         return [parameter for parameter in self.encoder.model.parameters() if parameter.requires_grad]

@@ -145,19 +145,14 @@ class _TrainingRun:
             dev = self._evaluate() if self.dev else None
             state = state.add(segment, dev)
             self._save(state)
-            epoch, n = state.n_done / self.training.checks, len(self.examples)
+            epoch = state.n_done / self.training.checks
             evaluation = "" if dev is None else format_dev_evaluation(dev)
-            self._report(epoch, round(epoch * n), segment.rate, segment.loss, evaluation, is_end=True)
+            words = f"epoch {epoch:g}, loss {segment.loss:.3f}{evaluation}, {segment.rate:.1f} examples/s"
+            self._report(round(epoch * len(self.examples)), words, is_end=True)
         return state
 
-    def _report(
-        self, epoch: float, done: int, speed: float, loss: float, evaluation: str = "", *, is_end: bool = False
-    ) -> None:
-        """Report epoch, loss and speed (in examples per second).
-
-        At the end of a segment, `evaluation` describes the dev loss and `is_end` is true.
-        """
-        words = f"epoch {epoch:g}, loss {loss:.3f}{evaluation}, {speed:.1f} examples/s"
+    def _report(self, done: int, words: str, *, is_end: bool = False) -> None:
+        """Report the number of processed examples; `is_end` marks the end of a segment."""
         total = self.training.epochs * len(self.examples)
         self.watch(FitProgress(done, total, "examples", "training", words, is_end))
 
@@ -201,7 +196,7 @@ class _TrainingRun:
             n_seen += len(batches[i])
             speed = n_seen / max(1e-9, time.perf_counter() - start)
             done = epoch * len(self.examples) + i * self.training.batch + len(batches[i])
-            self._report(epoch + 1, done, speed, losses[-1])
+            self._report(done, f"epoch {epoch + 1}, loss {losses[-1]:.3f}, {speed:.1f} examples/s")
         finite = [loss for loss in losses if math.isfinite(loss)]
         n_skipped = len(losses) - len(finite)
         if len(finite) < (1 - MAX_SKIPPED_SHARE) * len(losses):
@@ -236,6 +231,8 @@ class _TrainingRun:
 
     def _update(self, batch: Sequence[TrainingExample]) -> float:
         """Make one update and return its loss; run the batch in smaller portions if memory is short."""
+        import torch
+
         from knowgate.models.hf.batching import is_memory_error
 
         while True:
@@ -247,7 +244,10 @@ class _TrainingRun:
                 if self.portion_size == 1:
                     raise OutOfMemory(OUT_OF_MEMORY_MESSAGE) from error
             self.portion_size = math.ceil(self.portion_size / 2)
-            _free_memory(self.optimizer)
+            # Free the memory that the failed update has left allocated.
+            self.optimizer.zero_grad()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
 
     def _step(self, batch: Sequence[TrainingExample]) -> float:
         """Run forward, backward and optimizer step; return NaN and skip the step if a gradient is not finite."""
@@ -276,15 +276,6 @@ class _TrainingRun:
             margins = np.array([margin for part in parts for margin in self.model.compute_margins(part)])
         truth = np.array([example.targets[-1] >= 0.5 for example in self.dev])
         return DevEvaluation(sum(losses) / len(self.dev), auroc(truth, margins))
-
-
-def _free_memory(optimizer: Any) -> None:
-    """Free the GPU memory that a failed update has left allocated."""
-    import torch
-
-    optimizer.zero_grad()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def _cut(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

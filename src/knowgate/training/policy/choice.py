@@ -92,11 +92,6 @@ class PolicyChoice:
     rejected: RejectedPolicy | None = None
     frontier: Sequence[PolicyResult] = ()
 
-    @property
-    def is_constant(self) -> bool:
-        """Whether the gate of the policy is constant: it always or never retrieves."""
-        return self.chosen.is_constant
-
     def describe_losses(self, total: PolicyResult, limits: SafetyLimits) -> str:
         """Describe a policy's loss compared with always retrieving, and with the reference if that is another policy."""
         losses = {f"{ALWAYS} retrieving": total.loss}

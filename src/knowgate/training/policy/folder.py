@@ -263,7 +263,7 @@ def list_shown_results(choice: PolicyChoice) -> list[tuple[str, PolicyResult]]:
     rows = [("never", choice.never), ("always", choice.always), *((result.name, result) for result in shown)]
     if choice.rejected is not None:
         return [*rows, (f"rejected: {choice.rejected.name}, cross-validated", choice.rejected.result)]
-    return rows if choice.is_constant else [*rows, ("the choice, cross-validated", choice.estimate)]
+    return rows if choice.chosen.is_constant else [*rows, ("the choice, cross-validated", choice.estimate)]
 
 
 def list_legend(choice: PolicyChoice) -> list[str]:
