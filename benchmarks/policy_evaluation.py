@@ -105,7 +105,7 @@ def choose_for_rate(name: str, rate: float, judge: str = "") -> PolicyResult:
 def make_setting(gate: str, arbiter: str, threshold: float) -> PolicyResult:
     """Make a policy that was not evaluated yet."""
     chosen = choose("gpt4_nq").always
-    return PolicyResult(gate, arbiter, threshold, 0.0, 0.0, 0.0, 0.0, chosen.loss, chosen.loss, 0.0)
+    return PolicyResult(gate, arbiter, threshold, 0.0, 0.0, 0.0, chosen.loss, chosen.loss, 0.0)
 
 
 def right_answers(rows: Predictions, setting: Setting) -> tuple[Array, Array]:
