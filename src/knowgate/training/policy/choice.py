@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knowgate.errors import BadInput
-from knowgate.gates.calibration.threshold_choice import MIN_SAVING, SafetyLimits, list_rate_thresholds
+from knowgate.gates.calibration.threshold_choice import MIN_SAVING, SafetyLimits
 from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.training.policy.outcomes import (
     ALWAYS,
@@ -272,8 +272,7 @@ def _find_best_setting(questions: GradedQuestions, gate: str, arbiter: str) -> P
     if gate in CONSTANT_GATES:
         results = [questions.evaluate_constant(gate, arbiter)]
     else:
-        thresholds = list_rate_thresholds(questions.gates[gate].needs)
-        results = [questions.evaluate(gate, arbiter, threshold) for threshold in thresholds]
+        results = questions.evaluate_thresholds(gate, arbiter)
     is_always_safe = (gate, arbiter) == (ALWAYS, NO_ARBITER)
     safe = [result for result in results if is_always_safe or result.is_safe(questions.options)]
     return max(safe, key=lambda result: (result.value, -result.searches), default=None)
@@ -368,10 +367,10 @@ def _explain_constant(questions: GradedQuestions, constant: PolicyResult, reason
         The explanation, and the number of questions; None if more questions would not help.
     """
     results = [questions.evaluate_constant(NEVER)]
-    for gate in [name for name in questions.gates if name not in CONSTANT_GATES]:
+    for gate in questions.gates:
         for arbiter in (NO_ARBITER, *questions.arbiters):
-            thresholds = list_rate_thresholds(questions.gates[gate].needs)
-            results += [questions.evaluate(gate, arbiter, threshold) for threshold in thresholds]
+            if gate not in CONSTANT_GATES:
+                results += questions.evaluate_thresholds(gate, arbiter)
     better = [item for item in results if item.value > constant.value and item.searches <= 1 - MIN_SAVING]
     limits = questions.options
     if constant.gate != ALWAYS or not better or any(item.is_safe(limits) for item in better):

@@ -10,7 +10,13 @@ import numpy as np
 
 from knowgate.core.options import option
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
-from knowgate.gates.calibration.threshold_choice import NEVER_RETRIEVE, NetLoss, SafetyLimits, count_net_loss
+from knowgate.gates.calibration.threshold_choice import (
+    NEVER_RETRIEVE,
+    NetLoss,
+    SafetyLimits,
+    count_net_loss,
+    list_rate_thresholds,
+)
 from knowgate.stats.metrics import BoolArray, FloatArray
 
 ALWAYS, NEVER, NO_ARBITER = "always", "never", ""
@@ -253,6 +259,11 @@ class GradedQuestions:
     def evaluate_constant(self, gate: str, arbiter: str = NO_ARBITER) -> PolicyResult:
         """Evaluate a policy that always or never retrieves."""
         return self.evaluate(gate, arbiter, ALWAYS_RETRIEVE if gate == ALWAYS else NEVER_RETRIEVE)
+
+    def evaluate_thresholds(self, gate: str, arbiter: str) -> list[PolicyResult]:
+        """Evaluate a gate with an arbiter at thresholds that lead to fixed retrieval rates."""
+        thresholds = list_rate_thresholds(self.gates[gate].needs)
+        return [self.evaluate(gate, arbiter, threshold) for threshold in thresholds]
 
     def compare_values(self, policy: PolicyResult, other: PolicyResult) -> tuple[float, float]:
         """Return the mean gain in value of a policy over another one, and the standard error of this gain."""
