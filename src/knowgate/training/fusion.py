@@ -115,33 +115,38 @@ def fit_fusion(
     features = feature_matrix(names, examples.questions, examples.readings)
     inputs = FusionInputs(names, features, positions, margins=margins or {})
     classifiers.check_finite(inputs.features)
-    encoder_options: dict[str, Any] = {}
+    options = {"features": names, "probes": [], "cheap": cheap, "early": early}
     if text is None:
         text = not (examples.readings[0].hidden or early)
     if text:
         encoder = embedder or SentenceEmbedder()
         inputs = replace(inputs, embeddings=embed_drafts(encoder, examples.questions, examples.readings))
-        spec = getattr(encoder, "spec", "own")
-        encoder_options = {"embedder": spec, "embedder_fingerprint": encoder.fingerprint}
-    if examples.target == "gain":
-        heads = {f"{name}.": fit_head(part, inputs) for name, part in split_into_heads(examples).items()}
-    else:
-        heads = {"": fit_head(examples, inputs)}
+        options |= {"embedder": getattr(encoder, "spec", "own"), "embedder_fingerprint": encoder.fingerprint}
+    heads = _fit_heads(examples, inputs)
 
     def raw(indices: Sequence[int]) -> FloatArray:
         needs = [head.predict(indices) for head in heads.values()]
         return needs[0] if len(needs) == 1 else compute_gain_needs(1 - needs[0], 1 - needs[1])
 
     probes = next(iter(heads.values())).probes
-    options = {"features": names, "probes": probes, "cheap": cheap, "early": early, **encoder_options}
-    options |= {"heads": list(GAIN_HEADS)} if examples.target == "gain" else {}
-    needs = _list_needed_signals(names, probes) | ({Signal.DRAFT} if encoder_options else set())
-    tensors = {prefix + key: value for prefix, head in heads.items() for key, value in head.tensors.items()}
-    notes = []
+    options["probes"] = probes
+    if examples.target == "gain":
+        options["heads"] = list(GAIN_HEADS)
+    needs = _list_needed_signals(names, probes) | ({Signal.DRAFT} if text else set())
+    tensors: classifiers.Tensors = {}
+    notes: list[str] = []
     for prefix, head in heads.items():
+        tensors |= {prefix + key: value for key, value in head.tensors.items()}
         notes += [HEAD_NOTES[prefix] + line for line in describe_contributions(head)]
     request = _build_request(names, probes, examples)
     return FitResult("fusion", options, frozenset(needs), request, tensors, raw, notes=notes)
+
+
+def _fit_heads(examples: Examples, inputs: FusionInputs) -> dict[str, FusionHead]:
+    """Fit the regressions of a gate, by the prefix of their weights: one or, with the target 'gain', two."""
+    if examples.target != "gain":
+        return {"": fit_head(examples, inputs)}
+    return {f"{name}.": fit_head(part, inputs) for name, part in split_into_heads(examples).items()}
 
 
 @dataclass(frozen=True)

@@ -220,8 +220,8 @@ def make_relevance_groups(questions: Sequence[Question], retriever: Retriever | 
     """
     pools = [list(question.contexts) for question in questions]
     if retriever is not None:
-        found = retriever.search([question.text for question in questions], RELEVANCE_CANDIDATES)
-        pools = [[*pool, *passages] for pool, passages in zip(pools, found, strict=True)]
+        results = retriever.search([question.text for question in questions], RELEVANCE_CANDIDATES)
+        pools = [[*pool, *passages] for pool, passages in zip(pools, results, strict=True)]
     pools = [deduplicate_passages(pool) for pool in pools]
     every_passage = [passage for pool in pools for passage in pool]
     matcher, rng = AnswerMatcher(), np.random.default_rng(0)

@@ -244,8 +244,7 @@ def train_groups(
         import torch
     short_groups, cut = truncate_groups(model, groups)
     updates = training.epochs * math.ceil(len(groups) / training.batch)
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer, schedule = _create_optimizer(parameters, training, updates)
+    make_update = _create_optimizer(model, training, updates)
     interval = math.ceil(updates / max(1, training.checks))
     losses: list[float] = []
     done, total = 0, len(groups) * training.epochs
@@ -256,11 +255,7 @@ def train_groups(
         for batch in shuffle_batches(short_groups, training):
             with torch.autocast("cuda", torch.bfloat16, enabled=model.device.type == "cuda"):
                 loss = compute_batch_loss(model, batch, training.temperature)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(parameters, MAX_GRADIENT_NORM)
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad(set_to_none=True)
+            make_update(loss)
             losses.append(float(loss.detach()))
             done += len(batch)
             words = f"{done / (time.perf_counter() - start):.1f} questions/s, loss {losses[-1]:.3f}"
@@ -309,19 +304,30 @@ def shuffle_batches(groups: Sequence[RankingGroup], training: RerankerTrainingOp
             yield [groups[index] for index in order[start : start + training.batch]]
 
 
-def _create_optimizer(parameters: Sequence[Any], training: RerankerTrainingOptions, updates: int) -> tuple[Any, Any]:
-    """Create AdamW and the schedule of its learning rate.
+def _create_optimizer(model: Any, training: RerankerTrainingOptions, updates: int) -> Callable[[Any], None]:
+    """Create AdamW with its learning-rate schedule; return a function that makes one update from a loss.
 
     Biases and norms, which have one dimension, are exempt from weight decay.
     """
-    from torch.optim import AdamW
-    from torch.optim.lr_scheduler import LambdaLR
+    import torch
 
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     decayed = [parameter for parameter in parameters if parameter.ndim >= 2]
     exempt = [parameter for parameter in parameters if parameter.ndim < 2]
     groups = [{"params": decayed, "weight_decay": training.weight_decay}, {"params": exempt, "weight_decay": 0.0}]
-    optimizer = AdamW(groups, lr=training.rate)
-    return optimizer, LambdaLR(optimizer, lambda update: compute_rate_share(update, updates, training.warm_up))
+    optimizer = torch.optim.AdamW(groups, lr=training.rate)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda update: compute_rate_share(update, updates, training.warm_up)
+    )
+
+    def make_update(loss: Any) -> None:
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, MAX_GRADIENT_NORM)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return make_update
 
 
 def compute_rate_share(update: int, updates: int, warm_up: float) -> float:
