@@ -43,5 +43,5 @@ def test_a_teacher_that_needs_more_than_text_is_refused(examples, monkeypatch):
     probe = Teacher(0.5)
     probe.needs = frozenset({Signal.HIDDEN})
     monkeypatch.setattr(teacher, "load_fitted_gate", lambda folder: probe)
-    with pytest.raises(BadSetting, match="but a teacher gets only texts"):
+    with pytest.raises(BadSetting, match="does not predict from texts alone"):
         make_soft_labels(examples, "t", [0])

@@ -229,9 +229,15 @@ class PreferenceLabeler:
         return [Preference(question.id, question.text, split, answers=question.answers, error=reason)]
 
     def _get_splits(self, questions: Sequence[Question]) -> list[str]:
+        """Return "train", "dev" or "test" for each question.
+
+        Gates are fitted on the same division, so no question that tests a gate trains a reranker, or the other way round.
+        """
         if self.split:
             return [self.split] * len(questions)
-        return assign_splits([question.text for question in questions], self.seed)
+        split = split_questions([question.text for question in questions], self.seed)
+        names = {**dict.fromkeys(split.dev.tolist(), "dev"), **dict.fromkeys(split.test.tolist(), "test")}
+        return [names.get(number, "train") for number in range(len(questions))]
 
     def _find_candidates(self, questions: Sequence[Question]) -> list[list[Passage]]:
         """Find the candidate passages of each question, and truncate them if `cut` is set."""
@@ -299,16 +305,6 @@ def _count_changed(passages: Sequence[Passage], shown: Sequence[Passage]) -> int
     """Count the passages whose text is not among those shown: they were shortened or dropped."""
     texts = {passage.text for passage in shown}
     return sum(passage.text not in texts for passage in passages)
-
-
-def assign_splits(texts: Sequence[str], seed: int) -> list[str]:
-    """Return "train", "dev" or "test" for each question.
-
-    Gates are fitted on the same division, so no question that tests a gate trains a reranker, or the other way round.
-    """
-    split = split_questions(texts, seed)
-    names = {**dict.fromkeys(split.dev.tolist(), "dev"), **dict.fromkeys(split.test.tolist(), "test")}
-    return [names.get(number, "train") for number in range(len(texts))]
 
 
 # --- passages of equal length ---------------------------------------------------------------------

@@ -17,7 +17,6 @@ from knowgate.core.options import option, with_options
 from knowgate.data.signals.vectors import draft_texts
 from knowgate.errors import BadInput, BadSetting
 from knowgate.gates import load_fitted_gate
-from knowgate.gates.fitted_gate import FittedGate
 from knowgate.gates.judges import AnswerJudge, encode_answers
 from knowgate.gates.judges.encoder_judge import is_encoder_spec
 from knowgate.gates.offline_scoring import mark_seen_rows
@@ -320,7 +319,11 @@ def make_soft_labels(examples: Examples, teacher: str, indices: Iterable[int]) -
         indices: Rows to average. The other rows, such as those that decide when training stops, keep their grades.
     """
     gate, labels = load_fitted_gate(teacher), make_hard_labels(examples)
-    _check_teacher(teacher, gate)
+    if gate.artifact.manifest.get("target") in OPEN_BOOK_TARGETS or gate.needs - {Signal.DRAFT}:
+        raise BadSetting(
+            f"teacher='{teacher}' does not predict from texts alone whether an answer is right. Use a judge or ik gate that "
+            "was fitted with target='known'."
+        )
     rows = sorted(indices)
     # A need is the probability that an answer is wrong.
     needs = gate.score([examples.questions[i] for i in rows], [examples.readings[i] for i in rows])
@@ -335,16 +338,3 @@ def describe_teacher(examples: Examples, teacher: str, indices: Collection[int])
     if n_seen:
         note += f"; it was itself trained on {n_seen} of the {len(indices)} rows, where it adds less"
     return note
-
-
-def _check_teacher(folder: str, gate: FittedGate) -> None:
-    target = gate.artifact.manifest.get("target")
-    if target in OPEN_BOOK_TARGETS:
-        raise BadSetting(
-            f"teacher='{folder}' was fitted with target='{target}', so it does not predict whether an answer is "
-            "right. Use a gate that was fitted with target='known'."
-        )
-    if missing := gate.needs - {Signal.DRAFT}:
-        raise BadSetting(
-            f"teacher='{folder}' reads {', '.join(sorted(missing))}, but a teacher gets only texts. Use a judge or ik gate."
-        )

@@ -87,18 +87,13 @@ def export_judge(
 
 
 def _check_gate(gate: FittedGate, out: Path) -> None:
+    """Raise BadSetting if the gate has no judge that llama.cpp can run, or `out` cannot be written."""
     options, folder = gate.artifact.options, gate.artifact.path
-    if gate.name not in JUDGE_PROMPTS or "base" not in options:
+    if gate.name not in JUDGE_PROMPTS or "base" not in options or options.get("pairs") or options.get("gguf"):
         raise BadSetting(
-            f"'{folder}' contains no fine-tuned model to export: it is a gate of the type '{gate.name}'. Use a gate that "
-            "was fitted with `fit judge`, `fit gain` or `fit ik`."
+            f"'{folder}' contains no fine-tuned causal model to export. Use a gate that was fitted with `fit judge`, `fit "
+            "gain` or `fit ik`, not on a small encoder, and that is not exported yet."
         )
-    if options.get("pairs"):
-        raise BadSetting(
-            f"the judge in '{folder}' is a small encoder, which llama.cpp cannot run. Use the gate as it is."
-        )
-    if options.get("gguf"):
-        raise BadSetting(f"the judge in '{folder}' is a GGUF file already. Export the original gate instead.")
     if out.exists() and out.resolve() == folder.resolve():
         raise BadSetting(f"out='{out}' is the folder of the gate itself. Give another folder.")
     check_replaceable(out, GATE_MANIFEST, GATE_KIND)
