@@ -86,7 +86,8 @@ def save_fitted(
     metrics = estimate_quality(needed[split.test], needs)
     default = _choose_default_threshold(result, examples, calibration, max_loss)
     if threshold is None:
-        threshold, result = default.threshold, replace(result, notes=[*result.notes, *default.notes])
+        threshold = default.threshold
+        result = replace(result, notes=[*result.notes, *default.notes])
     stored_layers = result.request.layers if keep_questions else ()
     reference = drift.build_reference_files(examples.questions, examples.readings, stored_layers)
     manifest = {

@@ -236,8 +236,11 @@ class PreferenceLabeler:
         if self.split:
             return [self.split] * len(questions)
         split = split_questions([question.text for question in questions], self.seed)
-        names = {**dict.fromkeys(split.dev.tolist(), "dev"), **dict.fromkeys(split.test.tolist(), "test")}
-        return [names.get(number, "train") for number in range(len(questions))]
+        names = ["train"] * len(questions)
+        for part, indices in (("dev", split.dev), ("test", split.test)):
+            for index in indices:
+                names[index] = part
+        return names
 
     def _find_candidates(self, questions: Sequence[Question]) -> list[list[Passage]]:
         """Find the candidate passages of each question, and truncate them if `cut` is set."""

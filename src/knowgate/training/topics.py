@@ -258,16 +258,21 @@ def name_clusters(texts: Sequence[str], assigned: NDArray[Any], count: int) -> l
 
 def build_topic_table(topics: Sequence[TopicResult]) -> TextTable:
     """Build the table of topics: what the LLM knows of each, and what passages change."""
-    has_open, has_policy = any(topic.opened for topic in topics), any(topic.searches is not None for topic in topics)
+    has_open = any(topic.opened for topic in topics)
+    has_policy = any(topic.searches is not None for topic in topics)
     columns = ["topic", "n", "right from memory"]
-    columns += ["right with passages", "change in points"] if has_open else []
-    columns += ["searches of the policy"] if has_policy else []
+    if has_open:
+        columns += ["right with passages", "change in points"]
+    if has_policy:
+        columns.append("searches of the policy")
     rows = []
     for topic in topics:
         cells = [topic.name, str(topic.n), _format_share(topic.closed)]
-        if has_open and topic.opened is not None and topic.benefit is not None:
+        if topic.opened is not None and topic.benefit is not None:
             cells += [_format_share(topic.opened), format_points_estimate(topic.benefit)]
-        rows.append((*cells, *([format_percent(topic.searches)] if has_policy else [])))
+        if has_policy:
+            cells.append(format_percent(topic.searches))
+        rows.append(tuple(cells))
     return TextTable("By topic", tuple(columns), tuple(rows))
 
 

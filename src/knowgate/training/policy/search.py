@@ -30,7 +30,6 @@ from knowgate.training.policy.folder import PolicyParts, format_proof, name_arbi
 from knowgate.training.policy.outcomes import ALWAYS, NEVER, PolicyResult, combine_results, format_change
 from knowgate.training.topics import TopicResult, describe_extremes, measure_topics
 
-ENOUGH_QUESTIONS = 500  # with fewer, a policy that is not better may only be poorly trained
 UNCALIBRATED_THRESHOLD = 0.5
 NO_TOPICS = "none"
 NO_JUDGE_NOTE = "No judge is fine-tuned here unless you name one: base='small' takes minutes per 1,000 questions."
@@ -295,12 +294,12 @@ class PolicySearch:
         """Say how many graded questions might prove that a policy may save searches."""
         if shortage := self._describe_shortage(choice.required_rows):
             return shortage
-        is_small = (n := len(self.evidence.table)) < ENOUGH_QUESTIONS
-        advice = f" Models that learn from {n} questions are weak; a few hundred more may help." if is_small else ""
         if choice.rejected is None:
-            return f"No policy that was tried is both safe and clearly worth more than {ALWAYS} on these questions.{advice}"
-        row = "The row 'rejected' shows the one that looked best, on questions that it was not chosen on."
-        return f"No policy passed all checks. {row}{advice}"
+            return f"No policy that was tried is both safe and clearly worth more than {ALWAYS} on these questions."
+        return (
+            "No policy passed all checks. The row 'rejected' shows the one that looked best, on questions that it was not "
+            "chosen on."
+        )
 
     def _describe_shortage(self, required: int | None = None) -> str:
         """Say how many graded questions it takes to prove a policy that saves searches; '' if there are enough.
