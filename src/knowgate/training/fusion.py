@@ -16,7 +16,7 @@ from knowgate.data.signals.samples import SEAKR, SEAKR_END, SEAKR_SAMPLES
 from knowgate.data.signals.vectors import stack_hidden_states
 from knowgate.errors import BadSetting
 from knowgate.gates.artifacts.networks import apply_network
-from knowgate.gates.fusion import GAIN_HEADS, TEXT_SIGNAL, embed_drafts
+from knowgate.gates.fusion import GAIN_HEADS, TEXT_SIGNAL, WORDING_SIGNAL, embed_drafts, hash_drafts
 from knowgate.gates.judges import compute_gain_needs
 from knowgate.retrieval.embeddings import SentenceEmbedder
 from knowgate.stats.metrics import FloatArray, logit
@@ -102,8 +102,8 @@ def fit_fusion(
         cheap: Leave out signals that need samples or extra passes.
         early: Use only signals that are available with the first answer token, so that a retrieved question costs
             one short prefill.
-        text: Add a classifier over sentence embeddings of question and draft. Default: only if there are no hidden
-            states, as with LLMs behind an API.
+        text: Add two classifiers of text: one of sentence embeddings of question and draft, one of the character n-grams
+            of the draft. Default: only if there are no hidden states, as with LLMs behind an API.
         embedder: The sentence embedder of `text`. Default: the packaged model.
         margins: Further signals by name, one value per question, such as scores of a judge. Training questions must be
             scored by a judge that did not see them.
@@ -120,8 +120,13 @@ def fit_fusion(
         text = not (examples.readings[0].hidden or early)
     if text:
         encoder = embedder or SentenceEmbedder()
-        inputs = replace(inputs, embeddings=embed_drafts(encoder, examples.questions, examples.readings))
-        options |= {"embedder": getattr(encoder, "spec", "own"), "embedder_fingerprint": encoder.fingerprint}
+        embeddings = embed_drafts(encoder, examples.questions, examples.readings)
+        inputs = replace(inputs, texts={TEXT_SIGNAL: embeddings, WORDING_SIGNAL: hash_drafts(examples.readings)})
+        options |= {
+            "embedder": getattr(encoder, "spec", "own"),
+            "embedder_fingerprint": encoder.fingerprint,
+            "wording": True,
+        }
     heads = _fit_heads(examples, inputs)
 
     def raw(indices: Sequence[int]) -> FloatArray:
@@ -157,14 +162,14 @@ class FusionInputs:
         names: Names of the features.
         features: One row of features per question.
         positions: Where probes read hidden states: before the answer ("pre"), after the draft ("post"), or both.
-        embeddings: Embeddings of question and draft; None if no text is read.
+        texts: Vectors of question and draft, by the name of the classifier that reads them; empty if no text is read.
         margins: Further signals by name, one value per question, such as log-odds of a judge.
     """
 
     names: list[str]
     features: Vector
     positions: Sequence[str]
-    embeddings: Vector | None = None
+    texts: Mapping[str, Vector] = field(default_factory=dict)
     margins: Mapping[str, Vector] = field(default_factory=dict)
 
 
@@ -240,8 +245,8 @@ def fit_head(examples: Examples, inputs: FusionInputs) -> FusionHead:
     """
     head = FusionHead(examples, list(inputs.names), inputs.features.astype(np.float32))
     head.add_probes(inputs.positions)
-    if inputs.embeddings is not None:
-        head.add_probe(TEXT_SIGNAL, inputs.embeddings)
+    for name, vectors in inputs.texts.items():
+        head.add_probe(name, vectors)
     for name, margin in inputs.margins.items():
         head.add(name, margin)
     if not head.names:
