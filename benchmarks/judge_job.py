@@ -79,7 +79,7 @@ class CausalJudgeModel:
 
     def train(self, examples: Sequence[TrainingExample], recipe: Recipe, member: int, work: Path) -> dict[str, Any]:
         """Train on the examples, and return losses, skipped examples and seconds."""
-        trainable = TrainableCausalModel(self.judge.model, self.judge.label_tokens)
+        trainable = TrainableCausalModel(self.judge)
         return _train(trainable, examples, recipe, member, work)
 
     def predict_known(self, prompts: Sequence[LabelPromptTokens]) -> np.ndarray[Any, Any]:
@@ -116,9 +116,8 @@ def _train(
     trainable: Any, examples: Sequence[TrainingExample], recipe: Recipe, member: int, work: Path
 ) -> dict[str, Any]:
     defaults = make_answer_training(recipe.epochs, recipe.batch, recipe.learning_rate, full=recipe.full, seed=member)
-    # There are no dev examples, so training cannot stop early. LoRA trainings save two checkpoints per epoch. Small
-    # models are trained in full, and training them again is faster than writing checkpoints.
-    training = replace(defaults, checks=2, patience=0, saves=not recipe.full)
+    # There are no dev examples, so training cannot stop early. Two checkpoints are saved per epoch.
+    training = replace(defaults, checks=2, patience=0)
     trained = train_judge(trainable, examples, [], training, work, _print_progress)
     return {
         "losses": [round(loss, 4) for loss in trained.state.losses],

@@ -97,14 +97,15 @@ def choose_for_rate(name: str, rate: float, judge: str = "") -> PolicyResult:
         for threshold in (limit, *(value for value in list_rate_thresholds(gate.needs) if value > limit)):
             for arbiter, takes_closed in arbiters.items():
                 setting = make_setting(gate.name, arbiter, threshold)
-                results.append(apply_policy(setting, gate.needs, train.closed, train.open, takes_closed, like=gate))
+                rows = (gate.needs, train.closed, train.open, takes_closed)
+                results.append(apply_policy(setting, *rows, reads_draft=gate.reads_draft))
     return max(results, key=lambda result: (result.right, -result.searches))
 
 
 def make_setting(gate: str, arbiter: str, threshold: float) -> PolicyResult:
     """Make a policy that was not evaluated yet."""
     chosen = choose("gpt4_nq").always
-    return PolicyResult(gate, arbiter, threshold, 0.0, 0.0, 0.0, 0.0, chosen.loss, chosen.loss, 0.0)
+    return PolicyResult(gate, arbiter, threshold, 0.0, 0.0, 0.0, chosen.loss, chosen.loss, 0.0)
 
 
 def right_answers(rows: Predictions, setting: Setting) -> tuple[Array, Array]:

@@ -114,7 +114,7 @@ def make_gates(rows: Predictions, calibration: Calibration) -> list[GateCandidat
     gates = []
     for name, read in (("question", QUESTION), ("judge", ANSWER)):
         gain = (known[:, read, OPEN] - known[:, read, CLOSED] + 1) / 2
-        costs = {"reads_draft": read == ANSWER, "judge_calls": float(MEMBERS), "models": MEMBERS}
+        costs = {"reads_draft": read == ANSWER, "models": MEMBERS}
         gates.append(GateCandidate(f"{name}, gain", gain, **costs))
         gates.append(GateCandidate(f"{name}, known", 1 - known[:, read, CLOSED], **costs))
     mean_gain = (known[:, :BOTH, OPEN] - known[:, :BOTH, CLOSED]).mean(axis=1)
@@ -126,9 +126,9 @@ def make_arbiters(rows: Predictions, calibration: Calibration) -> list[ArbiterCa
     """Make the arbiters: the free rules, and the adapters, which are those of the gate and count as no further model."""
     known = calibration.apply(rows.logits)[:, BOTH]
     adapter = known[:, CLOSED] > known[:, OPEN]
-    arbiters = [ArbiterCandidate("rules", rows.rules), ArbiterCandidate("adapter", adapter, judge_calls=float(MEMBERS))]
+    arbiters = [ArbiterCandidate("rules", rows.rules), ArbiterCandidate("adapter", adapter)]
     if rows.arbiter.any():
-        arbiters.append(ArbiterCandidate(RECORDED_ARBITER, rows.arbiter, judge_calls=float(MEMBERS), models=MEMBERS))
+        arbiters.append(ArbiterCandidate(RECORDED_ARBITER, rows.arbiter, models=MEMBERS))
     return arbiters
 
 

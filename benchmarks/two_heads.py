@@ -8,6 +8,13 @@ signals: those that the committed runs hold (token statistics, self-assessment, 
 and no text). The floor is the smaller of a question's ranks by P(not known) and by P(retrieval helps). A gate is measured
 by its accuracy at 50, 55, ... 90 % retrieval, averaged; intervals are paired bootstraps over questions. That the need is
 the plain difference of the two heads was decided on the train runs alone, by cross-validation.
+
+Protocol of `--songs`. A fusion is fitted on the train rows of each LLM and applied to its test rows. That it reads the
+wording of drafts (character n-grams) beside their embeddings, and in 2,048 columns, was decided on train rows alone, by
+five-fold cross-validation. AUROC there, with embeddings alone and with the wording added: ChatGPT .802 and .811,
+Llama-3-8B .830 and .848, Qwen2.5-14B .878 and .881; recorded answers to NQ without log-probabilities: GPT-4 .632 and .659,
+ChatGPT .592 and .600, text-davinci-003 .539 and .540. Test rows were scored before with embeddings alone, and are scored
+once with the wording.
 """
 
 from __future__ import annotations

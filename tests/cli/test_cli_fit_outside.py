@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from knowgate.errors import BadSetting
 from knowgate.training.gate import fit
 from tests.cli.conftest import Call
 from tests.support.outside_package import write_package
@@ -73,13 +72,6 @@ def test_one_that_cannot_be_loaded_is_a_sentence_and_hinders_no_other(call: Call
     assert "the fit function of 'broken' (outside_gate.nothing:fit_nothing) cannot be loaded" in broken.err
     assert call("fit", "probe", "--help").code == 0
     assert "outside_gate.fit" not in sys.modules
-
-
-def test_a_gate_without_a_fit_function_says_what_its_package_lacks(call: Call, site: Path):
-    points = site / "outside_gate-1.0.dist-info" / "entry_points.txt"
-    points.write_text(points.read_text(encoding="utf-8").partition("[knowgate.fits]")[0], encoding="utf-8")
-    with pytest.raises(BadSetting, match=r"can be loaded but not fitted: .* no entry point in 'knowgate\.fits'"):
-        fit("outside", "run", out="x")
 
 
 def test_its_values_are_checked(call: Call, site: Path, tmp_path: Path):

@@ -15,7 +15,7 @@ from knowgate.gates.scoring import score_questions
 from knowgate.models.fake import FakeModel
 from knowgate.stats.metrics import auroc
 from knowgate.training.gate_artifact import save_fitted
-from knowgate.training.judges.ik import IKOptions, fit_ik_judge, fit_ik_text, limit_training_rows
+from knowgate.training.judges.ik import IKOptions, fit_ik, fit_ik_text, limit_training_rows
 from knowgate.types import Question, Reading, Signal, Token
 from tests.support.judge_data import PROMPTS, QUICK, planted, quick, score_reloaded
 from tests.support.tiny_models import save_word_llama
@@ -48,7 +48,7 @@ class Made:
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ik")
     examples = planted(save_word_llama(folder / "model"), 240, by="draft")
-    fitted = fit_ik_judge(examples, tokens=32, training=replace(QUICK, epochs=4), work=folder / "work")
+    fitted = fit_ik(examples, tokens=32, training=replace(QUICK, epochs=4), work=folder / "work")
     save_fitted(fitted, examples, folder / "gate")
     return Made(folder / "gate", examples, fitted)
 

@@ -18,7 +18,7 @@ from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.builder import load_second_look
 from knowgate.stats.metrics import auroc
 from knowgate.training.gate_artifact import save_fitted
-from knowgate.training.judges.kbm import choose_tau, fit_kbm, fit_kbm_judge, make_kbm_labels
+from knowgate.training.judges.kbm import choose_tau, fit_kbm, make_kbm_labels
 from knowgate.types import Passage, Question, Reading
 from tests.support.judge_data import QUICK, planted, quick, score_reloaded
 from tests.support.tiny_models import save_word_llama
@@ -49,7 +49,7 @@ def made(tmp_path_factory):
     examples = planted(save_word_llama(folder / "model"), 160)
     seen = []
     for head in ("certainty", "mastery"):
-        fitted = fit_kbm_judge(examples, head=head, tau=0.8, training=QUICK, work=folder / "work", watch=seen.append)
+        fitted = fit_kbm(examples, head=head, tau=0.8, training=QUICK, work=folder / "work", watch=seen.append)
         save_fitted(fitted, examples, folder / head)
     assert sum(step.is_milestone for step in seen) == QUICK.epochs
     return Made(folder, examples, fitted)
@@ -114,7 +114,7 @@ def test_needs_have_as_many_values_as_raw_scores(made):
 def test_a_judge_trained_without_passages_cannot_filter_them(made, tmp_path):
     bare = [replace(row, open=None, passages=()) for row in made.examples.rows]
     examples = replace(made.examples, table=replace(made.examples.table, rows=bare))
-    fitted = fit_kbm_judge(examples, tau=0.8, training=replace(QUICK, epochs=1), work=tmp_path / "work")
+    fitted = fit_kbm(examples, tau=0.8, training=replace(QUICK, epochs=1), work=tmp_path / "work")
     assert any("open_samples=30" in note for note in fitted.notes)
     save_fitted(fitted, examples, tmp_path / "bare")
     with pytest.raises(BadSetting, match=r"was trained without passages.*fit kbm again"):
@@ -214,7 +214,7 @@ def test_tau_is_the_papers_where_there_are_no_open_book_answers(made):
 def test_rows_without_samples_are_rejected_with_the_command_that_adds_them(made, tmp_path):
     rows = [replace(row, closed=replace(row.closed, mastery=None)) for row in made.examples.rows]
     with pytest.raises(BadInput, match="Label again with samples=30"):
-        fit_kbm_judge(replace(made.examples, table=replace(made.examples.table, rows=rows)), work=tmp_path)
+        fit_kbm(replace(made.examples, table=replace(made.examples.table, rows=rows)), work=tmp_path)
 
 
 @pytest.mark.parametrize("wrong", [{"head": "pride"}, {"tau": 0.0}, {"tau": 1.5}])

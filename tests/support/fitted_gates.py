@@ -26,7 +26,7 @@ from knowgate.training.judges.answer_judge import AnswerTask, train_answer_judge
 from knowgate.training.judges.ensemble import plan_ensemble
 from knowgate.training.judges.gain import fit_gain
 from knowgate.training.judges.ik import fit_ik_text
-from knowgate.training.judges.kbm import fit_kbm_judge
+from knowgate.training.judges.kbm import fit_kbm
 from knowgate.training.policy.folder import make_constant_result
 from knowgate.training.probe import fit_probe
 from knowgate.training.question import fit_question
@@ -57,7 +57,7 @@ FITS: dict[str, Fit] = {
     "fusion": lambda examples, work: fit_fusion(examples),
     "uar": lambda examples, work: fit_uar_heads(examples, MODEL, CRITERIA),
     "adaptive": lambda examples, work: fit_adaptive(examples, embedder=HashEmbedder()),
-    "constant": lambda examples, work: make_constant_result(examples),
+    "constant": lambda examples, work: make_constant_result(),
     "question": lambda examples, work: fit_question(examples),
     "ik": lambda examples, work: fit_ik_text(examples, embedder=HashEmbedder()),
     "judge": lambda examples, work: train_answer_judge(
@@ -84,7 +84,7 @@ FITS: dict[str, Fit] = {
         ],
         work=work / "stacked",
     ),
-    "kbm": lambda examples, work: fit_kbm_judge(
+    "kbm": lambda examples, work: fit_kbm(
         examples,
         base=f"hf:{save_word_llama(work / 'llama')}",
         training=replace(QUICK, epochs=1),

@@ -63,8 +63,8 @@ def examples(words=("easy", "single", "chained"), n=240):
 def test_it_learns_a_planted_rule_and_comes_back_from_disk_the_same(tmp_path):
     data = examples()
     fitted = fit_adaptive(data, embedder=HashEmbedder())
-    report = save_fitted(fitted, data, tmp_path / "adaptive")
-    assert report.metrics["auroc"].value > 0.95
+    manifest = save_fitted(fitted, data, tmp_path / "adaptive")
+    assert manifest["metrics"]["auroc"]["value"] > 0.95
     cls = type(load_fitted_gate(str(tmp_path / "adaptive")))
     gates = [cls(load_fitted_gate(str(tmp_path / "adaptive")).artifact, embedder=HashEmbedder()) for _ in range(2)]
     asked = [Question("an easy one"), Question("a single one"), Question("a chained one")]
@@ -82,14 +82,12 @@ def test_the_card_counts_the_classes():
     assert notes[0] == "cheapest strategy that was right: no 80, one 80, multi 80; left out, as nothing was right: 0"
 
 
-def test_the_card_says_what_several_rounds_come_to_or_that_nobody_tried():
+def test_the_card_says_that_nobody_tried_several_rounds():
     data = examples()
     assert "240 of 240 rows have no iterative answer" in fit_adaptive(data, embedder=HashEmbedder()).notes[1]
     several = [replace(made, iterative=GradedAnswer("x", correct=True)) for made in data.rows]
     tried = replace(data, table=replace(data.table, rows=several))
-    assert fit_adaptive(tried, embedder=HashEmbedder()).notes[1] == (
-        "answers right: 33.3% closed-book, 66.7% with one round of retrieval, 100.0% with several"
-    )
+    assert "iterative" not in " ".join(fit_adaptive(tried, embedder=HashEmbedder()).notes)
 
 
 def test_two_classes_are_enough():

@@ -6,7 +6,7 @@ import pytest
 from knowgate.errors import BadSetting
 from knowgate.training.examples import load_examples
 from knowgate.training.gate import fit
-from knowgate.training.probe import BALANCED_SIZES, balance_examples, draw_balanced
+from knowgate.training.probe import BALANCED_SIZES, balance_examples, describe_balance, draw_balanced
 from tests.support.planted_run import planted_row, planted_rows, write_run
 
 
@@ -27,9 +27,9 @@ def test_both_kinds_are_drawn_equally_often_and_never_more_than_asked():
 def test_every_split_is_even_and_what_the_run_is_too_small_for_is_said(run):
     found = balance_examples(load_examples([run]), 0)
     for name in BALANCED_SIZES:
-        needed = found.examples.needed[getattr(found.examples.split, name)]
+        needed = found.needed[getattr(found.split, name)]
         assert needed.sum() * 2 == len(needed) > 0
-    assert "too small for the paper's 1000 + 1000 for train" in found.notes[0]
+    assert "too small for the paper's 1000 + 1000 for train" in describe_balance(found, np.zeros_like)[0]
 
 
 def test_a_balanced_probe_says_how_often_its_raw_verdict_is_right(run, tmp_path):
@@ -52,7 +52,7 @@ def test_few_rows_get_few_updates_so_noise_is_not_learned_with_confidence(monkey
 
 
 def test_few_known_questions_are_warned_about(run, caplog):
-    balance_examples(load_examples([run]), 0)
+    describe_balance(balance_examples(load_examples([run]), 0), np.zeros_like)
     assert any("below 300 the raw confidence shows" in message for message in caplog.messages)
 
 

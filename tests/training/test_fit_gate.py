@@ -208,13 +208,3 @@ def test_only_what_is_asked_for_is_handed_in():
     def one(examples, *, seed): ...
 
     assert select_injected_arguments(one, {"seed": 3, "work": "here"}) == {"seed": 3}
-
-
-def test_a_fit_that_asks_for_what_nobody_has_is_refused():
-    def one(examples, *, moon): ...
-
-    with pytest.raises(
-        BadSetting,
-        match=r"requires the argument 'moon', which knowgate does not provide. .* Provided are: seed, work, watch",
-    ):
-        select_injected_arguments(one, {"seed": 0})

@@ -94,6 +94,31 @@ def test_without_states_it_reads_the_text_unless_told_not_to(tmp_path):
     assert "embedder" not in fit_fusion(found, text=False).options
 
 
+def test_it_reads_the_wording_of_drafts_which_embeddings_may_blur(tmp_path):
+    rows = [
+        replace(row, closed=replace(row.closed, text=f"{number} {'Johnson' if row.closed.correct else 'Johnston'}"))
+        for number, row in enumerate(planted_rows(400, token=True)[0])
+    ]
+    found = load_examples([write_run(tmp_path / "run", rows)])
+    blind = ConstantEmbedder()
+    fitted = fit_fusion(found, embedder=blind)
+    assert on_test(fitted, found) > 0.99
+    save_fitted(fitted, found, tmp_path / "gate")
+    gate = replace(load_fitted_gate(str(tmp_path / "gate")), embedder=blind)
+    test = found.split.test
+    needs = gate.raw([found.questions[index] for index in test], [found.readings[index] for index in test])
+    assert needs == pytest.approx(fitted.raw(test.tolist()), abs=1e-6)
+
+
+class ConstantEmbedder:
+    """An embedding model that maps every text to the same vector."""
+
+    fingerprint = "constant"
+
+    def embed(self, texts):
+        return np.ones((len(texts), 4), dtype=np.float32)
+
+
 def test_a_signal_that_one_row_lacks_is_left_out(examples):
     silent = replace(examples.readings[7], draft=Completion("so so"))  # no log-probabilities
     readings = [*examples.readings[:7], silent, *examples.readings[8:]]
@@ -155,14 +180,14 @@ def test_a_cheap_fusion_that_leaves_nothing_out_has_no_such_note(examples):
 
 
 def test_a_saved_fusion_scores_the_same_in_a_new_process(fusion, examples, run, tmp_path):
-    report = save_fitted(fusion, examples, tmp_path / "fusion")
+    manifest = save_fitted(fusion, examples, tmp_path / "fusion")
     gate = load_fitted_gate(str(tmp_path / "fusion"))
     needs = gate.score(examples.questions, examples.readings)
     assert scored_elsewhere(tmp_path / "fusion", run) == needs
     assert all(0 <= need <= 1 for need in needs)
     assert (gate.request, gate.needs) == (fusion.request, fusion.needs)
     test = examples.split.test
-    assert auroc(examples.needed[test], np.array(needs)[test]) == pytest.approx(report.metrics["auroc"].value)
+    assert auroc(examples.needed[test], np.array(needs)[test]) == pytest.approx(manifest["metrics"]["auroc"]["value"])
     assert gate.raw(examples.questions, examples.readings)[test] == pytest.approx(fusion.raw(test.tolist()), abs=1e-6)
 
 

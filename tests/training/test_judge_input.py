@@ -41,12 +41,14 @@ def with_drafts(examples, text):
 
 
 def test_answers_that_are_all_empty_are_refused(base, tmp_path):
-    with pytest.raises(BadInput, match="every recorded answer without passages is empty"):
+    with pytest.raises(BadInput, match=r"the answers without passages\. Every answer is empty"):
         fit_answer_judge(with_drafts(planted(base, 60), "  "), work=tmp_path)
 
 
 def test_an_llm_that_always_abstains_is_refused(base, tmp_path):
-    with pytest.raises(BadInput, match=r"every recorded answer without passages declines to answer \('I don't know"):
+    with pytest.raises(
+        BadInput, match=r"the answers without passages. Every answer declines to answer \('I don't know"
+    ):
         fit_answer_judge(with_drafts(planted(base, 60), "I don't know."), work=tmp_path)
 
 
@@ -174,9 +176,9 @@ def one_sided(tmp_path, text, correct=False):
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
-        ("", "Every answer from memory is empty. Label with a larger `max_tokens`"),
-        ("I don't know.", r"Every answer from memory declines to answer \('I don't know.'\). Label with prompts"),
-        ("zzz", "have 60 that need retrieval and 0 that do not. Label more questions"),
+        ("", "Every answer is empty. Label with a larger `max_tokens`"),
+        ("I don't know.", r"Every answer declines to answer \('I don't know.'\). Label with prompts"),
+        ("zzz", "there are 60 and 0. Label more questions"),
     ],
 )
 def test_rows_that_are_all_wrong_say_why_where_it_is_plain(tmp_path, text, cause):
@@ -185,5 +187,5 @@ def test_rows_that_are_all_wrong_say_why_where_it_is_plain(tmp_path, text, cause
 
 
 def test_rows_that_are_all_right_are_refused(tmp_path):
-    with pytest.raises(BadInput, match="have 0 that need retrieval and 60 that do not"):
+    with pytest.raises(BadInput, match="there are 0 and 60"):
         load_examples([one_sided(tmp_path, "a", correct=True)], target="known")

@@ -16,9 +16,9 @@ from knowgate.stats.metrics import auroc
 from knowgate.training.gate_artifact import save_fitted
 from knowgate.training.judges.answer_judge import make_answer_training
 from knowgate.training.judges.checkpoint import checkpoint_folder, delete_checkpoint
-from knowgate.training.judges.ik import fit_ik, fit_ik_judge
-from knowgate.training.judges.kbm import fit_kbm, fit_kbm_judge
-from knowgate.training.judges.trainable_models import TrainableCausalModel, TrainingExample, select_judge_kind
+from knowgate.training.judges.ik import fit_ik
+from knowgate.training.judges.kbm import fit_kbm
+from knowgate.training.judges.trainable_models import TrainableCausalModel, TrainingExample, make_answer_judge_spec
 from knowgate.training.judges.trainer import train_judge
 from knowgate.training.judges.training_options import JudgeTrainingOptions, one_cycle, warm_cosine
 from tests.support.judge_data import QUICK, planted, quick
@@ -81,7 +81,7 @@ def test_the_loss_is_that_of_the_label_tokens_alone_whatever_the_padding(judge):
             rows = judge.model.loaded.model(torch.tensor([item.prompt.ids])).logits[0].log_softmax(-1)
         targets = [judge.label_tokens[0 if share else 1] for share in item.targets]
         expected += [-float(rows[mark, target]) for mark, target in zip(item.prompt.positions, targets, strict=True)]
-    model = TrainableCausalModel(judge.model, judge.label_tokens, whole_vocabulary=True)
+    model = TrainableCausalModel(judge, whole_vocabulary=True)
     with torch.no_grad():
         assert float(model.compute_loss(examples)) == pytest.approx(np.mean(expected), abs=1e-4)
 
@@ -90,17 +90,17 @@ def test_the_loss_is_that_of_the_label_tokens_alone_whatever_the_padding(judge):
 
 
 @pytest.mark.parametrize(
-    ("fit", "inner", "training", "looks"),
+    ("fit", "training", "looks"),
     [
-        (fit_ik, fit_ik_judge, make_answer_training(1, 32, 5e-4, seed=3), ["0.5", "1"]),
-        (fit_kbm, fit_kbm_judge, JudgeTrainingOptions(epochs=2, rate=5e-4, seed=3), ["1", "2"]),
+        (fit_ik, make_answer_training(1, 32, 5e-4, seed=3), ["0.5", "1"]),
+        (fit_kbm, JudgeTrainingOptions(epochs=2, rate=5e-4, seed=3), ["1", "2"]),
     ],
 )
-def test_the_options_of_a_fit_make_its_training(base, tmp_path, fit, inner, training, looks):
+def test_the_options_of_a_fit_make_its_training(base, tmp_path, fit, training, looks):
     steps = []
     options = {"epochs": training.epochs, "learning_rate": 5e-4, "seed": 3, "full": False}
     by_options = fit(planted(base, 60), **options, work=tmp_path / "a", watch=steps.append)
-    assert by_options.files == inner(planted(base, 60), training=training, work=tmp_path / "b").files
+    assert by_options.files == fit(planted(base, 60), training=training, work=tmp_path / "b").files
     ends = [step for step in steps if step.is_milestone]
     assert [step.words.split(",")[0] for step in ends] == [f"epoch {look}" for look in looks]
     assert (ends[-1].done, ends[-1].unit, ends[-1].stage) == (ends[-1].total, "examples", "training")
@@ -119,12 +119,12 @@ def test_an_interrupted_training_continues_and_ends_where_an_uninterrupted_one_d
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fit_ik_judge(examples, tokens=0, training=SHORT, work=checkpoint_folder(out), watch=stop_in_second_epoch)
+        fit_ik(examples, tokens=0, training=SHORT, work=checkpoint_folder(out), watch=stop_in_second_epoch)
     assert not out.exists()
-    resumed = fit_ik_judge(examples, tokens=0, training=SHORT, work=checkpoint_folder(out), watch=seen.append)
+    resumed = fit_ik(examples, tokens=0, training=SHORT, work=checkpoint_folder(out), watch=seen.append)
     assert all(re.fullmatch(r"epoch 2, loss .*, \d+\.\d examples/s", step.words) for step in seen)
     assert seen[-1].done == seen[-1].total
-    straight = fit_ik_judge(examples, tokens=0, training=SHORT, work=tmp_path / "straight")
+    straight = fit_ik(examples, tokens=0, training=SHORT, work=tmp_path / "straight")
     assert resumed.files == straight.files
     assert [untimed(note) for note in resumed.notes] == [untimed(note) for note in straight.notes]
     save_fitted(resumed, examples, out)
@@ -134,16 +134,16 @@ def test_an_interrupted_training_continues_and_ends_where_an_uninterrupted_one_d
 
 def test_an_unfinished_training_with_other_settings_is_not_overwritten(base, tmp_path):
     examples = planted(base, 60)
-    fit_ik_judge(examples, tokens=0, training=JudgeTrainingOptions(1, 8), work=tmp_path / "w")
+    fit_ik(examples, tokens=0, training=JudgeTrainingOptions(1, 8), work=tmp_path / "w")
     with pytest.raises(BadSetting, match="unfinished training with other data or settings"):
-        fit_ik_judge(examples, tokens=0, training=JudgeTrainingOptions(2, 8), work=tmp_path / "w")
+        fit_ik(examples, tokens=0, training=JudgeTrainingOptions(2, 8), work=tmp_path / "w")
 
 
 def test_all_weights_can_be_trained_and_the_gate_needs_its_base_no_more(tmp_path):
     base = save_word_llama(tmp_path / "base")
     examples, out = planted(base, 120), tmp_path / "gate"
     how = JudgeTrainingOptions(epochs=2, batch=8, rate=3e-3, full=True)
-    fitted = fit_kbm_judge(examples, training=how, work=tmp_path / "w")
+    fitted = fit_kbm(examples, training=how, work=tmp_path / "w")
     save_fitted(fitted, examples, out)
     base.rename(tmp_path / "gone")
     test = examples.split.test.tolist()
@@ -154,18 +154,12 @@ def test_all_weights_can_be_trained_and_the_gate_needs_its_base_no_more(tmp_path
 
 def test_examples_longer_than_the_limit_are_left_out_and_counted(base, tmp_path):
     with pytest.raises(BadInput, match="no example to train on"):
-        fit_ik_judge(planted(base, 60), tokens=0, training=JudgeTrainingOptions(max_tokens=5), work=tmp_path / "w")
-
-
-@pytest.mark.parametrize("wrong", [{"epochs": 0}, {"batch": 0}, {"rate": 0.0}])
-def test_settings_that_cannot_be_used_are_refused(wrong):
-    with pytest.raises(BadSetting):
-        JudgeTrainingOptions(**wrong)
+        fit_ik(planted(base, 60), tokens=0, training=JudgeTrainingOptions(max_tokens=5), work=tmp_path / "w")
 
 
 def test_a_base_without_weights_is_refused(base, tmp_path):
     with pytest.raises(BadSetting, match="'fake' has none"):
-        fit_ik_judge(planted(base, 60), tokens=0, base="fake", training=QUICK, work=tmp_path / "w")
+        fit_ik(planted(base, 60), tokens=0, base="fake", training=QUICK, work=tmp_path / "w")
 
 
 # --- looks, skipped updates, order ----------------------------------------------------------------
@@ -175,6 +169,7 @@ class Sum:
     """A model of one weight whose losses the test chooses."""
 
     fingerprint = "sum"
+    notes = ()
 
     def __init__(self, losses):
         self.weight = torch.nn.Parameter(torch.zeros(1))
@@ -280,7 +275,7 @@ def test_a_one_cycle_rate_begins_low_peaks_at_three_tenths_and_ends_near_nothing
 
 def test_a_share_between_no_and_yes_is_learned_as_it_is(judge):
     soft = TrainingExample(encode_kbm_answer(judge, "a b c", "True"), (0.3, 0.8))
-    model = TrainableCausalModel(judge.model, judge.label_tokens)
+    model = TrainableCausalModel(judge)
     with torch.no_grad():
         logits = judge.model.loaded.model(torch.tensor([soft.prompt.ids])).logits[0].double()
         margins = [
@@ -297,4 +292,4 @@ def test_a_share_between_no_and_yes_is_learned_as_it_is(judge):
 
 def test_a_mistyped_base_of_a_judge_of_answers_leads_to_the_encoders_too():
     with pytest.raises(UnknownName, match=r"unknown base 'smal'\. Did you mean 'small'\? Known: .*mpnet, small, smo"):
-        select_judge_kind("smal")
+        make_answer_judge_spec("judge", "smal")

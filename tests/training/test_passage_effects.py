@@ -128,7 +128,7 @@ def test_a_run_without_usable_questions_is_an_error(tmp_path: Path):
 
 
 def test_missing_candidates_are_reported_after_the_first_batch(tmp_path: Path):
-    with pytest.raises(BadInput, match="the questions have no passages of their own"):
+    with pytest.raises(BadInput, match="no candidate passage was found for any of the first 2 questions"):
         run_preferences(
             PreferenceFolder(tmp_path / "pref"), [asked("a"), asked("b")], PreferenceLabeler(Table(VALUES)), data="d"
         )

@@ -165,7 +165,7 @@ def test_folds_share_out_both_kinds():
 
 
 def test_a_saved_probe_scores_the_same_in_a_new_process(probe, examples, run, tmp_path):
-    report = save_fitted(probe, examples, tmp_path / "probe")
+    manifest = save_fitted(probe, examples, tmp_path / "probe")
     gate = load_fitted_gate(str(tmp_path / "probe"))
     needs = gate.score(examples.questions, examples.readings)
     assert scored_elsewhere(tmp_path / "probe", run) == needs
@@ -173,7 +173,7 @@ def test_a_saved_probe_scores_the_same_in_a_new_process(probe, examples, run, tm
     assert all(0 <= need <= 1 for need in needs)
     assert gate.request == probe.request
     test = examples.split.test
-    assert auroc(examples.needed[test], np.array(needs)[test]) == report.metrics["auroc"].value
+    assert auroc(examples.needed[test], np.array(needs)[test]) == manifest["metrics"]["auroc"]["value"]
 
 
 # --- what is refused ------------------------------------------------------------------------------

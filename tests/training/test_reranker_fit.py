@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("sentence_transformers")
 
+from knowgate.cli.fit_reranker import FitRerankerOptions
 from knowgate.data.preferences import Preference, compute_rank_metrics, hash_preferences, select_passages
 from knowgate.errors import ArtifactError, BadInput, BadSetting, WeightsError
 from knowgate.retrieval.rerankers import load_reranker
@@ -22,10 +23,9 @@ from knowgate.training.reranker import (
     make_preference_groups,
     make_relevance_groups,
     split_dev_rows,
-    truncate_groups,
 )
 from knowgate.training.reranker_artifact import save_reranker
-from knowgate.training.reranker_trainer import RerankerTrainingOptions, save_cross_encoder
+from knowgate.training.reranker_trainer import RerankerTrainingOptions, save_cross_encoder, truncate_groups
 from knowgate.types import Passage, Question
 from tests.support.planted_preferences import SETTINGS, planted_preferences
 from tests.support.tiny_models import save_tiny_cross_encoder
@@ -135,10 +135,10 @@ def test_nothing_to_learn_from_is_an_error(tiny: str):
         fit_reranker(TEST, base=tiny)
 
 
-@pytest.mark.parametrize("wrong", [{"temperature": 0.0}, {"epochs": 0}, {"rate": -1.0}])
+@pytest.mark.parametrize("wrong", [{"temperature": 0.0}, {"epochs": 0}, {"learning_rate": -1.0}])
 def test_wrong_training_settings_are_explained(wrong):
     with pytest.raises(BadSetting):
-        RerankerTrainingOptions(**wrong)
+        FitRerankerOptions(**wrong)
 
 
 def test_a_base_that_does_not_exist_is_named():
@@ -160,17 +160,11 @@ def test_the_order_of_training_follows_the_seed():
     assert sorted(name for batch in walk(0)[:3] for name in batch) == list("0123456")
 
 
-def test_the_rate_rises_and_falls_to_nothing(tiny: str):
-    from knowgate.training.reranker_trainer import RerankerOptimizer, open_cross_encoder
+def test_the_rate_rises_and_falls_to_nothing():
+    from knowgate.training.reranker_trainer import compute_rate_share
 
-    model = open_cross_encoder(tiny)
-    learning = RerankerOptimizer.create(model, RerankerTrainingOptions(rate=1.0, warm_up=0.2), updates=10)
-    rates = []
-    for _ in range(10):
-        rates.append(learning.optimizer.param_groups[0]["lr"])
-        learning.step(sum(one.sum() for one in learning.parameters))
-    assert rates == pytest.approx([0.0, 0.5, 1.0, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8])
-    assert learning.optimizer.param_groups[0]["lr"] == pytest.approx(0.0)
+    rates = [compute_rate_share(update, 10, warm_up=0.2) for update in range(11)]
+    assert rates == pytest.approx([0.0, 0.5, 1.0, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8, 0.0])
 
 
 def test_relevance_alone_makes_a_base_that_can_be_aligned(tiny: str, tmp_path: Path):
@@ -216,7 +210,7 @@ def test_the_best_weights_on_dev_questions_are_kept(tiny: str):
     dev = planted_preferences(60, "dev", seed=2)
     training = RerankerTrainingOptions(batch=8, rate=3e-3, epochs=2, checks=4)
     fitted = fit_reranker([*TRAIN, *dev, *TEST], base=tiny, training=training)
-    selection = fitted.selection
+    selection = fitted.alignment.selection
     assert selection is not None
     assert (selection.questions, [update for update, _ in selection.history]) == (60, [0, 6, 12, 18, 24])
     assert selection.chosen == max(value for _, value in selection.history) > selection.base
@@ -233,9 +227,10 @@ def test_a_training_that_harms_its_target_leaves_the_base_as_it_is(tiny: str, tm
         base=str(tmp_path / "good"),
         training=RerankerTrainingOptions(batch=8, rate=3e-3, epochs=4),
     )
-    assert fitted.selection is not None
-    assert fitted.selection.share == 0
-    assert min(value for _, value in fitted.selection.history) < 0.5  # The training did harm.
+    selection = fitted.alignment.selection
+    assert selection is not None
+    assert selection.share == 0
+    assert min(value for _, value in selection.history) < 0.5  # The training did harm.
     assert (fitted.after["P@1"] == fitted.before["P@1"]).all()
     manifest = save_reranker(fitted, tmp_path / "r", settings=SETTINGS, data_hash="h")
     assert manifest["selection"]["chosen"] == manifest["selection"]["base"] > 0.95

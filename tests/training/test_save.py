@@ -13,7 +13,7 @@ from knowgate.gates.artifacts.gate_folder import read_artifact
 from knowgate.gates.artifacts.networks import apply_calibration
 from knowgate.stats.metrics import ece
 from knowgate.training.classifiers import fit_platt_scaling
-from knowgate.training.examples import load_examples
+from knowgate.training.examples import list_seen_keys, load_examples
 from knowgate.training.gate_artifact import save_fitted
 from knowgate.training.probe import fit_probe
 from knowgate.types import Sampling, SignalRequest
@@ -37,16 +37,17 @@ def fitted(examples):
 @pytest.fixture(scope="module")
 def saved(fitted, examples, tmp_path_factory):
     out = tmp_path_factory.mktemp("fitted") / "probe"
-    return save_fitted(replace(fitted, notes=["a note"]), examples, out, command="knowgate fit", threshold=0.3)
+    save_fitted(replace(fitted, notes=["a note"]), examples, out, command="knowgate fit", threshold=0.3)
+    return out
 
 
 def test_how_samples_are_drawn_comes_back_from_the_folder(fitted, examples, tmp_path):
     drawn = SignalRequest(
         draft_tokens=8, layers=fitted.request.layers, samples=10, sampling=Sampling(0.6, 0.9, 50), seed=0
     )
-    folder = save_fitted(replace(fitted, request=drawn), examples, tmp_path / "gate").path
-    assert load_gate(str(folder)).request == drawn
-    assert read_artifact(folder).manifest["want"]["top_k"] == 50
+    save_fitted(replace(fitted, request=drawn), examples, tmp_path / "gate")
+    assert load_gate(str(tmp_path / "gate")).request == drawn
+    assert read_artifact(tmp_path / "gate").manifest["want"]["top_k"] == 50
 
 
 # --- calibration ----------------------------------------------------------------------------------
@@ -110,29 +111,29 @@ def test_rows_of_one_kind_calibrate_nothing():
 
 
 def test_the_folder_says_what_the_gate_is_bound_to(saved, examples):
-    manifest = read_artifact(saved.path).manifest
+    manifest = read_artifact(saved).manifest
     assert manifest["model"] == {"name": MODEL.name, "fingerprint": MODEL.fingerprint}
     assert (manifest["gate"], manifest["target"], manifest["threshold"]) == ("probe", "known", 0.3)
     assert manifest["split"] == examples.split.sizes()
-    assert manifest["metrics"]["auroc"]["value"] == saved.metrics["auroc"].value > 0.95
-    assert json.loads((saved.path / "gate.json").read_text()) == manifest
+    assert manifest["metrics"]["auroc"]["value"] > 0.95
+    assert json.loads((saved / "gate.json").read_text()) == manifest
 
 
 def test_questions_need_not_be_kept(fitted, examples, tmp_path):
-    bare = save_fitted(fitted, examples, tmp_path / "bare", keep_questions=False)
-    assert "reference.safetensors" not in names(bare.path)
-    assert "reference" not in bare.manifest
-    assert examples.questions[0].text not in (bare.path / "README.md").read_text(encoding="utf-8")
+    manifest = save_fitted(fitted, examples, tmp_path / "bare", keep_questions=False)
+    assert "reference.safetensors" not in names(tmp_path / "bare")
+    assert "reference" not in manifest
+    assert examples.questions[0].text not in (tmp_path / "bare" / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_folder_has_a_card_a_curve_and_the_questions_seen(saved, examples):
     kept = ["README.md", "curve.svg", "gate.json", "reference.safetensors", "seen.txt", "weights.safetensors"]
-    assert names(saved.path) == kept
-    text = (saved.path / "README.md").read_text()
+    assert names(saved) == kept
+    text = (saved / "README.md").read_text()
     assert "- a note" in text
-    assert f"| {saved.metrics['auroc'].value:.3f} |" in text
-    seen = (saved.path / "seen.txt").read_text().split()
-    assert seen == examples.list_seen_keys()
+    assert f"| {read_artifact(saved).manifest['metrics']['auroc']['value']:.3f} |" in text
+    seen = (saved / "seen.txt").read_text().split()
+    assert seen == list_seen_keys(examples.questions, examples.split)
     assert fingerprint_text(examples.questions[examples.split.test[0]].text) not in seen
 
 
@@ -142,14 +143,15 @@ def test_measures_are_those_of_rows_that_nothing_was_fitted_on(fitted, examples,
     turned[examples.split.test] ^= True
     straight = save_fitted(fitted, examples, tmp_path / "a")
     reverse = save_fitted(fitted, replace(examples, needed=turned), tmp_path / "b")
-    assert straight.manifest["calibration"] == reverse.manifest["calibration"]
-    assert reverse.metrics["auroc"].value == pytest.approx(1 - straight.metrics["auroc"].value)
+    assert straight["calibration"] == reverse["calibration"]
+    value = straight["metrics"]["auroc"]["value"]
+    assert reverse["metrics"]["auroc"]["value"] == pytest.approx(1 - value)
 
 
 def test_an_empty_test_split_leaves_the_measures_undefined(fitted, examples, tmp_path):
     split = replace(examples.split, test=np.array([], dtype=np.int64))
-    report = save_fitted(fitted, replace(examples, split=split), tmp_path / "gate")
-    assert {found.value for found in report.metrics.values()} == {None}
+    manifest = save_fitted(fitted, replace(examples, split=split), tmp_path / "gate")
+    assert {found["value"] for found in manifest["metrics"].values()} == {None}
     assert "not defined" in (tmp_path / "gate" / "README.md").read_text()
 
 

@@ -33,8 +33,8 @@ def examples(tmp_path):
 
 def test_the_teachers_word_counts_half_where_it_is_learned_from(examples, monkeypatch):
     monkeypatch.setattr(teacher, "load_fitted_gate", lambda folder: Teacher(0.2))
-    shares = make_soft_labels(examples, "t", [0, 1]).shares
-    graded = make_hard_labels(examples).shares
+    shares = make_soft_labels(examples, "t", [0, 1])
+    graded = make_hard_labels(examples)
     assert shares[:2] == pytest.approx(0.5 * graded[:2] + 0.5 * 0.8)
     assert np.array_equal(shares[2:], graded[2:])
 
@@ -43,5 +43,5 @@ def test_a_teacher_that_needs_more_than_text_is_refused(examples, monkeypatch):
     probe = Teacher(0.5)
     probe.needs = frozenset({Signal.HIDDEN})
     monkeypatch.setattr(teacher, "load_fitted_gate", lambda folder: probe)
-    with pytest.raises(BadSetting, match="but a teacher gets only texts"):
+    with pytest.raises(BadSetting, match="does not predict from texts alone"):
         make_soft_labels(examples, "t", [0])

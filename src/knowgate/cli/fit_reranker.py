@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +21,8 @@ from knowgate.retrieval import load_retriever
 from knowgate.retrieval.rerankers.cross_encoder import RERANKER_MANIFEST
 from knowgate.training import reranker as training
 from knowgate.training import reranker_artifact as artifact
-from knowgate.training.reranker_trainer import MINILM, RankingGroup, RerankerProgress, RerankerTrainingOptions
+from knowgate.training.fit_function import FitProgressCallback
+from knowgate.training.reranker_trainer import MINILM, RankingGroup, RerankerTrainingOptions
 
 MIN_USEFUL_QUESTIONS = 100  # with fewer, a reranker learns next to nothing
 PAPER_QUESTIONS = 7_622  # training questions of the CBDR paper
@@ -43,13 +44,15 @@ class FitRerankerOptions(Options):
         "Index in which `relevance` finds passages without the answer. Default: the passages of the question set itself.",
     )
     limit: Count | None = option(None, "Maximum number of questions to use of each `relevance` set.")
-    temperature: float = option(1.0, "Temperature of the training loss; lower values weigh the hardest passages more.")
-    epochs: int | None = option(
+    temperature: float = option(
+        1.0, "Temperature of the training loss; lower values weigh the hardest passages more.", gt=0
+    )
+    epochs: Count | None = option(
         None, "Passes over the training questions. Default: 1 for preferences, 2 for `relevance`."
     )
-    batch: int | None = option(None, "Questions per training step. Default: 8 for preferences, 16 for `relevance`.")
+    batch: Count | None = option(None, "Questions per training step. Default: 8 for preferences, 16 for `relevance`.")
     learning_rate: float | None = option(
-        None, "Highest learning rate of the training. Default: 6e-5 for preferences, 5e-5 for `relevance`."
+        None, "Highest learning rate of the training. Default: 6e-5 for preferences, 5e-5 for `relevance`.", gt=0
     )
     question_unread: bool = option(
         False,
@@ -164,38 +167,33 @@ def _load_relevance_groups(options: FitRerankerOptions) -> list[RankingGroup] | 
     return groups
 
 
-def _make_watcher(show: ProgressCallback) -> Callable[[str, RerankerProgress], None]:
+def _make_watcher(show: ProgressCallback) -> FitProgressCallback:
     """Return a progress callback for the training that updates a progress bar."""
-
-    def watch(stage: str, progress: RerankerProgress) -> None:
-        pace = f"{progress.rate:.1f} questions/s, loss {progress.loss:.3f}"
-        show(progress.done, progress.total, pace, stage=stage)
-
-    return watch
+    return lambda progress: show(progress.done, progress.total, progress.words, stage=progress.stage)
 
 
 def _print_result(fitted: training.AlignedReranker, out: Path) -> None:
     """Print the ranking metrics before and after alignment, warnings, and the command that uses the reranker.
 
-    `fitted.tested` are the test questions. `fitted.selection` is the choice of the training checkpoint on dev questions;
-    its `share` is 0 if no checkpoint was better than the untrained base. `fitted.cut` counts shortened texts.
+    `fitted.tested` are the test questions. The selection is the choice of the training checkpoint on dev questions; its
+    `share` is 0 if no checkpoint was better than the untrained base.
     """
     if fitted.tested:
         gains = artifact.measure_ranking_gains(fitted)
         table = Table("measure", "before", "after", "gain, 95 % interval", box=None)
         for name in RANK_METRIC_NAMES:
-            table.add_row(name, gains.before[name].format(), gains.after[name].format(), gains.gain[name].format())
+            table.add_row(name, *(gains[part][name].format() for part in ("before", "after", "gain")))
         create_console(soft_wrap=False).print(table)
     else:
         inform(
             "The reranker was not measured on test questions: none has passages of different effect in these folders. "
             "Measure preferences of test questions (knowgate prefer --split test), then run knowgate eval-rerank."
         )
-    if selection := fitted.selection:
+    if selection := fitted.alignment.selection:
         inform(f"P@1 of {selection.questions} dev questions: {selection.base:.3f} to {selection.chosen:.3f}.")
         if not selection.share:
             inform("The reranker is its base, unchanged. Use preferences of more questions or another --learning-rate.")
-    n_trained, truncated = fitted.alignment.groups, fitted.cut
+    n_trained, truncated = fitted.alignment.groups, fitted.alignment.cut
     if n_trained < MIN_USEFUL_QUESTIONS:
         inform(
             f"The reranker was trained on {n_trained} questions only (the CBDR paper: {PAPER_QUESTIONS:,}). Measure "

@@ -70,5 +70,5 @@ def _print_topics(runs: Sequence[Path], options: topics.TopicOptions) -> None:
     rules = topics.propose_rules(results)
     print_text(topics.describe_rules(rules) or "No rule follows from these topics with certainty.")
     if rules_file is not None and rules:
-        write_text(rules_file, topics.format_rules(rules))
+        write_text(rules_file, "\n".join(rule.to_toml() for rule in rules))
         inform(f"{len(rules)} rules are in {rules_file}. Read them, then use them: --rules {rules_file}")

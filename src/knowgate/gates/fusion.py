@@ -13,7 +13,7 @@ import numpy as np
 from knowgate.core.schema import NumberRange, read_record
 from knowgate.data.signals.confidence import ASSESSMENT_LABELS, SELF_ASSESSMENT, self_assessment_logit
 from knowgate.data.signals.features import FEATURES, describe_feature, feature_matrix
-from knowgate.data.signals.vectors import draft_texts, stack_hidden_states, text_features
+from knowgate.data.signals.vectors import draft_texts, hash_wording, stack_hidden_states, text_features, truncate_words
 from knowgate.errors import BadInput
 from knowgate.gates import load_fitted_gate
 from knowgate.gates.artifacts.gate_manifest import StatePosition
@@ -26,7 +26,8 @@ from knowgate.types import Embedder, LabelPrompt, Question, Reading, ServedModel
 
 GAIN_HEADS = ("closed", "open")  # P(right from memory), P(right with passages)
 TEXT_SIGNAL = "text"  # name of the linear classifier on embeddings of question and draft
-MAX_DRAFT_TOKENS = 32  # how much of the draft is embedded
+WORDING_SIGNAL = "wording"  # name of the linear classifier on the character n-grams of the draft
+MAX_DRAFT_TOKENS = 32  # how much of the draft is read as text
 MAX_NAMED_SIGNALS = 2  # of an explanation
 MARGIN_FLOOR = 1e-4  # a judge that is very sure of itself does not outvote all other signals
 MIN_CONTRIBUTION = 0.1  # explanations name signals that change the logit by at least this much
@@ -56,6 +57,7 @@ class FusionOptions:
         probes: Classifiers of hidden states.
         embedder: Name of the embedding model; empty if no text is embedded.
         embedder_fingerprint: Fingerprint of the embedding model.
+        wording: Whether the character n-grams of the draft are read; not in gates of 0.1.
         heads: Names of the two regressions of a gate that was fitted on 'gain'; empty if there is one.
         judges: Number of judges whose scores are further signals (gate `stack`).
     """
@@ -64,13 +66,24 @@ class FusionOptions:
     probes: tuple[FusionProbe, ...]
     embedder: str = ""
     embedder_fingerprint: str = ""
+    wording: bool = False
     heads: tuple[str, ...] = ()
     judges: Annotated[int, NumberRange(0, 4)] = 0
 
     @property
+    def classifiers(self) -> list[str]:
+        """Names of the linear classifiers whose outputs are inputs of the logistic regression."""
+        names = [probe.name for probe in self.probes]
+        if self.embedder:
+            names.append(TEXT_SIGNAL)
+        if self.wording:
+            names.append(WORDING_SIGNAL)
+        return names
+
+    @property
     def width(self) -> int:
         """Number of inputs of the logistic regression."""
-        return len(self.features) + len(self.probes) + bool(self.embedder) + self.judges
+        return len(self.features) + len(self.classifiers) + self.judges
 
 
 @dataclass(frozen=True)
@@ -100,9 +113,8 @@ class FusionGate(FittedGate):
             raise BadInput(f"unknown feature '{unknown[0][:80]}'. Known features: {', '.join(FEATURES)}.")
         if options.heads and options.heads != GAIN_HEADS:
             raise BadInput(f"unknown prediction heads {', '.join(options.heads)[:80]}. Known: {', '.join(GAIN_HEADS)}.")
-        classifiers = [*(probe.name for probe in options.probes), *([TEXT_SIGNAL] if options.embedder else [])]
         for prefix in self._head_prefixes:
-            for name in classifiers:
+            for name in options.classifiers:
                 require_network(tensors, f"{prefix}{name}.")
             require_network(tensors, f"{prefix}fusion.", options.width)
         tensors.reject_others()
@@ -145,8 +157,8 @@ class FusionGate(FittedGate):
     def compute_signals(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[Vector]:
         """Compute the inputs of each logistic regression of the gate, as a matrix with one row per question.
 
-        The columns are the features, then the logit of each probe (a classifier of a hidden state), then the logit of
-        the text classifier, if the gate has one. Each regression has probes of its own.
+        The columns are the features, then the logit of each probe (a classifier of a hidden state), then the logits of
+        the classifiers of texts, if the gate has them. Each regression has classifiers of its own.
         """
         options, tensors = self.artifact.options, self.artifact.tensors
         readings = [add_self_assessment(reading, self.name) for reading in readings]
@@ -157,6 +169,8 @@ class FusionGate(FittedGate):
         }
         if "embedder" in options:
             inputs[TEXT_SIGNAL] = embed_drafts(self.encoder, questions, readings)
+        if options.get("wording"):
+            inputs[WORDING_SIGNAL] = hash_drafts(readings)
         signals = []
         for prefix in self._head_prefixes:
             logits = [_to_logits(apply_network(tensors, x, f"{prefix}{name}.")) for name, x in inputs.items()]
@@ -245,6 +259,11 @@ def compute_margin(scores: FloatArray) -> Vector:
 def embed_drafts(encoder: Embedder, questions: Sequence[Question], readings: Sequence[Reading]) -> Vector:
     """Embed the question alone and the question with its draft, and concatenate the two vectors."""
     return text_features(encoder, questions, draft_texts(readings), MAX_DRAFT_TOKENS)
+
+
+def hash_drafts(readings: Sequence[Reading]) -> Vector:
+    """Represent the wording of each draft by counts of its character n-grams."""
+    return hash_wording([truncate_words(text, MAX_DRAFT_TOKENS) for text in draft_texts(readings)])
 
 
 def _to_logits(probabilities: FloatArray) -> Vector:

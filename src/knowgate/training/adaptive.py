@@ -40,11 +40,14 @@ def fit_adaptive(
         return np.asarray(1 - predict_complexity(tensors, vectors[list(indices)])[:, 0])
 
     options = {"embedder": getattr(encoder, "spec", "minilm"), "embedder_fingerprint": encoder.fingerprint}
-    notes = [
-        _describe_classes(classes),
-        _describe_iterative_answers(examples.rows),
-        *_measure_accuracy(tensors, vectors, classes, examples),
-    ]
+    counts = ", ".join(f"{name} {strategies.count(name)}" for name in COMPLEXITY_CLASSES)
+    notes = [f"cheapest strategy that was right: {counts}; left out, as nothing was right: {strategies.count(None)}"]
+    if n_unknown := [is_iterative_correct(row) for row in examples.rows].count(None):
+        notes.append(
+            f"{n_unknown} of {len(strategies)} rows have no iterative answer: questions that one round does not answer "
+            "count as several rounds there. Label with `iterative` to measure them."
+        )
+    notes += _measure_accuracy(tensors, vectors, classes, examples)
     return FitResult("adaptive", options, frozenset(), SignalRequest(), tensors, raw, notes)
 
 
@@ -94,13 +97,15 @@ def _train_classifier(vectors: Vector, classes: NDArray[np.int64], examples: Exa
 
 
 def _fit_classes(vectors: Vector, classes: NDArray[np.int64], c: float) -> Tensors:
+    """Fit a logistic regression with scikit-learn's C. Classes that do not occur get weights of 0 and are not `seen`."""
     fitted = fit_logistic(vectors, classes, C=c, max_iter=2000)
     n_classes = len(COMPLEXITY_CLASSES)
-    weight, bias = np.zeros((n_classes, vectors.shape[1]), np.float32), np.zeros(n_classes, np.float32)
-    if len(fitted.classes_) == 2:  # scikit-learn has one row of weights then, for the second class against the first
-        weight[fitted.classes_[1]], bias[fitted.classes_[1]] = fitted.coef_[0], fitted.intercept_[0]
-    else:
-        weight[fitted.classes_], bias[fitted.classes_] = fitted.coef_, fitted.intercept_
+    weight = np.zeros((n_classes, vectors.shape[1]), np.float32)
+    bias = np.zeros(n_classes, np.float32)
+    # With two classes, scikit-learn has one row of weights, for the second class against the first.
+    rows = fitted.classes_[1:] if len(fitted.classes_) == 2 else fitted.classes_
+    weight[rows] = fitted.coef_
+    bias[rows] = fitted.intercept_
     seen = np.isin(np.arange(n_classes), fitted.classes_).astype(np.float32)
     return {"weight": weight, "bias": bias, "seen": seen}
 
@@ -112,35 +117,11 @@ def _mean_log_likelihood(tensors: Tensors, vectors: Vector, classes: NDArray[np.
     return float(np.log(np.maximum(probabilities, 1e-9)).mean())
 
 
-def _describe_classes(classes: NDArray[np.int64]) -> str:
-    counts = ", ".join(f"{name} {int((classes == number).sum())}" for number, name in enumerate(COMPLEXITY_CLASSES))
-    left_out = int((classes == NO_CLASS).sum())
-    return f"cheapest strategy that was right: {counts}; left out, as nothing was right: {left_out}"
-
-
 def _measure_accuracy(tensors: Tensors, vectors: Vector, classes: NDArray[np.int64], examples: Examples) -> list[str]:
+    """Measure on the test split how often the predicted class is right, for the card; empty without test questions."""
     test = examples.split.test[classes[examples.split.test] != NO_CLASS]
     if not len(test):
         return []
     accuracy = float((predict_complexity(tensors, vectors[test]).argmax(axis=1) == classes[test]).mean())
     majority = float(np.bincount(classes[test]).max() / len(test))
     return [f"accuracy of the three classes on the test split: {accuracy:.3f} (most frequent class: {majority:.3f})"]
-
-
-def _describe_iterative_answers(rows: Sequence[LabelRow]) -> str:
-    """Compare the accuracy of no, one and several rounds of retrieval.
-
-    If rows lack an answer after several rounds (an iterative answer), only say how many.
-    """
-    verdicts = [is_iterative_correct(row) for row in rows]
-    if None in verdicts:
-        return (
-            f"{verdicts.count(None)} of {len(rows)} rows have no iterative answer: questions that one round does not "
-            "answer count as several rounds there. Label with `iterative` to measure them."
-        )
-    correct = {
-        "closed-book": [bool(row.closed and row.closed.correct) for row in rows],
-        "with one round of retrieval": [bool(row.open and row.open.correct) for row in rows],
-        "with several": [bool(verdict) for verdict in verdicts],
-    }
-    return "answers right: " + ", ".join(f"{sum(right) / len(rows):.1%} {name}" for name, right in correct.items())

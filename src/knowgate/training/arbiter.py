@@ -25,6 +25,7 @@ from knowgate.stats.metrics import BoolArray, FloatArray, weighted_mean
 from knowgate.training import fit_function, model_card
 from knowgate.training.arbiter_pairs import AnswerPairs, ArbiterResult, load_answer_pairs
 from knowgate.training.classifiers import Tensors, check_finite, fit_linear, fit_platt_scaling
+from knowgate.training.examples import list_seen_keys
 from knowgate.training.judges.checkpoint import checkpoint_folder, delete_checkpoint
 from knowgate.training.judges.ensemble import assign_folds
 
@@ -212,7 +213,6 @@ def fit_arbiter(
     check_replaceable(
         folder, fitted_arbiter.ARBITER_MANIFEST, fitted_arbiter.ARBITER_KIND
     )  # Fail before the training, not after it.
-    _check_mode(mode, options)
     fit_function.check_fit_options(f"arbiter (mode={mode})", function, options)
     with require_extra("fitting an arbiter", EXTRA):
         pairs = load_answer_pairs(resolve_run_paths(runs), seed)
@@ -262,45 +262,32 @@ def load_arbiter_fit_function(mode: str) -> fit_function.FitFunction:
     return cast(fit_function.FitFunction, load_target(entry.fit, f"fitting {mode}", entry.extra))
 
 
-def _check_mode(mode: str, options: Mapping[str, Any]) -> None:
-    """Raise BadSetting if an option belongs to another mode of the arbiter."""
-    declared = {
-        name: fit_function.read_fit_options(load_arbiter_fit_function(name)).model_fields for name in FITTED_ARBITERS
-    }
-    for option in options:
-        modes = [name for name, fields in declared.items() if option in fields]
-        if modes and mode not in modes:
-            raise BadSetting(
-                f"the option '{option}' only applies to mode='{modes[0]}'. Use that mode, or leave the option out."
-            )
-
-
 def save_arbiter(result: ArbiterResult, pairs: AnswerPairs, out: Path, *, command: str = "") -> None:
     """Calibrate a trained arbiter, measure it on the test split, and write its folder atomically.
 
     The probabilities of the closed-book and of the open-book answer are calibrated separately, on the calibration
     split. Only questions whose two answers differ are used, because the arbiter never has to choose for the others.
     """
-    calibration: dict[str, dict[str, Any]] = {"closed": {"kind": "none"}, "open": {"kind": "none"}}
-    if not result.is_calibrated:
-        indices = pairs.select_differing(pairs.split.calibration)
-        raw = result.raw(indices.tolist())
-        calibration = {
-            "closed": fit_platt_scaling(raw[:, 0], pairs.closed_right[indices]),
-            "open": fit_platt_scaling(raw[:, 1], pairs.open_right[indices]),
-        }
-    raw = result.raw(pairs.split.test.tolist())
-    closed = apply_calibration(raw[:, 0], calibration["closed"])
-    opened = apply_calibration(raw[:, 1], calibration["open"])
-    beliefs = np.stack([closed, opened], axis=1)
+    right = {"closed": pairs.closed_right, "open": pairs.open_right}
+    differing = pairs.select_differing(pairs.split.calibration)
+    raw_calibration = None if result.is_calibrated else result.raw(differing.tolist())
+    raw_test = result.raw(pairs.split.test.tolist())
+    calibration: dict[str, dict[str, Any]] = {}
+    beliefs = np.empty((len(pairs.split.test), len(right)))
+    for column, side in enumerate(right):
+        calibration[side] = {"kind": "none"}
+        if raw_calibration is not None:
+            calibration[side] = fit_platt_scaling(raw_calibration[:, column], right[side][differing])
+        beliefs[:, column] = apply_calibration(raw_test[:, column], calibration[side])
     metrics = _measure(beliefs, pairs)
     manifest = {
         **_build_manifest(result, pairs),
         "calibration": calibration,
         "metrics": {name: asdict(estimate) for name, estimate in metrics.items()},
     }
-    seen = ("\n".join(pairs.list_seen_keys(result.uses_test_split)) + "\n").encode()
-    card, files = render_arbiter_card(manifest, command), {**result.files, SEEN_FILE: seen}
+    seen_keys = list_seen_keys(pairs.table.questions, pairs.split, result.uses_test_split)
+    files = {**result.files, SEEN_FILE: ("\n".join(seen_keys) + "\n").encode()}
+    card = render_arbiter_card(manifest, command)
     write_artifact(out, manifest, result.tensors, card, files, artifact_format=fitted_arbiter.ARBITER_FORMAT)
 
 
@@ -375,9 +362,7 @@ def render_arbiter_card(manifest: Mapping[str, Any], command: str) -> str:
         f"# {manifest['arbiter']} arbiter for {escape_markdown(manifest['model']['name'])}",
         f"A knowgate arbiter, fitted {manifest['created']}. After retrieval it estimates how probably the closed-book "
         "and the open-book answer are right; the more probable one is given.",
-        "```python\nimport knowgate as kg\n\n"
-        'settings = kg.load_settings(arbiter="THIS_FOLDER", gate="GATE", docs="FOLDER")\n'
-        'print(kg.build_pipeline(settings).answer("a question"))\n```',
+        model_card.format_usage(arbiter="THIS_FOLDER", gate="GATE", docs="FOLDER"),
         model_card.format_facts(facts),
         "## Measured on the held-out test split\n\n"
         + model_card.format_metrics(manifest["metrics"], ARBITER_METRIC_NAMES),

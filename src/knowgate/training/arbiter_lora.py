@@ -19,8 +19,8 @@ from knowgate.training.arbiter_pairs import AnswerPairs, ArbiterResult
 from knowgate.training.fit_function import FitProgressCallback, ignore_progress
 from knowgate.training.judges.answer_judge import make_answer_training
 from knowgate.training.judges.ensemble import fit_judge, plan_ensemble
-from knowgate.training.judges.trainable_models import CAUSAL_JUDGE, TrainingExample
-from knowgate.training.judges.training_options import EnsembleFitOptions, JudgeTrainingOptions
+from knowgate.training.judges.trainable_models import JudgeSpec, TrainingExample
+from knowgate.training.judges.training_options import EnsembleFitOptions
 
 if TYPE_CHECKING:
     from knowgate.models.tokenization import LabelPromptTokens
@@ -56,19 +56,15 @@ def fit_lora_arbiter(
     It is asked twice per question: once about the closed-book answer and once about the open-book answer.
     """
     _check_passages(pairs, options.passages)
-    training = _make_training(options, seed)
+    rate = options.learning_rate or (None if options.full else ARBITER_LEARNING_RATE)
+    training = make_answer_training(options.epochs, 32, rate, full=options.full, seed=seed)
+    # Prompts may be longer if they contain passages.
+    training = replace(training, max_tokens=MAX_PROMPT_TOKENS_WITH_PASSAGES if options.passages else MAX_PROMPT_TOKENS)
     texts = [pair.question.text for pair in pairs.answers]
     encoder = PairEncoder(pairs, options.tokens, options.passages)
-    fitted = fit_judge(
-        plan_ensemble(pairs.split, training, options.seeds, options.folds, texts),
-        ARBITER_LABELS,
-        ARBITER_TEMPLATES,
-        encoder.make_examples,
-        kind=CAUSAL_JUDGE,
-        base=options.base or str(pairs.table.settings["model"]),
-        work=work,
-        watch=watch,
-    )
+    spec = JudgeSpec(options.base or str(pairs.table.settings["model"]), ARBITER_LABELS, ARBITER_TEMPLATES)
+    members = plan_ensemble(pairs.split, training, options.seeds, options.folds, texts)
+    fitted = fit_judge(spec, members, encoder.make_examples, work=work, watch=watch)
 
     def raw(indices: Sequence[int]) -> FloatArray:
         columns = [fitted.predict_known(encoder.encode(fitted.judge, indices, side), indices) for side in ARBITER_SIDES]
@@ -93,16 +89,6 @@ def _check_passages(pairs: AnswerPairs, passages: int) -> None:
             f"passages={passages} is not possible, because the label runs contain no passages. Label with an index, or "
             "leave the option out."
         )
-
-
-def _make_training(options: LoraArbiterOptions, seed: int) -> JudgeTrainingOptions:
-    """Return the hyperparameters of the judge.
-
-    By default, the learning rate is lower than for other judges. Prompts may be longer if they contain passages.
-    """
-    rate = options.learning_rate or (None if options.full else ARBITER_LEARNING_RATE)
-    training = make_answer_training(options.epochs, 32, rate, full=options.full, seed=seed)
-    return replace(training, max_tokens=MAX_PROMPT_TOKENS_WITH_PASSAGES if options.passages else MAX_PROMPT_TOKENS)
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,17 @@ from numpy.typing import NDArray
 from knowgate.data.runs.table import LabelTable, load_label_table
 from knowgate.data.splits import Split, split_questions
 from knowgate.errors import BadInput
-from knowgate.gates.arbiters.abstention import RULES_ARBITER
 from knowgate.gates.arbiters.arbitration import answers_agree
 from knowgate.gates.arbiters.offline_arbitration import get_answer_pair
 from knowgate.gates.artifacts.gate_folder import Tensors
 from knowgate.stats.metrics import BoolArray, FloatArray
-from knowgate.training.examples import MIN_ROWS_PER_CLASS, MIN_TRAINING_QUESTIONS_PER_CLASS, check_texts, list_seen_keys
+from knowgate.training.examples import (
+    MIN_ROWS_PER_CLASS,
+    MIN_TRAINING_QUESTIONS_PER_CLASS,
+    check_texts,
+    describe_useless_answers,
+    require_both_classes,
+)
 from knowgate.types import AnswerPair, Signal
 
 ONE_ARBITER_ADVICE = "Fit one arbiter for each"
@@ -32,6 +37,7 @@ SHARED_SETTINGS = {
     "retriever_fingerprint": ONE_ARBITER_ADVICE,
     "max_tokens": "Label all runs with the same number of tokens",
 }
+HARDER_ADVICE = "Label more questions, easier or harder ones."
 MIN_PAIRS = 40  # with fewer, the splits are too small
 SIDE_NAMES = {"closed": "closed-book", "open": "open-book"}
 
@@ -66,10 +72,6 @@ class AnswerPairs:
     def differ(self) -> BoolArray:
         """Whether the two answers of each question differ; otherwise there is nothing to choose."""
         return np.array([not answers_agree(pair) for pair in self.answers], dtype=bool)
-
-    def list_seen_keys(self, include_test: bool = False) -> list[str]:
-        """List fingerprints of the questions that the arbiter has seen; with `include_test`, also the test split."""
-        return list_seen_keys(self.table.questions, self.split, include_test)
 
     def select_differing(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return those of the indices whose two answers differ; an arbiter never has to choose for the others."""
@@ -132,7 +134,10 @@ def load_answer_pairs(runs: Sequence[Path], seed: int = 0) -> AnswerPairs:
 
 def check_answer_pairs(pairs: AnswerPairs) -> None:
     """Raise BadInput if the pairs are too few or too uniform for an arbiter to learn from."""
-    _check_answer_texts(pairs.answers)
+    for side, name in SIDE_NAMES.items():
+        problem = describe_useless_answers([getattr(pair, side).text for pair in pairs.answers])
+        if problem:
+            raise BadInput(f"an arbiter has nothing to learn from the {name} answers. {problem}")
     n_pairs, n_different = len(pairs.answers), int(pairs.differ.sum())
     if n_different < MIN_PAIRS:
         raise BadInput(
@@ -140,32 +145,7 @@ def check_answer_pairs(pairs: AnswerPairs) -> None:
             f"but only {n_different} of {n_pairs} do. Label more questions."
         )
     train = pairs.select_differing(pairs.split.train)
-    for side, right in (("closed", pairs.closed_right), ("open", pairs.open_right)):
-        _check_grades(f"{SIDE_NAMES[side]} answers", right, MIN_ROWS_PER_CLASS)
-        name = f"{SIDE_NAMES[side]} answers that differ in the training split"
-        _check_grades(name, right[train], MIN_TRAINING_QUESTIONS_PER_CLASS)
-
-
-def _check_answer_texts(answers: Sequence[AnswerPair]) -> None:
-    """Raise BadInput if all closed-book or all open-book answers are empty or abstain."""
-    for side, name in SIDE_NAMES.items():
-        texts = [getattr(pair, side).text for pair in answers]
-        if not any(text.strip() for text in texts):
-            raise BadInput(
-                f"every {name} answer is empty, so an arbiter has nothing to choose between. Check the label runs."
-            )
-        if all(RULES_ARBITER.abstains(text) for text in texts):
-            raise BadInput(
-                f"every {name} answer declines to answer ('{texts[0][:60]}'), so an arbiter has nothing to learn. "
-                "Check prompts and passages with `knowgate report RUN`."
-            )
-
-
-def _check_grades(name: str, right: BoolArray, minimum: int) -> None:
-    """Raise BadInput unless at least `minimum` answers are right and as many are wrong."""
-    n_right, n_wrong = int(right.sum()), int((~right).sum())
-    if min(n_right, n_wrong) < minimum:
-        raise BadInput(
-            f"an arbiter needs at least {minimum} right and {minimum} wrong {name}, but {n_right} are right and "
-            f"{n_wrong} are wrong. Label more questions, easier or harder ones."
-        )
+    for side, right in (("closed-book", pairs.closed_right), ("open-book", pairs.open_right)):
+        what = (f"right {side} answers", f"wrong {side} answers")
+        require_both_classes(right, MIN_ROWS_PER_CLASS, what, HARDER_ADVICE)
+        require_both_classes(right[train], MIN_TRAINING_QUESTIONS_PER_CLASS, what, HARDER_ADVICE)

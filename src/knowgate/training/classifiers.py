@@ -7,7 +7,7 @@ import functools
 import itertools
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -52,8 +52,9 @@ class LabeledFeatures(NamedTuple):
 def select_train_and_dev(features: Vector, examples: Examples) -> tuple[LabeledFeatures, LabeledFeatures]:
     """Return the training data and the dev data (which tunes hyperparameters), with classes."""
     train, dev = examples.split.train, examples.split.dev
-    needed = examples.needed
-    return LabeledFeatures(features[train], needed[train]), LabeledFeatures(features[dev], needed[dev])
+    train_data = LabeledFeatures(features[train], examples.needed[train])
+    dev_data = LabeledFeatures(features[dev], examples.needed[dev])
+    return train_data, dev_data
 
 
 class LinearFit(NamedTuple):
@@ -131,6 +132,11 @@ def tune_linear(train: LabeledFeatures, dev: LabeledFeatures) -> LinearFit:
     return fits[int(np.argmax(scores))]
 
 
+def make_scorer(tensors: Tensors, features: Vector) -> Callable[[Sequence[int]], FloatArray]:
+    """Return a function that scores the rows of `features` with the given indices."""
+    return lambda indices: apply_network(tensors, features[list(indices)])
+
+
 def auroc_or_half(needed: BoolArray, needs: NDArray[np.float64]) -> float:
     """Return the AUROC, or 0.5 if only one class is present."""
     score = auroc(needed, needs)
@@ -175,7 +181,8 @@ def fit_mlp(
         by_accuracy: Choose the epoch by dev accuracy, the last one of equals, as in the paper. Default: by AUROC.
     """
     tensors = fit_standardization(train.features)
-    scaled_train, scaled_dev = (part._replace(features=_standardize(part.features, tensors)) for part in (train, dev))
+    scaled_train = LabeledFeatures(_standardize(train.features, tensors), train.needed)
+    scaled_dev = LabeledFeatures(_standardize(dev.features, tensors), dev.needed)
     stop = threading.Event()
     with _open_worker_pool(len(seeds)) as pool:
         try:
@@ -185,7 +192,8 @@ def fit_mlp(
             stop.set()  # After Ctrl-C, the other threads stop after their current batch.
     for number, layers in enumerate(members):
         for depth, (weight, bias) in enumerate(layers):
-            tensors[f"{number}.{depth}.weight"], tensors[f"{number}.{depth}.bias"] = weight, bias
+            tensors[f"{number}.{depth}.weight"] = weight
+            tensors[f"{number}.{depth}.bias"] = bias
     return tensors
 
 
@@ -218,13 +226,14 @@ def _train_member(
 
     n_rows = len(train.features)
     network = _Network(train.features.shape[1], seed)
-    batches, updates = network.iterate_batches(n_rows), math.ceil(n_rows / BATCH_SIZE)
+    batches = network.iterate_batches(n_rows)
+    updates = math.ceil(n_rows / BATCH_SIZE)  # of an epoch
     # On large data, an epoch is cut to MAX_UPDATES updates with a lower learning rate.
     rate = LEARNING_RATE if updates <= MAX_UPDATES else LARGE_DATA_LEARNING_RATE
     updates = min(updates, MAX_UPDATES)
     optimizer = torch.optim.Adam(itertools.chain(*network.layers), lr=rate, fused=True)
-    arrays = (train.features, train.needed.astype(np.int64), dev.features)
-    inputs, classes, dev_inputs = (torch.from_numpy(array) for array in arrays)
+    inputs, dev_inputs = torch.from_numpy(train.features), torch.from_numpy(dev.features)
+    classes = torch.from_numpy(train.needed.astype(np.int64))
     # Both classes get the same total weight, however rare one of them is.
     class_weights = n_rows / (2 * torch.bincount(classes, minlength=2).clamp(min=1))
     weights = class_weights[classes]

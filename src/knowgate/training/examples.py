@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from knowgate.core.text import normalize
-from knowgate.data.runs.records import name_runs
 from knowgate.data.runs.rows import LabelRow
 from knowgate.data.runs.table import LabelTable, load_label_table
 from knowgate.data.splits import Split, fingerprint_text, fingerprint_text_loosely, split_questions
@@ -32,6 +30,7 @@ MIN_GRADED_ROWS = 40  # with fewer, the splits are too small
 MIN_ROWS_PER_CLASS = 8
 MIN_TRAINING_QUESTIONS_PER_CLASS = 2  # distinct questions in the training split
 MIN_OPEN_BOOK_SHARE = 0.9  # share of rows with an open-book answer that is enough to learn the benefit of retrieval
+NEED_CLASSES = ("questions that need retrieval", "questions that do not")
 LABEL_MORE_ADVICE = "Label more questions, or use another `target`."
 
 
@@ -75,23 +74,8 @@ class Examples:
         """Settings of the label runs: the LLM, its prompts, the number of answer tokens and so on."""
         return self.table.settings
 
-    @property
-    def runs(self) -> list[str]:
-        """Paths of the label runs."""
-        return self.table.runs
 
-    @cached_property
-    def run_names(self) -> list[str]:
-        """The name of the label run of each row."""
-        names = name_runs([Path(run) for run in self.runs])
-        return [names[index] if names else "" for index in self.table.run_index]
-
-    def list_seen_keys(self, include_test: bool = False) -> list[str]:
-        """List fingerprints of the questions that the gate has seen; with `include_test`, also the test split."""
-        return list_seen_keys(self.questions, self.split, include_test)
-
-
-def list_seen_keys(questions: Sequence[Question], split: Split, include_test: bool) -> list[str]:
+def list_seen_keys(questions: Sequence[Question], split: Split, include_test: bool = False) -> list[str]:
     """List fingerprints of the questions that a gate has seen, so that evaluations can leave them out.
 
     Every question has three: of its exact text, of its normalized text and of its id. The id identifies questions in
@@ -102,11 +86,14 @@ def list_seen_keys(questions: Sequence[Question], split: Split, include_test: bo
         split: Indices of the train, dev, calibration and test questions.
         include_test: Whether the test split was trained on, too.
     """
-    used = np.concatenate([split.train, split.dev, split.calibration, *([split.test] if include_test else [])])
+    used = [*split.train, *split.dev, *split.calibration]
+    if include_test:
+        used += [*split.test]
     keys = set()
-    for question in (questions[index] for index in used):
-        keys |= {fingerprint_text(question.text), fingerprint_text_loosely(question.text)}
-        keys.add(fingerprint_text(f"id:{question.id}"))
+    for index in used:
+        text = questions[index].text
+        keys |= {fingerprint_text(text), fingerprint_text_loosely(text)}
+        keys.add(fingerprint_text(f"id:{questions[index].id}"))
     return sorted(keys)
 
 
@@ -135,11 +122,21 @@ def load_examples(
     check_texts(table)
     chosen = _choose_target(table.rows, target)
     needed = np.array([_needs_retrieval(row, chosen) for row in table.rows], dtype=bool)
-    reason = _explain_default_target(table.rows, chosen) if target is None else ""
-    _check_classes(needed, chosen, reason, "" if chosen in OPEN_BOOK_TARGETS else _explain_one_class(table.rows))
+    if len(needed) < MIN_GRADED_ROWS:
+        raise BadInput(
+            f"fitting needs at least {MIN_GRADED_ROWS} graded questions, but the label runs have {len(needed)}. Label "
+            "more questions."
+        )
+    problem = describe_useless_answers([row.closed.text for row in table.rows if row.closed])
+    require_both_classes(needed, MIN_ROWS_PER_CLASS, NEED_CLASSES, problem or LABEL_MORE_ADVICE)
     texts = [question.text for question in table.questions]
     split = split_questions(texts, seed)
-    _check_training_split([texts[index] for index in split.train], needed[split.train])
+    # Training in folds holds out one distinct question of each class and needs another one to learn from.
+    needs = map_questions_to_needs([texts[index] for index in split.train], needed[split.train])
+    distinct = np.array(list(needs.values()), dtype=bool)
+    what = ("distinct questions to train on that need retrieval", "distinct questions that do not")
+    advice = "Label more distinct questions, or try another `seed`."
+    require_both_classes(distinct, MIN_TRAINING_QUESTIONS_PER_CLASS, what, advice)
     return Examples(table, needed, chosen, split)
 
 
@@ -174,29 +171,19 @@ def answers_agree(row: LabelRow) -> bool:
 
 
 def _choose_target(rows: Sequence[LabelRow], target: Target | None) -> Target:
-    """Return the requested target, or the default for these rows.
+    """Return the requested target. Default: 'benefit' if nearly all rows have an open-book answer, else 'known'.
 
     Raises:
         BadSetting: The target needs answers with passages, but too many rows have none.
     """
-    default = _choose_default_target(rows)
-    if target in OPEN_BOOK_TARGETS and default != "benefit":
+    n_without = sum(row.benefit is None for row in rows)
+    has_benefit = len(rows) > 0 and len(rows) - n_without >= MIN_OPEN_BOOK_SHARE * len(rows)
+    if target in OPEN_BOOK_TARGETS and not has_benefit:
         raise BadSetting(
-            f"target='{target}' needs open-book answers (answers with passages), but {_count_without_benefit(rows)} of "
-            f"{len(rows)} questions have none. Label with passages, or fit with target='known'."
+            f"target='{target}' needs open-book answers (answers with passages), but {n_without} of {len(rows)} questions "
+            "have none. Label with passages, or fit with target='known'."
         )
-    return target or default
-
-
-def _choose_default_target(rows: Sequence[LabelRow]) -> Target:
-    """Return 'benefit' if nearly all rows have an open-book answer (with passages), else 'known'."""
-    n_open_book = len(rows) - _count_without_benefit(rows)
-    return "benefit" if rows and n_open_book >= MIN_OPEN_BOOK_SHARE * len(rows) else "known"
-
-
-def _count_without_benefit(rows: Sequence[LabelRow]) -> int:
-    """Count the rows for which it is not known whether retrieval helps, as they have no open-book answer."""
-    return sum(row.benefit is None for row in rows)
+    return target or ("benefit" if has_benefit else "known")
 
 
 def _select_rows_with_both_answers(table: LabelTable) -> LabelTable:
@@ -223,60 +210,26 @@ def _needs_retrieval(row: LabelRow, target: Target) -> bool:
     return row.benefit is not None and row.benefit > 0  # None: no passage was found, so retrieval does not help.
 
 
-def _explain_default_target(rows: Sequence[LabelRow], target: Target) -> str:
-    """Return why this target is the default for these rows, in parentheses, to be inserted into an error message."""
-    if target == "benefit":
-        return " ('benefit' was chosen because the rows have open-book answers)"
-    without = _count_without_benefit(rows)
-    return f" ('known' was chosen because {without} of {len(rows)} rows have no open-book answer)"
-
-
-def _check_classes(needed: BoolArray, target: Target, target_reason: str, cause: str) -> None:
-    """Raise BadInput if there are too few questions in total, or too few of one class.
+def require_both_classes(classes: BoolArray, minimum: int, what: tuple[str, str], advice: str) -> None:
+    """Raise BadInput unless there are enough examples of both classes.
 
     Args:
-        needed: Whether each question needs retrieval; this is the class.
-        target: What the gate learns.
-        target_reason: Says in the message why that target was chosen; '' if the user chose it.
-        cause: Says in the message why one class is rare, such as that all answers are empty; '' if that is unknown.
+        classes: The class of each example.
+        minimum: Lowest number of examples of each class.
+        what: What examples of the class True and of the class False are, for the message.
+        advice: What to do.
     """
-    if len(needed) < MIN_GRADED_ROWS:
+    n_true, n_false = int(classes.sum()), int((~classes).sum())
+    if min(n_true, n_false) < minimum:
         raise BadInput(
-            f"fitting needs at least {MIN_GRADED_ROWS} graded questions, but the label runs have {len(needed)}. Label "
-            "more questions."
-        )
-    positive, negative = int(needed.sum()), int((~needed).sum())
-    if min(positive, negative) < MIN_ROWS_PER_CLASS:
-        raise BadInput(
-            f"fitting with target='{target}'{target_reason} needs {MIN_ROWS_PER_CLASS} questions of each class, but the "
-            f"label runs have {positive} that need retrieval and {negative} that do not. {cause or LABEL_MORE_ADVICE}"
+            f"fitting needs at least {minimum} {what[0]} and {minimum} {what[1]}, but there are {n_true} and {n_false}. {advice}"
         )
 
 
-def _explain_one_class(rows: Sequence[LabelRow]) -> str:
-    """Explain why all answers from memory were graded alike; '' if more questions may change that.
-
-    The causes found here (all answers are empty, or all abstain) do not go away with more questions.
-    """
-    texts = [row.closed.text for row in rows if row.closed]
+def describe_useless_answers(texts: Sequence[str]) -> str:
+    """Say that all answers are empty, or that all decline to answer, and what to do; '' if neither is the case."""
     if not any(text.strip() for text in texts):
-        return "Every answer from memory is empty. Label with a larger `max_tokens`, or check the recorded answers."
+        return "Every answer is empty. Label with a larger `max_tokens`, or check the recorded answers."
     if all(RULES_ARBITER.abstains(text) for text in texts):
-        advice = "Label with prompts that make the LLM guess."
-        return f"Every answer from memory declines to answer ('{texts[0][:60]}'). {advice}"
+        return f"Every answer declines to answer ('{texts[0][:60]}'). Label with prompts that make the LLM guess."
     return ""
-
-
-def _check_training_split(texts: Sequence[str], needed: BoolArray) -> None:
-    """Raise BadInput unless the training split has two distinct questions of each class.
-
-    Training in folds holds out one of them and needs another one to learn from.
-    """
-    classes = list(map_questions_to_needs(texts, needed).values())
-    positive, negative = classes.count(True), classes.count(False)
-    if min(positive, negative) < MIN_TRAINING_QUESTIONS_PER_CLASS:
-        raise BadInput(
-            f"the training split has {positive} distinct questions that need retrieval and {negative} that do not, but "
-            f"fitting needs at least {MIN_TRAINING_QUESTIONS_PER_CLASS} of each. Label more distinct questions, or try "
-            "another `seed`."
-        )

@@ -8,8 +8,10 @@
     ) -> FitResult:
 
 A keyword argument that is annotated with a text is an option: a keyword of `fit` and a flag of `knowgate fit NAME`. The
-text is its help. A function decorated with `with_options` has the fields of that model as options. The arguments in
-INJECTED_ARGUMENTS are passed to functions that declare them; all other keyword arguments keep their defaults.
+text is its help. A function decorated with `with_options` has the fields of that model as options. Three
+arguments are passed to functions that declare them: `seed` (of the splits and of training), `work` (a folder for
+checkpoints, so that the same call can continue an interrupted training) and `watch` (a callback that receives progress
+as a FitProgress). All other keyword arguments keep their defaults.
 """
 
 from __future__ import annotations
@@ -29,11 +31,6 @@ from knowgate.stats.metrics import FloatArray
 from knowgate.training.examples import Target
 from knowgate.types import Signal, SignalRequest
 
-INJECTED_ARGUMENTS = {
-    "seed": "seed of the splits and of training",
-    "work": "folder for checkpoints, so that the same call can continue an interrupted training",
-    "watch": "callback that receives progress as a FitProgress",
-}
 FitFunction = Callable[..., Any]
 
 
@@ -159,19 +156,8 @@ def read_requirements(function: FitFunction) -> ExampleRequirements:
 
 
 def select_injected_arguments(function: FitFunction, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Select the arguments to pass to a fit function: those of seed, work and watch that it declares.
-
-    Raises:
-        BadSetting: The function requires an argument that is neither injected nor has a default.
-    """
+    """Select the arguments to pass to a fit function: those of seed, work and watch that it declares."""
     parameters = inspect.signature(function).parameters
-    keywords = [each for each in parameters.values() if each.kind is each.KEYWORD_ONLY]
-    unknown = [each.name for each in keywords if each.default is each.empty and each.name not in values]
-    if unknown:
-        raise BadSetting(
-            f"the fit function {function.__qualname__} requires the argument '{unknown[0]}', which knowgate does not "
-            f"provide. Give it a default. Provided are: {', '.join(INJECTED_ARGUMENTS)}."
-        )
     return {name: value for name, value in values.items() if name in parameters}
 
 

@@ -14,14 +14,14 @@ import numpy as np
 from knowgate.data.signals.features import COSTLY_FEATURES, available_features, feature_matrix
 from knowgate.data.signals.samples import SEAKR, SEAKR_END, SEAKR_SAMPLES
 from knowgate.data.signals.vectors import stack_hidden_states
-from knowgate.errors import BadInput, BadSetting
+from knowgate.errors import BadSetting
 from knowgate.gates.artifacts.networks import apply_network
-from knowgate.gates.fusion import GAIN_HEADS, TEXT_SIGNAL, embed_drafts
+from knowgate.gates.fusion import GAIN_HEADS, TEXT_SIGNAL, WORDING_SIGNAL, embed_drafts, hash_drafts
 from knowgate.gates.judges import compute_gain_needs
-from knowgate.retrieval.embeddings import DEFAULT_EMBEDDER, SentenceEmbedder
+from knowgate.retrieval.embeddings import SentenceEmbedder
 from knowgate.stats.metrics import FloatArray, logit
 from knowgate.training import classifiers
-from knowgate.training.examples import MIN_ROWS_PER_CLASS, Examples
+from knowgate.training.examples import LABEL_MORE_ADVICE, MIN_ROWS_PER_CLASS, Examples, require_both_classes
 from knowgate.training.fit_function import ExampleRequirements, FitResult
 from knowgate.training.probe import DRAFT_TOKENS, predict_out_of_fold
 from knowgate.types import Embedder, Sampling, Signal, SignalRequest, Vector
@@ -43,13 +43,8 @@ def split_into_heads(examples: Examples) -> dict[str, Examples]:
         for name, right in zip(GAIN_HEADS, (table.closed_right, table.always_right), strict=True)
     }
     for name, head in heads.items():
-        wrong = head.needed[head.split.train]
-        if min(wrong.sum(), (~wrong).sum()) < MIN_ROWS_PER_CLASS:
-            raise BadInput(
-                f"target='gain' needs at least {MIN_ROWS_PER_CLASS} right and {MIN_ROWS_PER_CLASS} wrong {name}-book "
-                f"answers to train on. Now {(~wrong).sum()} are right and {wrong.sum()} are wrong. Label more "
-                "questions, or use another `target`."
-            )
+        what = (f"wrong {name}-book answers", f"right {name}-book answers")
+        require_both_classes(head.needed[head.split.train], MIN_ROWS_PER_CLASS, what, LABEL_MORE_ADVICE)
     return heads
 
 
@@ -94,7 +89,7 @@ def fit_fusion(
         bool, "Use only signals that are available with the first answer token, for fast decisions."
     ] = False,
     text: Annotated[bool | None, "Also read question and draft as text. Default: only without hidden states."] = None,
-    embedder: str | Embedder = DEFAULT_EMBEDDER,
+    embedder: Embedder | None = None,
     margins: Mapping[str, Vector] | None = None,
 ) -> FitResult:
     """Combine all signals that the label runs have in one logistic regression.
@@ -107,9 +102,9 @@ def fit_fusion(
         cheap: Leave out signals that need samples or extra passes.
         early: Use only signals that are available with the first answer token, so that a retrieved question costs
             one short prefill.
-        text: Add a classifier over sentence embeddings of question and draft. Default: only if there are no hidden
-            states, as with LLMs behind an API.
-        embedder: The sentence embedder of `text`.
+        text: Add two classifiers of text: one of sentence embeddings of question and draft, one of the character n-grams
+            of the draft. Default: only if there are no hidden states, as with LLMs behind an API.
+        embedder: The sentence embedder of `text`. Default: the packaged model.
         margins: Further signals by name, one value per question, such as scores of a judge. Training questions must be
             scored by a judge that did not see them.
     """
@@ -120,31 +115,43 @@ def fit_fusion(
     features = feature_matrix(names, examples.questions, examples.readings)
     inputs = FusionInputs(names, features, positions, margins=margins or {})
     classifiers.check_finite(inputs.features)
-    encoder_options: dict[str, Any] = {}
+    options = {"features": names, "probes": [], "cheap": cheap, "early": early}
     if text is None:
         text = not (examples.readings[0].hidden or early)
     if text:
-        encoder = SentenceEmbedder(embedder) if isinstance(embedder, str) else embedder
-        inputs = replace(inputs, embeddings=embed_drafts(encoder, examples.questions, examples.readings))
-        spec = embedder if isinstance(embedder, str) else "own"
-        encoder_options = {"embedder": spec, "embedder_fingerprint": encoder.fingerprint}
-    if examples.target == "gain":
-        heads = {f"{name}.": fit_head(part, inputs) for name, part in split_into_heads(examples).items()}
-    else:
-        heads = {"": fit_head(examples, inputs)}
+        encoder = embedder or SentenceEmbedder()
+        embeddings = embed_drafts(encoder, examples.questions, examples.readings)
+        inputs = replace(inputs, texts={TEXT_SIGNAL: embeddings, WORDING_SIGNAL: hash_drafts(examples.readings)})
+        options |= {
+            "embedder": getattr(encoder, "spec", "own"),
+            "embedder_fingerprint": encoder.fingerprint,
+            "wording": True,
+        }
+    heads = _fit_heads(examples, inputs)
 
     def raw(indices: Sequence[int]) -> FloatArray:
         needs = [head.predict(indices) for head in heads.values()]
         return needs[0] if len(needs) == 1 else compute_gain_needs(1 - needs[0], 1 - needs[1])
 
-    probes = next(iter(heads.values())).columns.probes
-    options = {"features": names, "probes": probes, "cheap": cheap, "early": early, **encoder_options}
-    options |= {"heads": list(GAIN_HEADS)} if examples.target == "gain" else {}
-    needs = _list_needed_signals(names, probes) | ({Signal.DRAFT} if encoder_options else set())
-    tensors = {prefix + key: value for prefix, head in heads.items() for key, value in head.tensors.items()}
-    notes = [f"{HEAD_NOTES[prefix]}{line}" for prefix, head in heads.items() for line in head.describe()]
+    probes = next(iter(heads.values())).probes
+    options["probes"] = probes
+    if examples.target == "gain":
+        options["heads"] = list(GAIN_HEADS)
+    needs = _list_needed_signals(names, probes) | ({Signal.DRAFT} if text else set())
+    tensors: classifiers.Tensors = {}
+    notes: list[str] = []
+    for prefix, head in heads.items():
+        tensors |= {prefix + key: value for key, value in head.tensors.items()}
+        notes += [HEAD_NOTES[prefix] + line for line in describe_contributions(head)]
     request = _build_request(names, probes, examples)
     return FitResult("fusion", options, frozenset(needs), request, tensors, raw, notes=notes)
+
+
+def _fit_heads(examples: Examples, inputs: FusionInputs) -> dict[str, FusionHead]:
+    """Fit the regressions of a gate, by the prefix of their weights: one or, with the target 'gain', two."""
+    if examples.target != "gain":
+        return {"": fit_head(examples, inputs)}
+    return {f"{name}.": fit_head(part, inputs) for name, part in split_into_heads(examples).items()}
 
 
 @dataclass(frozen=True)
@@ -155,92 +162,34 @@ class FusionInputs:
         names: Names of the features.
         features: One row of features per question.
         positions: Where probes read hidden states: before the answer ("pre"), after the draft ("post"), or both.
-        embeddings: Embeddings of question and draft; None if no text is read.
+        texts: Vectors of question and draft, by the name of the classifier that reads them; empty if no text is read.
         margins: Further signals by name, one value per question, such as log-odds of a judge.
     """
 
     names: list[str]
     features: Vector
     positions: Sequence[str]
-    embeddings: Vector | None = None
+    texts: Mapping[str, Vector] = field(default_factory=dict)
     margins: Mapping[str, Vector] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class FusionHead:
-    """One fitted logistic regression over signals; a gate has one, or two with the target 'gain'.
-
-    Attributes:
-        columns: Names of the signals, and the probes behind some of them.
-        signals: The values of the signals, one row per question and one column per signal.
-        weights: Weights of the regression.
-    """
-
-    columns: SignalColumns
-    signals: Vector
-    weights: classifiers.Tensors
-
-    @property
-    def tensors(self) -> classifiers.Tensors:
-        """Weights of the probes and of the regression."""
-        return self.columns.tensors | {f"fusion.{key}": value for key, value in self.weights.items()}
-
-    def predict(self, indices: Sequence[int]) -> FloatArray:
-        """Return the uncalibrated need of the questions with the given indices."""
-        return apply_network(self.weights, self.signals[list(indices)])
-
-    def describe(self) -> list[str]:
-        """Describe how much each signal contributes."""
-        return describe_contributions(self.columns.names, self.signals, self.columns.examples)
-
-
-def fit_head(examples: Examples, inputs: FusionInputs) -> FusionHead:
-    """Fit probes, i.e. classifiers of hidden states and texts, and a logistic regression that combines all signals.
-
-    Both predict `examples.needed`: whether each question needs retrieval.
-
-    Raises:
-        BadSetting: There are no signals to learn from.
-    """
-    columns = SignalColumns(examples, inputs.names, [inputs.features])
-    columns.add_probes(inputs.positions)
-    if inputs.embeddings is not None:
-        columns.add_probe(TEXT_SIGNAL, inputs.embeddings)
-    for name, margin in inputs.margins.items():
-        columns.add(name, margin)
-    signals = np.hstack(columns.blocks).astype(np.float32)
-    if signals.shape[1] == 0:
-        raise BadSetting(
-            "the label runs contain no signals to learn from. Label again with a model backend that provides "
-            "log-probabilities."
-        )
-    train, dev = classifiers.select_train_and_dev(signals, examples)
-    if examples.target == "gain":
-        texts = [examples.questions[index].text for index in examples.split.train]
-        return FusionHead(columns, signals, fit_calibrated_linear(train, texts))
-    return FusionHead(columns, signals, classifiers.tune_linear(train, dev).tensors)
-
-
 @dataclass
-class SignalColumns:
-    """The signals that are combined: one column of values each, and the weights of the probes behind some of them.
+class FusionHead:
+    """A logistic regression over signals; a gate has one, or two with the target 'gain'.
 
     Attributes:
         examples: The training data.
         names: Name of each signal.
-        blocks: Matrices with the values of one or more signals; each has one row per question.
-        tensors: Weights of all probes.
+        signals: The values of the signals, one row per question and one column per signal.
+        tensors: Weights of the regression, and of the probes behind some of the signals.
         probes: Name, layer and position of each probe of hidden states.
     """
 
     examples: Examples
     names: list[str]
-    blocks: list[Vector]
+    signals: Vector
     tensors: classifiers.Tensors = field(default_factory=dict)
     probes: list[dict[str, Any]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.names = list(self.names)  # A copy: the caller's list must not get the names of the probes.
 
     def add_probes(self, positions: Sequence[str]) -> None:
         """Train and add a probe for each recorded layer, before the answer ("pre") or after the draft ("post")."""
@@ -269,7 +218,44 @@ class SignalColumns:
     def add(self, name: str, column: Vector) -> None:
         """Add a signal, one value per question."""
         self.names.append(name)
-        self.blocks.append(column[:, None].astype(np.float32))
+        self.signals = np.column_stack([self.signals, column.astype(np.float32)])
+
+    def fit_regression(self) -> None:
+        """Fit the regression that combines the signals."""
+        train, dev = classifiers.select_train_and_dev(self.signals, self.examples)
+        if self.examples.target == "gain":
+            texts = [self.examples.questions[index].text for index in self.examples.split.train]
+            weights = fit_calibrated_linear(train, texts)
+        else:
+            weights = classifiers.tune_linear(train, dev).tensors
+        self.tensors |= {f"fusion.{key}": value for key, value in weights.items()}
+
+    def predict(self, indices: Sequence[int]) -> FloatArray:
+        """Return the uncalibrated need of the questions with the given indices."""
+        return apply_network(self.tensors, self.signals[list(indices)], "fusion.")
+
+
+def fit_head(examples: Examples, inputs: FusionInputs) -> FusionHead:
+    """Fit probes, i.e. classifiers of hidden states and texts, and a logistic regression that combines all signals.
+
+    Both predict `examples.needed`: whether each question needs retrieval.
+
+    Raises:
+        BadSetting: There are no signals to learn from.
+    """
+    head = FusionHead(examples, list(inputs.names), inputs.features.astype(np.float32))
+    head.add_probes(inputs.positions)
+    for name, vectors in inputs.texts.items():
+        head.add_probe(name, vectors)
+    for name, margin in inputs.margins.items():
+        head.add(name, margin)
+    if not head.names:
+        raise BadSetting(
+            "the label runs contain no signals to learn from. Label again with a model backend that provides "
+            "log-probabilities."
+        )
+    head.fit_regression()
+    return head
 
 
 def _select_features(examples: Examples, cheap: bool, early: bool) -> list[str]:
@@ -303,13 +289,14 @@ def _has_seakr_samples(settings: Mapping[str, Any]) -> bool:
     return settings.get("seakr") == SEAKR_SAMPLES and (samples == 0 or samples >= SEAKR_SAMPLES)
 
 
-def describe_contributions(names: Sequence[str], signals: Vector, examples: Examples) -> list[str]:
+def describe_contributions(head: FusionHead) -> list[str]:
     """Describe how much each signal contributes, one line each, measured by AUROC on held-out questions.
 
     A line gives the AUROC of the signal alone, and the change if it is left out. A last line compares a fusion of cheap
     signals only.
     """
-    split, needed = examples.split, examples.needed
+    names, signals = head.names, head.signals
+    split, needed = head.examples.split, head.examples.needed
     dev = np.concatenate([split.dev, split.calibration])
 
     def score(columns: list[int]) -> float:

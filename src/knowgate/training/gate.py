@@ -7,7 +7,6 @@ The fit functions come from the table of gates, or from entry points of other pa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -113,7 +112,6 @@ def fit(
         examples = _load_examples(resolve_run_paths(runs), function, options)
         injected = {"seed": options.seed, "work": checkpoint_folder(folder), "watch": watch or ignore_progress}
         result: FitResult = function(examples, **select_injected_arguments(function, injected), **gate_options)
-        result = replace(result, notes=[*result.notes, *_explain_target(examples, function, options)])
         save_options = options.model_dump(include={"threshold", "max_loss", "keep_questions"})
         save_fitted(result, examples, folder, command=command, **save_options)
     delete_checkpoint(folder)
@@ -130,19 +128,14 @@ def load_fit_function(name: str) -> FitFunction:
     """Load the function that trains a gate, from this package or from a plugin.
 
     Raises:
-        UnknownName: There is no such gate.
-        BadSetting: The gate comes from a plugin that provides no fit function.
+        UnknownName: There is no such gate, or it comes from a plugin that provides no fit function.
     """
-    if name in FITTED_GATES and FITTED_GATES[name].fit:
-        entry = FITTED_GATES[name]
+    entry = FITTED_GATES.get(name)
+    if entry is not None and entry.fit:
         return cast(FitFunction, load_target(entry.fit, f"fitting {name}", entry.extra))
     plugins = find_plugins(FIT_ENTRY_POINTS)
     if name in plugins:
         return cast(FitFunction, load_plugin(plugins[name], f"the fit function of '{name}'"))
-    if name in find_plugins("knowgate.fitted_gates"):
-        raise BadSetting(
-            f"the gate '{name}' can be loaded but not fitted: its package has no entry point in '{FIT_ENTRY_POINTS}'."
-        )
     raise UnknownName("fitted gate", name, list_fittable_gates())
 
 
@@ -163,16 +156,3 @@ def _load_examples(paths: Sequence[Path], function: FitFunction, options: FitOpt
             "searches is unknown. Label the questions with passages, or leave `max_loss` out."
         )
     return examples
-
-
-def _explain_target(examples: Examples, function: FitFunction, options: FitOptions) -> list[str]:
-    """Return a note for the card if 'known' was chosen as the target only because some answers with passages are missing.
-
-    By default, the target is 'benefit', which needs answers with passages for nearly all questions. In all other cases,
-    the list is empty.
-    """
-    without = sum(row.benefit is None for row in examples.rows)
-    is_default = options.target is None and read_requirements(function).target is None and examples.target == "known"
-    if not (is_default and 0 < without < len(examples.rows)):
-        return []
-    return [f"the target 'known' was chosen because {without} of {len(examples.rows)} rows have no open-book answer"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,11 +26,11 @@ from knowgate.gates.calibration.threshold_choice import (
     ThresholdResult,
 )
 from knowgate.gates.fitted_gate import describe_retrieval_rule
-from knowgate.stats.bootstrap import Estimate, estimate_auroc, estimate_quality
+from knowgate.stats.bootstrap import estimate_auroc, estimate_quality
 from knowgate.stats.metrics import FloatArray
 from knowgate.training import model_card
 from knowgate.training.classifiers import fit_platt_scaling
-from knowgate.training.examples import Examples
+from knowgate.training.examples import Examples, list_seen_keys
 from knowgate.training.fit_function import FitResult
 from knowgate.types import SignalRequest
 
@@ -54,15 +54,6 @@ TARGET_MEANINGS = {
 }
 
 
-@dataclass(frozen=True)
-class FitReport:
-    """A gate that was written to disk: its folder, its manifest and its metrics on the test split."""
-
-    path: Path
-    manifest: dict[str, Any]
-    metrics: dict[str, Estimate]
-
-
 def save_fitted(
     result: FitResult,
     examples: Examples,
@@ -72,7 +63,7 @@ def save_fitted(
     threshold: float | None = None,
     max_loss: float | None = None,
     keep_questions: bool = True,
-) -> FitReport:
+) -> dict[str, Any]:
     """Calibrate on the calibration split, measure on the test split, and write the gate's folder atomically.
 
     Args:
@@ -85,6 +76,9 @@ def save_fitted(
             with passages.
         max_loss: Maximum net loss (lost minus gained answers) of this default threshold. Default: 0.01.
         keep_questions: Store ten questions with their hidden states.
+
+    Returns:
+        The manifest, without the checksums that are added when it is written.
     """
     split, needed = examples.split, examples.needed
     calibration = fit_platt_scaling(result.raw(split.calibration.tolist()), needed[split.calibration])
@@ -92,7 +86,8 @@ def save_fitted(
     metrics = estimate_quality(needed[split.test], needs)
     default = _choose_default_threshold(result, examples, calibration, max_loss)
     if threshold is None:
-        threshold, result = default.threshold, replace(result, notes=[*result.notes, *default.notes])
+        threshold = default.threshold
+        result = replace(result, notes=[*result.notes, *default.notes])
     stored_layers = result.request.layers if keep_questions else ()
     reference = drift.build_reference_files(examples.questions, examples.readings, stored_layers)
     manifest = {
@@ -107,12 +102,12 @@ def save_fitted(
         "test_rate": float(needed[split.test].mean()) if len(split.test) else None,
         **_measure_by_run(examples, needs),
     }
-    seen = ("\n".join(examples.list_seen_keys(result.uses_test_split)) + "\n").encode()
+    seen_keys = list_seen_keys(examples.questions, split, result.uses_test_split)
     curve = draw_roc_curve(needed[split.test], needs).encode()
-    files = {**result.files, **reference, SEEN_FILE: seen, "curve.svg": curve}
+    files = {**result.files, **reference, SEEN_FILE: ("\n".join(seen_keys) + "\n").encode(), "curve.svg": curve}
     tensors = {**result.tensors, **_fit_distance(manifest["distance"], examples)}
     write_artifact(out, manifest, tensors, render_gate_card(manifest, command), files)
-    return FitReport(out, manifest, metrics)
+    return manifest
 
 
 def build_gate_manifest(result: FitResult, examples: Examples) -> dict[str, Any]:
@@ -135,25 +130,24 @@ def _list_changed_fields(request: SignalRequest) -> dict[str, Any]:
 
     The fields of its `sampling`, such as the temperature, are listed next to the others.
     """
-
-    def flatten(fields: dict[str, Any]) -> dict[str, Any]:
-        return {**fields.pop("sampling"), **fields}
-
-    defaults = flatten(asdict(SignalRequest()))
-    return {key: value for key, value in flatten(asdict(request)).items() if value != defaults[key]}
+    fields, defaults = asdict(request), asdict(SignalRequest())
+    fields = {**fields.pop("sampling"), **fields}
+    defaults = {**defaults.pop("sampling"), **defaults}
+    return {name: value for name, value in fields.items() if value != defaults[name]}
 
 
 def _measure_by_run(examples: Examples, needs: FloatArray) -> dict[str, Any]:
     """Measure the gate on the test questions of each label run separately; empty if there is only one run."""
-    if len(set(examples.run_names)) < 2:
+    runs = examples.table.split_by_run()
+    if len(runs) < 2:
         return {}
     test = examples.split.test
-    names = np.array([examples.run_names[index] for index in test])
     measured = {}
-    for name in dict.fromkeys(examples.run_names):
-        truth = examples.needed[test][names == name]
-        auroc = asdict(estimate_auroc(truth, needs[names == name]))
-        measured[name] = {"n": len(truth), "base_rate": float(truth.mean()) if len(truth) else None, "auroc": auroc}
+    for run in runs:
+        of_run = np.isin(test, run.numbers)
+        truth = examples.needed[test][of_run]
+        auroc = asdict(estimate_auroc(truth, needs[of_run]))
+        measured[run.name] = {"n": len(truth), "base_rate": float(truth.mean()) if len(truth) else None, "auroc": auroc}
     return {"sets": measured}
 
 
@@ -327,11 +321,9 @@ def render_gate_card(manifest: Mapping[str, Any], command: str) -> str:
         f"A knowgate gate, fitted {manifest['created']}. "
         + ("It decides the same for every question, whatever its text." if is_constant else meaning),
         *([f"**{synthetic}**"] if synthetic else []),
-        "```python\nimport knowgate as kg\n\n"
-        f'settings = kg.load_settings(gate="THIS_FOLDER", model="{model}", docs="FOLDER")\n'
-        'print(kg.build_pipeline(settings).answer("a question"))\n```',
+        model_card.format_usage(gate="THIS_FOLDER", model=model, docs="FOLDER"),
         _format_gate_facts(manifest),
-        *([] if is_constant else [measured, *_format_metrics_by_run(manifest), curve]),
+        *([] if is_constant else [measured, curve]),
     ]
     return model_card.join_card(parts, manifest["notes"], command)
 
@@ -352,20 +344,6 @@ def _format_gate_facts(manifest: Mapping[str, Any]) -> str:
             ("stored with it", "ten questions with their hidden states" if manifest.get("reference") else ""),
         ]
     )
-
-
-def _format_metrics_by_run(manifest: Mapping[str, Any]) -> list[str]:
-    """Format a table of the AUROC on each label run; empty if there is only one run."""
-    if "sets" not in manifest:
-        return []
-    header = "| run | n | positive | AUROC | 95 % interval |\n|---|---|---|---|---|"
-    lines = ["By label run:", "", header]
-    for name, run in manifest["sets"].items():
-        share = "" if run["base_rate"] is None else f"{run['base_rate']:.0%}"
-        lines.append(
-            f"| {escape_markdown(name)} | {run['n']} | {share} | {model_card.format_estimate_cells(run['auroc'])} |"
-        )
-    return ["\n".join(lines)]
 
 
 def majority_accuracy(manifest: Mapping[str, Any]) -> float:

@@ -24,6 +24,15 @@ def join_card(parts: Iterable[str], notes: Sequence[str] = (), command: str = ""
     return "\n\n".join(sections) + "\n"
 
 
+def format_usage(**settings: str) -> str:
+    """Format the Python lines that answer a question with these settings of a pipeline."""
+    arguments = ", ".join(f'{name}="{value}"' for name, value in settings.items())
+    return (
+        f"```python\nimport knowgate as kg\n\nsettings = kg.load_settings({arguments})\n"
+        'print(kg.build_pipeline(settings).answer("a question"))\n```'
+    )
+
+
 def format_facts(rows: Iterable[tuple[str, object]]) -> str:
     """Format a table of names and values; rows without a value are left out."""
     lines = [f"| {name} | {escape_markdown(str(value))} |" for name, value in rows if value]

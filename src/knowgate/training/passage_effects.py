@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from knowgate.data.preferences import DEFAULT_TOP, CandidatePassage, Preference, deduplicate_passages, select_passages
 from knowgate.data.splits import split_questions
@@ -19,6 +19,7 @@ from knowgate.labels.grading import Grader, list_gold_answers
 from knowgate.models.prompts.answers import AnswerPrompts, fit_passages, format_passages
 from knowgate.types import Model, Passage, Prompt, Question, Retriever, ScoringModel, SignalRequest, TokenizingModel
 
+Item = TypeVar("Item")
 ANSWER_TOKENS = 32
 FIT_PROBE_HINT = "Fit a probe with target='known' and balanced=True (`knowgate fit probe`)."
 
@@ -39,21 +40,6 @@ class PassageEffects:
     base: float
     values: list[float]
     correct: list[bool | None]
-
-
-class EffectSource(Protocol):
-    """Measures how each passage, shown alone, changes the LLM's answer or confidence."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def model(self) -> Model: ...
-    @property
-    def prompts(self) -> AnswerPrompts: ...
-
-    def measure(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[PassageEffects]:
-        """Measure the effect of each passage of each question."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -107,9 +93,8 @@ class LikelihoodSource:
                 "an hf, gguf or smollm model."
             )
         answers = [_get_first_gold(question) for question in questions]
-        repeated = [answer for answer, candidates in zip(answers, passages, strict=True) for _ in candidates]
         prompts = build_passage_prompts(self.prompts, questions, passages)
-        values = self.model.answer_logprobs(prompts, [*answers, *repeated])
+        values = self.model.answer_logprobs(prompts, _repeat_for_prompts(answers, passages))
         return _group_by_question(values, [None] * len(values), passages)
 
 
@@ -120,20 +105,22 @@ class BenefitSource:
     model: Model
     grader: Grader
     prompts: AnswerPrompts = field(default_factory=AnswerPrompts)
-    max_tokens: int = ANSWER_TOKENS
     name = "benefit"
 
     def measure(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[PassageEffects]:
         """Grade the answers without passages and with each passage alone: 1 for a right answer, 0 for a wrong one."""
         prompts = build_passage_prompts(self.prompts, questions, passages)
-        completions = self.model.generate(prompts, max_tokens=self.max_tokens)
-        pairs = zip(questions, passages, strict=True)
-        question_of_prompt = [*questions, *(question for question, candidates in pairs for _ in candidates)]
+        completions = self.model.generate(prompts, max_tokens=ANSWER_TOKENS)
         answers = [row[0].text for row in completions]
-        grades = [grade.correct for grade in self.grader.grade(answers, question_of_prompt)]
+        graded = self.grader.grade(answers, _repeat_for_prompts(questions, passages))
+        grades = [grade.correct for grade in graded]
         if any(correct is None for correct in grades):
             raise BadInput("an answer cannot be graded. source='benefit' needs a gold answer for every question.")
         return _group_by_question([float(bool(correct)) for correct in grades], grades, passages)
+
+
+# Measures how each passage, shown alone, changes the LLM's answer or confidence.
+EffectSource = ConfidenceSource | LikelihoodSource | BenefitSource
 
 
 def build_passage_prompts(
@@ -143,9 +130,18 @@ def build_passage_prompts(
 
     For the questions a and b with the passages (1, 2) and (3), the prompts are a, b, a + 1, a + 2, b + 3.
     """
-    closed = [prompts.closed(question) for question in questions]
-    pairs = zip(questions, passages, strict=True)
-    return [*closed, *(prompts.open(question, [passage]) for question, candidates in pairs for passage in candidates)]
+    built = [prompts.closed(question) for question in questions]
+    for question, candidates in zip(questions, passages, strict=True):
+        built += [prompts.open(question, [passage]) for passage in candidates]
+    return built
+
+
+def _repeat_for_prompts(items: Sequence[Item], passages: Sequence[Sequence[Passage]]) -> list[Item]:
+    """Return the item of each prompt of `build_passage_prompts`, given one item per question."""
+    repeated = list(items)
+    for item, candidates in zip(items, passages, strict=True):
+        repeated += [item] * len(candidates)
+    return repeated
 
 
 def _group_by_question(
@@ -159,7 +155,8 @@ def _group_by_question(
         correct: The grade of the answer to each prompt.
         passages: The passages of each question.
     """
-    effects, start = list[PassageEffects](), len(passages)  # `start`: the first prompt with a passage of the question
+    effects: list[PassageEffects] = []
+    start = len(passages)  # the first prompt with a passage of the question
     for base, candidates in zip(values[: len(passages)], passages, strict=True):
         end = start + len(candidates)
         effects.append(PassageEffects(base, list(values[start:end]), list(correct[start:end])))
@@ -208,18 +205,23 @@ class PreferenceLabeler:
             return self._label_batch(questions, candidates)
         except (ServerError, DeviceError, UnsupportedSignal):
             raise
-        except KnowgateError:
-            return [
-                self._label_one(question, passages) for question, passages in zip(questions, candidates, strict=True)
-            ]
-
-    def _label_one(self, question: Question, candidates: list[Passage]) -> Preference:
-        try:
-            return self._label_batch([question], [candidates])[0]
-        except DeviceError:
-            raise
         except KnowgateError as error:
-            return self.make_failed_rows(question, str(error))[0]
+            if len(questions) == 1:
+                return self.make_failed_rows(questions[0], str(error))
+        return [row for question in questions for row in self.label([question])]
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """Fingerprints of model, prompts, probe and index, which must be the same on all machines."""
+        identity = {"model": self.source.model.fingerprint, "wording": self.source.prompts.fingerprint}
+        if isinstance(self.source, ConfidenceSource):
+            identity["probe"] = str(self.source.gate.artifact.manifest["checksum"])
+        if self.retriever is not None:
+            identity["index"] = self.retriever.fingerprint
+        return identity
+
+    def __call__(self, questions: Sequence[Question]) -> list[Preference]:
+        return self.label(questions)
 
     def make_failed_rows(self, question: Question, reason: str) -> list[Preference]:
         """Return one row with the error of a question that could not be measured."""
@@ -227,9 +229,18 @@ class PreferenceLabeler:
         return [Preference(question.id, question.text, split, answers=question.answers, error=reason)]
 
     def _get_splits(self, questions: Sequence[Question]) -> list[str]:
+        """Return "train", "dev" or "test" for each question.
+
+        Gates are fitted on the same division, so no question that tests a gate trains a reranker, or the other way round.
+        """
         if self.split:
             return [self.split] * len(questions)
-        return assign_splits([question.text for question in questions], self.seed)
+        split = split_questions([question.text for question in questions], self.seed)
+        names = ["train"] * len(questions)
+        for part, indices in (("dev", split.dev), ("test", split.test)):
+            for index in indices:
+                names[index] = part
+        return names
 
     def _find_candidates(self, questions: Sequence[Question]) -> list[list[Passage]]:
         """Find the candidate passages of each question, and truncate them if `cut` is set."""
@@ -247,15 +258,18 @@ class PreferenceLabeler:
         If that fails, shorten the passages that exceed the context window and measure again.
         """
         distinct = [deduplicate_passages(passages) for passages in candidates]
+        shown = distinct
         try:
-            shown, effects = distinct, self.source.measure(questions, distinct)
+            effects = self.source.measure(questions, shown)
         except BadInput:  # Usually a passage is too long. Checking all of them first is slow.
             shown = [self._fit(question, passages) for question, passages in zip(questions, distinct, strict=True)]
             effects = self.source.measure(questions, shown)
-        duplicates = [len(every) - len(unique) for every, unique in zip(candidates, distinct, strict=True)]
-        changed = [_count_changed(*pair) for pair in zip(distinct, shown, strict=True)]
-        rows = zip(questions, self._get_splits(questions), shown, effects, duplicates, changed, strict=True)
-        return [self._make_row(*row) for row in rows]
+        rows = []
+        for i, split in enumerate(self._get_splits(questions)):
+            row = self._make_row(questions[i], split, shown[i], effects[i])
+            n_duplicates = len(candidates[i]) - len(distinct[i])
+            rows.append(replace(row, duplicates=n_duplicates, cut=_count_changed(distinct[i], shown[i])))
+        return rows
 
     def _fit(self, question: Question, passages: Sequence[Passage]) -> list[Passage]:
         """Shorten or drop passages that exceed the context window."""
@@ -264,13 +278,7 @@ class PreferenceLabeler:
         return [passage for group in fitted for passage in group]
 
     def _make_row(
-        self,
-        question: Question,
-        split: str,
-        passages: Sequence[Passage],
-        effects: PassageEffects,
-        n_duplicates: int,
-        n_truncated: int,
+        self, question: Question, split: str, passages: Sequence[Passage], effects: PassageEffects
     ) -> Preference:
         """Make the preference row of a question from the measured effects.
 
@@ -293,8 +301,6 @@ class PreferenceLabeler:
             candidates=candidates,
             positives=selection.positives,
             negatives=selection.negatives,
-            duplicates=n_duplicates,
-            cut=n_truncated,
         )
 
 
@@ -302,16 +308,6 @@ def _count_changed(passages: Sequence[Passage], shown: Sequence[Passage]) -> int
     """Count the passages whose text is not among those shown: they were shortened or dropped."""
     texts = {passage.text for passage in shown}
     return sum(passage.text not in texts for passage in passages)
-
-
-def assign_splits(texts: Sequence[str], seed: int) -> list[str]:
-    """Return "train", "dev" or "test" for each question.
-
-    Gates are fitted on the same division, so no question that tests a gate trains a reranker, or the other way round.
-    """
-    split = split_questions(texts, seed)
-    names = {**dict.fromkeys(split.dev.tolist(), "dev"), **dict.fromkeys(split.test.tolist(), "test")}
-    return [names.get(number, "train") for number in range(len(texts))]
 
 
 # --- passages of equal length ---------------------------------------------------------------------

@@ -74,11 +74,6 @@ class PreferenceOptions(Options):
             raise BadSetting("`index` and `data` are mutually exclusive: give only one source of candidate passages.")
         return self
 
-    @property
-    def source_name(self) -> str:
-        """How the effect of a passage is measured: `source`, or its default."""
-        return self.source or ("confidence" if self.gate else DEFAULT_SOURCE)
-
 
 @dataclass(frozen=True)
 class PreferenceProgress:
@@ -93,8 +88,7 @@ class PreferenceProgress:
         failed: Rows with an error. They count as done, but not as kept, one_sided or bare.
         duplicates: Duplicate passages that were dropped.
         cut: Passages shortened to fit the context window.
-        fresh: Rows made since the run was started or continued.
-        prompts: Prompts that the LLM has read since then.
+        prompts: Prompts that the LLM has read since the run was started or continued.
         seconds: Seconds since then.
     """
 
@@ -106,7 +100,6 @@ class PreferenceProgress:
     failed: int = 0
     duplicates: int = 0
     cut: int = 0
-    fresh: int = 0
     prompts: int = 0
     seconds: float = 0.0
 
@@ -131,7 +124,6 @@ class PreferenceProgress:
             failed=self.failed + len(rows) - len(good),
             duplicates=self.duplicates + sum(row.duplicates for row in good),
             cut=self.cut + sum(row.cut for row in good),
-            fresh=self.fresh + (len(rows) if is_fresh else 0),
             # The LLM reads one prompt without a passage, and one for each candidate passage.
             prompts=self.prompts + (sum(1 + len(row.candidates) for row in good) if is_fresh else 0),
             seconds=seconds,
@@ -168,7 +160,8 @@ def measure_preferences(
         BadInput: There are no questions or no candidates.
     """
     is_remote = is_remote_runner(options.runner)
-    folders = _open_runs(runs)
+    several: Iterable[RunLike] = [runs] if isinstance(runs, RunLike) else runs
+    folders = [run if isinstance(run, RunFolder) else RunFolder(Path(run)) for run in several]
     questions = _collect_questions(folders, options)
     llm = _load_labeled_model(folders, model)
     # Other machines load the model by its name.
@@ -177,19 +170,13 @@ def measure_preferences(
     labeler = spec.create_labeler(llm, load_retriever(options.index) if options.index else None)
     runner: Runner = PREFERENCE_RUNNER
     if is_remote:
-        identity = identify_preference_job(labeler)
-        runner = create_ray_runner(options.runner, spec, labeler.make_failed_rows, identity)
+        runner = create_ray_runner(options.runner, spec, labeler.make_failed_rows, labeler.identity)
     elif options.runner is not None and not isinstance(options.runner, str):
         runner = options.runner
     data = options.data or ", ".join(str(folder.settings().get("data", folder.path.name)) for folder in folders)
     folder = PreferenceFolder(Path(out))
     with connect_early(runner, folder.path):
         return run_preferences(folder, questions, labeler, data=data, runner=runner, on_progress=on_progress)
-
-
-def _open_runs(runs: RunLike | Iterable[RunLike]) -> list[RunFolder]:
-    several: Iterable[RunLike] = [runs] if isinstance(runs, RunLike) else runs
-    return [run if isinstance(run, RunFolder) else RunFolder(Path(run)) for run in several]
 
 
 def _collect_questions(folders: Sequence[RunFolder], options: PreferenceOptions) -> list[Question]:
@@ -259,34 +246,25 @@ def run_preferences(
     """
     with folder.exclusive():
         folder.start(describe_preference_run(labeler, questions, data), describe_environment())
-        progress = _run_batches(folder, questions, labeler, runner, on_progress)
-        _write_pairs(folder)
+        progress, done = PreferenceProgress(len(questions)), set[str]()
+        for row in folder.rows():
+            progress = progress.add([row], is_fresh=False)
+            done.add(row.id)
+        on_progress(progress)
+        start = time.perf_counter()
+        try:
+            for rows in runner.run([question for question in questions if question.id not in done], labeler.label):
+                _check_candidates_found(rows, progress)
+                folder.append(rows)
+                progress = progress.add(rows, seconds=time.perf_counter() - start)
+                on_progress(progress)
+        finally:
+            folder.update(totals=asdict(progress))
+        with atomic_file(folder.path / PAIRS_FILE) as file:  # the pairs in the format of the CBDR paper's code
+            for row in folder.rows():
+                if row.is_kept:
+                    file.write(f"{json.dumps(to_cbdr_record(row), ensure_ascii=False)}\n".encode())
     _check_useful(progress, labeler)
-    return progress
-
-
-def _run_batches(
-    folder: PreferenceFolder,
-    questions: Sequence[Question],
-    labeler: passage_effects.PreferenceLabeler,
-    runner: Runner,
-    on_progress: Callable[[PreferenceProgress], None],
-) -> PreferenceProgress:
-    """Measure the questions without a row, and write each finished batch."""
-    progress, done = PreferenceProgress(len(questions)), set[str]()
-    for row in folder.rows():
-        progress = progress.add([row], is_fresh=False)
-        done.add(row.id)
-    on_progress(progress)
-    start = time.perf_counter()
-    try:
-        for rows in runner.run([question for question in questions if question.id not in done], labeler.label):
-            _check_candidates_found(rows, progress, labeler)
-            folder.append(rows)
-            progress = progress.add(rows, seconds=time.perf_counter() - start)
-            on_progress(progress)
-    finally:
-        folder.update(totals=asdict(progress))
     return progress
 
 
@@ -320,16 +298,13 @@ def describe_preference_run(
     return settings
 
 
-def _check_candidates_found(
-    rows: Sequence[Preference], progress: PreferenceProgress, labeler: passage_effects.PreferenceLabeler
-) -> None:
+def _check_candidates_found(rows: Sequence[Preference], progress: PreferenceProgress) -> None:
     """Raise BadInput if no question so far has candidates, so that a wrong index is noticed after the first batch."""
     if progress.done > progress.bare or any(row.candidates or row.error for row in rows):
         return
-    cause = "the index holds other documents" if labeler.retriever else "the questions have no passages of their own"
     raise BadInput(
-        f"no candidate passage was found for any of the first {len(rows)} questions: {cause}. Give an `index` of "
-        "documents about these questions, or `data` that contains passages."
+        f"no candidate passage was found for any of the first {len(rows)} questions. Give an `index` of documents about these "
+        "questions, or `data` that contains passages."
     )
 
 
@@ -342,13 +317,6 @@ def _check_useful(progress: PreferenceProgress, labeler: passage_effects.Prefere
             f"have no passages, and {progress.failed} failed. Use more questions, more candidates, or another `source` than "
             f"'{labeler.source.name}'."
         )
-
-
-def _write_pairs(folder: PreferenceFolder) -> None:
-    """Write the rows with helpful and harmful passages to a file of JSON lines, in the format of the CBDR paper's code."""
-    lines = (json.dumps(to_cbdr_record(row), ensure_ascii=False) + "\n" for row in folder.rows() if row.is_kept)
-    with atomic_file(folder.path / PAIRS_FILE) as file:
-        file.writelines(line.encode() for line in lines)
 
 
 # --- on other machines ----------------------------------------------------------------------------
@@ -367,41 +335,18 @@ class PreferenceJobSpec:
         """The index that candidates come from."""
         return self.options.index
 
-    def create(self, retriever: Retriever | None) -> PreferenceJob:
-        """Load the model and create the job."""
-        return PreferenceJob(self.create_labeler(load_model(self.model), retriever))
+    def create(self, retriever: Retriever | None) -> passage_effects.PreferenceLabeler:
+        """Load the model and create the labeler."""
+        return self.create_labeler(load_model(self.model), retriever)
 
     def create_labeler(self, llm: Model, retriever: Retriever | None) -> passage_effects.PreferenceLabeler:
         """Create the labeler for a loaded model."""
         options = self.options
-        source = load_effect_source(options.source_name, llm, options.gate, self.prompts)
+        source_name = options.source or ("confidence" if options.gate else DEFAULT_SOURCE)
+        source = load_effect_source(source_name, llm, options.gate, self.prompts)
         return passage_effects.PreferenceLabeler(
             source, retriever, options.candidates, options.top, options.seed, options.split, options.cut
         )
-
-
-@dataclass(frozen=True)
-class PreferenceJob:
-    """A preference labeler, loaded on the machine where it runs."""
-
-    labeler: passage_effects.PreferenceLabeler
-
-    @property
-    def identity(self) -> dict[str, str]:
-        """Fingerprints of model, prompts, probe and index, which must be the same on all machines."""
-        return identify_preference_job(self.labeler)
-
-    def __call__(self, questions: Sequence[Question]) -> list[Preference]:
-        return self.labeler.label(questions)
-
-
-def identify_preference_job(labeler: passage_effects.PreferenceLabeler) -> dict[str, str]:
-    """Return the fingerprints of everything that preference rows depend on."""
-    source = labeler.source
-    identity = {"model": source.model.fingerprint, "wording": source.prompts.fingerprint}
-    if isinstance(source, passage_effects.ConfidenceSource):
-        identity["probe"] = str(source.gate.artifact.manifest["checksum"])
-    return identity | ({"index": labeler.retriever.fingerprint} if labeler.retriever is not None else {})
 
 
 def load_effect_source(name: str, llm: Model, gate: str | None, prompts: AnswerPrompts) -> passage_effects.EffectSource:

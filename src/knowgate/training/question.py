@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 from knowgate.data.signals.question_text import count_word_frequencies
-from knowgate.gates.artifacts.networks import apply_network
 from knowgate.gates.question import FREQUENCY_TENSOR, describe_questions
 from knowgate.retrieval.index_folder import open_passage_store, read_index_manifest
-from knowgate.stats.metrics import FloatArray
-from knowgate.training.classifiers import select_train_and_dev, tune_linear
+from knowgate.training.classifiers import make_scorer, select_train_and_dev, tune_linear
 from knowgate.training.examples import Examples
 from knowgate.training.fit_function import ExampleRequirements, FitResult
 from knowgate.types import SignalRequest
@@ -32,11 +29,7 @@ def fit_question(
         frequencies = count_word_frequencies(store[row] for row in range(len(store)))
     features = describe_questions(examples.questions, frequencies)
     tensors = tune_linear(*select_train_and_dev(features, examples)).tensors
-
-    def raw(indices: Sequence[int]) -> FloatArray:
-        return apply_network(tensors, features[list(indices)])
-
     stored = tensors if frequencies is None else {**tensors, FREQUENCY_TENSOR: frequencies}
     options = {"frequencies": frequencies is not None}
     notes = ["reads the text of the question only: no LLM call is needed to decide"]
-    return FitResult("question", options, frozenset(), SignalRequest(), stored, raw, notes)
+    return FitResult("question", options, frozenset(), SignalRequest(), stored, make_scorer(tensors, features), notes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,16 +17,15 @@ from knowgate.labels.grading import list_gold_answers
 from knowgate.retrieval.passages import format_passage
 from knowgate.retrieval.rerankers.cross_encoder import EMPTY_QUESTION, CrossEncoderReranker
 from knowgate.stats.metrics import FloatArray
-from knowgate.training import reranker_trainer
+from knowgate.training.fit_function import FitProgressCallback, ignore_progress
 from knowgate.training.reranker_trainer import (
     MINILM,
-    PASSAGE_TOKENS,
-    QUERY_TOKENS,
     RankingGroup,
-    RerankerProgress,
     RerankerTrainingOptions,
     TrainingLog,
     WeightSelector,
+    open_cross_encoder,
+    train_groups,
 )
 from knowgate.types import Passage, Question, Retriever
 
@@ -36,36 +35,6 @@ MAX_NEGATIVES = 7
 MAX_POSITIVES = 2  # per question; further ones add little
 DEV_SHARE = 0.15  # of the training questions, if no question is in the dev split
 MIN_DEV_QUESTIONS = 50  # with fewer, P@1 says too little to choose weights by
-StageProgressCallback = Callable[[str, RerankerProgress], None]
-
-
-@dataclass(frozen=True)
-class TruncationCounts:
-    """How many distinct texts were cut to the paper's token limits."""
-
-    questions: int = 0
-    passages: int = 0
-
-
-@dataclass(frozen=True)
-class WeightSelection:
-    """Weights chosen by their P@1 on dev questions: never worse there than the base.
-
-    Attributes:
-        questions: Number of dev questions.
-        base: P@1 of the base on them.
-        chosen: P@1 of the chosen weights on them.
-        share: Share of the trained weights in the chosen ones, which are averages with the base; 0 for the base itself.
-        update: Update after which the trained weights were taken.
-        history: Update and P@1 of each check.
-    """
-
-    questions: int
-    base: float
-    chosen: float
-    share: float
-    update: int
-    history: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True)
@@ -79,8 +48,6 @@ class AlignedReranker:
         training: Hyperparameters of the alignment.
         relevance: Log of the relevance training, if there was one.
         alignment: Log of the alignment.
-        selection: How the weights were chosen on dev questions; None if the last weights were kept.
-        cut: Number of texts that were truncated.
         reads_question: False for a control that ignores the question.
         tested: Held-out rows.
         before: Ranking metrics of each held-out row before alignment.
@@ -93,8 +60,6 @@ class AlignedReranker:
     training: RerankerTrainingOptions
     relevance: TrainingLog | None
     alignment: TrainingLog
-    selection: WeightSelection | None
-    cut: TruncationCounts
     reads_question: bool
     tested: list[Preference] = field(repr=False)
     before: dict[str, FloatArray] = field(repr=False)
@@ -108,7 +73,7 @@ def fit_reranker(
     training: RerankerTrainingOptions | None = None,
     relevance: Sequence[RankingGroup] | None = None,
     reads_question: bool = True,
-    watch: StageProgressCallback = lambda stage, progress: None,
+    watch: FitProgressCallback = ignore_progress,
 ) -> AlignedReranker:
     """Train a cross-encoder on the preferences of the train rows and measure it on the test rows.
 
@@ -123,7 +88,7 @@ def fit_reranker(
             alignment instead. Default: none. The packaged base cannot rank yet, so its default is the candidates of
             the rows, which are relevant if they contain a gold answer.
         reads_question: False trains a control that learns which passages are preferred whatever the question is.
-        watch: Called with the stage and its progress.
+        watch: Called with the progress.
 
     Raises:
         BadInput: No training question has preferred and other passages.
@@ -137,32 +102,22 @@ def fit_reranker(
             f"none of the {len(train_rows)} training questions has both helpful and harmful passages, so nothing can "
             "be learned. Measure preferences of more questions, or with another `source`."
         )
-    model = reranker_trainer.open_cross_encoder(base, seed=training.seed)
-    tested = [row for row in rows if row.split == "test" and row.is_kept]
+    model = open_cross_encoder(base, seed=training.seed)
     if relevance is None and (base == MINILM or training.relevance_mix):
         relevance = make_relevance_groups(extract_preference_questions(train_rows))
-    trains_first = relevance is not None and (base == MINILM or not training.relevance_mix)
-    relevance_log = _train_relevance(model, relevance or [], RELEVANCE_TRAINING, watch) if trains_first else None
+    relevance_log = unaligned = None
+    if relevance is not None and (base == MINILM or not training.relevance_mix):
+        relevance_log = train_groups(model, relevance, RELEVANCE_TRAINING, "relevance", watch)
+        unaligned = copy.deepcopy(model)
+    tested = [row for row in rows if row.split == "test" and row.is_kept]
     before = measure_ranking(model, tested, reads_question)
-    unaligned = copy.deepcopy(model) if relevance_log else None
     groups += draw_groups(relevance or [], round(training.relevance_mix * len(groups)), training.seed)
-    groups = groups if reads_question else [replace(group, question=EMPTY_QUESTION) for group in groups]
-    short, cut = truncate_groups(model, groups)
+    if not reads_question:
+        groups = [replace(group, question=EMPTY_QUESTION) for group in groups]
     selector = _make_selector(model, dev_rows, reads_question) if dev_rows else None
-    log = reranker_trainer.train_groups(model, short, training, lambda progress: watch("alignment", progress), selector)
-    selection = _describe_selection(selector, len(dev_rows)) if selector else None
+    log = train_groups(model, groups, training, "alignment", watch, selector)
     after = measure_ranking(model, tested, reads_question)
-    return AlignedReranker(
-        model, unaligned, base, training, relevance_log, log, selection, cut, reads_question, tested, before, after
-    )
-
-
-def _train_relevance(
-    model: Any, groups: Sequence[RankingGroup], training: RerankerTrainingOptions, watch: StageProgressCallback
-) -> reranker_trainer.TrainingLog:
-    """Train a cross-encoder to rank passages first that contain a gold answer; return the log of the training."""
-    groups, _ = truncate_groups(model, groups)
-    return reranker_trainer.train_groups(model, groups, training, lambda progress: watch("relevance", progress))
+    return AlignedReranker(model, unaligned, base, training, relevance_log, log, reads_question, tested, before, after)
 
 
 def split_dev_rows(
@@ -193,13 +148,8 @@ def draw_groups(groups: Sequence[RankingGroup], count: int, seed: int) -> list[R
 
 
 def _make_selector(model: Any, rows: Sequence[Preference], reads_question: bool) -> WeightSelector:
-    return WeightSelector(model, lambda: float(measure_ranking(model, rows, reads_question)["P@1"].mean()))
-
-
-def _describe_selection(selector: WeightSelector, n_questions: int) -> WeightSelection:
-    history = tuple((update, round(value, 4)) for update, value in selector.history)
-    base, chosen = history[0][1], round(selector.best, 4)
-    return WeightSelection(n_questions, base, chosen, selector.share, selector.update, history)
+    """Make a selector that keeps the weights with the best P@1 on these rows."""
+    return WeightSelector(model, lambda: float(measure_ranking(model, rows, reads_question)["P@1"].mean()), len(rows))
 
 
 @dataclass(frozen=True)
@@ -210,7 +160,6 @@ class RelevanceReranker:
     spec: str
     training: RerankerTrainingOptions
     log: TrainingLog
-    cut: TruncationCounts
 
 
 def fit_relevance(
@@ -218,39 +167,24 @@ def fit_relevance(
     *,
     base: str = MINILM,
     training: RerankerTrainingOptions = RELEVANCE_TRAINING,
-    watch: StageProgressCallback = lambda stage, progress: None,
+    watch: FitProgressCallback = ignore_progress,
 ) -> RelevanceReranker:
     """Train a cross-encoder to rank passages that contain a gold answer above the others."""
-    model = reranker_trainer.open_cross_encoder(base, seed=training.seed)
-    short, cut = truncate_groups(model, groups)
-    log = reranker_trainer.train_groups(model, short, training, lambda progress: watch("relevance", progress))
-    return RelevanceReranker(model, base, training, log, cut)
+    model = open_cross_encoder(base, seed=training.seed)
+    log = train_groups(model, groups, training, "relevance", watch)
+    return RelevanceReranker(model, base, training, log)
 
 
 def make_preference_groups(rows: Sequence[Preference]) -> list[RankingGroup]:
     """Make one training example of each row that has both helpful (positive) and harmful (negative) passages."""
     groups = []
-    for row in [row for row in rows if row.is_kept]:
+    for row in rows:
+        if not row.is_kept:
+            continue
         positives = [row.candidates[index].passage for index in row.positives]
         negatives = [row.candidates[index].passage for index in row.negatives]
         groups.append(_make_group(row.question, positives, negatives))
     return groups
-
-
-def truncate_groups(model: Any, groups: Sequence[RankingGroup]) -> tuple[list[RankingGroup], TruncationCounts]:
-    """Truncate questions and passages to the paper's limits (in tokens), and count the distinct texts that were cut."""
-    truncate = reranker_trainer.truncate_texts
-    questions = list({group.question for group in groups})
-    passages = list({text for group in groups for text in group.passages})
-    short_questions = dict(zip(questions, truncate(model, questions, QUERY_TOKENS), strict=True))
-    short_passages = dict(zip(passages, truncate(model, passages, PASSAGE_TOKENS), strict=True))
-    truncated = []
-    for group in groups:
-        group_passages = tuple(short_passages[text] for text in group.passages)
-        truncated.append(RankingGroup(short_questions[group.question], group_passages, group.labels))
-    n_questions = sum(short != text for text, short in short_questions.items())
-    n_passages = sum(short != text for text, short in short_passages.items())
-    return truncated, TruncationCounts(n_questions, n_passages)
 
 
 def measure_ranking(model: Any, rows: Sequence[Preference], reads_question: bool = True) -> dict[str, FloatArray]:
@@ -284,22 +218,25 @@ def make_relevance_groups(questions: Sequence[Question], retriever: Retriever | 
         questions: Questions with gold answers; their contexts are candidates.
         retriever: Finds further candidates.
     """
-    results = (
-        retriever.search([q.text for q in questions], RELEVANCE_CANDIDATES) if retriever else [[] for _ in questions]
-    )
-    pools = [deduplicate_passages([*q.contexts, *hits]) for q, hits in zip(questions, results, strict=True)]
+    pools = [list(question.contexts) for question in questions]
+    if retriever is not None:
+        results = retriever.search([question.text for question in questions], RELEVANCE_CANDIDATES)
+        pools = [[*pool, *passages] for pool, passages in zip(pools, results, strict=True)]
+    pools = [deduplicate_passages(pool) for pool in pools]
     every_passage = [passage for pool in pools for passage in pool]
     matcher, rng = AnswerMatcher(), np.random.default_rng(0)
     groups: list[RankingGroup] = []
     for question, pool in zip(questions, pools, strict=True):
-        answers = [text for gold in list_gold_answers(question) if (text := join_tokens(gold)).strip()]
+        answers = [text for text in map(join_tokens, list_gold_answers(question)) if text.strip()]
         positives = [passage for passage in pool if matcher.contains(passage, answers)]
         if not positives:
             continue
         negatives = [passage for passage in pool if not matcher.contains(passage, answers)][:MAX_NEGATIVES]
-        if (missing := MAX_NEGATIVES - len(negatives)) > 0:
-            drawn = [every_passage[int(index)] for index in rng.integers(0, len(every_passage), 3 * missing)]
-            negatives += [p for p in deduplicate_passages(drawn) if not matcher.contains(p, answers)][:missing]
+        missing = MAX_NEGATIVES - len(negatives)
+        if missing > 0:
+            indices = rng.integers(0, len(every_passage), 3 * missing)
+            drawn = deduplicate_passages([every_passage[index] for index in indices.tolist()])
+            negatives += [passage for passage in drawn if not matcher.contains(passage, answers)][:missing]
         if negatives:
             groups.append(_make_group(question.text, positives[:MAX_POSITIVES], negatives))
     return groups

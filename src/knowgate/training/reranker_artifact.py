@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,7 @@ from knowgate.core.files import atomic_folder, check_replaceable, sha256_file, w
 from knowgate.data.preferences import RANK_METRIC_NAMES
 from knowgate.retrieval.rerankers import cross_encoder
 from knowgate.stats.bootstrap import Estimate, estimate_mean
-from knowgate.stats.metrics import FloatArray
-from knowgate.training.model_card import format_facts, join_card
+from knowgate.training.model_card import format_facts, format_usage, join_card
 from knowgate.training.reranker import AlignedReranker, RelevanceReranker
 from knowgate.training.reranker_trainer import PASSAGE_TOKENS, QUERY_TOKENS, TrainingLog, save_cross_encoder
 
@@ -32,23 +31,18 @@ ALIGNMENT_SETTINGS = (
 )
 
 
-@dataclass(frozen=True)
-class RankingGains:
-    """Ranking metrics on the test rows before and after alignment, and the paired difference."""
+def measure_ranking_gains(fitted: AlignedReranker) -> dict[str, dict[str, Estimate]]:
+    """Average the ranking metrics over the test rows, with confidence intervals.
 
-    before: dict[str, Estimate]
-    after: dict[str, Estimate]
-    gain: dict[str, Estimate]
-
-
-def measure_ranking_gains(fitted: AlignedReranker) -> RankingGains:
-    """Average the ranking metrics over the test rows, with confidence intervals, before and after alignment."""
-    difference = {name: fitted.after[name] - fitted.before[name] for name in fitted.after}
-    return RankingGains(_estimate_means(fitted.before), _estimate_means(fitted.after), _estimate_means(difference))
-
-
-def _estimate_means(values: Mapping[str, FloatArray]) -> dict[str, Estimate]:
-    return {name: estimate_mean(numbers) for name, numbers in values.items()}
+    Returns:
+        The mean of each metric 'before' and 'after' alignment, and its 'gain', the paired difference.
+    """
+    gain = {name: fitted.after[name] - fitted.before[name] for name in fitted.after}
+    parts = {"before": fitted.before, "after": fitted.after, "gain": gain}
+    means = {}
+    for part, metrics in parts.items():
+        means[part] = {name: estimate_mean(values) for name, values in metrics.items()}
+    return means
 
 
 def save_reranker(
@@ -86,7 +80,7 @@ def save_relevance(fitted: RelevanceReranker, out: Path, *, data: str, command: 
         "base": fitted.spec,
         "data": data,
         "training": asdict(fitted.training),
-        "cut": asdict(fitted.cut),
+        "cut": asdict(fitted.log.cut),
         "losses": _summarize_losses(fitted.log),
         "command": command,
         "created": time.strftime("%Y-%m-%d", time.gmtime()),
@@ -100,9 +94,9 @@ def save_relevance(fitted: RelevanceReranker, out: Path, *, data: str, command: 
 
 def build_reranker_manifest(fitted: AlignedReranker, settings: Mapping[str, Any], data_hash: str) -> dict[str, Any]:
     """Build the manifest: what the reranker was aligned to, how, and its metrics."""
-    gains = measure_ranking_gains(fitted)
     logs = {"relevance": fitted.relevance, "alignment": fitted.alignment}
-    parts = {"before": gains.before, "after": gains.after, "gain": gains.gain}
+    selection = fitted.alignment.selection
+    metrics = measure_ranking_gains(fitted)
     return {
         "version": cross_encoder.RERANKER_VERSION,
         "base": fitted.spec,
@@ -112,11 +106,11 @@ def build_reranker_manifest(fitted: AlignedReranker, settings: Mapping[str, Any]
         "data_hash": data_hash,
         "training": asdict(fitted.training),
         "limits": {"question_tokens": QUERY_TOKENS, "passage_tokens": PASSAGE_TOKENS},
-        "cut": asdict(fitted.cut),
+        "cut": asdict(fitted.alignment.cut),
         "losses": {stage: _summarize_losses(log) for stage, log in logs.items() if log},
-        "selection": asdict(fitted.selection) if fitted.selection else None,
+        "selection": asdict(selection) if selection else None,
         "tested": len(fitted.tested),
-        "metrics": {part: {name: asdict(each) for name, each in metrics.items()} for part, metrics in parts.items()},
+        "metrics": {part: {name: asdict(each) for name, each in means.items()} for part, means in metrics.items()},
         "created": time.strftime("%Y-%m-%d", time.gmtime()),
     }
 
@@ -158,9 +152,7 @@ def render_reranker_card(manifest: Mapping[str, Any], command: str) -> str:
     parts = [
         f"# Reranker aligned to {escape_markdown(aligned['model'])}",
         f"A cross-encoder that ranks passages this LLM can use first (CBDR). knowgate, {manifest['created']}.",
-        "```python\nimport knowgate as kg\n\n"
-        'settings = kg.load_settings(rerank="THIS_FOLDER", docs="FOLDER")\n'
-        'print(kg.build_pipeline(settings).answer("a question"))\n```',
+        format_usage(rerank="THIS_FOLDER", docs="FOLDER"),
         format_facts(facts),
         f"## Measured on {manifest['tested']} held-out questions\n\n" + _format_ranking_metrics(manifest["metrics"]),
     ]

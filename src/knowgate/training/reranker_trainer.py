@@ -9,18 +9,18 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from knowgate.core.files import link_or_copy
-from knowgate.core.validation import MAX_COUNT, check_seed, format_value
-from knowgate.errors import BadInput, BadSetting, ModelError, WeightsError, require_extra
+from knowgate.errors import BadInput, ModelError, WeightsError, require_extra
 from knowgate.models import embedded_weights
 from knowgate.retrieval.rerankers.cross_encoder import RERANKER_SUFFIXES, check_reranker_files
+from knowgate.training.fit_function import FitProgress, FitProgressCallback
 
 if TYPE_CHECKING:
     import torch
@@ -105,33 +105,34 @@ class RerankerTrainingOptions:
     relevance_mix: float = 0.0
     checks: int = 6
 
-    def __post_init__(self) -> None:
-        check_seed(self.seed)
-        for name in ("temperature", "epochs", "batch", "rate"):
-            value = getattr(self, name)
-            if not 0 < value <= MAX_COUNT:
-                raise BadSetting(f"training: {name}={format_value(value)} is not allowed: it must be above 0.")
-        for name in ("relevance_mix", "checks"):
-            value = getattr(self, name)
-            if not 0 <= value <= MAX_COUNT:
-                raise BadSetting(f"training: {name}={format_value(value)} is not allowed: it must be 0 or more.")
+
+@dataclass(frozen=True)
+class TruncationCounts:
+    """How many distinct texts were cut to the paper's token limits."""
+
+    questions: int = 0
+    passages: int = 0
 
 
 @dataclass(frozen=True)
-class RerankerProgress:
-    """Progress of a training. A group is one training example: a question with its passages.
+class WeightSelection:
+    """Weights chosen by their P@1 on dev questions: never worse there than the base.
 
     Attributes:
-        done: Number of groups that were trained on, over all epochs.
-        total: Number of groups of all epochs.
-        rate: Groups per second.
-        loss: Loss of the last update.
+        questions: Number of dev questions.
+        base: P@1 of the base on them.
+        chosen: P@1 of the chosen weights on them.
+        share: Share of the trained weights in the chosen ones, which are averages with the base; 0 for the base itself.
+        update: Update after which the trained weights were taken.
+        history: Update and P@1 of each check, the one before the training first.
     """
 
-    done: int
-    total: int
-    rate: float
-    loss: float
+    questions: int
+    base: float
+    chosen: float
+    share: float
+    update: int
+    history: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True)
@@ -142,14 +143,17 @@ class TrainingLog:
         losses: Loss of each update.
         groups: Number of training examples; each is a question with its passages.
         seconds: Training time.
+        cut: Number of texts that were truncated.
+        selection: How the weights were chosen on dev questions; None if the last weights were kept.
     """
 
     losses: tuple[float, ...]
     groups: int
     seconds: float
+    cut: TruncationCounts
+    selection: WeightSelection | None
 
 
-RerankerProgressCallback = Callable[[RerankerProgress], None]
 BLENDS = (0.25, 0.5, 0.75)  # shares of the trained weights, the rest being those of the base
 
 
@@ -163,46 +167,48 @@ class WeightSelector:
     Attributes:
         model: The cross-encoder, before its training.
         measure: Returns the P@1 of the model on the dev questions.
-        history: Update and P@1 of each check, the one before the training first.
-        share: Share of the trained weights in those that were chosen: 0 is the base, 1 the trained weights alone.
-        update: Update after which the trained weights were taken.
+        n_questions: Number of dev questions.
     """
 
     model: Any
     measure: Callable[[], float]
-    history: list[tuple[int, float]] = field(default_factory=list)
-    share: float = 0.0
-    update: int = 0
+    n_questions: int
 
     def __post_init__(self) -> None:
         self._base = self._trained = self._copy_weights()
-        self.history.append((0, self.measure()))
-        self.best = self.history[0][1]
+        self._history = [(0, self.measure())]
         self._best_trained = -1.0
+        self._best_update = 0
 
     def check(self, update: int) -> None:
         """Measure the current weights and remember the best ones after an update."""
         value = self.measure()
-        self.history.append((update, value))
+        self._history.append((update, value))
         if value > self._best_trained:
-            self._best_trained, self._trained, self.update = value, self._copy_weights(), update
+            self._best_trained = value
+            self._best_update = update
+            self._trained = self._copy_weights()
 
-    def finish(self) -> None:
-        """Load the best weights into the model.
+    def finish(self) -> WeightSelection:
+        """Load the best weights into the model, and return how they were chosen.
 
         The candidates are the weights before the training, the best trained weights, and averages of the two.
         """
+        best, best_share = self._history[0][1], 0.0
         for share in (1.0, *BLENDS):
             self._load(share)
             value = self._best_trained if share == 1.0 else self.measure()
-            if value > self.best:
-                self.best, self.share = value, share
-        self._load(self.share)
+            if value > best:
+                best, best_share = value, share
+        self._load(best_share)
+        history = tuple((update, round(value, 4)) for update, value in self._history)
+        return WeightSelection(self.n_questions, history[0][1], round(best, 4), best_share, self._best_update, history)
 
     def _copy_weights(self) -> dict[str, Any]:
         return {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
 
     def _load(self, share: float) -> None:
+        """Load the average of the trained weights, with this share, and the weights before the training."""
         weights = {
             name: base.lerp(self._trained[name], share) if base.is_floating_point() else base
             for name, base in self._base.items()
@@ -214,7 +220,8 @@ def train_groups(
     model: Any,
     groups: Sequence[RankingGroup],
     training: RerankerTrainingOptions,
-    watch: RerankerProgressCallback = lambda progress: None,
+    stage: str,
+    watch: FitProgressCallback,
     selector: WeightSelector | None = None,
 ) -> TrainingLog:
     """Train a `CrossEncoder` of sentence-transformers in place.
@@ -223,6 +230,7 @@ def train_groups(
         model: The cross-encoder.
         groups: Questions with their passages, each of which is labeled as positive or negative.
         training: Hyperparameters.
+        stage: What is learned, for the progress: 'relevance' or 'alignment'.
         watch: Called with the progress after each update.
         selector: Chooses the weights that the model ends with. Default: the last ones.
 
@@ -234,30 +242,57 @@ def train_groups(
         raise BadInput("there is nothing to train the reranker on: no question has both helpful and harmful passages.")
     with require_extra("training a reranker", "train"):
         import torch
+    short_groups, cut = truncate_groups(model, groups)
     updates = training.epochs * math.ceil(len(groups) / training.batch)
-    optimizer = RerankerOptimizer.create(model, training, updates)
+    make_update = _create_optimizer(model, training, updates)
     interval = math.ceil(updates / max(1, training.checks))
     losses: list[float] = []
-    done, start, total = 0, time.perf_counter(), len(groups) * training.epochs
+    done, total = 0, len(groups) * training.epochs
+    start = time.perf_counter()
     torch.manual_seed(training.seed)
     model.train()
     try:
-        for batch in shuffle_batches(groups, training):
+        for batch in shuffle_batches(short_groups, training):
             with torch.autocast("cuda", torch.bfloat16, enabled=model.device.type == "cuda"):
                 loss = compute_batch_loss(model, batch, training.temperature)
-            optimizer.step(loss)
+            make_update(loss)
             losses.append(float(loss.detach()))
             done += len(batch)
-            watch(RerankerProgress(done, total, done / (time.perf_counter() - start), losses[-1]))
+            words = f"{done / (time.perf_counter() - start):.1f} questions/s, loss {losses[-1]:.3f}"
+            watch(FitProgress(done, total, "questions", stage, words))
             if selector is not None and (len(losses) % interval == 0 or len(losses) == updates):
                 model.eval()
                 selector.check(len(losses))
                 model.train()
     finally:
         model.eval()
-    if selector is not None:
-        selector.finish()
-    return TrainingLog(tuple(losses), len(groups), time.perf_counter() - start)
+    selection = selector.finish() if selector else None
+    return TrainingLog(tuple(losses), len(groups), time.perf_counter() - start, cut, selection)
+
+
+def truncate_groups(model: Any, groups: Sequence[RankingGroup]) -> tuple[list[RankingGroup], TruncationCounts]:
+    """Truncate questions and passages to the paper's limits (in tokens), and count the distinct texts that were cut."""
+    questions = _truncate_texts(model, {group.question for group in groups}, QUERY_TOKENS)
+    passages = _truncate_texts(model, {text for group in groups for text in group.passages}, PASSAGE_TOKENS)
+    truncated = []
+    for group in groups:
+        group_passages = tuple(passages[text] for text in group.passages)
+        truncated.append(RankingGroup(questions[group.question], group_passages, group.labels))
+    n_questions = sum(short != text for text, short in questions.items())
+    n_passages = sum(short != text for text, short in passages.items())
+    return truncated, TruncationCounts(n_questions, n_passages)
+
+
+def _truncate_texts(model: Any, distinct: Collection[str], limit: int) -> dict[str, str]:
+    """Map each text to its first `limit` tokens of the model's tokenizer."""
+    texts = list(distinct)
+    truncated: dict[str, str] = {}
+    for start in range(0, len(texts), TOKENIZER_BATCH):
+        batch = texts[start : start + TOKENIZER_BATCH]
+        encoded = model.tokenizer(batch, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        for text, offsets in zip(batch, encoded["offset_mapping"], strict=True):  # start and end of each token
+            truncated[text] = text if len(offsets) <= limit else text[: offsets[limit - 1][1]]
+    return truncated
 
 
 def shuffle_batches(groups: Sequence[RankingGroup], training: RerankerTrainingOptions) -> Iterator[list[RankingGroup]]:
@@ -269,65 +304,64 @@ def shuffle_batches(groups: Sequence[RankingGroup], training: RerankerTrainingOp
             yield [groups[index] for index in order[start : start + training.batch]]
 
 
-@dataclass(frozen=True)
-class RerankerOptimizer:
-    """AdamW whose learning rate rises linearly (warm-up) and then falls linearly to 0."""
+def _create_optimizer(model: Any, training: RerankerTrainingOptions, updates: int) -> Callable[[Any], None]:
+    """Create AdamW with its learning-rate schedule; return a function that makes one update from a loss.
 
-    parameters: list[Any]
-    optimizer: Any
-    schedule: Any
+    Biases and norms, which have one dimension, are exempt from weight decay.
+    """
+    import torch
 
-    @classmethod
-    def create(cls, model: Any, training: RerankerTrainingOptions, updates: int) -> RerankerOptimizer:
-        """Create the optimizer of a model. Biases and norms, which have one dimension, are exempt from weight decay."""
-        import torch
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    decayed = [parameter for parameter in parameters if parameter.ndim >= 2]
+    exempt = [parameter for parameter in parameters if parameter.ndim < 2]
+    groups = [{"params": decayed, "weight_decay": training.weight_decay}, {"params": exempt, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=training.rate)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda update: compute_rate_share(update, updates, training.warm_up)
+    )
 
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        decayed = [parameter for parameter in parameters if parameter.ndim >= 2]
-        exempt = [parameter for parameter in parameters if parameter.ndim < 2]
-        optimizer = torch.optim.AdamW(
-            [{"params": decayed, "weight_decay": training.weight_decay}, {"params": exempt, "weight_decay": 0.0}],
-            lr=training.rate,
-        )
-        warm_up = round(training.warm_up * updates)
-
-        def compute_rate_share(update: int) -> float:
-            if update < warm_up:
-                return update / warm_up
-            return (updates - update) / max(1, updates - warm_up)
-
-        return cls(parameters, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, compute_rate_share))
-
-    def step(self, loss: Any) -> None:
-        """Make one update."""
-        import torch
-
+    def make_update(loss: Any) -> None:
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.parameters, MAX_GRADIENT_NORM)
-        self.optimizer.step()
-        self.schedule.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        torch.nn.utils.clip_grad_norm_(parameters, MAX_GRADIENT_NORM)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return make_update
+
+
+def compute_rate_share(update: int, updates: int, warm_up: float) -> float:
+    """Return the learning rate of an update as a share of its peak: it rises linearly, then falls linearly to 0.
+
+    Args:
+        update: Number of the update, from 0.
+        updates: Number of updates of the training.
+        warm_up: Share of the updates over which the rate rises.
+    """
+    n_rising = round(warm_up * updates)
+    if update < n_rising:
+        return update / n_rising
+    return (updates - update) / max(1, updates - n_rising)
 
 
 # --- cross-encoders -------------------------------------------------------------------------------
 
 
-def open_cross_encoder(spec: str, *, seed: int = 0, device: str | None = None) -> Any:
+def open_cross_encoder(spec: str, *, seed: int = 0) -> Any:
     """Open a sentence-transformers CrossEncoder with one score, limited to the paper's input lengths.
 
     Args:
         spec: "minilm" for the packaged encoder with a new head, a folder, or a hub name (owner/model).
         seed: Seed of the new head.
-        device: Where to load it. Default: a GPU if there is one.
     """
     if spec == MINILM:
-        return _open_minilm(seed, device)
+        return _open_minilm(seed)
     if not Path(spec).is_dir() and "/" not in spec:
         raise WeightsError(f"base='{spec}' was not found. Give a folder, a hub name (owner/model) or '{MINILM}'.")
-    return _limit_input(_load_cross_encoder(spec, device, spec))
+    return _limit_input(_load_cross_encoder(spec, spec))
 
 
-def _open_minilm(seed: int, device: str | None) -> Any:
+def _open_minilm(seed: int) -> Any:
     """Open MiniLM as a cross-encoder with a new, random output layer; it cannot rank until it is trained."""
     import torch
 
@@ -337,10 +371,10 @@ def _open_minilm(seed: int, device: str | None) -> Any:
         for name in MINILM_FILES:
             link_or_copy(source / name, Path(scratch) / name)
         torch.manual_seed(seed)
-        return _limit_input(_load_cross_encoder(scratch, device, MINILM, num_labels=1, max_length=PASSAGE_TOKENS))
+        return _limit_input(_load_cross_encoder(scratch, MINILM, num_labels=1, max_length=PASSAGE_TOKENS))
 
 
-def _load_cross_encoder(path: str, device: str | None, name: str, **options: Any) -> Any:
+def _load_cross_encoder(path: str, name: str, **options: Any) -> Any:
     with require_extra("a cross-encoder", "train"):
         from sentence_transformers import CrossEncoder
         from transformers.utils import logging
@@ -352,7 +386,7 @@ def _load_cross_encoder(path: str, device: str | None, name: str, **options: Any
         check_reranker_files(path)
     try:
         safe = {"use_safetensors": True}
-        model = CrossEncoder(path, device=device, local_files_only=is_folder, model_kwargs=safe, **options)
+        model = CrossEncoder(path, local_files_only=is_folder, model_kwargs=safe, **options)
     except (OSError, ValueError, KeyError) as error:
         raise WeightsError(
             f"the cross-encoder '{name}' cannot be loaded: {error}. Give '{MINILM}', a folder or a hub name."
@@ -371,17 +405,6 @@ def _limit_input(model: Any) -> Any:
     longest = QUERY_TOKENS + PASSAGE_TOKENS + MAX_SPECIAL_TOKENS
     model.max_seq_length = min(model.max_seq_length or longest, longest)
     return model
-
-
-def truncate_texts(model: Any, texts: Sequence[str], limit: int) -> list[str]:
-    """Cut texts to at most `limit` tokens of the model's tokenizer."""
-    truncated: list[str] = []
-    for start in range(0, len(texts), TOKENIZER_BATCH):
-        batch = list(texts[start : start + TOKENIZER_BATCH])
-        encoded = model.tokenizer(batch, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        for text, offsets in zip(batch, encoded["offset_mapping"], strict=True):  # start and end of each token
-            truncated.append(text if len(offsets) <= limit else text[: offsets[limit - 1][1]])
-    return truncated
 
 
 def save_cross_encoder(model: Any, folder: Path) -> None:

@@ -76,14 +76,11 @@ def fit_cross_fitted_judge(
         watch: Called with the progress.
     """
     known = select_known_target(examples)
-    tokens = answer_judge.limit_answer_tokens(known, options.tokens)
-    answer_judge.check_trainable_bits(options)
-    answer_judge.check_judge_answers(known, tokens)
+    task = answer_judge.make_answer_task(known, options)
     rows = np.sort(np.concatenate([known.split.train, known.split.dev])) if rows is None else rows
     texts = [question.text for question in known.questions]
     training = answer_judge.make_default_training(options, seed)
     members = plan_ensemble(known.split, training, folds=judges, texts=texts, rows=rows)
-    task = answer_judge.AnswerTask("judge", tokens, options.base, options.bits)
     return answer_judge.train_answer_judge(task, known, members, work=work, watch=watch)
 
 

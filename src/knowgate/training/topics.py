@@ -42,6 +42,7 @@ MIN_WORD_SHARE = 0.05  # a word names a topic only if at least this share of its
 RULE_QUESTIONS = 30  # questions that a topic needs before a rule is proposed for it
 RULE_GAIN = 0.1  # share of questions that retrieval must certainly turn right for the rule to retrieve always
 RULE_EXAMPLES = 20
+K_MEANS_STARTS, K_MEANS_ROUNDS = 4, 50
 # Words of many questions that say nothing about their topic.
 _QUESTION_WORDS = (
     "who what when where which why how whom whose did do does has have had can could would should name named called "
@@ -173,38 +174,32 @@ def _choose_count(topics: str, n: int) -> int:
 
 
 def _measure(table: LabelTable, name: str, rows: BoolArray, retrieve: BoolArray | None, resamples: int) -> TopicResult:
-    closed, opened = table.closed_right[rows], None if table.open_right is None else table.open_right[rows]
-    return TopicResult(
-        name,
-        int(rows.sum()),
-        estimate_proportion(closed.tolist()),
-        None if opened is None else estimate_proportion(opened.tolist()),
-        None if opened is None else estimate_mean(opened.astype(float) - closed, resamples),
-        None if retrieve is None else float(retrieve[rows].mean()),
-        rows,
-    )
+    """Measure one topic; `rows` marks its questions."""
+    closed = table.closed_right[rows]
+    searches = None if retrieve is None else float(retrieve[rows].mean())
+    result = TopicResult(name, int(rows.sum()), estimate_proportion(closed.tolist()), None, None, searches, rows)
+    if table.open_right is None:
+        return result
+    opened = table.open_right[rows]
+    benefit = estimate_mean(opened.astype(float) - closed, resamples)
+    return replace(result, opened=estimate_proportion(opened.tolist()), benefit=benefit)
 
 
 # --- clusters -------------------------------------------------------------------------------------
 
 
-def cluster_vectors(
-    vectors: Vector, count: int, *, seed: int = 0, rounds: int = 50, starts: int = 4
-) -> tuple[NDArray[np.int64], Vector]:
+def cluster_vectors(vectors: Vector, count: int) -> tuple[NDArray[np.int64], Vector]:
     """Group unit vectors by spherical k-means, and keep the best of several random starts.
 
     Args:
         vectors: One unit vector per question.
         count: Number of clusters; empty ones are dropped.
-        seed: Seed of the starting centers.
-        rounds: Maximum number of rounds.
-        starts: Number of starts.
 
     Returns:
         The number of the cluster of each vector, and the unit vector of each cluster.
     """
-    rng = np.random.default_rng(seed)
-    runs = [_run_k_means(vectors, _choose_starts(vectors, count, rng), rounds) for _ in range(starts)]
+    rng = np.random.default_rng(0)
+    runs = [_run_k_means(vectors, _choose_starts(vectors, count, rng)) for _ in range(K_MEANS_STARTS)]
     # The best run has the largest sum of cosine similarities between the vectors and their centers.
     similarities = [float((vectors * centers[assigned]).sum()) for assigned, centers in runs]
     assigned, centers = runs[int(np.argmax(similarities))]
@@ -227,9 +222,9 @@ def _choose_starts(vectors: Vector, count: int, rng: np.random.Generator) -> Vec
     return vectors[chosen]
 
 
-def _run_k_means(vectors: Vector, centers: Vector, rounds: int) -> tuple[NDArray[np.int64], Vector]:
+def _run_k_means(vectors: Vector, centers: Vector) -> tuple[NDArray[np.int64], Vector]:
     assigned = np.argmax(vectors @ centers.T, axis=1)
-    for _ in range(rounds):
+    for _ in range(K_MEANS_ROUNDS):
         sums = np.stack([vectors[assigned == number].sum(axis=0) for number in range(len(centers))])
         norms = np.linalg.norm(sums, axis=1, keepdims=True)
         centers = np.where(norms > 0, sums / np.maximum(norms, 1e-12), centers)
@@ -248,13 +243,11 @@ def name_clusters(texts: Sequence[str], assigned: NDArray[Any], count: int) -> l
     names = []
     for number in range(count):
         members = [words[index] for index in np.flatnonzero(assigned == number)]
-        cluster_uses = Counter(word for question in members for word in question)
-        min_uses = max(2, MIN_WORD_SHARE * len(members))
-        weights = {
-            word: (uses / len(members)) * np.log(1 + len(texts) / total_uses[word])
-            for word, uses in cluster_uses.items()
-            if uses >= min_uses
-        }
+        uses = Counter(word for question in members for word in question)
+        weights = {}
+        for word in uses:
+            if uses[word] >= max(2, MIN_WORD_SHARE * len(members)):
+                weights[word] = uses[word] / len(members) * np.log(1 + len(texts) / total_uses[word])
         best = sorted(weights, key=lambda word: (-weights[word], word))[:NAME_WORDS]
         names.append(", ".join(best) or "other questions")
     return number_duplicates(names)
@@ -265,16 +258,21 @@ def name_clusters(texts: Sequence[str], assigned: NDArray[Any], count: int) -> l
 
 def build_topic_table(topics: Sequence[TopicResult]) -> TextTable:
     """Build the table of topics: what the LLM knows of each, and what passages change."""
-    has_open, has_policy = any(topic.opened for topic in topics), any(topic.searches is not None for topic in topics)
+    has_open = any(topic.opened for topic in topics)
+    has_policy = any(topic.searches is not None for topic in topics)
     columns = ["topic", "n", "right from memory"]
-    columns += ["right with passages", "change in points"] if has_open else []
-    columns += ["searches of the policy"] if has_policy else []
+    if has_open:
+        columns += ["right with passages", "change in points"]
+    if has_policy:
+        columns.append("searches of the policy")
     rows = []
     for topic in topics:
         cells = [topic.name, str(topic.n), _format_share(topic.closed)]
-        if has_open and topic.opened is not None and topic.benefit is not None:
+        if topic.opened is not None and topic.benefit is not None:
             cells += [_format_share(topic.opened), format_points_estimate(topic.benefit)]
-        rows.append((*cells, *([format_percent(topic.searches)] if has_policy else [])))
+        if has_policy:
+            cells.append(format_percent(topic.searches))
+        rows.append(tuple(cells))
     return TextTable("By topic", tuple(columns), tuple(rows))
 
 
@@ -329,11 +327,6 @@ def topics_to_dict(topics: Sequence[TopicResult]) -> list[dict[str, Any]]:
         }
         for topic in topics
     ]
-
-
-def format_rules(rules: Sequence[TopicRule]) -> str:
-    """Format proposed rules as entries of a rules file."""
-    return "\n".join(rule.to_toml() for rule in rules)
 
 
 def _choose_action(topic: TopicResult) -> RuleAction | None:

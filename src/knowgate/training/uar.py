@@ -10,7 +10,6 @@ and .76 where it had .82 (64 numbers), standardized.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -26,8 +25,8 @@ from knowgate.models.prompts.answers import AnswerPrompts
 from knowgate.stats.metrics import BoolArray, FloatArray, accuracy, auroc
 from knowgate.training import fit_function
 from knowgate.training.classifiers import Tensors, fit_logistic, fit_platt_scaling, fit_standardization
-from knowgate.training.examples import MIN_GRADED_ROWS, MIN_ROWS_PER_CLASS, Examples
-from knowgate.types import Model, Question, Signal, SignalRequest, Vector
+from knowgate.training.examples import MIN_ROWS_PER_CLASS, Examples, require_both_classes
+from knowgate.types import Model, Prompt, Question, Signal, SignalRequest, Vector
 
 HELD_OUT_INTERVAL = 5  # every fifth labeled question calibrates and measures its head
 UAR_C = 0.01  # scikit-learn's C. Of .0001 to 1 within .01 of the best on planted rows of 64 to 2,048 numbers a state
@@ -51,27 +50,21 @@ def fit_uar(
     Three of them learn from questions that are labeled by a criterion, such as whether the answer changes with time. The
     LLM reads these questions now. The fourth learns from the label run whether the LLM knows the answer.
     """
-    questions = _load_criteria(criteria)  # a wrong spec is reported before a model is loaded
+    # A wrong spec is reported before a model is loaded.
+    questions = {name: load_questions(spec) for name, spec in _parse_criteria(criteria).items()}
     llm = load_model(model or str(examples.settings["model"]))
     return fit_uar_heads(examples, llm, questions, watch=watch)
 
 
-def _load_criteria(spec: str) -> dict[str, list[Question]]:
-    """Load the labeled questions of each criterion from a spec such as 'intent=SPEC,knowledge=SPEC,time=SPEC'."""
-    pairs = [part.partition("=") for part in spec.split(",")]
-    if any(not (equals and value.strip()) for _, equals, value in pairs):
-        raise BadSetting(f"uar: criteria='{spec}' is not valid. Write intent=SPEC,knowledge=SPEC,time=SPEC.")
-    return {name.strip(): _load_criterion(name.strip(), value.strip()) for name, _, value in pairs}
-
-
-def _load_criterion(criterion: str, spec: str) -> list[Question]:
-    try:
-        return load_questions(spec)
-    except BadSetting as error:
-        raise BadSetting(
-            f"uar: the questions labeled by {criterion} cannot be loaded: {error} Name your own with `criteria`: "
-            "intent=SPEC,knowledge=SPEC,time=SPEC"
-        ) from error
+def _parse_criteria(criteria: str) -> dict[str, str]:
+    """Parse the option `criteria`, such as 'intent=SPEC,knowledge=SPEC,time=SPEC', into specs of question sets."""
+    specs = {}
+    for part in criteria.split(","):
+        name, _, spec = part.partition("=")
+        specs[name.strip()] = spec.strip()
+    if not all(specs.values()):
+        raise BadSetting(f"uar: criteria='{criteria}' is not valid. Write intent=SPEC,knowledge=SPEC,time=SPEC.")
+    return specs
 
 
 def fit_uar_heads(
@@ -92,78 +85,47 @@ def fit_uar_heads(
         criteria: Labeled questions for each of the three criteria 'intent', 'knowledge' and 'time'.
         watch: Called with the progress.
     """
-    prompts = AnswerPrompts()
-    _check_inputs(examples, model, prompts, criteria)
-    reader = StateReader(model, prompts, watch)
-    states = stack_hidden_states(examples.readings, reader.layer, "pre")
+    answer_prompts = AnswerPrompts()
+    _check_inputs(examples, model, answer_prompts, criteria)
+    layer = model.depth - 1
+    states = stack_hidden_states(examples.readings, layer, "pre")
     train = np.concatenate([examples.split.train, examples.split.dev])
-    self_head = train_uar_head(states[train], examples.needed[train])
-    tensors = prefix_tensors(SELF_HEAD, self_head)
+    tensors = prefix_tensors(SELF_HEAD, train_uar_head(states[train], examples.needed[train]))
     calibrations, notes = [], []
     for name in CRITERIA:
-        head = _fit_criterion(name, criteria[name], reader)
-        tensors |= head.tensors
-        calibrations.append(head.calibration)
-        notes.append(head.note)
+        fits = model.fits([answer_prompts.closed(question) for question in criteria[name]], 1)
+        usable = [question for question, is_short in zip(criteria[name], fits, strict=True) if is_short]
+        truth = _read_verdicts(usable, name)
+        prompts = [answer_prompts.closed(question) for question in usable]
+        criterion_states = _read_states(model, prompts, f"reading {name}", watch)
+        # Every fifth question calibrates and measures the head.
+        held_out = np.arange(len(usable)) % HELD_OUT_INTERVAL == 0
+        tensors |= prefix_tensors(name, train_uar_head(criterion_states[~held_out], truth[~held_out]))
+        scores = apply_head(tensors, name, criterion_states[held_out])
+        calibrations.append(fit_platt_scaling(scores, truth[held_out]))
+        needs = apply_calibration(scores, calibrations[-1])
+        notes.append(_describe_head(name, truth[held_out], needs, len(criteria[name]) - len(usable)))
 
     def raw(indices: Sequence[int]) -> FloatArray:
         return apply_head(tensors, SELF_HEAD, states[list(indices)])
 
     notes.append(_measure_tree(examples, states, tensors, calibrations))
-    options = {"layer": reader.layer, "tree": "soft", "calibrations": calibrations}
-    request = SignalRequest(layers=(reader.layer,))
+    options = {"layer": layer, "tree": "soft", "calibrations": calibrations}
+    request = SignalRequest(layers=(layer,))
     return fit_function.FitResult("uar", options, frozenset({Signal.HIDDEN}), request, tensors, raw, notes)
 
 
-@dataclass(frozen=True)
-class StateReader:
-    """Reads the hidden state of the LLM's last layer at the last prompt token of questions."""
-
-    model: Model
-    prompts: AnswerPrompts
-    watch: fit_function.FitProgressCallback
-
-    @property
-    def layer(self) -> int:
-        """The last layer."""
-        return self.model.depth - 1
-
-    def fits(self, question: Question) -> bool:
-        """Return whether a question fits the context window."""
-        return self.model.fits([self.prompts.closed(question)], 1)[0]
-
-    def read(self, questions: Sequence[Question], stage: str) -> Vector:
-        """Return the hidden state of each question; `stage` names this work in the progress."""
-        states: list[Vector] = []
-        request = SignalRequest(layers=(self.layer,))
-        for start in range(0, len(questions), READ_BATCH_SIZE):
-            prompts = [self.prompts.closed(question) for question in questions[start : start + READ_BATCH_SIZE]]
-            states += [reading.hidden[self.layer] for reading in self.model.read(prompts, request)]
-            self.watch(fit_function.FitProgress(len(states), len(questions), stage=stage))
-        return np.stack(states)
-
-
-@dataclass(frozen=True)
-class CriterionHead:
-    """A trained classifier of one criterion, with its calibration and a note on its quality for the model card."""
-
-    tensors: Tensors
-    calibration: dict[str, Any]
-    note: str
-
-
-def _fit_criterion(name: str, questions: Sequence[Question], reader: StateReader) -> CriterionHead:
-    usable = [question for question in questions if reader.fits(question)]
-    truth = np.array([_read_verdict(question, name) for question in usable])
-    _check_classes(truth, name)
-    states = reader.read(usable, f"reading {name}")
-    held_out = np.arange(len(usable)) % HELD_OUT_INTERVAL == 0
-    tensors = prefix_tensors(name, train_uar_head(states[~held_out], truth[~held_out]))
-    scores = apply_head(tensors, name, states[held_out])
-    calibration = fit_platt_scaling(scores, truth[held_out])
-    needs = apply_calibration(scores, calibration)
-    note = _describe_head(name, truth[held_out], needs, len(questions) - len(usable))
-    return CriterionHead(tensors, calibration, note)
+def _read_states(
+    model: Model, prompts: Sequence[Prompt], stage: str, watch: fit_function.FitProgressCallback
+) -> Vector:
+    """Return the hidden state of the last layer at the last token of each prompt; `stage` is for the progress."""
+    layer = model.depth - 1
+    states: list[Vector] = []
+    for start in range(0, len(prompts), READ_BATCH_SIZE):
+        batch = prompts[start : start + READ_BATCH_SIZE]
+        states += [reading.hidden[layer] for reading in model.read(batch, SignalRequest(layers=(layer,)))]
+        watch(fit_function.FitProgress(len(states), len(prompts), stage=stage))
+    return np.stack(states)
 
 
 def train_uar_head(features: Vector, truth: BoolArray) -> Tensors:
@@ -179,38 +141,36 @@ def prefix_tensors(head: str, tensors: Tensors) -> Tensors:
     return {f"{head}.{key}": block for key, block in tensors.items()}
 
 
-def _read_verdict(question: Question, criterion: str) -> bool:
-    """Return whether the criterion asks for retrieval (wants sources, needs knowledge, or changes with time)."""
-    verdict = question.meta.get("need_retrieval_by_criterion")
-    if not isinstance(verdict, bool):
-        raise BadInput(
-            f"uar: question '{question.id}' of the criterion '{criterion}' has no label. Set "
-            "meta.need_retrieval_by_criterion to true or false."
-        )
-    return verdict
+def _read_verdicts(questions: Sequence[Question], criterion: str) -> BoolArray:
+    """Return for each question whether the criterion asks for retrieval, as its label says.
+
+    Raises:
+        BadInput: A question has no label, or there are too few questions of one kind.
+    """
+    verdicts = [question.meta.get("need_retrieval_by_criterion") for question in questions]
+    for question, verdict in zip(questions, verdicts, strict=True):
+        if not isinstance(verdict, bool):
+            raise BadInput(
+                f"uar: question '{question.id}' of the criterion '{criterion}' has no label. Set "
+                "meta.need_retrieval_by_criterion to true or false."
+            )
+    truth = np.array(verdicts, dtype=bool)
+    what = (f"questions that need retrieval by '{criterion}'", "questions that do not")
+    require_both_classes(truth, MIN_ROWS_PER_CLASS, what, "Add more questions.")
+    return truth
 
 
 def _check_inputs(
     examples: Examples, model: Model, prompts: AnswerPrompts, criteria: Mapping[str, Sequence[Question]]
 ) -> None:
-    settings = examples.settings
     if set(criteria) != set(CRITERIA):
         raise BadSetting(
             f"uar needs questions for the criteria {', '.join(CRITERIA)}, but got {', '.join(criteria) or 'none'}."
         )
-    check_same_llm("the label run", settings, model, prompts.fingerprint)
+    check_same_llm("the label run", examples.settings, model, prompts.fingerprint)
     if model.depth - 1 not in examples.readings[0].hidden:
         raise BadSetting(
             "uar needs hidden states of the last layer, but the label run has none. Label again with layers='last'."
-        )
-
-
-def _check_classes(truth: BoolArray, criterion: str) -> None:
-    positive, negative = int(truth.sum()), int((~truth).sum()) if len(truth) else 0
-    if len(truth) < MIN_GRADED_ROWS or min(positive, negative) < MIN_ROWS_PER_CLASS:
-        raise BadInput(
-            f"uar needs at least {MIN_GRADED_ROWS} questions for the criterion '{criterion}', {MIN_ROWS_PER_CLASS} of "
-            f"each kind. It has {positive} that need retrieval and {negative} that do not. Add more questions."
         )
 
 

@@ -60,7 +60,7 @@ def fitted(table, tmp_path):
 
 
 def by_fit(table, tmp_path):
-    return fitted(table, tmp_path).manifest["threshold"]
+    return fitted(table, tmp_path)["threshold"]
 
 
 @pytest.mark.parametrize("chooser", [by_calibration, by_evaluation, by_fit])
@@ -75,6 +75,6 @@ def test_fit_calibrate_and_evaluate_choose_the_same_threshold(chooser, table, th
 def test_the_card_says_when_the_gate_retrieves(table, rule, tmp_path):
     report = fitted(table, tmp_path)
     text = (tmp_path / "gate" / CARD_FILE).read_text(encoding="utf-8")
-    assert describe_retrieval_rule(report.manifest["threshold"]) == rule
+    assert describe_retrieval_rule(report["threshold"]) == rule
     assert f"| retrieves, as fitted | {rule} |" in text
     assert (NEVER_RETRIEVES_NOTE in text) == (rule == "never")

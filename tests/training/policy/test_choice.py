@@ -43,7 +43,7 @@ def test_always_retrieving_is_chosen_if_the_gate_knows_nothing():
     known = FIRST_HALF[SHUFFLED]
     choice = choose_policy([GateCandidate("noise", RANDOM.random(N))], known, EVERY)
     assert choice.chosen.name == "always"
-    assert choice.is_constant
+    assert choice.chosen.is_constant
 
 
 def test_few_questions_prove_nothing_and_the_choice_says_how_many_would():
@@ -197,9 +197,9 @@ def test_thresholds_lie_between_needs():
     assert list_rate_thresholds(np.array([0.3, 0.3])) == []
 
 
-def test_predictions_must_have_one_value_per_question():
-    with pytest.raises(BadInput, match="gate 'short' has 1 values for 2 questions"):
-        choose_policy([GateCandidate("short", np.zeros(1))], np.ones(2, dtype=bool), np.ones(2, dtype=bool))
+def test_predictions_must_be_numbers():
+    with pytest.raises(BadInput, match="some scores of gate 'broken' are not numbers"):
+        choose_policy([GateCandidate("broken", np.full(2, np.nan))], np.ones(2, dtype=bool), np.ones(2, dtype=bool))
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_a_gate_must_be_worth_more_than_always_retrieving_by_more_than_a_standar
     gate, options = GateCandidate("probe", np.where(known, 0.2, 0.8)), ChoiceOptions(price_search=0, price_llm_call=0)
     choice = choose_policy([gate], closed, opened, options=options)
     assert choice.chosen.name == name
-    assert choice.is_constant == ("clearly worth more" in choice.reason)
+    assert choice.chosen.is_constant == ("clearly worth more" in choice.reason)
 
 
 def test_a_need_at_the_threshold_is_skipped():

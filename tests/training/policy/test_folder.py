@@ -88,7 +88,7 @@ def test_a_policy_that_costs_more_than_always_says_at_which_worth_of_an_answer_i
     searches, llm_calls, gained, warning
 ):
     loss = NetLoss(lost=max(-gained, 0), gained=max(gained, 0), n=100)
-    result = PolicyResult("gate", "", 0.5, searches, 0.8, llm_calls, 0, loss, loss, 0.7)
+    result = PolicyResult("gate", "", 0.5, searches, 0.8, llm_calls, loss, loss, 0.7)
     text = result.describe_extra_cost(ChoiceOptions())
     assert warning in text
     assert bool(text) == bool(warning)

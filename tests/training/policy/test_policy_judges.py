@@ -11,7 +11,6 @@ from knowgate.training.gate_artifact import save_fitted
 from knowgate.training.judges.ensemble import plan_ensemble
 from knowgate.training.policy import candidates
 from knowgate.training.policy.evidence import Evidence, PolicyOptions, assign_policy_folds
-from knowgate.training.policy.search import PolicySearch
 from tests.support.judge_data import plant_open_answers, planted, quick
 from tests.support.tiny_models import save_word_llama
 
@@ -34,22 +33,20 @@ def evidence(base):
 
 
 @pytest.fixture(scope="module")
-def search(evidence, base, tmp_path_factory):
-    """A policy search that tries judges alone, with the rules as the only arbiter."""
+def fitter(evidence, base, tmp_path_factory):
+    """Fits judges alone, and stacks of them."""
     work = tmp_path_factory.mktemp("work")
     with pytest.MonkeyPatch.context() as patch, quick():
         patch.setattr(candidates, "DEFAULT_GATES", ())
         patch.setattr(candidates, "LOGPROB_FEATURES", ())
         patch.setattr(candidates, "make_judge_options", lambda spec: {"base": spec, **TRAINING})
-        patch.setattr(candidates, "list_stack_recipes", lambda *rows, has_gpu: [])
-        patch.setattr(candidates, "list_arbiter_recipes", lambda *rows, has_gpu: [candidates.ArbiterRecipe("rules")])
-        yield PolicySearch(evidence, PolicyOptions(base=f"hf:{base}", topics="none"), work, lambda progress: None)
+        yield candidates.CandidateFitter(evidence, f"hf:{base}", work, lambda progress: None)
 
 
-def test_judges_learn_from_all_rows_to_choose_on_but_one_fold_and_from_no_held_out_row(search, evidence, monkeypatch):
+def test_judges_learn_from_all_rows_to_choose_on_but_one_fold_and_from_no_held_out_row(fitter, evidence, monkeypatch):
     plans = []
     monkeypatch.setattr(candidates, "plan_ensemble", lambda *a, **b: plans.append(plan_ensemble(*a, **b)) or plans[-1])
-    assert set(search.judges) == {"known", "gain"}
+    assert set(fitter.judges) == {"known", "gain"}
     (members,) = plans
     unseen = np.array([sum(row not in member.seen for member in members) for row in range(len(evidence.table))])
     assert (unseen[evidence.fit_rows] == 1).all()
@@ -57,22 +54,22 @@ def test_judges_learn_from_all_rows_to_choose_on_but_one_fold_and_from_no_held_o
 
 
 def test_the_chosen_gate_uses_the_judges_of_all_folds_without_a_further_training(
-    search, evidence, tmp_path, monkeypatch
+    fitter, evidence, tmp_path, monkeypatch
 ):
-    assert {gate.name for gate in search.gates} == {"judge", "judge (gain)"}
-    monkeypatch.setattr(candidates, "fit_judges", lambda *arguments: pytest.fail("trained again"))
+    assert {gate.name for gate in fitter.gates} >= {"judge", "judge (gain)"}
+    monkeypatch.setattr(candidates, "train_gain_judge", lambda *arguments: pytest.fail("trained again"))
     rows = evidence.held_out[:5].tolist()
     questions, readings = ([part[row] for row in rows] for part in (evidence.table.questions, evidence.table.readings))
     for name, target in (("judge", "known"), ("judge (gain)", "gain")):
-        result, examples = search._fit_gate(name)
+        result, examples = fitter.fit_gate(name)
         save_fitted(result, examples, tmp_path / target)
         gate = load_fitted_gate(str(tmp_path / target))
-        assert gate.raw(questions, readings) == pytest.approx(search.judges[target].raw(rows), abs=1e-4)
-        assert np.std(search.judges[target].raw(evidence.held_out.tolist())) > 0.05
+        assert gate.raw(questions, readings) == pytest.approx(fitter.judges[target].raw(rows), abs=1e-4)
+        assert np.std(fitter.judges[target].raw(evidence.held_out.tolist())) > 0.05
 
 
 def test_small_encoders_learn_only_what_is_known(evidence):
-    recipes = candidates.list_gate_recipes(evidence, PolicyOptions(base="small"), has_gpu=False)
+    recipes = candidates.list_gate_recipes(evidence, "small")
     assert "judge" in {recipe.name for recipe in recipes}
     assert "judge (gain)" not in {recipe.name for recipe in recipes}
 

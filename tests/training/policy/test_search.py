@@ -239,13 +239,13 @@ def test_a_policy_loads_as_a_gate(good_run, tmp_path):
     assert load_gate(str(tmp_path / "policy")).name == "fusion"
 
 
-def test_a_gate_whose_weights_cannot_be_downloaded_is_left_out_and_named():
-    def cross_fit(recipe):
-        if recipe.name == "fusion (known)":
-            raise WeightsError("the weights 'minilm' cannot be downloaded.")
-        return recipe.name
-
-    recipes, messages = [candidates.GateRecipe(name, "") for name in ("fusion (known)", "logprob:min")], []
-    tried = list(candidates.try_candidates(recipes, cross_fit, messages.append))
+def test_a_gate_whose_weights_cannot_be_downloaded_is_left_out_and_named(good_run, tmp_path):
+    tried, messages = [], []
+    fitter = candidates.CandidateFitter(load_evidence([good_run]), None, tmp_path, messages.append)
+    for name in ("fusion (known)", "logprob:min"):
+        with fitter.report_failure(name):
+            if name == "fusion (known)":
+                raise WeightsError("the weights 'minilm' cannot be downloaded.")
+            tried.append(name)
     assert tried == ["logprob:min"]
     assert "fusion (known) was left out" in messages[0].words

@@ -6,10 +6,10 @@ The judge gate for black-box LLMs and IK's fine-tuned mode share this code; they
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
@@ -17,22 +17,22 @@ from knowgate.core.options import option, with_options
 from knowgate.data.signals.vectors import draft_texts
 from knowgate.errors import BadInput, BadSetting
 from knowgate.gates import load_fitted_gate
-from knowgate.gates.arbiters.abstention import RULES_ARBITER
-from knowgate.gates.fitted_gate import FittedGate
-from knowgate.gates.judges import ANSWER_LABELS, ANSWER_PROMPTS, AnswerJudge, encode_answers
+from knowgate.gates.judges import AnswerJudge, encode_answers
 from knowgate.gates.judges.encoder_judge import is_encoder_spec
 from knowgate.gates.offline_scoring import mark_seen_rows
 from knowgate.stats.metrics import FloatArray
-from knowgate.training.examples import OPEN_BOOK_TARGETS, Examples
+from knowgate.training.examples import OPEN_BOOK_TARGETS, Examples, describe_useless_answers
 from knowgate.training.fit_function import ExampleRequirements, FitProgressCallback, FitResult, ignore_progress
 from knowgate.training.judges.ensemble import EnsembleMember, FittedJudge, fit_judge, plan_ensemble
-from knowgate.training.judges.trainable_models import TrainingExample, select_judge_kind
+from knowgate.training.judges.trainable_models import TrainingExample, make_answer_judge_spec
 from knowgate.training.judges.training_options import AnswerJudgeFitOptions, JudgeTrainingOptions
 from knowgate.types import Signal, SignalRequest
 
 if TYPE_CHECKING:
     from knowgate.models.tokenization import LabelPromptTokens
 
+# Makes the prompts of a judge for the rows with the given indices.
+PromptEncoder = Callable[[AnswerJudge, Sequence[int]], "list[LabelPromptTokens]"]
 ENCODER_LEARNING_RATE, ENCODER_LEARNING_RATES = 1e-4, {"mpnet": 3e-5}  # peak rates used in the measurements
 COST_SAMPLE_SIZE = 200  # rows whose prompts are counted
 MAX_EXAMPLE_TOKENS = 512  # answers are short, and the longest example determines the memory of a batch
@@ -61,16 +61,14 @@ def fit_answer_judge(
 
     It needs nothing of the LLM but its answers, so the LLM may be behind an API.
     """
-    tokens = limit_answer_tokens(examples, options.tokens)
-    check_trainable_bits(options)
-    check_judge_answers(examples, tokens, options.both)
+    task = make_answer_task(examples, options, both=options.both)
     members = plan_answer_ensemble(examples, options, make_default_training(options, seed))
-    labels = make_hard_labels(examples)
-    if options.teacher:
-        trained_rows = frozenset().union(*(member.train for member in members))
-        labels = make_soft_labels(examples, options.teacher, trained_rows)
-    task = AnswerTask("judge", tokens, options.base, options.bits, labels, options.both)
-    return train_answer_judge(task, examples, members, work=work, watch=watch)
+    if not options.teacher:
+        return train_answer_judge(task, examples, members, work=work, watch=watch)
+    trained_rows = frozenset().union(*(member.train for member in members))
+    labels = make_soft_labels(examples, options.teacher, trained_rows)
+    result = train_answer_judge(replace(task, labels=labels), examples, members, work=work, watch=watch)
+    return replace(result, notes=[describe_teacher(examples, options.teacher, trained_rows), *result.notes])
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,7 @@ class AnswerTask:
         tokens: Maximum number of answer tokens that it reads; 0 for the question alone.
         base: Model to fine-tune; None for the answering LLM.
         bits: Bits per weight of the base, 4 or 8; 0 for its default precision.
-        labels: The labels to learn; None for the grades of the answers (right or wrong).
+        labels: Probability that each closed-book answer is right; None for the grades (1 for right, 0 for wrong).
         both: Learn from the open-book answers (with passages), too, not only from the closed-book answers.
     """
 
@@ -90,7 +88,7 @@ class AnswerTask:
     tokens: int
     base: str | None = None
     bits: int = 0
-    labels: SoftLabels | None = None
+    labels: FloatArray | None = None
     both: bool = False
 
 
@@ -100,7 +98,7 @@ def train_answer_judge(
     members: Sequence[EnsembleMember],
     *,
     work: Path,
-    watch: FitProgressCallback | None = None,
+    watch: FitProgressCallback = ignore_progress,
 ) -> FitResult:
     """Fine-tune a judge that predicts whether an answer is right.
 
@@ -111,30 +109,42 @@ def train_answer_judge(
         work: Folder for checkpoints.
         watch: Called with the progress.
     """
-    labels, base = task.labels or make_hard_labels(examples), task.base or str(examples.settings["model"])
-    encoder = AnswerEncoder(task, examples, labels)
-    fitted = fit_judge(
-        members,
-        ANSWER_LABELS,
-        ANSWER_PROMPTS[task.gate].templates,
-        encoder.make_examples,
-        kind=select_judge_kind(base, task.bits),
-        base=base,
-        work=work,
-        watch=watch,
-    )
+    spec = make_answer_judge_spec(task.gate, task.base or str(examples.settings["model"]), task.bits)
+    encoder = AnswerEncoder(task, examples)
+    fitted = fit_judge(spec, members, encoder.make_examples, work=work, watch=watch)
 
     def raw(indices: Sequence[int]) -> FloatArray:
         return 1 - fitted.predict_known(encoder.encode(fitted.judge, indices), indices)
 
+    return make_judge_result(task.gate, fitted, encoder.encode, examples, task.tokens, raw)
+
+
+def make_judge_result(
+    gate: str,
+    fitted: FittedJudge,
+    encode: PromptEncoder,
+    examples: Examples,
+    tokens: int,
+    raw: Callable[[Sequence[int]], FloatArray],
+) -> FitResult:
+    """Make the result of a fit whose gate is a judge of answers.
+
+    Args:
+        gate: Name of the gate.
+        fitted: The judge.
+        encode: Makes all prompts that the gate asks the judge about the rows with the given indices.
+        examples: The training data.
+        tokens: Maximum number of answer tokens that the judge reads; 0 for the question alone.
+        raw: Scores the rows with the given indices.
+    """
     return FitResult(
-        task.gate,
-        {"tokens": task.tokens, **fitted.options},
-        frozenset({Signal.DRAFT}) if task.tokens else frozenset(),
-        SignalRequest(draft_tokens=task.tokens),
+        gate,
+        {"tokens": tokens, **fitted.options},
+        frozenset({Signal.DRAFT}) if tokens else frozenset(),
+        SignalRequest(draft_tokens=tokens),
         {},
         raw,
-        [*labels.notes, *fitted.notes, describe_cost(fitted, encoder.encode, len(examples.rows))],
+        [*fitted.notes, describe_cost(fitted, encode, len(examples.rows))],
         fitted.files,
         uses_test_split=fitted.seen == frozenset(range(len(examples.rows))),
     )
@@ -147,12 +157,10 @@ class AnswerEncoder:
     Attributes:
         task: Which prompt to use and how much of an answer to show.
         examples: The label rows with questions and answers.
-        labels: Probability that each closed-book answer is right.
     """
 
     task: AnswerTask
     examples: Examples
-    labels: SoftLabels
 
     @functools.cached_property
     def drafts(self) -> list[str]:
@@ -166,26 +174,23 @@ class AnswerEncoder:
 
     def make_examples(self, judge: AnswerJudge, indices: Sequence[int]) -> list[TrainingExample]:
         """Make a training example of each closed-book answer and, if `task.both` is set, of open-book answers."""
-        prompts, targets = self.encode(judge, indices), [float(self.labels.shares[index]) for index in indices]
-        examples = [TrainingExample(prompt, (target,)) for prompt, target in zip(prompts, targets, strict=True)]
-        return examples + self._make_open_book_examples(judge, indices) if self.task.both else examples
+        labels = make_hard_labels(self.examples) if self.task.labels is None else self.task.labels
+        made = []
+        for index, prompt in zip(indices, self.encode(judge, indices), strict=True):
+            made.append(TrainingExample(prompt, (float(labels[index]),)))
+        return made + self._make_open_book_examples(judge, indices) if self.task.both else made
 
     def _make_open_book_examples(self, judge: AnswerJudge, indices: Sequence[int]) -> list[TrainingExample]:
         """Make examples of graded open-book answers, except those that repeat the closed-book answer."""
-        questions, answers = [], []
+        made = []
         for index in indices:
-            closed_book, open_book = self.examples.rows[index].closed, self.examples.rows[index].open
-            if open_book is None or open_book.correct is None:
+            row, question = self.examples.rows[index], self.examples.questions[index]
+            repeats = row.closed is not None and row.open is not None and row.open.text == row.closed.text
+            if row.open is None or row.open.correct is None or repeats:
                 continue
-            if closed_book is None or open_book.text != closed_book.text:
-                questions.append(self.examples.questions[index])
-                answers.append(open_book)
-        texts = [answer.text for answer in answers]
-        prompts = encode_answers(self.task.gate, judge, questions, texts, self.task.tokens)
-        return [
-            TrainingExample(prompt, (float(bool(answer.correct)),))
-            for prompt, answer in zip(prompts, answers, strict=True)
-        ]
+            prompts = encode_answers(self.task.gate, judge, [question], [row.open.text], self.task.tokens)
+            made.append(TrainingExample(prompts[0], (float(row.open.correct),)))
+        return made
 
 
 # --- hyperparameters and checks -------------------------------------------------------------------
@@ -239,12 +244,37 @@ def plan_answer_ensemble(
     return plan_ensemble(examples.split, training, options.seeds, options.folds, texts)
 
 
-def limit_answer_tokens(examples: Examples, tokens: int) -> int:
-    """Limit the tokens to read to the length of the recorded drafts, so that the gate drafts what it was trained on."""
-    return min(tokens, int(examples.settings.get("max_tokens", tokens)))
+def make_answer_task(examples: Examples, options: AnswerJudgeFitOptions, *, both: bool = False) -> AnswerTask:
+    """Make the task of a judge from its options.
+
+    The judge reads at most as many tokens as the recorded drafts have, so that the gate drafts what it was trained on.
+
+    Args:
+        examples: The label rows.
+        options: Options of the judge.
+        both: Whether it also learns from the answers with passages.
+
+    Raises:
+        BadSetting: `bits` is set, but quantized weights cannot be used here.
+        BadInput: The recorded answers contain nothing to judge.
+    """
+    _check_bits(options)
+    tokens = min(options.tokens, int(examples.settings.get("max_tokens", options.tokens)))
+    problem = describe_useless_answers(draft_texts(examples.readings))
+    if tokens and problem:
+        raise BadInput(
+            f"the judge has nothing to learn from the answers without passages. {problem} Or set tokens=0: the judge then "
+            "reads only the question."
+        )
+    if both and not any(row.open is not None and row.open.correct is not None for row in examples.rows):
+        raise BadInput(
+            "both=True needs graded answers with passages, but no question has one. Label with passages, or leave the "
+            "option out."
+        )
+    return AnswerTask("judge", tokens, options.base, options.bits, both=both)
 
 
-def check_trainable_bits(options: AnswerJudgeFitOptions) -> None:
+def _check_bits(options: AnswerJudgeFitOptions) -> None:
     """Raise BadSetting if `bits` is set but quantized weights cannot be used here."""
     if not options.bits:
         return
@@ -258,35 +288,7 @@ def check_trainable_bits(options: AnswerJudgeFitOptions) -> None:
     check_bits(options.bits)
 
 
-def check_judge_answers(examples: Examples, tokens: int, both: bool = False) -> None:
-    """Raise BadInput if the recorded answers contain nothing to judge.
-
-    Args:
-        examples: The label rows.
-        tokens: How many tokens of an answer the judge reads; with 0, it reads only the question.
-        both: Whether it also learns from the answers with passages.
-    """
-    texts = draft_texts(examples.readings)
-    if tokens and not any(text.strip() for text in texts):
-        raise BadInput(
-            "every recorded answer without passages is empty, so the judge has nothing to read. Label again with a "
-            "larger `max_tokens`, or set tokens=0: the judge then reads only the question."
-        )
-    if tokens and all(RULES_ARBITER.abstains(text) for text in texts):
-        raise BadInput(
-            f"every recorded answer without passages declines to answer ('{texts[0][:60]}'). Label with prompts that "
-            "make the LLM guess, or set tokens=0: the judge then reads only the question."
-        )
-    if both and not any(row.open is not None and row.open.correct is not None for row in examples.rows):
-        raise BadInput(
-            "both=True needs graded answers with passages, but no question has one. Label with passages, or leave the "
-            "option out."
-        )
-
-
-def describe_cost(
-    fitted: FittedJudge[Any], encode: Callable[[AnswerJudge, Sequence[int]], list[LabelPromptTokens]], n_rows: int
-) -> str:
+def describe_cost(fitted: FittedJudge, encode: PromptEncoder, n_rows: int) -> str:
     """Describe how many tokens the judge reads per question on average, measured on a sample of the rows.
 
     Args:
@@ -303,25 +305,12 @@ def describe_cost(
 # --- labels ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class SoftLabels:
-    """The labels that a judge learns.
-
-    Attributes:
-        shares: For each answer, the probability that it is right, from 0 to 1.
-        notes: Notes for the model card.
-    """
-
-    shares: FloatArray
-    notes: list[str]
+def make_hard_labels(examples: Examples) -> FloatArray:
+    """Return the grades as probabilities: 1 for a right answer, 0 for a wrong one."""
+    return (~examples.needed).astype(np.float64)
 
 
-def make_hard_labels(examples: Examples) -> SoftLabels:
-    """Return the grades as probabilities of 0 and 1."""
-    return SoftLabels((~examples.needed).astype(np.float64), [])
-
-
-def make_soft_labels(examples: Examples, teacher: str, indices: Iterable[int]) -> SoftLabels:
+def make_soft_labels(examples: Examples, teacher: str, indices: Iterable[int]) -> FloatArray:
     """Average the grades of answers with the probabilities that a fitted judge predicts (distillation).
 
     Args:
@@ -329,26 +318,23 @@ def make_soft_labels(examples: Examples, teacher: str, indices: Iterable[int]) -
         teacher: Folder of the fitted judge.
         indices: Rows to average. The other rows, such as those that decide when training stops, keep their grades.
     """
-    gate, shares = load_fitted_gate(teacher), make_hard_labels(examples).shares
-    _check_teacher(teacher, gate)
+    gate, labels = load_fitted_gate(teacher), make_hard_labels(examples)
+    if gate.artifact.manifest.get("target") in OPEN_BOOK_TARGETS or gate.needs - {Signal.DRAFT}:
+        raise BadSetting(
+            f"teacher='{teacher}' does not predict from texts alone whether an answer is right. Use a judge or ik gate that "
+            "was fitted with target='known'."
+        )
     rows = sorted(indices)
     # A need is the probability that an answer is wrong.
     needs = gate.score([examples.questions[i] for i in rows], [examples.readings[i] for i in rows])
-    shares[rows] = GOLD_LABEL_WEIGHT * shares[rows] + (1 - GOLD_LABEL_WEIGHT) * (1 - np.array(needs))
-    note = f"distilled from the gate '{gate.artifact.path.name}': its probability and the grade count half each"
-    if n_seen := sum(mark_seen_rows(examples.table.subset(rows), teacher)):
-        note += f"; it was itself trained on {n_seen} of the {len(rows)} rows, where it adds less"
-    return SoftLabels(shares, [note])
+    labels[rows] = GOLD_LABEL_WEIGHT * labels[rows] + (1 - GOLD_LABEL_WEIGHT) * (1 - np.array(needs))
+    return labels
 
 
-def _check_teacher(folder: str, gate: FittedGate) -> None:
-    target = gate.artifact.manifest.get("target")
-    if target in OPEN_BOOK_TARGETS:
-        raise BadSetting(
-            f"teacher='{folder}' was fitted with target='{target}', so it does not predict whether an answer is "
-            "right. Use a gate that was fitted with target='known'."
-        )
-    if missing := gate.needs - {Signal.DRAFT}:
-        raise BadSetting(
-            f"teacher='{folder}' reads {', '.join(sorted(missing))}, but a teacher gets only texts. Use a judge or ik gate."
-        )
+def describe_teacher(examples: Examples, teacher: str, indices: Collection[int]) -> str:
+    """Say for the model card which judge the labels come from, and how many of the rows it was trained on itself."""
+    note = f"distilled from the gate '{Path(teacher).name}': its probability and the grade count half each"
+    n_seen = sum(mark_seen_rows(examples.table.subset(sorted(indices)), teacher))
+    if n_seen:
+        note += f"; it was itself trained on {n_seen} of the {len(indices)} rows, where it adds less"
+    return note

@@ -10,25 +10,26 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from knowgate.data.splits import Split, fingerprint_text, hash_to_unit
-from knowgate.errors import BadInput, BadSetting
+from knowgate.errors import BadSetting
 from knowgate.gates.judges.causal_judge import ADAPTER_FOLDER, compute_adapter_digest, list_adapter_folders
 from knowgate.models.prompts.templates import load_packaged_templates
 from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.training.fit_function import FitProgressCallback, ignore_progress
-from knowgate.training.judges.trainable_models import JudgeKind, JudgeType, TrainingExample, drop_long_examples
+from knowgate.training.judges.trainable_models import JudgeSpec, TrainingExample
 from knowgate.training.judges.trainer import TrainedJudge, train_judge
 from knowgate.training.judges.training_options import MAX_MEMBERS, JudgeTrainingOptions
 
 if TYPE_CHECKING:
     from knowgate.models.tokenization import LabelPromptTokens
 
-ExampleFactory = Callable[[JudgeType, Sequence[int]], list[TrainingExample]]
+# Makes the training examples of the rows with the given indices; the judge tokenizes their prompts.
+ExampleFactory = Callable[[Any, Sequence[int]], list[TrainingExample]]
 
 
 @dataclass(frozen=True)
@@ -72,18 +73,19 @@ def plan_ensemble(
         raise BadSetting(
             "`seeds` and `folds` are mutually exclusive: use one. With folds, every judge has its own seed already."
         )
+    members = []
     if not folds:
-        parts = tuple(split.train.tolist()), tuple(split.dev.tolist())
-        return [EnsembleMember(replace(training, seed=training.seed + number), *parts) for number in range(seeds)]
+        train, dev = tuple(split.train.tolist()), tuple(split.dev.tolist())
+        for number in range(seeds):
+            members.append(EnsembleMember(replace(training, seed=training.seed + number), train, dev))
+        return members
     fold_of_row = assign_folds(texts, folds, training.seed)
     used = np.arange(len(texts)) if rows is None else rows
-    without_dev = replace(training, checks=1, patience=0)
-    return [
-        EnsembleMember(
-            replace(without_dev, seed=training.seed + fold), tuple(used[fold_of_row[used] != fold].tolist()), ()
-        )
-        for fold in range(folds)
-    ]
+    for fold in range(folds):
+        train = tuple(used[fold_of_row[used] != fold].tolist())
+        fold_training = replace(training, seed=training.seed + fold, checks=1, patience=0)
+        members.append(EnsembleMember(fold_training, train, dev=()))
+    return members
 
 
 def assign_folds(texts: Sequence[str], folds: int, seed: int = 0) -> NDArray[np.int64]:
@@ -105,7 +107,7 @@ def find_unseen(members: Sequence[EnsembleMember], indices: Sequence[int]) -> Bo
 
 
 @dataclass(frozen=True)
-class FittedJudge(Generic[JudgeType]):
+class FittedJudge:
     """A trained judge, loaded from its files as the gate will load it.
 
     Attributes:
@@ -117,7 +119,7 @@ class FittedJudge(Generic[JudgeType]):
         predictions: Cache of predictions. A key is the index of a row, followed by the token ids of its prompt.
     """
 
-    judge: JudgeType
+    judge: Any
     members: Sequence[EnsembleMember]
     options: dict[str, Any]
     notes: list[str]
@@ -141,7 +143,8 @@ class FittedJudge(Generic[JudgeType]):
         """
         keys = [(index, *prompt.ids) for prompt, index in zip(prompts, indices, strict=True)]
         new = {key: prompt for key, prompt in zip(keys, prompts, strict=True) if key not in self.predictions}
-        new_prompts, sums = list(new.values()), np.zeros(len(new))
+        new_prompts = list(new.values())
+        sums = np.zeros(len(new))
         may_score = find_unseen(self.members, [key[0] for key in new])  # members x new prompts
         for number, mask in enumerate(may_score):
             if mask.any():
@@ -152,102 +155,67 @@ class FittedJudge(Generic[JudgeType]):
 
 
 def fit_judge(
+    spec: JudgeSpec,
     members: Sequence[EnsembleMember],
-    labels: tuple[str, str],
-    prompts: str,
-    make_examples: ExampleFactory[JudgeType],
+    make_examples: ExampleFactory,
     *,
-    kind: JudgeKind[JudgeType],
-    base: str,
     work: Path,
-    watch: FitProgressCallback | None,
-) -> FittedJudge[JudgeType]:
+    watch: FitProgressCallback = ignore_progress,
+) -> FittedJudge:
     """Train every member of an ensemble of judges, and load the result.
 
     Args:
+        spec: The model to fine-tune, its labels and its prompts.
         members: The members, with the rows that each is trained on.
-        labels: The two words that the judge chooses from.
-        prompts: Name of the packaged prompts.
         make_examples: Makes the training examples of the rows with the given indices.
-        kind: Causal model or encoder.
-        base: Spec of the model to fine-tune.
         work: Folder for checkpoints.
         watch: Called with the progress.
     """
     trained = []
     for number, member in enumerate(members):
         folder = work if len(members) == 1 else work / f"member-{number}"
-        trained.append(_train_member(kind, base, labels, make_examples, member, folder, watch or ignore_progress))
+        trained.append(_train_member(spec, member, make_examples, folder, watch))
     folders = list_adapter_folders(work / ADAPTER_FOLDER, len(trained))
     files: dict[str, bytes] = {}
-    for folder, member_result in zip(folders, trained, strict=True):
+    for folder, judge in zip(folders, trained, strict=True):
         shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(member_result.judge.folder, folder)
-        files |= {f"{folder.name}/{name}": data for name, data in member_result.judge.files.items()}
+        shutil.copytree(judge.folder, folder)
+        files |= {f"{folder.name}/{name}": data for name, data in judge.files.items()}
     digests = [compute_adapter_digest(folder) for folder in folders]
     training = members[0].training
     options = {
-        "base": base,
+        "base": spec.base,
         "base_fingerprint": trained[0].base_fingerprint,
-        "wording": load_packaged_templates(prompts).fingerprint,
-        "labels": list(labels),
+        "wording": load_packaged_templates(spec.prompts).fingerprint,
+        "labels": list(spec.labels),
         "full": training.full,
         "max_tokens": training.max_tokens,
         "adapter_sha256": digests[0],
-        **kind.options,
+        **spec.options,
         **({"more_sha256": digests[1:]} if len(digests) > 1 else {}),
     }
-    judge = kind.load(folders[0], options, prompts)
-    return FittedJudge(judge, members, options, _describe_trainings(trained), files)
-
-
-@dataclass(frozen=True)
-class TrainedMember:
-    """The result of training one member of an ensemble.
-
-    Attributes:
-        judge: The trained judge.
-        base_fingerprint: Hash of the weights that training started from.
-        n_dropped: Number of examples that were left out because they were too long.
-        notes: Notes for the model card.
-    """
-
-    judge: TrainedJudge
-    base_fingerprint: str
-    n_dropped: int
-    notes: tuple[str, ...] = ()
+    loaded = spec.load_trained(folders[0], options)
+    return FittedJudge(loaded, members, options, _describe_trainings(trained), files)
 
 
 def _train_member(
-    kind: JudgeKind[JudgeType],
-    base: str,
-    labels: tuple[str, str],
-    make_examples: ExampleFactory[JudgeType],
-    member: EnsembleMember,
-    work: Path,
-    watch: FitProgressCallback,
-) -> TrainedMember:
+    spec: JudgeSpec, member: EnsembleMember, make_examples: ExampleFactory, work: Path, watch: FitProgressCallback
+) -> TrainedJudge:
     """Train one member of an ensemble. The model is freed afterwards; the judge is loaded from its files later."""
-    setup, max_tokens = kind.start(base, labels, member.training.seed), member.training.max_tokens
-    every_train, every_dev = (make_examples(setup.judge, rows) for rows in (member.train, member.dev))
-    train, dev = (drop_long_examples(examples, max_tokens) for examples in (every_train, every_dev))
-    n_dropped = len(every_train) - len(train) + len(every_dev) - len(dev)
-    if every_train and not train:
-        raise BadInput(
-            f"there is no example to train on, because all {len(every_train)} are longer than the limit of "
-            f"{max_tokens} tokens. Set `tokens` lower, or show fewer passages."
-        )
-    trained = train_judge(setup.model, train, dev, member.training, work, watch)
-    return TrainedMember(trained, setup.model.fingerprint, n_dropped, setup.notes)
+    model = spec.open_base(member.training.seed)
+    train = make_examples(model.judge, member.train)
+    dev = make_examples(model.judge, member.dev)
+    return train_judge(model, train, dev, member.training, work, watch)
 
 
-def _describe_trainings(trained: Sequence[TrainedMember]) -> list[str]:
+def _describe_trainings(trained: Sequence[TrainedJudge]) -> list[str]:
+    """Return notes for the model card: the learning curve of each member, and how many examples were too long."""
     lines = list(trained[0].notes)
-    for number, member in enumerate(trained, start=1):
+    for number, judge in enumerate(trained, start=1):
         if len(trained) > 1:
-            lines.append(f"judge {number} of {len(trained)}, {member.judge.n_examples} examples:")
-        lines += member.judge.describe()
-    if n_dropped := sum(member.n_dropped for member in trained):
-        max_tokens = trained[0].judge.training.max_tokens
+            lines.append(f"judge {number} of {len(trained)}, {judge.n_examples} examples:")
+        lines += judge.describe()
+    if n_dropped := sum(judge.n_dropped for judge in trained):
+        max_tokens = trained[0].training.max_tokens
         lines.append(f"{n_dropped} examples longer than {max_tokens} tokens were left out of training")
     return lines

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from knowgate.core.options import Count, option, with_options
-from knowgate.data.signals.vectors import draft_texts
 from knowgate.errors import BadSetting
-from knowgate.gates.judges import ANSWER_LABELS, ANSWER_PROMPTS, AnswerJudge, compute_gain_needs, encode_answers
+from knowgate.gates.judges import AnswerJudge, compute_gain_needs
 from knowgate.gates.judges.encoder_judge import is_encoder_spec
 from knowgate.stats.metrics import FloatArray
 from knowgate.training.examples import OPEN_BOOK_TARGETS, Examples, Target
 from knowgate.training.fit_function import ExampleRequirements, FitProgressCallback, FitResult, ignore_progress
 from knowgate.training.judges import answer_judge
+from knowgate.training.judges.answer_judge import AnswerEncoder
 from knowgate.training.judges.ensemble import EnsembleMember, fit_judge
-from knowgate.training.judges.trainable_models import TrainingExample, select_judge_kind
+from knowgate.training.judges.trainable_models import TrainingExample, make_answer_judge_spec
 from knowgate.training.judges.training_options import AnswerJudgeFitOptions, JudgeTrainingOptions
-from knowgate.types import Signal, SignalRequest
 
 if TYPE_CHECKING:
     from knowgate.models.tokenization import LabelPromptTokens
@@ -87,43 +86,44 @@ def train_gain_judge(
         `gain`: the gate that retrieves if passages make a right answer more probable. `known`: a judge gate, which reads
         only whether the LLM's own answer is right.
     """
-    tokens = answer_judge.limit_answer_tokens(examples, options.tokens)
-    answer_judge.check_trainable_bits(options)
-    answer_judge.check_judge_answers(examples, tokens)
-    base = options.base or str(examples.settings["model"])
-    encoder = GainEncoder(examples, draft_texts(examples.readings), tokens)
-    fitted = fit_judge(
-        members,
-        ANSWER_LABELS,
-        ANSWER_PROMPTS["judge"].templates,
-        encoder.make_examples,
-        kind=select_judge_kind(base, options.bits),
-        base=base,
-        work=work,
-        watch=watch,
-    )
+    task = answer_judge.make_answer_task(examples, options)
+    spec = make_answer_judge_spec("judge", task.base or str(examples.settings["model"]), task.bits)
+    encoders = [AnswerEncoder(replace(task, gate=prompt), examples) for prompt in GAIN_PROMPTS]
 
-    def predict(prompt: str, indices: Sequence[int]) -> FloatArray:
-        return fitted.predict_known(encoder.encode(prompt, fitted.judge, indices), indices)
+    def make_examples(judge: AnswerJudge, indices: Sequence[int]) -> list[TrainingExample]:
+        return _make_gain_examples(encoders, judge, indices)
+
+    def encode_both(judge: AnswerJudge, indices: Sequence[int]) -> list[LabelPromptTokens]:
+        return [prompt for encoder in encoders for prompt in encoder.encode(judge, indices)]
+
+    fitted = fit_judge(spec, members, make_examples, work=work, watch=watch)
+
+    def predict(encoder: AnswerEncoder, indices: Sequence[int]) -> FloatArray:
+        return fitted.predict_known(encoder.encode(fitted.judge, indices), indices)
 
     def score_known(indices: Sequence[int]) -> FloatArray:
-        return 1 - predict("judge", indices)
+        return 1 - predict(encoders[0], indices)
 
     def score_gain(indices: Sequence[int]) -> FloatArray:
-        return compute_gain_needs(*(predict(prompt, indices) for prompt in GAIN_PROMPTS))
+        return compute_gain_needs(predict(encoders[0], indices), predict(encoders[1], indices))
 
-    result = FitResult(
-        "gain",
-        {"tokens": tokens, **fitted.options},
-        frozenset({Signal.DRAFT}),
-        SignalRequest(draft_tokens=tokens),
-        {},
-        score_gain,
-        [*fitted.notes, answer_judge.describe_cost(fitted, encoder.encode_both, len(examples.rows))],
-        fitted.files,
-        uses_test_split=fitted.seen == frozenset(range(len(examples.rows))),
-    )
+    result = answer_judge.make_judge_result("gain", fitted, encode_both, examples, task.tokens, score_gain)
     return {"gain": result, "known": replace(result, gate="judge", raw=score_known)}
+
+
+def _make_gain_examples(
+    encoders: Sequence[AnswerEncoder], judge: AnswerJudge, indices: Sequence[int]
+) -> list[TrainingExample]:
+    """Make a training example of each row with the prompt 'judge', and one with 'search' if it has passages.
+
+    'judge' asks whether the closed-book answer is right, 'search' whether an answer with passages would be right.
+    """
+    judge_encoder, search_encoder = encoders
+    table = judge_encoder.examples.table
+    with_passages = [index for index in indices if table.rows[index].open is not None]
+    prompts = [*judge_encoder.encode(judge, indices), *search_encoder.encode(judge, with_passages)]
+    is_right = [*table.closed_right[list(indices)], *table.always_right[with_passages]]
+    return [TrainingExample(prompt, (float(right),)) for prompt, right in zip(prompts, is_right, strict=True)]
 
 
 def _check_target(examples: Examples) -> None:
@@ -132,38 +132,3 @@ def _check_target(examples: Examples) -> None:
             f"the gate 'gain' predicts whether retrieval helps, so target='{examples.target}' is not possible. Leave "
             "`target` out, or fit the gate 'judge' instead."
         )
-
-
-@dataclass(frozen=True)
-class GainEncoder:
-    """Encodes the two prompts of the gain judge: is the answer right, and would an answer with passages be right?
-
-    Attributes:
-        examples: The label rows.
-        drafts: The closed-book answer of each row.
-        tokens: Maximum number of answer tokens that the judge reads.
-    """
-
-    examples: Examples
-    drafts: list[str]
-    tokens: int
-
-    def encode(self, prompt: str, judge: AnswerJudge, indices: Sequence[int]) -> list[LabelPromptTokens]:
-        """Encode one of the two prompts ('judge' or 'search') for the rows with the given indices."""
-        questions = [self.examples.questions[i] for i in indices]
-        return encode_answers(prompt, judge, questions, [self.drafts[i] for i in indices], self.tokens)
-
-    def encode_both(self, judge: AnswerJudge, indices: Sequence[int]) -> list[LabelPromptTokens]:
-        """Encode both prompts."""
-        return [tokens for prompt in GAIN_PROMPTS for tokens in self.encode(prompt, judge, indices)]
-
-    def make_examples(self, judge: AnswerJudge, indices: Sequence[int]) -> list[TrainingExample]:
-        """Make a training example of each row with the prompt 'judge', and one with 'search' if it has passages.
-
-        'judge' asks whether the closed-book answer is right, 'search' whether an answer with passages would be right.
-        """
-        table = self.examples.table
-        with_passages = [index for index in indices if self.examples.rows[index].open is not None]
-        prompts = [*self.encode("judge", judge, indices), *self.encode("search", judge, with_passages)]
-        is_right = [*table.closed_right[list(indices)], *table.always_right[with_passages]]
-        return [TrainingExample(prompt, (float(right),)) for prompt, right in zip(prompts, is_right, strict=True)]

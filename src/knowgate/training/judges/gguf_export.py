@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,6 @@ from knowgate.gates.fitted_gate import FittedGate
 from knowgate.gates.judges import causal_judge, encode_answers
 from knowgate.models.gguf import check_exportable, find_gguf_file, write_gguf
 from knowgate.models.tokenization import extract_turn_template
-from knowgate.stats.metrics import FloatArray
 from knowgate.types import Question
 
 if TYPE_CHECKING:
@@ -38,6 +37,7 @@ CHECK_QUESTIONS = (
     ("谁写了《红楼梦》?", "曹雪芹"),
     ("In what year was the mayor of the town born who opened its second bridge?", ""),
 )
+EXPORT_NOTE = "The judge was exported as GGUF ({}) and is run by llama.cpp; the metrics are from before the export"
 ExportProgressCallback = Callable[[int, int], None]
 
 
@@ -80,50 +80,33 @@ def export_judge(
         ]
         digests = [causal_judge.compute_adapter_digest(folder) for folder in targets]
         megabytes = sum((folder / causal_judge.GGUF_FILE).stat().st_size for folder in targets) / 1e6
-        manifest = _update_manifest(artifact.manifest, _make_gguf_options(members, kind), digests)
+        manifest = _update_manifest(artifact.manifest, _average_checks(members), digests)
         card = {CARD_FILE: _update_card(fitted, kind)}
         revise_artifact(artifact, manifest, card, out, {folder.name: folder for folder in targets})
     return ExportedJudge(out, megabytes, _measure_deviation(out))
 
 
 def _check_gate(gate: FittedGate, out: Path) -> None:
+    """Raise BadSetting if the gate has no judge that llama.cpp can run, or `out` cannot be written."""
     options, folder = gate.artifact.options, gate.artifact.path
-    if gate.name not in JUDGE_PROMPTS or "base" not in options:
+    if gate.name not in JUDGE_PROMPTS or "base" not in options or options.get("pairs") or options.get("gguf"):
         raise BadSetting(
-            f"'{folder}' contains no fine-tuned model to export: it is a gate of the type '{gate.name}'. Use a gate that "
-            "was fitted with `fit judge`, `fit gain` or `fit ik`."
+            f"'{folder}' contains no fine-tuned causal model to export. Use a gate that was fitted with `fit judge`, `fit "
+            "gain` or `fit ik`, not on a small encoder, and that is not exported yet."
         )
-    if options.get("pairs"):
-        raise BadSetting(
-            f"the judge in '{folder}' is a small encoder, which llama.cpp cannot run. Use the gate as it is."
-        )
-    if options.get("gguf"):
-        raise BadSetting(f"the judge in '{folder}' is a GGUF file already. Export the original gate instead.")
     if out.exists() and out.resolve() == folder.resolve():
         raise BadSetting(f"out='{out}' is the folder of the gate itself. Give another folder.")
     check_replaceable(out, GATE_MANIFEST, GATE_KIND)
 
 
-@dataclass(frozen=True)
-class ExportedMember:
-    """One exported member of a judge's ensemble, with what is needed to check that llama.cpp computes the same.
-
-    Attributes:
-        pair: Ids of the two label tokens, whose probabilities are the judgment.
-        turn: Chat template of a user message.
-        ids: Token ids of the prompt of each check question.
-        known: Probability for each check question that the answer is right, before the export.
-    """
-
-    pair: tuple[int, int]
-    turn: Any
-    ids: list[list[int]]
-    known: FloatArray
-
-
 def _write_member(
     gate: FittedGate, source: Path, target: Path, kind: GgufFormat, watch: ExportProgressCallback
-) -> ExportedMember:
+) -> causal_judge.GgufOptions:
+    """Write one member of a judge's ensemble as a GGUF file.
+
+    Returns:
+        How llama.cpp runs it, with its probabilities for the check questions before the export.
+    """
     options = gate.artifact.options
     model = merge_adapter(source, options)
     check_exportable(model.loaded.model.config)
@@ -144,7 +127,9 @@ def _write_member(
         on_progress=watch,
     )
     first, second = judge.label_tokens
-    return ExportedMember((first, second), turn, [prompt.ids for prompt in prompts], judge.predict_known(prompts))
+    known = judge.predict_known(prompts)
+    checks = [causal_judge.ReferencePrompt(tuple(prompts[i].ids), float(known[i])) for i in range(len(prompts))]
+    return causal_judge.GgufOptions(kind=kind, turn=turn, pair=(first, second), checks=tuple(checks))
 
 
 def merge_adapter(folder: Path, options: Mapping[str, Any]) -> HFModel:
@@ -158,13 +143,13 @@ def merge_adapter(folder: Path, options: Mapping[str, Any]) -> HFModel:
     return model
 
 
-def _make_gguf_options(members: Sequence[ExportedMember], kind: GgufFormat) -> causal_judge.GgufOptions:
-    known = np.mean([member.known for member in members], axis=0)
-    first = members[0]
-    checks = [
-        causal_judge.ReferencePrompt(tuple(ids), float(share)) for ids, share in zip(first.ids, known, strict=True)
-    ]
-    return causal_judge.GgufOptions(kind=kind, turn=first.turn, pair=first.pair, checks=tuple(checks))
+def _average_checks(members: Sequence[causal_judge.GgufOptions]) -> causal_judge.GgufOptions:
+    """Return the options of the first member, with the mean probabilities of all members for the check questions."""
+    checks = []
+    for number, check in enumerate(members[0].checks):
+        known = np.mean([member.checks[number].known for member in members])
+        checks.append(replace(check, known=float(known)))
+    return replace(members[0], checks=tuple(checks))
 
 
 def _update_manifest(
@@ -174,11 +159,7 @@ def _update_manifest(
     if len(digests) > 1:
         options["more_sha256"] = list(digests[1:])
     without_guarantee = {key: value for key, value in manifest.items() if key != "guarantee"}
-    return {**without_guarantee, "options": options, "notes": [*manifest["notes"], _make_note(gguf.kind)]}
-
-
-def _make_note(kind: str) -> str:
-    return f"the judge was exported as GGUF ({kind}) and is run by llama.cpp; the metrics are from before the export"
+    return {**without_guarantee, "options": options, "notes": [*manifest["notes"], EXPORT_NOTE.format(gguf.kind)]}
 
 
 def _update_card(gate: FittedGate, kind: GgufFormat) -> str:
@@ -187,7 +168,7 @@ def _update_card(gate: FittedGate, kind: GgufFormat) -> str:
     lost = ""
     if gate.artifact.manifest.get("guarantee"):
         lost = " The guarantee above was proven before the export and is not kept: run `knowgate calibrate` again."
-    return f"{card}\n\n## Exported for llama.cpp\n\nT{_make_note(kind)[1:]}.{lost}\n"
+    return f"{card}\n\n## Exported for llama.cpp\n\n{EXPORT_NOTE.format(kind)}.{lost}\n"
 
 
 def _measure_deviation(folder: Path) -> float | None:

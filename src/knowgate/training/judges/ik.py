@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,10 +11,8 @@ import numpy as np
 from knowgate.core.options import Count, WholeNumber, option, with_options
 from knowgate.data.signals.vectors import draft_texts, text_features
 from knowgate.errors import BadSetting
-from knowgate.gates.artifacts.networks import apply_network
-from knowgate.retrieval.embeddings import DEFAULT_EMBEDDER, SentenceEmbedder
-from knowgate.stats.metrics import FloatArray
-from knowgate.training.classifiers import select_train_and_dev, tune_linear
+from knowgate.retrieval.embeddings import SentenceEmbedder
+from knowgate.training.classifiers import make_scorer, select_train_and_dev, tune_linear
 from knowgate.training.examples import MIN_GRADED_ROWS, Examples
 from knowgate.training.fit_function import ExampleRequirements, FitProgressCallback, FitResult, ignore_progress
 from knowgate.training.judges.answer_judge import AnswerTask, make_answer_training, train_answer_judge
@@ -23,13 +20,13 @@ from knowgate.training.judges.ensemble import plan_ensemble
 from knowgate.training.judges.training_options import JudgeFitOptions, JudgeTrainingOptions
 from knowgate.types import Embedder, Signal, SignalRequest
 
-IKMode = Literal["lora", "text"]
-
 
 class IKOptions(JudgeFitOptions):
     """Options of `fit("ik", ...)`."""
 
-    mode: IKMode = option("lora", "Kind of judge: lora (fine-tuned LLM) or text (linear classifier of embeddings).")
+    mode: Literal["lora", "text"] = option(
+        "lora", "Kind of judge: lora (fine-tuned LLM) or text (linear classifier of embeddings)."
+    )
     tokens: WholeNumber = option(32, "Draft tokens that the judge reads (T in the paper: 0, 32, 64 or 128).")
     rows: Count | None = option(None, "Maximum number of training questions (paper: 5,000 or 20,000). Default: all.")
 
@@ -39,48 +36,37 @@ def fit_ik(
     examples: Annotated[Examples, ExampleRequirements(target="known", reads_states=False)],
     *,
     options: IKOptions,
+    training: JudgeTrainingOptions | None = None,
     seed: int = 0,
     work: Path,
     watch: FitProgressCallback = ignore_progress,
 ) -> FitResult:
-    """Fine-tune a judge that says whether the LLM can answer from memory, or train a classifier of embeddings."""
-    examples = limit_training_rows(examples, options.rows, seed)
-    if options.mode == "text":
-        return fit_ik_text(examples, tokens=options.tokens)
-    training = make_answer_training(options.epochs, 32, options.learning_rate, full=options.full, seed=seed)
-    return fit_ik_judge(examples, tokens=options.tokens, base=options.base, training=training, work=work, watch=watch)
+    """Fine-tune a judge that says whether the LLM can answer from memory, or train a classifier of embeddings.
 
-
-def fit_ik_judge(
-    examples: Examples,
-    *,
-    tokens: int = 32,
-    base: str | None = None,
-    training: JudgeTrainingOptions | None = None,
-    work: Path,
-    watch: FitProgressCallback | None = None,
-) -> FitResult:
-    """Fine-tune a model to predict from a question and the start of the LLM's draft whether the LLM knows the answer.
-
-    This follows the IK ("I know") paper, where an answer is known if the closed-book answer is right, so the examples
-    should have the target 'known'.
+    The judge reads a question and the start of the LLM's draft. This follows the IK ("I know") paper, where an answer is
+    known if the closed-book answer is right, so the examples should have the target 'known'.
 
     Args:
         examples: The training data.
-        tokens: Number of draft tokens that the model reads.
-        base: Model to fine-tune. Default: the answering LLM.
-        training: Hyperparameters.
+        options: Options of the gate.
+        training: Hyperparameters of the judge, instead of those of the options.
+        seed: Seed of the training.
         work: Folder for checkpoints.
         watch: Called with the progress.
     """
-    _check_draft_length(examples, tokens)
-    members = plan_ensemble(examples.split, training or make_answer_training(2, 32, None))
-    result = train_answer_judge(AnswerTask("ik", tokens, base), examples, members, work=work, watch=watch)
-    notes = [*_make_notes(examples, tokens), *result.notes]
+    examples = limit_training_rows(examples, options.rows, seed)
+    if options.mode == "text":
+        return fit_ik_text(examples, tokens=options.tokens)
+    _check_draft_length(examples, options.tokens)
+    default = make_answer_training(options.epochs, 32, options.learning_rate, full=options.full, seed=seed)
+    members = plan_ensemble(examples.split, training or default)
+    task = AnswerTask("ik", options.tokens, options.base)
+    result = train_answer_judge(task, examples, members, work=work, watch=watch)
+    notes = [*_make_notes(examples, options.tokens), *result.notes]
     return replace(result, options={"mode": "lora", **result.options}, notes=notes)
 
 
-def fit_ik_text(examples: Examples, *, tokens: int = 32, embedder: str | Embedder = DEFAULT_EMBEDDER) -> FitResult:
+def fit_ik_text(examples: Examples, *, tokens: int = 32, embedder: Embedder | None = None) -> FitResult:
     """Train a classifier that predicts from text embeddings whether the LLM knows the answer.
 
     It reads the question and the first `tokens` tokens of the LLM's recorded answer, so the LLM itself is not needed.
@@ -88,26 +74,24 @@ def fit_ik_text(examples: Examples, *, tokens: int = 32, embedder: str | Embedde
     Args:
         examples: The training data.
         tokens: Number of answer tokens; 0 for the question alone.
-        embedder: Text embedding model, or its name.
+        embedder: Text embedding model. Default: the packaged one.
     """
-    encoder = SentenceEmbedder(embedder) if isinstance(embedder, str) else embedder
+    encoder = embedder or SentenceEmbedder()
     _check_draft_length(examples, tokens)
     texts = draft_texts(examples.readings) if tokens else [""] * len(examples.questions)
     features = text_features(encoder, examples.questions, texts, tokens)
     tensors = tune_linear(*select_train_and_dev(features, examples)).tensors
-
-    def raw(indices: Sequence[int]) -> FloatArray:
-        return apply_network(tensors, features[list(indices)])
-
     options: dict[str, Any] = {
         "mode": "text",
         "tokens": tokens,
-        "embedder": embedder if isinstance(embedder, str) else "own",
+        "embedder": getattr(encoder, "spec", "own"),
         "embedder_fingerprint": encoder.fingerprint,
     }
     needs = frozenset({Signal.DRAFT}) if tokens else frozenset[Signal]()
     request = SignalRequest(draft_tokens=tokens)
-    return FitResult("ik", options, needs, request, tensors, raw, _make_notes(examples, tokens))
+    return FitResult(
+        "ik", options, needs, request, tensors, make_scorer(tensors, features), _make_notes(examples, tokens)
+    )
 
 
 def limit_training_rows(examples: Examples, rows: int | None, seed: int) -> Examples:

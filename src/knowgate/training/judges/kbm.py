@@ -24,11 +24,10 @@ from knowgate.stats.metrics import FloatArray
 from knowgate.training.examples import Examples
 from knowgate.training.fit_function import ExampleRequirements, FitProgressCallback, FitResult, ignore_progress
 from knowgate.training.judges.ensemble import fit_judge, plan_ensemble
-from knowgate.training.judges.trainable_models import CAUSAL_JUDGE, TrainingExample
+from knowgate.training.judges.trainable_models import JudgeSpec, TrainingExample
 from knowgate.training.judges.training_options import JudgeFitOptions, JudgeTrainingOptions
 from knowgate.types import SignalRequest
 
-KBMHead = Literal["mastery", "certainty"]
 DEFAULT_TAU = 0.8  # the paper's turning point (section 3): its known region is [0.8, 1]
 TAU_GRID = (0.8, 0.7, 0.9, 0.6, 0.5, 1.0, 0.4, 0.3, 0.2, 0.1)  # nearest to the paper's first, which wins ties
 NO_PASSAGES_NOTE = (
@@ -40,7 +39,7 @@ NO_PASSAGES_NOTE = (
 class KBMOptions(JudgeFitOptions):
     """Options of `fit("kbm", ...)`."""
 
-    head: KBMHead = option(
+    head: Literal["mastery", "certainty"] = option(
         "mastery", "What the gate decides by: mastery (share of right samples) or certainty (agreement)."
     )
     tau: float | None = option(
@@ -54,53 +53,33 @@ def fit_kbm(
     examples: Annotated[Examples, ExampleRequirements(target="known", reads_states=False)],
     *,
     options: KBMOptions,
+    training: JudgeTrainingOptions | None = None,
     seed: int = 0,
     work: Path,
     watch: FitProgressCallback = ignore_progress,
 ) -> FitResult:
-    """Fine-tune a model to predict mastery and certainty of a question, alone or with passages (KBM paper).
+    """Fine-tune a model to write mastery and certainty of a question as JSON with two booleans (KBM paper).
 
-    Mastery is the share of sampled answers that are right; certainty is how much they agree.
-    """
-    training = JudgeTrainingOptions(options.epochs, rate=options.learning_rate, full=options.full, seed=seed)
-    return fit_kbm_judge(
-        examples, head=options.head, tau=options.tau, base=options.base, training=training, work=work, watch=watch
-    )
-
-
-def fit_kbm_judge(
-    examples: Examples,
-    *,
-    head: KBMHead = "mastery",
-    tau: float | None = None,
-    base: str | None = None,
-    training: JudgeTrainingOptions | None = None,
-    work: Path,
-    watch: FitProgressCallback | None = None,
-) -> FitResult:
-    """Fine-tune a model to write mastery and certainty of a question as JSON with two booleans.
-
-    Mastery is the share of sampled answers that are right; certainty is how much they agree.
+    Mastery is the share of sampled answers that are right; certainty is how much they agree. The model learns both of the
+    question alone, and of the question with passages if these answers were sampled, too.
 
     Args:
         examples: The training data; its rows need sampled answers.
-        head: Which of the two the gate decides by.
-        tau: Mastery and certainty count as true from this value on. Default: chosen for each of them on the dev split.
-        base: The causal model to fine-tune. Default: the answering LLM.
-        training: Hyperparameters.
+        options: Options of the gate.
+        training: Hyperparameters, instead of those of the options.
+        seed: Seed of the training.
         work: Folder for checkpoints.
         watch: Called with the progress.
     """
     _check_samples(examples)
-    taus = {name: choose_tau(examples, name) if tau is None else tau for name in KBM_HEADS}
-    training = training or JudgeTrainingOptions()
+    head = options.head
+    taus = {name: choose_tau(examples, name) if options.tau is None else options.tau for name in KBM_HEADS}
+    default = JudgeTrainingOptions(options.epochs, rate=options.learning_rate, full=options.full, seed=seed)
+    training = training or default
     fitted = fit_judge(
+        JudgeSpec(options.base or str(examples.settings["model"]), KBM_LABELS, "kbm"),
         plan_ensemble(examples.split, training),
-        KBM_LABELS,
-        "kbm",
         functools.partial(_make_examples, examples, taus, training.max_tokens),
-        kind=CAUSAL_JUDGE,
-        base=base or str(examples.settings["model"]),
         work=work,
         watch=watch,
     )
@@ -110,7 +89,7 @@ def fit_kbm_judge(
         return 1 - kbm_gate.compute_kbm_confidence(fitted.judge, head, prompts)
 
     n_with_passages = sum(_has_passage_labels(examples.rows[index]) for index in examples.split.train)
-    options = {
+    stored_options = {
         "head": head,
         "tau_mastery": taus["mastery"],
         "tau_certainty": taus["certainty"],
@@ -119,7 +98,9 @@ def fit_kbm_judge(
     }
     passages_note = f"{n_with_passages} of its examples had passages" if n_with_passages else NO_PASSAGES_NOTE
     notes = [*fitted.notes, passages_note, *_measure_verdict(examples, head, taus, raw)]
-    return FitResult(f"kbm:{head}", options, frozenset(), SignalRequest(), {}, raw, notes=notes, files=fitted.files)
+    return FitResult(
+        f"kbm:{head}", stored_options, frozenset(), SignalRequest(), {}, raw, notes=notes, files=fitted.files
+    )
 
 
 def _measure_verdict(
@@ -203,6 +184,7 @@ def _is_right(row: LabelRow, head: str, tau: float) -> bool:
 
 
 def _has_passage_labels(row: LabelRow) -> bool:
+    """Return whether answers with passages were sampled."""
     return bool(row.passages) and _is_sampled(row.open)
 
 
@@ -211,9 +193,10 @@ def _is_sampled(answer: GradedAnswer | None) -> bool:
 
 
 def _check_samples(examples: Examples) -> None:
-    missing = sum(not _is_sampled(row.closed) for row in examples.rows)
-    if missing:
+    """Raise BadInput if a question has no sampled answers."""
+    n_missing = sum(not _is_sampled(row.closed) for row in examples.rows)
+    if n_missing:
         raise BadInput(
-            f"kbm needs sampled answers, but {missing} of {len(examples.rows)} questions have none. Label again with "
+            f"kbm needs sampled answers, but {n_missing} of {len(examples.rows)} questions have none. Label again with "
             "samples=30."
         )

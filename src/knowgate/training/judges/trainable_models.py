@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from knowgate.data.runs.folder import RECORDED_PREFIX
 from knowgate.errors import BadSetting, UnknownName, require_extra
-from knowgate.gates.judges import causal_judge, encoder_judge
+from knowgate.gates.judges import ANSWER_LABELS, ANSWER_PROMPTS, causal_judge, encoder_judge
 from knowgate.models import load_model
-from knowgate.stats.metrics import FloatArray
 from knowgate.training.judges.training_options import JudgeTrainingOptions
 
 if TYPE_CHECKING:
@@ -37,60 +35,52 @@ class TrainingExample:
     targets: tuple[float, ...]
 
 
-def drop_long_examples(examples: Sequence[TrainingExample], max_tokens: int) -> list[TrainingExample]:
-    """Drop examples with more than `max_tokens` tokens. The longest one determines the memory of a batch."""
-    return [example for example in examples if len(example.prompt.ids) <= max_tokens]
-
-
-class TrainableModel(Protocol):
-    """A model that can be trained as a judge. Call `prepare` before the other methods."""
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    def prepare(self, training: JudgeTrainingOptions) -> list[Any]:
-        """Make the model trainable and return the parameters to optimize."""
-        ...
-
-    def set_training(self, on: bool) -> None:
-        """Switch between training mode and evaluation mode."""
-
-    def compute_loss(self, examples: Sequence[TrainingExample]) -> Any:
-        """Return the mean loss of a batch, with gradients."""
-
-    def compute_margins(self, examples: Sequence[TrainingExample]) -> list[float]:
-        """Return the logit of the first label minus that of the second, at the last position of each example."""
-        ...
-
-    def save(self, folder: Path) -> None:
-        """Save the trained weights."""
-
-
 @dataclass
 class TrainableCausalModel:
     """A causal model that is trained to answer with one of two labels, such as Yes and No.
 
     Attributes:
-        base: The model to train.
-        columns: The first token of each label.
+        judge: The judge with the base model that is trained.
         trained: The model with trainable weights; set by `prepare`.
         whole_vocabulary: Whether the label competes with every token in the loss, or only with the other label.
     """
 
-    base: HFModel
-    columns: Sequence[int]
+    judge: causal_judge.CausalJudge
     trained: Any = field(default=None, repr=False)
     whole_vocabulary: bool = False
+
+    @property
+    def base(self) -> HFModel:
+        """The model to train."""
+        return self.judge.model
 
     @property
     def fingerprint(self) -> str:
         """Fingerprint of the base model."""
         return self.base.fingerprint
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """A note if the base has no chat template."""
+        return [] if self.base.loaded.tokenizer.chat_template else [NO_CHAT_TEMPLATE_NOTE]
+
     def prepare(self, training: JudgeTrainingOptions) -> list[Any]:
-        """Add LoRA layers, or make all weights trainable; return the parameters to optimize."""
+        """Add LoRA layers, or make all weights trainable, in fp32; return the parameters to optimize."""
         self.whole_vocabulary = training.whole_vocabulary
-        self.trained = prepare_for_training(self.base, training)
+        model = self.base.loaded.model
+        if training.full:
+            self.trained = model.float().requires_grad_(True)
+        else:
+            with require_extra("LoRA", "train"):
+                from peft import LoraConfig, get_peft_model
+            config = LoraConfig(
+                r=training.rank,
+                lora_alpha=2 * training.rank,
+                lora_dropout=LORA_DROPOUT,
+                target_modules="all-linear",
+                task_type="CAUSAL_LM",
+            )
+            self.trained = get_peft_model(model, config)
         return [value for value in self.trained.parameters() if value.requires_grad]
 
     def set_training(self, on: bool) -> None:
@@ -104,17 +94,20 @@ class TrainableCausalModel:
         """
         import torch
 
+        first, second = self.judge.label_tokens
         targets = [target for example in examples for target in example.targets]
         if not self.whole_vocabulary:
-            logits = self._compute_logits(examples, self.columns)
-            return pair_loss(logits, torch.tensor(targets, device=logits.device))
+            logits = self._compute_logits(examples, (first, second))
+            margins = logits[:, 0] - logits[:, 1]
+            probabilities = torch.tensor(targets, device=logits.device)
+            return torch.nn.functional.binary_cross_entropy_with_logits(margins, probabilities)
         logits = self._compute_logits(examples, None)
-        labels = [self.columns[0] if target >= 0.5 else self.columns[1] for target in targets]
+        labels = [first if target >= 0.5 else second for target in targets]
         return torch.nn.functional.cross_entropy(logits, torch.tensor(labels, device=logits.device))
 
     def compute_margins(self, examples: Sequence[TrainingExample]) -> list[float]:
         """Return the logit of the first label minus that of the second, at the last position of each example."""
-        logits = self._compute_logits(examples, self.columns)
+        logits = self._compute_logits(examples, self.judge.label_tokens)
         # Each example has one row of logits per target. Only its last row is used.
         last_rows = [end - 1 for end in itertools.accumulate(len(example.targets) for example in examples)]
         return [float(margin) for margin in (logits[last_rows, 0] - logits[last_rows, 1]).tolist()]
@@ -155,39 +148,17 @@ class TrainableCausalModel:
                 path.unlink()  # peft's own model card
 
 
-def prepare_for_training(base: HFModel, training: JudgeTrainingOptions) -> Any:
-    """Return the model with fp32 LoRA layers, or with all weights trainable in fp32."""
-    if training.full:
-        return base.loaded.model.float().requires_grad_(True)
-    with require_extra("LoRA", "train"):
-        from peft import LoraConfig, get_peft_model
-    config = LoraConfig(
-        r=training.rank,
-        lora_alpha=2 * training.rank,
-        lora_dropout=LORA_DROPOUT,
-        target_modules="all-linear",
-        task_type="CAUSAL_LM",
-    )
-    return get_peft_model(base.loaded.model, config)
-
-
-def pair_loss(logits: Any, targets: Any) -> Any:
-    """Return the mean binary cross-entropy of choosing between two labels.
-
-    Args:
-        logits: One row per example, with the logits of the first and the second label.
-        targets: Probability of the first label for each example.
-    """
-    import torch
-
-    return torch.nn.functional.binary_cross_entropy_with_logits(logits[:, 0] - logits[:, 1], targets)
-
-
 @dataclass(frozen=True)
 class TrainableEncoder:
     """An encoder of question and answer with one output, far smaller than a causal model; all weights are trained."""
 
     encoder: encoder_judge.PairEncoder
+    notes: Sequence[str] = ()
+
+    @property
+    def judge(self) -> encoder_judge.EncoderJudge:
+        """The encoder as a judge."""
+        return encoder_judge.EncoderJudge((self.encoder,))
 
     @property
     def fingerprint(self) -> str:
@@ -198,10 +169,10 @@ class TrainableEncoder:
         """Freeze the embeddings and lower layers if `frozen_layers` is set, and return the parameters to optimize."""
         if not training.full:
             raise BadSetting("an encoder is always trained with all its weights. Use full=True.")
-        body = self.encoder.model.base_model
-        if training.frozen_layers and not hasattr(getattr(body, "encoder", None), "layer"):
-            raise BadSetting("frozen_layers works only with encoders that are built like BERT. Leave it out.")
         if training.frozen_layers:
+            body = self.encoder.model.base_model
+            if not hasattr(getattr(body, "encoder", None), "layer"):
+                raise BadSetting("frozen_layers works only with encoders that are built like BERT. Leave it out.")
             for part in (body.embeddings, *body.encoder.layer[: training.frozen_layers]):
                 part.requires_grad_(False)
         return [parameter for parameter in self.encoder.model.parameters() if parameter.requires_grad]
@@ -234,90 +205,71 @@ class TrainableEncoder:
             self.encoder.tokenizer.save_pretrained(str(folder))
 
 
-# --- kinds of judges ------------------------------------------------------------------------------
+# A model that can be trained as a judge. `prepare` must be called before the other methods.
+TrainableModel = TrainableCausalModel | TrainableEncoder
 
 
-class VotingJudge(Protocol):
-    """A judge that returns the probabilities of each of its members."""
-
-    def predict_member(self, number: int, prompts: Sequence[LabelPromptTokens]) -> FloatArray: ...
-
-
-JudgeType = TypeVar("JudgeType", bound=VotingJudge)
+# --- opening and loading --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class TrainingSetup(Generic[JudgeType]):
-    """A base model that is ready for training.
+class JudgeSpec:
+    """Which model is fine-tuned as a judge, and how it is asked.
 
     Attributes:
-        judge: The judge before training. It is used to tokenize the prompts.
-        model: The model to train.
-        notes: Notes for the model card.
+        base: Spec of the model to fine-tune.
+        labels: The two words that the judge chooses from.
+        prompts: Name of the packaged prompt templates.
+        bits: Bits per weight of a causal base, 4 or 8; 0 for its default precision.
+        is_encoder: Whether the base is an encoder of question and answer instead of a causal model.
     """
 
-    judge: JudgeType
-    model: TrainableModel
-    notes: tuple[str, ...] = ()
+    base: str
+    labels: tuple[str, str]
+    prompts: str
+    bits: int = 0
+    is_encoder: bool = False
+
+    def open_base(self, seed: int) -> TrainableModel:
+        """Load the base for training; the seed draws the new output layer of an encoder."""
+        if self.is_encoder:
+            encoder = encoder_judge.PairEncoder(encoder_judge.resolve_encoder(self.base), seed)
+            encoder.load_weights()
+            return TrainableEncoder(encoder)
+        model = causal_judge.load_judge_base(self.base, bits=self.bits)
+        return TrainableCausalModel(causal_judge.CausalJudge(model, self.labels))
+
+    def load_trained(self, folder: Path, options: Mapping[str, Any]) -> Any:
+        """Load the trained judge, as the gate will load it; `options` are those of the gate."""
+        if self.is_encoder:
+            return encoder_judge.load_encoder_judge(*causal_judge.check_adapters(folder, options))
+        return causal_judge.load_judge(folder, options, self.prompts)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options that tell the gate which kind of judge it has."""
+        if self.is_encoder:
+            return {"pairs": True}
+        return {"bits": self.bits} if self.bits else {}
 
 
-@dataclass(frozen=True)
-class JudgeKind(Generic[JudgeType]):
-    """How to open judges of one kind: causal models or encoders.
-
-    Attributes:
-        start: Opens a base for training; takes its spec, the two labels and a seed.
-        load: Opens a trained judge; takes its folder, the gate's options and the name of its prompts.
-        options: Options that the gate stores for such a judge.
-    """
-
-    start: Callable[[str, tuple[str, str], int], TrainingSetup[JudgeType]]
-    load: Callable[[Path, Mapping[str, Any], str], JudgeType]
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
-def _start_causal(
-    base: str, labels: tuple[str, str], seed: int, *, bits: int = 0
-) -> TrainingSetup[causal_judge.CausalJudge]:
-    model = causal_judge.load_judge_base(base, bits=bits)
-    judge = causal_judge.CausalJudge(model, labels)
-    notes = () if model.loaded.tokenizer.chat_template else (NO_CHAT_TEMPLATE_NOTE,)
-    return TrainingSetup(judge, TrainableCausalModel(model, judge.label_tokens), notes)
-
-
-def _start_encoder(base: str, labels: tuple[str, str], seed: int) -> TrainingSetup[encoder_judge.EncoderJudge]:
-    encoder = encoder_judge.PairEncoder(encoder_judge.resolve_encoder(base), seed)
-    encoder.load_weights()
-    return TrainingSetup(encoder_judge.EncoderJudge((encoder,)), TrainableEncoder(encoder))
-
-
-def _load_encoder(folder: Path, options: Mapping[str, Any], prompts: str) -> encoder_judge.EncoderJudge:
-    return encoder_judge.load_encoder_judge(*causal_judge.check_adapters(folder, options))
-
-
-CAUSAL_JUDGE = JudgeKind(_start_causal, causal_judge.load_judge)
-PAIR_ENCODER_JUDGE = JudgeKind(_start_encoder, _load_encoder, {"pairs": True})
-
-
-def select_judge_kind(base: str, bits: int = 0) -> JudgeKind[Any]:
-    """Select how a judge is trained and loaded, by its base model: as an encoder or as a causal model.
+def make_answer_judge_spec(prompt_name: str, base: str, bits: int = 0) -> JudgeSpec:
+    """Make the spec of a judge that reads answers; its base may be a causal model or an encoder.
 
     Args:
+        prompt_name: What the judge is asked, a key of `ANSWER_PROMPTS`.
         base: Spec of the base model.
-        bits: Bits per weight of a causal base, 4 or 8; 0 for its default precision.
+        bits: Bits per weight of a causal base.
 
     Raises:
         UnknownName: There is no such model. The error also names the encoders.
     """
-    if encoder_judge.is_encoder_spec(base):
-        return PAIR_ENCODER_JUDGE
+    is_encoder = encoder_judge.is_encoder_spec(base)
     # The model of imported answers has no weights here. Training reports that with better advice.
-    if not base.startswith(RECORDED_PREFIX):
+    if not is_encoder and not base.startswith(RECORDED_PREFIX):
         try:
             load_model(base)  # checks the name; reads no weights yet
         except UnknownName:
             names = [*encoder_judge.ENCODER_NAMES, "encoder:DIR", "smollm", "hf:NAME", "gguf:FILE"]
             raise UnknownName("base", base, names) from None
-    if not bits:
-        return CAUSAL_JUDGE
-    return JudgeKind(functools.partial(_start_causal, bits=bits), causal_judge.load_judge, {"bits": bits})
+    return JudgeSpec(base, ANSWER_LABELS, ANSWER_PROMPTS[prompt_name].templates, bits, is_encoder)

@@ -47,14 +47,20 @@ class TrainedJudge:
         folder: Folder that holds these files.
         state: Losses of each segment (part of an epoch) of the training.
         training: Hyperparameters.
+        base_fingerprint: Hash of the weights that the training started from.
         n_examples: Number of training examples.
+        n_dropped: Number of examples that were left out because they are too long.
+        notes: Notes on the base for the model card.
     """
 
     files: dict[str, bytes] = field(repr=False)
     folder: Path
     state: TrainingState
     training: JudgeTrainingOptions
+    base_fingerprint: str
     n_examples: int
+    n_dropped: int
+    notes: Sequence[str]
 
     def describe(self) -> list[str]:
         """Describe the learning curve, the segment that was kept, and skipped updates."""
@@ -83,49 +89,29 @@ def train_judge(
 
     Args:
         model: The model. It is modified; load the judge from the returned files.
-        examples: Training examples.
+        examples: Training examples. Those that are longer than `training.max_tokens` are left out, because the longest
+            one determines the memory of a batch.
         dev: Examples that choose the best weights and decide when to stop; may be empty.
         training: Hyperparameters.
         work: Folder for checkpoints, which may hold an interrupted training.
         watch: Called with the progress.
     """
-    if not examples:
+    usable = [example for example in examples if len(example.prompt.ids) <= training.max_tokens]
+    usable_dev = [example for example in dev if len(example.prompt.ids) <= training.max_tokens]
+    if not usable:
         raise BadInput(
-            "there is no example to train on: none is graded, or all exceed the token limit. Label more questions."
+            f"there is no example to train on: none of the {len(examples)} examples has at most {training.max_tokens} tokens. "
+            "Label more questions, set `tokens` lower, or show fewer passages."
         )
-    state = checkpoint.load_training_state(work, _hash_training(model, examples, dev, training))
+    rows = [f"{each.prompt.ids}{each.prompt.positions}{each.targets}" for each in (*usable, *usable_dev)]
+    key = sha256_text(model.fingerprint, repr(asdict(training)), str(len(usable_dev)), *rows)
+    state = checkpoint.load_training_state(work, key)
     if not state.is_finished(training.n_segments, training.patience):
-        state = _TrainingRun(model, examples, dev, training, work, watch).run(state)
+        state = _TrainingRun(model, usable, usable_dev, training, work, watch).run(state)
     folder = work / BEST_FOLDER
     files = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
-    return TrainedJudge(files, folder, state, training, len(examples))
-
-
-def _hash_training(
-    model: TrainableModel,
-    examples: Sequence[TrainingExample],
-    dev: Sequence[TrainingExample],
-    training: JudgeTrainingOptions,
-) -> str:
-    rows = [f"{each.prompt.ids}{each.prompt.positions}{each.targets}" for each in (*examples, *dev)]
-    return sha256_text(model.fingerprint, repr(asdict(training)), str(len(dev)), *rows)
-
-
-@dataclass(frozen=True)
-class _Batch:
-    """The examples of one update.
-
-    Attributes:
-        indices: Indices of the examples.
-        update: Number of the update, from 0.
-        updates: Number of updates of the whole training.
-        n_before: Number of examples that were processed before this batch.
-    """
-
-    indices: Sequence[int]
-    update: int
-    updates: int
-    n_before: int
+    n_dropped = len(examples) - len(usable) + len(dev) - len(usable_dev)
+    return TrainedJudge(files, folder, state, training, model.fingerprint, len(usable), n_dropped, model.notes)
 
 
 @dataclass
@@ -159,19 +145,14 @@ class _TrainingRun:
             dev = self._evaluate() if self.dev else None
             state = state.add(segment, dev)
             self._save(state)
-            epoch, n = state.n_done / self.training.checks, len(self.examples)
+            epoch = state.n_done / self.training.checks
             evaluation = "" if dev is None else format_dev_evaluation(dev)
-            self._report(epoch, round(epoch * n), segment.rate, segment.loss, evaluation, is_end=True)
+            words = f"epoch {epoch:g}, loss {segment.loss:.3f}{evaluation}, {segment.rate:.1f} examples/s"
+            self._report(round(epoch * len(self.examples)), words, is_end=True)
         return state
 
-    def _report(
-        self, epoch: float, done: int, rate: float, loss: float, evaluation: str = "", *, is_end: bool = False
-    ) -> None:
-        """Report epoch, loss and speed (`rate`, in examples per second).
-
-        At the end of a segment, `evaluation` describes the dev loss and `is_end` is true.
-        """
-        words = f"epoch {epoch:g}, loss {loss:.3f}{evaluation}, {rate:.1f} examples/s"
+    def _report(self, done: int, words: str, *, is_end: bool = False) -> None:
+        """Report the number of processed examples; `is_end` marks the end of a segment."""
         total = self.training.epochs * len(self.examples)
         self.watch(FitProgress(done, total, "examples", "training", words, is_end))
 
@@ -189,25 +170,33 @@ class _TrainingRun:
                 self.model.save(folder)
         if is_finished:
             checkpoint.save_final_state(self.work, state)
-        elif self.training.saves:
+        else:
             checkpoint.save_checkpoint(self.work, state, self.parameters, self.optimizer)
 
     def _train_segment(self, number: int) -> TrainingSegment:
-        """Train one segment, i.e. a part of an epoch. Repeating it after an interruption gives the same result."""
+        """Train one segment; an epoch has `training.checks` of them, of equal length.
+
+        Repeating a segment after an interruption gives the same result.
+        """
         import torch
 
         self.model.set_training(True)
-        batches = self._make_batches(number)
+        epoch, part = divmod(number, self.training.checks)
+        batches = self._shuffle_epoch(epoch)
+        first = round(len(batches) * part / self.training.checks)
+        end = round(len(batches) * (part + 1) / self.training.checks)
         torch.manual_seed(self.training.seed * 1_000_003 + number)  # dropout differs by seed and segment
-        start, losses, n_seen, rate = time.perf_counter(), list[float](), 0, 0.0
-        for batch in batches:
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.training.compute_rate(batch.update, batch.updates)
-            losses.append(self._update([self.examples[index] for index in batch.indices]))
-            n_seen += len(batch.indices)
-            rate = n_seen / max(1e-9, time.perf_counter() - start)
-            epoch, done = number // self.training.checks + 1, batch.n_before + len(batch.indices)
-            self._report(epoch, done, rate, losses[-1])
+        start = time.perf_counter()
+        losses: list[float] = []
+        n_seen = 0
+        speed = 0.0  # in examples per second
+        for i in range(first, end):
+            self._set_learning_rate(epoch * len(batches) + i, len(batches) * self.training.epochs)
+            losses.append(self._update([self.examples[index] for index in batches[i]]))
+            n_seen += len(batches[i])
+            speed = n_seen / max(1e-9, time.perf_counter() - start)
+            done = epoch * len(self.examples) + i * self.training.batch + len(batches[i])
+            self._report(done, f"epoch {epoch + 1}, loss {losses[-1]:.3f}, {speed:.1f} examples/s")
         finite = [loss for loss in losses if math.isfinite(loss)]
         n_skipped = len(losses) - len(finite)
         if len(finite) < (1 - MAX_SKIPPED_SHARE) * len(losses):
@@ -215,19 +204,12 @@ class _TrainingRun:
                 f"the training diverged: {n_skipped} of {len(losses)} updates had gradients that are not finite. Use a "
                 "smaller `learning_rate`."
             )
-        return TrainingSegment(float(np.mean(finite or [0.0])), rate, n_skipped, time.perf_counter() - start)
+        return TrainingSegment(float(np.mean(finite or [0.0])), speed, n_skipped, time.perf_counter() - start)
 
-    def _make_batches(self, number: int) -> list[_Batch]:
-        """Return the batches of segment `number`; each epoch is cut into `training.checks` segments of equal length."""
-        checks = self.training.checks
-        epoch, part = divmod(number, checks)
-        batches, n_before = self._shuffle_epoch(epoch), epoch * len(self.examples)
-        first, end = round(len(batches) * part / checks), round(len(batches) * (part + 1) / checks)
-        updates = len(batches) * self.training.epochs
-        return [
-            _Batch(batches[i], epoch * len(batches) + i, updates, n_before + i * self.training.batch)
-            for i in range(first, end)
-        ]
+    def _set_learning_rate(self, update: int, updates: int) -> None:
+        """Set the learning rate of an update; `updates` is the number of updates of the whole training."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.training.compute_rate(update, updates)
 
     def _shuffle_epoch(self, epoch: int) -> list[Sequence[int]]:
         """Shuffle all examples and cut them into batches of indices.
@@ -249,6 +231,8 @@ class _TrainingRun:
 
     def _update(self, batch: Sequence[TrainingExample]) -> float:
         """Make one update and return its loss; run the batch in smaller portions if memory is short."""
+        import torch
+
         from knowgate.models.hf.batching import is_memory_error
 
         while True:
@@ -260,7 +244,10 @@ class _TrainingRun:
                 if self.portion_size == 1:
                     raise OutOfMemory(OUT_OF_MEMORY_MESSAGE) from error
             self.portion_size = math.ceil(self.portion_size / 2)
-            _free_memory(self.optimizer)
+            # Free the memory that the failed update has left allocated.
+            self.optimizer.zero_grad()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
 
     def _step(self, batch: Sequence[TrainingExample]) -> float:
         """Run forward, backward and optimizer step; return NaN and skip the step if a gradient is not finite."""
@@ -289,15 +276,6 @@ class _TrainingRun:
             margins = np.array([margin for part in parts for margin in self.model.compute_margins(part)])
         truth = np.array([example.targets[-1] >= 0.5 for example in self.dev])
         return DevEvaluation(sum(losses) / len(self.dev), auroc(truth, margins))
-
-
-def _free_memory(optimizer: Any) -> None:
-    """Free the GPU memory that a failed update has left allocated."""
-    import torch
-
-    optimizer.zero_grad()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def _cut(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

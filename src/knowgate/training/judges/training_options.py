@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from knowgate.core.options import Count, Options, WholeNumber, option
-from knowgate.errors import BadSetting
 from knowgate.models.embedded_weights import get_weights
 
 WARM_UP_SHARE = 0.02  # KBM A.1, as are epochs, batch, tokens and the rate of a full fine-tune
@@ -81,7 +80,6 @@ class JudgeTrainingOptions:
         checks: Evaluations on the dev split per epoch; the weights of the best one are kept.
         patience: Evaluations without a better dev loss after which training stops; 0 for never.
         window: Batches whose examples are sorted by length together, so that little is padding.
-        saves: Write a checkpoint after every segment.
     """
 
     epochs: int = 3
@@ -98,16 +96,6 @@ class JudgeTrainingOptions:
     checks: int = 1
     patience: int = 0
     window: int = 1
-    saves: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("epochs", "batch", "max_tokens", "rank", "checks", "window"):
-            if getattr(self, name) < 1:
-                raise BadSetting(f"training: {name}={getattr(self, name)} is not allowed: it must be at least 1.")
-        if self.rate is not None and not self.rate > 0:
-            raise BadSetting(f"training: rate={self.rate} is not allowed: it must be above 0.")
-        if self.patience < 0:
-            raise BadSetting(f"training: patience={self.patience} is not allowed: use 0 (never stop early) or more.")
 
     @property
     def peak_rate(self) -> float:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knowgate.errors import BadInput
-from knowgate.gates.calibration.threshold_choice import MIN_SAVING, SafetyLimits, list_rate_thresholds
+from knowgate.gates.calibration.threshold_choice import MIN_SAVING, SafetyLimits
 from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.training.policy.outcomes import (
     ALWAYS,
@@ -92,11 +92,6 @@ class PolicyChoice:
     rejected: RejectedPolicy | None = None
     frontier: Sequence[PolicyResult] = ()
 
-    @property
-    def is_constant(self) -> bool:
-        """Whether the gate of the policy is constant: it always or never retrieves."""
-        return self.chosen.is_constant
-
     def describe_losses(self, total: PolicyResult, limits: SafetyLimits) -> str:
         """Describe a policy's loss compared with always retrieving, and with the reference if that is another policy."""
         losses = {f"{ALWAYS} retrieving": total.loss}
@@ -135,7 +130,7 @@ def choose_policy(
         The choice; `apply_policy` applies it to other questions.
 
     Raises:
-        BadInput: The predictions do not have one value per question, or there are no questions.
+        BadInput: A score is not a number.
 
     Example:
         >>> known = np.array([True, False] * 200)
@@ -145,7 +140,9 @@ def choose_policy(
         ('probe', 0.5, 1.0)
     """
     n = len(closed_right)
-    _check_lengths(n, open_right, gates, arbiters)
+    for gate in gates:
+        if not np.isfinite(gate.needs).all():
+            raise BadInput(f"some scores of gate '{gate.name}' are not numbers. Score every question.")
     constants = [GateCandidate(name, np.full(n, 0.5), reads_draft=False) for name in CONSTANT_GATES]
     gates_by_name = {gate.name: gate for gate in (*constants, *gates)}
     arbiters_by_name = {arbiter.name: arbiter for arbiter in arbiters}
@@ -204,7 +201,7 @@ def apply_policy(
     open_right: BoolArray,
     takes_closed: BoolArray | None = None,
     *,
-    like: GateCandidate | None = None,
+    reads_draft: bool = True,
     reference_takes_closed: BoolArray | None = None,
     options: ChoiceOptions | None = None,
 ) -> PolicyResult:
@@ -216,22 +213,22 @@ def apply_policy(
         closed_right: Whether each closed-book answer is right.
         open_right: Whether each open-book answer is right.
         takes_closed: For which questions the arbiter prefers the closed-book answer, if the policy has an arbiter.
-        like: Gate that has the same costs per question. Default: a gate that reads a closed-book draft.
+        reads_draft: Whether the gate reads a closed-book draft; ignored for constant gates.
         reference_takes_closed: Losses are counted against always retrieving, perhaps with an arbiter. For which questions
             that arbiter prefers the closed-book answer; None without one.
         options: Prices.
     """
     # A constant gate decides by its threshold alone, so any need between 0 and 1 does.
     values = np.full(len(closed_right), 0.5) if chosen.is_constant else np.asarray(needs, dtype=float)
-    costs = like or GateCandidate(chosen.gate, values, reads_draft=not chosen.is_constant, models=chosen.models)
-    gate = replace(costs, name=chosen.gate, needs=values)
-    arbiters, reference = {}, "reference" if reference_takes_closed is not None else NO_ARBITER
+    gate = GateCandidate(chosen.gate, values, reads_draft and not chosen.is_constant, chosen.models)
+    arbiters = {}
     if reference_takes_closed is not None:
-        arbiters[reference] = ArbiterCandidate(reference, reference_takes_closed)
+        arbiters["reference"] = ArbiterCandidate("reference", reference_takes_closed)
     if chosen.arbiter:
         if takes_closed is None:
             raise BadInput(f"the policy uses the arbiter '{chosen.arbiter}'. Pass what it chose as `takes_closed`.")
         arbiters[chosen.arbiter] = ArbiterCandidate(chosen.arbiter, takes_closed)
+    reference = NO_ARBITER if reference_takes_closed is None else "reference"
     options = options or ChoiceOptions()
     questions = GradedQuestions(closed_right, open_right, {gate.name: gate}, arbiters, options, reference)
     return questions.evaluate(chosen.gate, chosen.arbiter, chosen.threshold)
@@ -275,8 +272,7 @@ def _find_best_setting(questions: GradedQuestions, gate: str, arbiter: str) -> P
     if gate in CONSTANT_GATES:
         results = [questions.evaluate_constant(gate, arbiter)]
     else:
-        thresholds = list_rate_thresholds(questions.gates[gate].needs)
-        results = [questions.evaluate(gate, arbiter, threshold) for threshold in thresholds]
+        results = questions.evaluate_thresholds(gate, arbiter)
     is_always_safe = (gate, arbiter) == (ALWAYS, NO_ARBITER)
     safe = [result for result in results if is_always_safe or result.is_safe(questions.options)]
     return max(safe, key=lambda result: (result.value, -result.searches), default=None)
@@ -371,10 +367,10 @@ def _explain_constant(questions: GradedQuestions, constant: PolicyResult, reason
         The explanation, and the number of questions; None if more questions would not help.
     """
     results = [questions.evaluate_constant(NEVER)]
-    for gate in [name for name in questions.gates if name not in CONSTANT_GATES]:
+    for gate in questions.gates:
         for arbiter in (NO_ARBITER, *questions.arbiters):
-            thresholds = list_rate_thresholds(questions.gates[gate].needs)
-            results += [questions.evaluate(gate, arbiter, threshold) for threshold in thresholds]
+            if gate not in CONSTANT_GATES:
+                results += questions.evaluate_thresholds(gate, arbiter)
     better = [item for item in results if item.value > constant.value and item.searches <= 1 - MIN_SAVING]
     limits = questions.options
     if constant.gate != ALWAYS or not better or any(item.is_safe(limits) for item in better):
@@ -384,20 +380,3 @@ def _explain_constant(questions: GradedQuestions, constant: PolicyResult, reason
     name = f"{nearest.name} with {nearest.searches:.0%} searches"
     reference = questions.evaluate_constant(ALWAYS, questions.reference_arbiter).name
     return f"no other policy is safe. For {name}, {nearest.describe_violation(limits, reference)}", required[nearest]
-
-
-def _check_lengths(
-    n: int, open_right: BoolArray, gates: Sequence[GateCandidate], arbiters: Sequence[ArbiterCandidate]
-) -> None:
-    """Raise BadInput unless there are questions and every candidate has one finite prediction for each of the n."""
-    if not n:
-        raise BadInput("there are no questions to choose a policy on. Label some with `knowgate label`.")
-    lengths = {"open_right": len(open_right)}
-    lengths |= {f"gate '{gate.name}'": len(gate.needs) for gate in gates}
-    lengths |= {f"arbiter '{arbiter.name}'": len(arbiter.takes_closed) for arbiter in arbiters}
-    for name, length in lengths.items():
-        if length != n:
-            raise BadInput(f"{name} has {length} values for {n} questions. Pass one value per question.")
-    for gate in gates:
-        if not np.isfinite(gate.needs).all():
-            raise BadInput(f"some scores of gate '{gate.name}' are not numbers. Score every question.")

@@ -51,23 +51,20 @@ class MemoryEmbedder:
     """A sentence embedder that remembers vectors, because every fold embeds the same texts."""
 
     vectors: dict[str, Vector] = field(default_factory=dict)
-    embedder: SentenceEmbedder | None = None
+    embedder: SentenceEmbedder = field(default_factory=SentenceEmbedder)  # loads its weights when it is first used
+    spec = DEFAULT_EMBEDDER
 
     @property
     def fingerprint(self) -> str:
         """Fingerprint of the embedding model."""
-        return self._load().fingerprint
+        return self.embedder.fingerprint
 
     def embed(self, texts: Sequence[str]) -> Vector:
         """Embed texts; each distinct text is embedded once."""
         missing = [text for text in dict.fromkeys(texts) if text not in self.vectors]
         if missing:
-            self.vectors |= dict(zip(missing, self._load().embed(missing), strict=True))
+            self.vectors |= dict(zip(missing, self.embedder.embed(missing), strict=True))
         return np.stack([self.vectors[text] for text in texts])
-
-    def _load(self) -> SentenceEmbedder:
-        self.embedder = self.embedder or SentenceEmbedder(DEFAULT_EMBEDDER)
-        return self.embedder
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from knowgate.gates.calibration.threshold_calibration import describe_setup
 from knowgate.gates.calibration.threshold_choice import GateOutcomes, NetLoss, evaluate_threshold, find_smallest_count
 from knowgate.stats.metrics import FloatArray
 from knowgate.stats.proportions import estimate_proportion
-from knowgate.training.examples import Examples
 from knowgate.training.fit_function import FitResult
 from knowgate.training.policy.choice import PolicyChoice
 from knowgate.training.policy.evidence import Evidence
@@ -70,7 +69,7 @@ class PolicyParts:
     topics: Sequence[TopicResult] = ()
 
 
-def name_arbiter(chosen: PolicyResult, folder: Path | None, *, reads_draft: bool) -> str:
+def name_arbiter(chosen: PolicyResult, folder: Path | None, reads_draft: bool) -> str:
     """Return how the manifest names the arbiter of a policy: by its folder inside the policy, or by a spec.
 
     An arbiter compares the open-book answer with a closed-book draft. If the gate reads no draft, the spec tells the
@@ -83,7 +82,7 @@ def name_arbiter(chosen: PolicyResult, folder: Path | None, *, reads_draft: bool
     return chosen.arbiter if reads_draft else ARBITER_WITH_DRAFTS
 
 
-def make_constant_result(examples: Examples) -> FitResult:
+def make_constant_result() -> FitResult:
     """Return a gate that gives every question the same need, in the form of a fitted gate."""
 
     def raw(indices: Sequence[int]) -> FloatArray:
@@ -264,7 +263,7 @@ def list_shown_results(choice: PolicyChoice) -> list[tuple[str, PolicyResult]]:
     rows = [("never", choice.never), ("always", choice.always), *((result.name, result) for result in shown)]
     if choice.rejected is not None:
         return [*rows, (f"rejected: {choice.rejected.name}, cross-validated", choice.rejected.result)]
-    return rows if choice.is_constant else [*rows, ("the choice, cross-validated", choice.estimate)]
+    return rows if choice.chosen.is_constant else [*rows, ("the choice, cross-validated", choice.estimate)]
 
 
 def list_legend(choice: PolicyChoice) -> list[str]:

@@ -10,7 +10,13 @@ import numpy as np
 
 from knowgate.core.options import option
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
-from knowgate.gates.calibration.threshold_choice import NEVER_RETRIEVE, NetLoss, SafetyLimits, count_net_loss
+from knowgate.gates.calibration.threshold_choice import (
+    NEVER_RETRIEVE,
+    NetLoss,
+    SafetyLimits,
+    count_net_loss,
+    list_rate_thresholds,
+)
 from knowgate.stats.metrics import BoolArray, FloatArray
 
 ALWAYS, NEVER, NO_ARBITER = "always", "never", ""
@@ -38,16 +44,12 @@ class GateCandidate:
         name: Name of the gate.
         needs: Need for retrieval of each question, from 0 to 1, by models that did not see the question.
         reads_draft: Whether the gate reads the closed-book answer, so that a retrieved question costs a second call.
-        extra_calls: LLM calls per question in addition to those for the answers, such as for samples.
-        judge_calls: Calls of judge models for each question.
         models: Number of trained models behind the gate.
     """
 
     name: str
     needs: FloatArray = field(repr=False)
     reads_draft: bool = True
-    extra_calls: float = 0.0
-    judge_calls: float = 0.0
     models: int = 0
 
 
@@ -61,13 +63,11 @@ class ArbiterCandidate:
     Attributes:
         name: Name of the arbiter.
         takes_closed: For each question, whether it chooses the closed-book answer.
-        judge_calls: Calls of judge models for each retrieved question.
         models: Number of trained models behind the arbiter.
     """
 
     name: str
     takes_closed: BoolArray = field(repr=False)
-    judge_calls: float = 0.0
     models: int = 0
 
 
@@ -82,7 +82,6 @@ class PolicyResult:
         searches: Share of the questions that it retrieves for.
         right: Share of right answers.
         llm_calls: LLM calls per question.
-        judge_calls: Calls of judge models per question.
         loss: Number of right answers lost and gained compared with always retrieving.
         reference_loss: The same compared with the reference: the best policy that always retrieves, perhaps with an
             arbiter.
@@ -96,7 +95,6 @@ class PolicyResult:
     searches: float
     right: float
     llm_calls: float
-    judge_calls: float
     loss: NetLoss
     reference_loss: NetLoss
     value: float
@@ -160,7 +158,7 @@ def combine_results(results: Sequence[PolicyResult]) -> PolicyResult:
     """Combine results on different questions into one result on all of them: averages of rates, sums of counts."""
     n_questions = np.array([result.loss.n for result in results])
     weights = n_questions / n_questions.sum()
-    names = ("threshold", "searches", "right", "llm_calls", "judge_calls", "value")
+    names = ("threshold", "searches", "right", "llm_calls", "value")
     averages = {name: float(weights @ [getattr(result, name) for result in results]) for name in names}
     return PolicyResult(
         gate=", ".join(sorted({result.gate for result in results})),
@@ -238,7 +236,7 @@ class GradedQuestions:
             searches: Whether each question is retrieved for, or the share of questions that are.
         """
         needs_draft = self.gates[gate].reads_draft or bool(arbiter)
-        return 1.0 + self.gates[gate].extra_calls + needs_draft * searches
+        return 1.0 + needs_draft * searches
 
     def evaluate(self, gate: str, arbiter: str, threshold: float) -> PolicyResult:
         """Evaluate a policy on these questions: its searches, right answers, losses, calls and value.
@@ -250,20 +248,22 @@ class GradedQuestions:
         right_share = np.count_nonzero(right) / len(right)
         llm_calls = self._count_llm_calls(gate, arbiter, searches)
         cost = self.options.price_search * searches + self.options.price_llm_call * llm_calls
-        judge_calls, models = candidate.judge_calls, candidate.models
-        if arbiter:
-            judge_calls += self.arbiters[arbiter].judge_calls * searches  # it is called after retrieval only
-            models += self.arbiters[arbiter].models
+        models = candidate.models + (self.arbiters[arbiter].models if arbiter else 0)
         loss = count_net_loss(right, self.open_right)
         reference_loss = count_net_loss(right, self._answer_retrieved_right(self.reference_arbiter))
         value = right_share - cost / self.options.price_wrong
         return PolicyResult(
-            gate, arbiter, threshold, searches, right_share, llm_calls, judge_calls, loss, reference_loss, value, models
+            gate, arbiter, threshold, searches, right_share, llm_calls, loss, reference_loss, value, models
         )
 
     def evaluate_constant(self, gate: str, arbiter: str = NO_ARBITER) -> PolicyResult:
         """Evaluate a policy that always or never retrieves."""
         return self.evaluate(gate, arbiter, ALWAYS_RETRIEVE if gate == ALWAYS else NEVER_RETRIEVE)
+
+    def evaluate_thresholds(self, gate: str, arbiter: str) -> list[PolicyResult]:
+        """Evaluate a gate with an arbiter at thresholds that lead to fixed retrieval rates."""
+        thresholds = list_rate_thresholds(self.gates[gate].needs)
+        return [self.evaluate(gate, arbiter, threshold) for threshold in thresholds]
 
     def compare_values(self, policy: PolicyResult, other: PolicyResult) -> tuple[float, float]:
         """Return the mean gain in value of a policy over another one, and the standard error of this gain."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,25 +14,22 @@ from knowgate.core.options import with_options
 from knowgate.data.runs.folder import RunsLike, resolve_run_paths
 from knowgate.errors import BadSetting, WeightsError, require_extra
 from knowgate.gates import load_fitted_gate
-from knowgate.gates.arbiters.policy_arbiter import ARBITER_FOLDER
 from knowgate.gates.artifacts.gate_folder import GATE_KIND, GATE_MANIFEST
 from knowgate.gates.baselines import CONSTANT_NEED
 from knowgate.gates.calibration.threshold_choice import GateOutcomes, NetLoss, list_candidate_thresholds
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.training.classifiers import auroc_or_half
-from knowgate.training.examples import Examples, Target
-from knowgate.training.fit_function import FitProgress, FitProgressCallback, FitResult, ignore_progress
+from knowgate.training.examples import Examples
+from knowgate.training.fit_function import FitProgressCallback, FitResult, ignore_progress
 from knowgate.training.judges.checkpoint import checkpoint_folder, delete_checkpoint
-from knowgate.training.policy import candidates
+from knowgate.training.policy.candidates import CandidateFitter, choose_base, detect_gpu, score_calibrated
 from knowgate.training.policy.choice import PolicyChoice, RejectedPolicy, apply_policy, choose_policy
 from knowgate.training.policy.evidence import Evidence, PolicyOptions, load_evidence
-from knowgate.training.policy.folder import PolicyParts, format_proof, make_constant_result, name_arbiter, write_policy
-from knowgate.training.policy.outcomes import ALWAYS, NEVER, GateCandidate, PolicyResult, combine_results, format_change
-from knowgate.training.stack import stack_judges
+from knowgate.training.policy.folder import PolicyParts, format_proof, name_arbiter, write_policy
+from knowgate.training.policy.outcomes import ALWAYS, NEVER, PolicyResult, combine_results, format_change
 from knowgate.training.topics import TopicResult, describe_extremes, measure_topics
 
-ENOUGH_QUESTIONS = 500  # with fewer, a policy that is not better may only be poorly trained
 UNCALIBRATED_THRESHOLD = 0.5
 NO_TOPICS = "none"
 NO_JUDGE_NOTE = "No judge is fine-tuned here unless you name one: base='small' takes minutes per 1,000 questions."
@@ -97,18 +92,40 @@ def fit_policy(
     Example:
         >>> policy = fit_policy("runs/train", out="my-policy")  # doctest: +SKIP
     """
-    folder, work, watch = Path(out), checkpoint_folder(Path(out)), watch or ignore_progress
+    folder = Path(out)
     if not runs:
         raise BadSetting("fitting a policy needs labeled questions. Set `labels` to folders made by `knowgate label`.")
     check_replaceable(folder, GATE_MANIFEST, GATE_KIND)  # Fail before the training, not after it.
     with require_extra("fitting a policy", "train"):
         evidence = load_evidence(resolve_run_paths(runs), options.seed)
-        is_judged = candidates.choose_base(evidence, options, candidates.detect_gpu())
-        _say(watch, evidence.describe() if is_judged else f"{evidence.describe()} {NO_JUDGE_NOTE}")
-        search = PolicySearch(evidence, options, work, watch, command)
+        base = choose_base(evidence, options, detect_gpu())
+        fitter = CandidateFitter(evidence, base, checkpoint_folder(folder), watch or ignore_progress)
+        fitter.report(evidence.describe() if base else f"{evidence.describe()} {NO_JUDGE_NOTE}")
+        search = PolicySearch(fitter, options, command)
         policy = search.fit_both(folder) if evidence.has_both else search.fit_closed_book(folder)
     delete_checkpoint(folder)
     return policy
+
+
+@dataclass(frozen=True)
+class TestedPolicy:
+    """A policy that was fitted on all questions to choose on, and tested on the held-out ones.
+
+    Attributes:
+        result: The fitted gate.
+        examples: The training data of the gate.
+        threshold: Threshold of the fitted gate.
+        outcomes: Needs and grades of the held-out questions.
+        arbiter_folder: Folder of the fitted arbiter; None if there is none.
+        held_out: The policy on the held-out questions.
+    """
+
+    result: FitResult
+    examples: Examples
+    threshold: float
+    outcomes: GateOutcomes
+    arbiter_folder: Path | None
+    held_out: PolicyResult
 
 
 @dataclass(frozen=True)
@@ -116,48 +133,36 @@ class PolicySearch:
     """Chooses, fits, tests and writes a policy.
 
     Attributes:
-        evidence: The graded questions.
-        options: What the policy may lose, what things cost, and which judge may be fine-tuned.
-        work: Folder for checkpoints and intermediate results.
-        watch: Called with the progress.
+        fitter: Fits gates and arbiters.
+        options: What the policy may lose, and what things cost.
         command: The command line that the model card shows.
     """
 
-    evidence: Evidence
+    fitter: CandidateFitter
     options: PolicyOptions
-    work: Path
-    watch: FitProgressCallback
     command: str = ""
 
-    @cached_property
-    def gate_recipes(self) -> dict[str, candidates.GateRecipe]:
-        """The gates to try, by name."""
-        return self._list_recipes(candidates.list_gate_recipes)
-
-    @cached_property
-    def stack_recipes(self) -> dict[str, candidates.GateRecipe]:
-        """The gates that combine others, by name."""
-        return self._list_recipes(candidates.list_stack_recipes)
-
-    @cached_property
-    def arbiter_recipes(self) -> dict[str, candidates.ArbiterRecipe]:
-        """The arbiters to try, by name."""
-        return self._list_recipes(candidates.list_arbiter_recipes)
-
-    def _list_recipes(self, function: Callable[..., list[Any]]) -> dict[str, Any]:
-        recipes = function(self.evidence, self.options, has_gpu=candidates.detect_gpu())
-        return {recipe.name: recipe for recipe in recipes}
-
-    def _try(self, recipes: Mapping[str, Any], cross_fit: Callable[[Any], Any]) -> list[Any]:
-        return list(candidates.try_candidates(list(recipes.values()), cross_fit, self.watch))
+    @property
+    def evidence(self) -> Evidence:
+        """The graded questions."""
+        return self.fitter.evidence
 
     # --- both answers -----------------------------------------------------------------------------
 
     def fit_both(self, out: Path) -> FittedPolicy:
         """Choose, fit, test and write a policy on rows that have a closed-book and an open-book answer."""
         if shortage := self._describe_shortage():
-            _say(self.watch, shortage)
-        return self._fit_choice(self._choose(), out)
+            self.fitter.report(shortage)
+        rows, table = self.evidence.fit_rows, self.evidence.table
+        choice = choose_policy(
+            self.fitter.gates,
+            table.closed_right[rows],
+            table.always_right[rows],
+            self.fitter.arbiters,
+            folds=self.evidence.folds[rows],
+            options=self.options,
+        )
+        return self._fit_choice(choice, out)
 
     def _fit_choice(self, choice: PolicyChoice, out: Path) -> FittedPolicy:
         """Fit, test and write a chosen policy.
@@ -165,30 +170,57 @@ class PolicySearch:
         If it loses too many answers in the test, this method is called again: first with plain always retrieving as the
         reference that losses are counted against, if that was the best constant policy; then with a constant policy.
         """
-        result, examples = self._fit_gate(choice.chosen.gate)
-        needs = candidates.score_calibrated(result, examples, self.evidence.held_out)
-        reference_takes_closed, _ = self._fit_arbiter(choice.reference.arbiter)
-        takes_closed, arbiter_folder = self._fit_arbiter(choice.chosen.arbiter)
-        outcomes = self._make_outcomes(needs, takes_closed)
-        threshold = _transfer_threshold(choice.chosen, needs)
-        held_out = self._evaluate(choice.chosen, threshold, outcomes, takes_closed, reference_takes_closed)
+        tested = self._test(choice)
         # All questions count in the test: the others were tested by cross-validation when the policy was chosen.
-        total = combine_results([choice.estimate, held_out])
+        total = combine_results([choice.estimate, tested.held_out])
         if choice.chosen.name != ALWAYS and not total.is_safe(self.options):
             if choice.reference.arbiter and choice.constant.name == ALWAYS:
                 estimate = replace(choice.estimate, reference_loss=choice.estimate.loss)
                 return self._fit_choice(replace(choice, reference=choice.always, estimate=estimate), out)
             return self._fit_choice(self._reject(choice, total), out)
-        arbiter = name_arbiter(choice.chosen, arbiter_folder, reads_draft=bool(result.request.draft_tokens))
-        topics = self._measure_topics(self._list_retrieved(choice.chosen, outcomes.needs > threshold))
-        summary = self._summarize(choice, held_out, total)
-        summary += (describe_extremes(topics),) if topics else ()
+        retrieved = tested.outcomes.needs > tested.threshold
+        topics = self._measure_topics(self._list_retrieved(choice.chosen, retrieved))
+        summary = self._summarize(choice, tested.held_out, total)
+        if topics:
+            summary.append(describe_extremes(topics))
         if warning := total.describe_extra_cost(self.options):
-            summary = (summary[0], warning, *summary[1:])
-        evidence, confidence = self.evidence, self.options.confidence
-        parts = PolicyParts(evidence, choice, threshold, outcomes, arbiter, arbiter_folder, confidence, summary, topics)
-        self._write(parts, result, examples, out)
-        return FittedPolicy(out, choice, held_out, summary)
+            summary.insert(1, warning)
+        parts = PolicyParts(
+            self.evidence,
+            choice,
+            tested.threshold,
+            tested.outcomes,
+            name_arbiter(choice.chosen, tested.arbiter_folder, bool(tested.result.request.draft_tokens)),
+            tested.arbiter_folder,
+            confidence=self.options.confidence,
+            summary=tuple(summary),
+            topics=topics,
+        )
+        self._write(parts, tested.result, tested.examples, out)
+        return FittedPolicy(out, choice, tested.held_out, parts.summary)
+
+    def _test(self, choice: PolicyChoice) -> TestedPolicy:
+        """Fit the chosen gate and arbiter on all questions to choose on, and test them on the held-out ones."""
+        chosen, rows = choice.chosen, self.evidence.held_out
+        result, examples = self.fitter.fit_gate(chosen.gate)
+        needs = score_calibrated(result, examples, rows)
+        threshold = _transfer_threshold(chosen, needs)
+        reference_takes_closed, _ = self.fitter.fit_arbiter(choice.reference.arbiter, self.command)
+        takes_closed, arbiter_folder = self.fitter.fit_arbiter(chosen.arbiter, self.command)
+        closed_right, open_right = self.evidence.table.closed_right[rows], self.evidence.table.always_right[rows]
+        arbitrated_right = None if takes_closed is None else np.where(takes_closed, closed_right, open_right)
+        held_out = apply_policy(
+            replace(chosen, threshold=threshold),
+            needs,
+            closed_right,
+            open_right,
+            takes_closed,
+            reads_draft=chosen.is_constant or self.fitter.recipes[chosen.gate].reads_draft,
+            reference_takes_closed=reference_takes_closed,
+            options=self.options,
+        )
+        outcomes = GateOutcomes(needs, closed_right, open_right, arbitrated_right)
+        return TestedPolicy(result, examples, threshold, outcomes, arbiter_folder, held_out)
 
     def _reject(self, choice: PolicyChoice, total: PolicyResult) -> PolicyChoice:
         """Return the choice of a constant policy, after the chosen policy failed the test.
@@ -209,104 +241,10 @@ class PolicySearch:
         choice = replace(choice, required_rows=required, rejected=rejected)
         return replace(choice, chosen=constant, estimate=constant, reason=reason)
 
-    def _choose(self) -> PolicyChoice:
-        """Cross-validate all gates and arbiters on the fit rows, and choose among them."""
-        evidence, rows, gates, watch = self.evidence, self.evidence.fit_rows, self.gates, self.watch
-        arbiters = self._try(
-            self.arbiter_recipes, lambda r: candidates.cross_fit_arbiter(r, evidence, self.work, watch)
-        )
-        closed, opened = evidence.table.closed_right[rows], evidence.table.always_right[rows]
-        return choose_policy(gates, closed, opened, arbiters, folds=evidence.folds[rows], options=self.options)
-
-    @cached_property
-    def gates(self) -> list[GateCandidate]:
-        """All gates, with the needs that they predict for the fit rows by cross-validation.
-
-        Stacks, which combine a judge with other signals, are tried only if the judge itself could be fitted.
-        """
-        gates = self._try(self.gate_recipes, self._cross_fit_gate)
-        if any(gate.name == candidates.JUDGE for gate in gates):
-            judge, cross_fit = self.judges["known"], candidates.cross_fit_stack
-            gates += self._try(self.stack_recipes, lambda r: cross_fit(r, self.evidence, judge, self.watch))
-        return gates
-
-    def _cross_fit_gate(self, recipe: candidates.GateRecipe) -> GateCandidate:
-        if recipe.name in (candidates.JUDGE, candidates.GAIN_JUDGE):
-            return candidates.score_with_judges(recipe, self.evidence, self.judges[recipe.target])
-        return candidates.cross_fit_gate(recipe, self.evidence, self.work, self.watch)
-
-    @cached_property
-    def judges(self) -> dict[Target, FitResult]:
-        """The fine-tuned judges as gates, by what the gates predict."""
-        recipe = self.gate_recipes[candidates.JUDGE]
-        return candidates.fit_judges(recipe, self.evidence, self.work, self.watch)
-
-    def _fit_gate(self, name: str) -> tuple[FitResult, Examples]:
-        """Fit a gate on all fit rows; return it with these rows."""
-        if name in (ALWAYS, NEVER):
-            examples = self.evidence.make_examples("known", -1)
-            return make_constant_result(examples), examples
-        recipe = {**self.gate_recipes, **self.stack_recipes}[name]
-        examples = self.evidence.make_examples(recipe.target, -1)
-        if recipe.gate == "stack":
-            return stack_judges(examples, [self.judges["known"]], cheap=True, work=self.work / "final"), examples
-        if recipe.name in (candidates.JUDGE, candidates.GAIN_JUDGE):
-            return self.judges[recipe.target], examples  # the judges of all folds; no training on all rows
-        _say(self.watch, f"fitting {name} on all {len(self.evidence.fit_rows)} questions")
-        return candidates.fit_recipe(recipe, examples, self.evidence, self.work / "final", self.watch), examples
-
-    def _fit_arbiter(self, name: str) -> tuple[BoolArray | None, Path | None]:
-        """Fit an arbiter on all questions that the policy is chosen on, and write its folder.
-
-        Returns:
-            For which held-out rows it chooses the closed-book answer, and its folder. Both are None without an arbiter;
-            the folder is None for the arbiter `rules`, which is not fitted.
-        """
-        from knowgate.training.arbiter import save_arbiter
-
-        if not name:
-            return None, None
-        if name == "rules":
-            return candidates.choose_by_rules(self.evidence)[self.evidence.held_out], None
-        result = candidates.fit_arbiter_recipe(self.arbiter_recipes[name], self.evidence, -1, self.work, self.watch)
-        pairs, folder = self.evidence.make_pairs(-1), self.work / ARBITER_FOLDER
-        save_arbiter(result, pairs, folder, command=self.command)
-        return candidates.choose_closed(result, pairs.differ, self.evidence.held_out), folder
-
-    def _make_outcomes(self, needs: FloatArray, takes_closed: BoolArray | None) -> GateOutcomes:
-        """Return the needs of the held-out rows and the grades of their answers.
-
-        Args:
-            needs: Need for retrieval of each held-out row.
-            takes_closed: For which rows the arbiter chooses the closed-book answer; None without an arbiter.
-        """
-        rows = self.evidence.held_out
-        closed, opened = self.evidence.table.closed_right[rows], self.evidence.table.always_right[rows]
-        arbitrated = None if takes_closed is None else np.where(takes_closed, closed, opened)
-        return GateOutcomes(needs, closed, opened, arbitrated)
-
-    def _evaluate(
-        self,
-        chosen: PolicyResult,
-        threshold: float,
-        outcomes: GateOutcomes,
-        takes_closed: BoolArray | None,
-        reference_takes_closed: BoolArray | None,
-    ) -> PolicyResult:
-        """Evaluate the chosen policy at a new threshold on the held-out rows.
-
-        The last two arguments say where its arbiter and that of the reference choose the closed-book answer.
-        """
-        recipe = {**self.gate_recipes, **self.stack_recipes}.get(chosen.gate)
-        like = None if recipe is None else candidates.make_candidate(recipe, outcomes.needs)
-        policy, limits = replace(chosen, threshold=threshold), self.options
-        rows = (outcomes.needs, outcomes.closed_right, outcomes.open_right, takes_closed)
-        return apply_policy(policy, *rows, like=like, reference_takes_closed=reference_takes_closed, options=limits)
-
     def _list_retrieved(self, chosen: PolicyResult, held_out_retrieved: BoolArray) -> BoolArray:
         """Return for which of all questions the policy retrieves; the decisions on the held-out rows are given."""
         # Always and never retrieving are not among the gates that were tried; they have a constant need.
-        needs = {gate.name: gate.needs for gate in self.gates}.get(chosen.gate, CONSTANT_NEED)
+        needs = {gate.name: gate.needs for gate in self.fitter.gates}.get(chosen.gate, CONSTANT_NEED)
         retrieved = np.empty(len(self.evidence.table), dtype=bool)
         retrieved[self.evidence.fit_rows] = needs > chosen.threshold
         retrieved[self.evidence.held_out] = held_out_retrieved
@@ -327,10 +265,10 @@ class PolicySearch:
         try:
             return measure_topics(evidence.table, self.options.topics, retrieve=retrieved, embedder=evidence.embedder)
         except WeightsError as error:
-            _say(self.watch, f"topics were left out: {error}")
+            self.fitter.report(f"topics were left out: {error}")
             return []
 
-    def _summarize(self, choice: PolicyChoice, held_out: PolicyResult, total: PolicyResult) -> tuple[str, ...]:
+    def _summarize(self, choice: PolicyChoice, held_out: PolicyResult, total: PolicyResult) -> list[str]:
         """Say what was chosen and why, and how the policy does on questions that it did not learn from.
 
         Args:
@@ -342,26 +280,26 @@ class PolicySearch:
         if choice.chosen.name == NEVER:
             lines.append("Retrieval hardly pays here: the LLM answers about as many questions right without it.")
         if choice.chosen.name == ALWAYS:
-            return (*lines, self._suggest_rows(choice))
-        return (
+            return [*lines, self._suggest_rows(choice)]
+        return [
             *lines,
             f"On all {total.loss.n} questions, each tested with a policy that did not learn from it: "
             f"{choice.describe_losses(total, self.options)}",
             f"On the {held_out.loss.n} test questions alone: {held_out.searches:.1%} searches, {held_out.right:.1%} right, "
             f"{format_change(held_out.loss.mean)} than {ALWAYS} retrieving, {held_out.llm_calls:.2f} LLM calls per question.",
             format_proof(held_out.loss, self.options.confidence),
-        )
+        ]
 
     def _suggest_rows(self, choice: PolicyChoice) -> str:
         """Say how many graded questions might prove that a policy may save searches."""
         if shortage := self._describe_shortage(choice.required_rows):
             return shortage
-        is_small = (n := len(self.evidence.table)) < ENOUGH_QUESTIONS
-        advice = f" Models that learn from {n} questions are weak; a few hundred more may help." if is_small else ""
         if choice.rejected is None:
-            return f"No policy that was tried is both safe and clearly worth more than {ALWAYS} on these questions.{advice}"
-        row = "The row 'rejected' shows the one that looked best, on questions that it was not chosen on."
-        return f"No policy passed all checks. {row}{advice}"
+            return f"No policy that was tried is both safe and clearly worth more than {ALWAYS} on these questions."
+        return (
+            "No policy passed all checks. The row 'rejected' shows the one that looked best, on questions that it was not "
+            "chosen on."
+        )
 
     def _describe_shortage(self, required: int | None = None) -> str:
         """Say how many graded questions it takes to prove a policy that saves searches; '' if there are enough.
@@ -389,15 +327,14 @@ class PolicySearch:
         Its threshold is not calibrated: that would need open-book answers, which show what retrieval gains.
         """
         needed = self.evidence.list_needed("known")[self.evidence.fit_rows]
-        tried = self.gates
-        if not tried:
+        if not self.fitter.gates:
             raise BadSetting(
                 "no gate can be fitted on these label runs: nearly all answers are right, or nearly all are wrong. "
                 "Label other questions."
             )
-        scores = {gate.name: auroc_or_half(needed, gate.needs) for gate in tried}
+        scores = {gate.name: auroc_or_half(needed, gate.needs) for gate in self.fitter.gates}
         best = max(scores, key=lambda name: scores[name])
-        result, examples = self._fit_gate(best)
+        result, examples = self.fitter.fit_gate(best)
         topics = self._measure_topics()
         parts = PolicyParts(self.evidence, None, UNCALIBRATED_THRESHOLD, None, "rules", topics=topics)
         self._write(parts, result, examples, out)
@@ -416,7 +353,7 @@ class PolicySearch:
         """
         from knowgate.training.gate_artifact import save_fitted
 
-        gate_folder = self.work / "gate"
+        gate_folder = self.fitter.work / "gate"
         save_fitted(result, examples, gate_folder, command=self.command, threshold=parts.threshold)
         write_policy(parts, gate_folder, out)
 
@@ -435,8 +372,3 @@ def _transfer_threshold(chosen: PolicyResult, needs: FloatArray) -> float:
     thresholds = list_candidate_thresholds(needs)
     retrieval_rates = 1 - np.searchsorted(np.sort(needs), thresholds, side="right") / len(needs)
     return float(thresholds[np.argmin(np.abs(retrieval_rates - chosen.searches))])
-
-
-def _say(watch: Callable[[FitProgress], None], words: str) -> None:
-    """Report a milestone."""
-    watch(FitProgress(0, 1, "steps", "policy", words, is_milestone=True))
