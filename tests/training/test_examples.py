@@ -120,16 +120,8 @@ def test_one_question_asked_over_and_over_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        (
-            "model_fingerprint",
-            "9",
-            r"differ in their model fingerprint \(.*one: .*; .*two: 9\)\. Fit one gate for each",
-        ),
-        (
-            "prompts_fingerprint",
-            "9",
-            r"differ in their prompts fingerprint \(.*one: .*; .*two: 9\)\. Fit one gate for each",
-        ),
+        ("model_fingerprint", "9", r"differ in their model fingerprint \(.*one: .*; .*two: 9\)\. Fit them separately"),
+        ("prompts_fingerprint", "9", r"differ in their prompts fingerprint \(.*one: .*; .*two: 9\)\. Fit them separately"),
         (
             "max_tokens",
             9,

@@ -22,21 +22,16 @@ from knowgate.gates.arbiters.offline_arbitration import get_answer_pair
 from knowgate.gates.artifacts.gate_folder import Tensors
 from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.training.examples import (
+    FIT_SEPARATELY_ADVICE,
     MIN_ROWS_PER_CLASS,
     MIN_TRAINING_QUESTIONS_PER_CLASS,
+    SHARED_SETTINGS,
     check_texts,
     describe_useless_answers,
     require_both_classes,
 )
 from knowgate.types import AnswerPair, Signal
 
-ONE_ARBITER_ADVICE = "Fit one arbiter for each"
-SHARED_SETTINGS = {
-    "model_fingerprint": ONE_ARBITER_ADVICE,
-    "prompts_fingerprint": ONE_ARBITER_ADVICE,
-    "retriever_fingerprint": ONE_ARBITER_ADVICE,
-    "max_tokens": "Label all runs with the same number of tokens",
-}
 HARDER_ADVICE = "Label more questions, easier or harder ones."
 MIN_PAIRS = 40  # with fewer, the splits are too small
 SIDE_NAMES = {"closed": "closed-book", "open": "open-book"}
@@ -115,7 +110,8 @@ def load_answer_pairs(runs: Sequence[Path], seed: int = 0) -> AnswerPairs:
     Raises:
         BadInput: There are too few pairs, or too few right or wrong answers to learn from.
     """
-    table = load_label_table(runs, layers=(), required_equal=SHARED_SETTINGS)
+    required_equal = {**SHARED_SETTINGS, "retriever_fingerprint": FIT_SEPARATELY_ADVICE}
+    table = load_label_table(runs, layers=(), required_equal=required_equal)
     check_texts(table)
     indices = [i for i, row in enumerate(table.rows) if row.open is not None and row.open.correct is not None]
     if not indices:

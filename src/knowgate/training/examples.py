@@ -20,10 +20,10 @@ from knowgate.types import Question, Reading
 
 Target = Literal["known", "benefit", "gain", "agree"]
 OPEN_BOOK_TARGETS = ("benefit", "gain")  # targets that need answers with passages
-ONE_GATE_ADVICE = "Fit one gate for each"
+FIT_SEPARATELY_ADVICE = "Fit them separately"
 SHARED_SETTINGS = {
-    "model_fingerprint": ONE_GATE_ADVICE,
-    "prompts_fingerprint": ONE_GATE_ADVICE,
+    "model_fingerprint": FIT_SEPARATELY_ADVICE,
+    "prompts_fingerprint": FIT_SEPARATELY_ADVICE,
     "max_tokens": "Label all runs with the same number of tokens",
 }
 MIN_GRADED_ROWS = 40  # with fewer, the splits are too small
