@@ -121,7 +121,11 @@ def test_one_question_asked_over_and_over_is_refused(tmp_path):
     ("key", "value", "words"),
     [
         ("model_fingerprint", "9", r"differ in their model fingerprint \(.*one: .*; .*two: 9\)\. Fit them separately"),
-        ("prompts_fingerprint", "9", r"differ in their prompts fingerprint \(.*one: .*; .*two: 9\)\. Fit them separately"),
+        (
+            "prompts_fingerprint",
+            "9",
+            r"differ in their prompts fingerprint \(.*one: .*; .*two: 9\)\. Fit them separately",
+        ),
         (
             "max_tokens",
             9,

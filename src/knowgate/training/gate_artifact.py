@@ -13,6 +13,7 @@ import numpy as np
 from knowgate.core.chart import GRAY, Axis, ChartFrame, ChartPoint, Curve, render_line_chart
 from knowgate.core.display import escape_markdown
 from knowgate.data.runs.columns import describe_synthetic, list_caveats
+from knowgate.data.runs.records import name_runs
 from knowgate.gates.artifacts import drift
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE, SEEN_FILE, Tensors, write_artifact
 from knowgate.gates.artifacts.networks import apply_calibration
@@ -143,11 +144,12 @@ def _measure_by_run(examples: Examples, needs: FloatArray) -> dict[str, Any]:
         return {}
     test = examples.split.test
     measured = {}
-    for run in runs:
+    names = name_runs([run.path for run in runs])
+    for name, run in zip(names, runs, strict=True):
         of_run = np.isin(test, run.numbers)
         truth = examples.needed[test][of_run]
         auroc = asdict(estimate_auroc(truth, needs[of_run]))
-        measured[run.name] = {"n": len(truth), "base_rate": float(truth.mean()) if len(truth) else None, "auroc": auroc}
+        measured[name] = {"n": len(truth), "base_rate": float(truth.mean()) if len(truth) else None, "auroc": auroc}
     return {"sets": measured}
 
 
