@@ -202,8 +202,8 @@ def test_gates_are_timed_side_by_side(logged, capsys):
         (["list", "--history", "none.db"], "there is no log 'none.db'"),
         (["forget", "--history", "log.db"], "--contains TEXT or --id NUMBER"),
         (["add", "Q?", "--label", "maybe", "--history", "log.db"], "'maybe' is not a valid KnowledgeLabel"),
-        (["import", "R", "--rule", "most", "--history", "log.db"], "it must be greedy, all or majority"),
-        (["prune", "--model-fingerprint", "x", "--history", "log.db"], "Give both"),
+        (["import", "R", "--rule", "most", "--history", "log.db"], "it must be 'all', 'greedy' or 'majority'"),
+        (["prune", "--model-fingerprint", "x", "--history", "log.db"], "give both"),
     ],
 )
 def test_wrong_use_of_history_is_reported(logged, capsys, arguments, sentence):

@@ -9,7 +9,7 @@ import typer
 
 from knowgate.cli.console import inform, print_tables
 from knowgate.cli.options import path_option
-from knowgate.cli.progress import show_arbitration_progress
+from knowgate.cli.progress import show_progress
 from knowgate.data.runs.folder import RunFolder, suggest_ask_options
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE, is_artifact
 from knowgate.gates.calibration.threshold_calibration import CalibrationOptions, calibrate
@@ -38,7 +38,7 @@ def calibrate_command(
 
     Example: knowgate calibrate my-gate --labels run --max-loss 0.02 --confidence 0.95
     """
-    with show_arbitration_progress(arbiter) as on_progress:
+    with show_progress("arbitrating answers", "questions") as on_progress:
         calibration = calibrate(gate, labels, arbiter=arbiter, on_progress=on_progress, options=options)
     print_tables([calibration.table])
     inform(calibration.sentence)

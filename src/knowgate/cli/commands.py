@@ -174,11 +174,11 @@ _TABLE = {  # heading -> name of the command -> (module and function below knowg
         "fit": ("fit:app", "Fit a gate to your LLM from label runs, or an arbiter or reranker."),
         "calibrate": ("calibrate:calibrate_command", "Choose a gate's threshold, with evidence."),
         "export-judge": ("hub:export_judge_command", "Export a gate's judge as a GGUF file for llama.cpp."),
-        "refit": ("refit:refit", "Fit a gate again, on current traffic from the server's log."),
+        "refit": ("start:refit", "Fit a gate again, on current traffic from the server's log."),
     },
     PROVE_PANEL: {
         "eval": ("eval:eval_", "Compare gates on the same questions."),
-        "compare": ("compare:compare", "Compare two evaluations; can fail a CI job if one is worse."),
+        "compare": ("eval:compare", "Compare two evaluations; can fail a CI job if one is worse."),
         "eval-rerank": ("eval_rerank:eval_rerank", "Compare rerankers on preference data they were not trained on."),
         "sweep": ("sweep:app", "Show how results change with one setting, from recorded answers."),
         "replay": ("replay:replay_command", "Show what other thresholds would save on logged traffic."),

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from knowgate.cli.console import inform, print_json, print_tables, print_text
-from knowgate.cli.options import parse_log_location, path_option
-from knowgate.cli.replay import ArbiterOption, LogArgument, name_thresholds, print_log_summary, read_traffic
+from knowgate.cli.replay import LogArgument, TrafficOptions, name_thresholds, print_log_summary, read_traffic
 from knowgate.core.display import UNKNOWN_AMOUNT, TextTable
-from knowgate.core.options import get_set_fields
-from knowgate.core.validation import check_number
+from knowgate.core.options import Share, get_set_fields, option
 from knowgate.errors import BadSetting
 from knowgate.evaluation.cost import (
     COST_QUESTIONS,
@@ -23,7 +19,7 @@ from knowgate.evaluation.cost import (
     compare_traffic_costs,
     read_prices,
 )
-from knowgate.evaluation.replay import PolicyCost, Prices, Traffic
+from knowgate.evaluation.replay import Prices, Traffic
 from knowgate.evaluation.report.evaluation_verdict import NOT_COUNTED
 from knowgate.evaluation.traffic_log import LoggedTraffic
 from knowgate.gates.fitted_gate import has_judge
@@ -32,30 +28,16 @@ ASSUMED_PRICES = Prices(search=DEFAULT_SEARCH_PRICE, input_token=DEFAULT_TOKEN_P
 ASSUMED_PRICES_MESSAGE = "These are default prices in US dollars. Set your own: --price-search, --price-llm-call."
 
 
-def cost_command(
-    log: LogArgument,
-    options: Prices,
-    gate: Annotated[
-        str | None,
-        typer.Option(help="Gate whose cost to show. A label run needs one. For a log: the fitted gate that decided."),
-    ] = None,
-    arbiter: ArbiterOption = None,
-    threshold: Annotated[
-        float | None,
-        typer.Option(
-            help="Need for retrieval (0 to 1) above which the gate retrieves. [default: the gate's own threshold, or "
-            "the one that the log ran with]"
-        ),
-    ] = None,
-    prices: Annotated[
-        Path | None,
-        path_option(
-            "FILE",
-            "TOML file with prices: search, llm_call, input_token, output_token, gpu_hour. Flags take precedence.",
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
-) -> None:
+class CostOptions(TrafficOptions):
+    """Options of `knowgate cost`, besides prices."""
+
+    threshold: Share | None = option(None, "Need above which to retrieve. Default: the gate's own, or the log's.")
+    prices: Path | None = option(
+        None, "TOML file with prices: search, llm_call, input_token, output_token, gpu_hour.", metavar="FILE"
+    )
+
+
+def cost_command(log: LogArgument, price_flags: Prices, options: CostOptions) -> None:
     """Compare what 1,000 questions cost if you always retrieve, never retrieve, or use a gate.
 
     Prints what the gate saves, the break-even price (the price of a search above which the gate is cheaper than always
@@ -63,20 +45,20 @@ def cost_command(
 
     Example: knowgate cost traffic.jsonl --prices prices.toml
     """
-    given = get_set_fields(options)
-    are_assumed = prices is None and not given
-    file_prices = read_prices(prices) if prices else Prices()
-    used_prices = ASSUMED_PRICES if are_assumed else file_prices.replace(**given)
-    logged = read_traffic(parse_log_location(log), gate, arbiter)
+    given = get_set_fields(price_flags)
+    are_assumed = options.prices is None and not given
+    file_prices = read_prices(options.prices) if options.prices else Prices()
+    prices = ASSUMED_PRICES if are_assumed else file_prices.replace(**given)
+    logged = read_traffic(log, options)
     traffic = Traffic(logged.events)
-    comparison = compare_traffic_costs(traffic, _choose_threshold(logged, gate, threshold), used_prices)
-    if are_assumed and comparison.always.missing_amounts(used_prices):  # a log without tokens: show searches alone
+    comparison = compare_traffic_costs(traffic, _choose_threshold(logged, options), prices)
+    if are_assumed and comparison.always.missing_amounts(prices):  # a log without tokens: show searches alone
         comparison = replace(comparison, prices=Prices(search=DEFAULT_SEARCH_PRICE))
-    if as_json:
+    if options.as_json:
         print_json(_make_record(logged, comparison))
     else:
         currency = "US dollars" if are_assumed else "the currency of your prices"
-        used = filter(None, [gate, *logged.gates, logged.arbiter])
+        used = filter(None, [options.gate, *logged.gates, logged.arbiter])
         not_counted = f" {NOT_COUNTED}" if any(map(has_judge, used)) else ""
         print_text(f"{describe_saving(comparison, currency)} {describe_break_even(comparison)}{not_counted}")
         print_tables([build_cost_table(comparison, currency)])
@@ -85,11 +67,11 @@ def cost_command(
     print_log_summary(logged, traffic)
 
 
-def _choose_threshold(log: LoggedTraffic, gate: str | None, threshold: float | None) -> float:
+def _choose_threshold(log: LoggedTraffic, options: CostOptions) -> float:
     """Return the threshold that the user gave, else that of the gate, else the only one that the log ran with."""
-    if threshold is not None:
-        return check_number(threshold, "--threshold", maximum=1)
-    named = name_thresholds(log, gate)
+    if options.threshold is not None:
+        return options.threshold
+    named = name_thresholds(log, options.gate)
     if not named:
         used = ", ".join(f"{value:g}" for value in sorted(log.thresholds)) or "none"
         raise BadSetting(f"the log has decisions at these thresholds: {used}. Set --threshold to the one to use.")
@@ -102,32 +84,30 @@ def build_cost_table(comparison: CostComparison, currency: str) -> TextTable:
     A column is left out if its amount is unknown in all rows.
     """
     money = "money" if comparison.prices.include_llm else "money, searches only"
-    columns = (
-        "", money, "searches", "LLM calls", "right, against always", "lost", "tokens read", "tokens written", "GPU seconds",
-    )  # fmt: skip
-    rows = [(name, *_make_cells(cost, comparison.prices)) for name, cost in comparison.policies.items()]
-    known = [cells for cells in zip(columns, *rows, strict=True) if set(cells[1:]) != {UNKNOWN_AMOUNT}]
-    columns, *rows = zip(*known, strict=True)
+    costs = comparison.policies.values()
+    columns = {
+        money: [_format(cost.money(comparison.prices), "{:,.4g}") for cost in costs],
+        "searches": [_format(cost.searches) for cost in costs],
+        "LLM calls": [_format(cost.calls) for cost in costs],
+        "right, against always": [_format(cost.change, "{:+,.1f}") for cost in costs],
+        "lost": [_format(cost.lost.value if cost.lost else None, "{:,.1f}") for cost in costs],
+        "tokens read": [_format(cost.prompt) for cost in costs],
+        "tokens written": [_format(cost.completion) for cost in costs],
+        "GPU seconds": [_format(cost.gpu) for cost in costs],
+    }
+    known = {title: cells for title, cells in columns.items() if set(cells) != {UNKNOWN_AMOUNT}}
     title = f"Per {COST_QUESTIONS:,} questions, gated at the threshold {comparison.threshold:g}, money in {currency}"
-    return TextTable(title, columns, tuple(rows))
+    return TextTable(title, ("", *known), tuple(zip(comparison.policies, *known.values(), strict=True)))
 
 
-def _make_cells(cost: PolicyCost, prices: Prices) -> tuple[str, ...]:
-    """Format what `COST_QUESTIONS` questions cost, as cells in the order of the columns of the cost table."""
-    lost = cost.lost.value if cost.lost else None
-    amounts = (cost.money(prices), cost.searches, cost.calls, cost.change, lost, cost.prompt, cost.completion, cost.gpu)
-    templates = ("{:,.4g}", "{:,.0f}", "{:,.0f}", "{:+,.1f}", "{:,.1f}", "{:,.0f}", "{:,.0f}", "{:,.0f}")
-    return tuple(map(_format, amounts, templates))
-
-
-def _format(amount: float | None, template: str) -> str:
+def _format(amount: float | None, template: str = "{:,.0f}") -> str:
     """Format an amount per question as an amount per `COST_QUESTIONS` questions."""
     return UNKNOWN_AMOUNT if amount is None else template.format(COST_QUESTIONS * amount)
 
 
 def describe_saving(comparison: CostComparison, currency: str) -> str:
     """Say what the gate saves, if the costs are known, and how many right answers that costs, if they are graded."""
-    always, gated = (cost.money(comparison.prices) for cost in (comparison.always, comparison.gated))
+    always, gated = comparison.always.money(comparison.prices), comparison.gated.money(comparison.prices)
     skipped = comparison.always.searches - comparison.gated.searches
     verdict = f"The gate skips {skipped:.0%} of the searches."
     if always is not None and gated is not None:
@@ -149,18 +129,17 @@ def describe_break_even(comparison: CostComparison) -> str:
     The price (`break_even`) is None if LLM calls have no price, if the log lacks an amount that has a price, or if the
     gate skips no search.
     """
-    price = comparison.break_even
-    if price is None and not comparison.prices.include_llm:
+    if comparison.break_even is not None:
+        return f"The gate is cheaper if a search costs more than {comparison.break_even:.3g}."
+    if not comparison.prices.include_llm:
         return _describe_unpriced_calls(comparison)
-    if price == 0:
-        return "The gate is cheaper at any price of a search: at these prices, its LLM calls cost no more than always retrieving."
-    if price is not None:
-        return f"The gate is cheaper if a search costs more than {price:.3g}."
-    costs = (comparison.always, comparison.gated)
-    missing = dict.fromkeys(name for cost in costs for name in cost.missing_amounts(comparison.prices))
+    missing = [
+        *comparison.always.missing_amounts(comparison.prices),
+        *comparison.gated.missing_amounts(comparison.prices),
+    ]
     if not missing:
         return "The gate skips no search at this threshold, so it is never cheaper."
-    flags = " ".join(f"--price-{name.replace('_', '-')} 0" for name in missing)
+    flags = " ".join(f"--price-{name.replace('_', '-')} 0" for name in dict.fromkeys(missing))
     return (
         "The total is unknown, because the log does not record some amounts that have a price. Prices to set to 0, to leave "
         f"them out: {flags}."
@@ -173,13 +152,12 @@ def _describe_unpriced_calls(comparison: CostComparison) -> str:
     If the number of LLM calls is known, also say below which price of a call (`break_even_call`) the gate is cheaper than
     always retrieving.
     """
-    advice = "Set a price with --price-llm-call or, if the log records tokens, --price-token."
-    if comparison.extra_calls is None or comparison.gated.calls is None:
-        return f"The money leaves out LLM calls, which have no price. {advice}"
-    calls = f"{comparison.gated.calls:.2f} LLM calls per question where always retrieving makes 1"
-    bound = comparison.break_even_call
-    limit = f" It is cheaper if a call costs less than {bound:.3g}." if bound else ""
-    return f"The money leaves out LLM calls, which have no price: the gate makes {calls}.{limit} {advice}"
+    text = "The money leaves out LLM calls, which have no price."
+    if comparison.gated.calls is not None:
+        text += f" The gate makes {comparison.gated.calls:.2f} LLM calls per question where always retrieving makes 1."
+    if comparison.break_even_call:
+        text += f" It is cheaper if a call costs less than {comparison.break_even_call:.3g}."
+    return f"{text} Set a price with --price-llm-call or, if the log records tokens, --price-token."
 
 
 def _make_record(log: LoggedTraffic, comparison: CostComparison) -> dict[str, Any]:

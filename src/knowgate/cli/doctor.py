@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import platform
 import shutil
 import socket
@@ -12,16 +11,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated
 from urllib.parse import urlsplit
 
 import typer
 from rich.text import Text
 
 from knowgate.cli.console import create_console
-from knowgate.cli.options import path_option
 from knowgate.core import VERSION
 from knowgate.core.files import cache_dir
+from knowgate.core.options import Options, option
 from knowgate.core.redaction import redact_urls
 from knowgate.errors import KnowgateError, WeightsError
 from knowgate.models import embedded_weights as weights
@@ -65,24 +63,23 @@ class Finding:
     is_minor: bool = False
 
 
-def doctor(
-    everything: Annotated[bool, typer.Option("--all", help="Show all checks, including optional packages.")] = False,
-    serve: Annotated[
-        bool, typer.Option("--serve", help="Check the server's settings instead: whether `knowgate serve` would start.")
-    ] = False,
-    config: Annotated[
-        Path | None,
-        path_option(
-            "FILE", "Settings file to check with --serve. Default: knowgate.toml in this folder, if there is one."
-        ),
-    ] = None,
-) -> None:
+class DoctorOptions(Options):
+    """Options of `knowgate doctor`."""
+
+    everything: bool = option(False, "Show all checks, including optional packages.", flag="--all")
+    serve: bool = option(False, "Check instead whether `knowgate serve` would start.", flag="--serve")
+    config: Path | None = option(
+        None, "Settings file to check with --serve. Default: knowgate.toml in this folder, if any.", metavar="FILE"
+    )
+
+
+def doctor(options: DoctorOptions) -> None:
     """Check packages, weights, cache and GPU, and say how to fix what is missing.
 
     The exit code is 1 if something is broken.
     """
-    findings = list(check_serving(config) if serve else check_installation())
-    shown = [finding for finding in findings if everything or not finding.is_minor]
+    findings = list(check_serving(options.config) if options.serve else check_installation())
+    shown = [finding for finding in findings if options.everything or not finding.is_minor]
     console = create_console()
     width = max(len(finding.name) for finding in shown)
     for finding in shown:
@@ -90,7 +87,7 @@ def doctor(
         console.print(Text.assemble(f"{finding.name:<{width}}  ", (finding.state, color)))
         if finding.advice:  # on its own line, so that it can be copied
             console.print(f"{'':<{width}}  type: {finding.advice}")
-    console.print(summarize_findings(findings, "knowgate serve" if serve else "knowgate demo"))
+    console.print(summarize_findings(findings, "knowgate serve" if options.serve else "knowgate demo"))
     if any(finding.is_broken for finding in findings):
         raise typer.Exit(1)
 
@@ -117,7 +114,7 @@ def summarize_findings(findings: Sequence[Finding], next_command: str = "knowgat
 
 
 def check_installation() -> Iterator[Finding]:
-    """Check packages, weights, cache, GPU and benchmark data, and yield a result for each.
+    """Check packages, weights, cache and GPU, and yield a result for each.
 
     An optional package that is missing is reported with the extra of knowgate that installs it.
     """
@@ -131,7 +128,6 @@ def check_installation() -> Iterator[Finding]:
         yield _check_weights(name)
     yield _check_cache()
     yield _check_gpu()
-    yield _check_benchmark_data()
 
 
 def _is_installed(module: str) -> bool:
@@ -177,16 +173,6 @@ def _check_gpu() -> Finding:
     if torch.cuda.is_available():
         return Finding("GPU", f"{torch.cuda.get_device_name(0)}, bf16")
     return Finding("GPU", f"none: models run on {torch.get_num_threads()} CPU thread(s) in fp32")
-
-
-def _check_benchmark_data() -> Finding:
-    """Check the folder that KNOWGATE_BENCH names, if it is set."""
-    folder = os.environ.get("KNOWGATE_BENCH")
-    if not folder:
-        return Finding("benchmark data", "KNOWGATE_BENCH is not set (only bench: data needs it)", is_minor=True)
-    if not Path(folder).is_dir():
-        return Finding("benchmark data", f"{folder} is not a folder", "unset KNOWGATE_BENCH", is_broken=True)
-    return Finding("benchmark data", folder)
 
 
 # --- server ---------------------------------------------------------------------------------------

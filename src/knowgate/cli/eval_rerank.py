@@ -89,8 +89,7 @@ def eval_rerank(
     sources = comparisons.group_held_out_preferences(folders, options.split, options.limit)
     if empty := [source.name for source in sources if not source.rows]:
         raise BadInput(
-            f"the split '{options.split}' has no question whose passages were measured by {', '.join(empty)}. Measure "
-            "more questions with `knowgate prefer`, or use another --split."
+            f"the split '{options.split}' has no measured question of {', '.join(empty)}. Measure more with `knowgate prefer`."
         )
     specs = add_base_reranker(parse_named_specs(rerank), options.base)
     _print_warnings(specs, sources, options.split)
@@ -174,17 +173,11 @@ def _make_answerers(specs: Sequence[str], out: Path, progress: ProgressCallback)
 
 
 def _print_warnings(specs: Mapping[str, str], sources: Sequence[HeldOutPreferences], split: str) -> None:
-    """Warn about the train split, rerankers that were not aligned to an LLM, and those aligned to another LLM.
-
-    The base reranker is not aligned on purpose, so it gets no warning.
-    """
+    """Warn about the train split, and about rerankers that were aligned to another LLM."""
     if split == "train":
         inform("Rerankers are trained on the train split, so these numbers say nothing about new questions.")
     for name, spec in specs.items():
-        if is_aligned_reranker(spec):
-            aligned_to = read_reranker_manifest(spec).get("aligned_to", {})
-            if any(aligned_to.get("model_fingerprint") != source.model_fingerprint for source in sources):
-                llm = aligned_to.get("model", "?")
-                inform(f"'{name}' was trained on preferences of {llm}, but these preferences are of another LLM.")
-        elif name != RERANKER_BASE:
-            inform(f"'{spec}' was not trained by `knowgate fit reranker`. It is compared all the same.")
+        aligned_to = read_reranker_manifest(spec).get("aligned_to", {}) if is_aligned_reranker(spec) else {}
+        llm = aligned_to.get("model_fingerprint")
+        if llm is not None and any(llm != source.model_fingerprint for source in sources):
+            inform(f"'{name}' was trained on preferences of {aligned_to['model']}, but these are of another LLM.")

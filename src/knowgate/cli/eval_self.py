@@ -7,14 +7,15 @@ from typing import Annotated
 
 import typer
 
-from knowgate.cli.console import create_console, inform, print_json
+from knowgate.cli.console import inform, print_json, print_tables
 from knowgate.cli.options import JsonOption, split_gate_specs
+from knowgate.core.display import TextTable
 from knowgate.core.options import Count, Options, option
 from knowgate.data.questions import load_questions
 from knowgate.models import load_model
 from knowgate.papers.self_assessment import SelfAssessment, SelfAssessor
 
-ROW_FORMAT = "{:<12} {:<30} {:>9} {:>11} {:>13} {:>7}"
+COLUMNS = ("labels", "method", "accuracy", "says known", "says unknown", "AUROC")
 SELF_JUDGE = "self"
 
 
@@ -22,13 +23,8 @@ class SelfAssessmentOptions(Options):
     """Options of `knowgate eval-self`."""
 
     model: str = option("smollm", "LLM that assesses itself, such as smollm.")
-    words: str = option(
-        "true/false",
-        "Word pairs the LLM answers with, `known/unknown`, separated by commas. Example: true/false,yes/no,1/2.",
-    )
-    history: str | None = option(
-        None, "History log of earlier questions. Adds methods that show similar logged questions to the LLM."
-    )
+    words: str = option("true/false", "Word pairs the LLM answers with, `known/unknown`, such as true/false,yes/no.")
+    history: str | None = option(None, "Log of earlier questions. Adds methods that show similar ones to the LLM.")
     k: Count = option(20, "Number of logged questions shown to the LLM. Used with `history`.")
     judge: str | None = option(
         None,
@@ -61,23 +57,21 @@ def eval_self(
     for spec in data:
         questions = load_questions(spec, options.limit)
         assessor = SelfAssessor(model, questions, options.history, options.k, plug_in=options.plug_in, notify=inform)
-        if not as_json:
-            known = sum(bool(question.meta.get("known")) for question in questions)
-            create_console().print(f"{spec}: {known} known, {len(questions) - known} unknown")
-            heads = ("labels", "method", "accuracy", "says known", "says unknown", "AUROC")
-            create_console().print(ROW_FORMAT.format(*heads))
-        # Each row is printed as soon as it is computed, because a row with history takes seconds per question on a CPU.
+        known = sum(bool(question.meta.get("known")) for question in questions)
+        rows = []
         for row in assessor.assess_all(options.words.split(","), judge, gates):
             if as_json:
                 print_json({"data": spec, "model": model.name, **asdict(row)})
             else:
-                create_console().print(_format_row(row))
+                rows.append(_format_row(row))
+        if rows:
+            title = f"{spec}: {known} known, {len(questions) - known} unknown"
+            print_tables([TextTable(title, COLUMNS, tuple(rows))])
 
 
-def _format_row(row: SelfAssessment) -> str:
-    """Format one method's results as a line of the table."""
+def _format_row(row: SelfAssessment) -> tuple[str, ...]:
+    """Format one method's results as a row of the table."""
     unreadable = f" ({row.unreadable} unreadable)" if row.unreadable else ""
     auroc = "-" if row.auroc is None else f"{row.auroc:.3f}"
-    return ROW_FORMAT.format(
-        row.words, row.method + unreadable, f"{row.accuracy:.1%}", row.predicted_known, row.predicted_unknown, auroc
-    )
+    counts = (str(row.predicted_known), str(row.predicted_unknown))
+    return (row.words, row.method + unreadable, f"{row.accuracy:.1%}", *counts, auroc)

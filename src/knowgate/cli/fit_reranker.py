@@ -7,9 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from rich.table import Table
-
-from knowgate.cli.console import create_console, inform
+from knowgate.cli.console import inform, print_table
 from knowgate.cli.options import format_command_line, path_option
 from knowgate.cli.progress import ProgressCallback, show_progress
 from knowgate.core.files import check_replaceable
@@ -30,27 +28,20 @@ PAPER_QUESTIONS = 7_622  # training questions of the CBDR paper
 class FitRerankerOptions(Options):
     """Options of `knowgate fit reranker`."""
 
-    base: str | None = option(
-        None, "Cross-encoder that training starts from: minilm, a folder or a hub name. Default: minilm."
-    )
+    base: str | None = option(None, "Cross-encoder to start from: minilm, a folder or a hub name. Default: minilm.")
     relevance: list[str] | None = option(
         None,
         "Questions with gold answers (jsonl:FILE), from which the reranker first learns which passages contain the answer; "
         "may be repeated. Without preferences this is the only training, and the result can be aligned to an LLM later.",
     )
     relevance_index: str | None = option(
-        None,
-        "Index in which `relevance` finds passages without the answer. Default: the passages of the question set itself.",
+        None, "Index in which `relevance` finds passages without the answer. Default: the passages of the questions."
     )
     limit: Count | None = option(None, "Maximum number of questions to use of each `relevance` set.")
     temperature: float = option(1.0, "Temperature of the training loss; lower values weigh the hardest passages more.")
-    epochs: int | None = option(
-        None, "Passes over the training questions. Default: 1 for preferences, 2 for `relevance`."
-    )
+    epochs: int | None = option(None, "Passes over the questions. Default: 1 for preferences, 2 for `relevance`.")
     batch: int | None = option(None, "Questions per training step. Default: 8 for preferences, 16 for `relevance`.")
-    learning_rate: float | None = option(
-        None, "Highest learning rate of the training. Default: 6e-5 for preferences, 5e-5 for `relevance`."
-    )
+    learning_rate: float | None = option(None, "Highest learning rate. Default: 6e-5, or 5e-5 for `relevance`.")
     question_unread: bool = option(
         False,
         "Hide the question from the reranker. This control experiment shows how much of the ranking depends on the "
@@ -99,8 +90,7 @@ def fit_reranker_command(
         _fit_relevance(out, options)
     else:
         raise BadSetting(
-            "knowgate fit reranker has nothing to learn from. Give --pref PREF, a folder made by knowgate prefer, or "
-            "--relevance DATA to train a reranker on relevance only."
+            "there is nothing to learn from. Give --pref PREF (made by knowgate prefer) or --relevance DATA."
         )
 
 
@@ -139,10 +129,8 @@ def _fit_relevance(out: Path, options: FitRerankerOptions) -> None:
         )
     data = ", ".join(options.relevance or [])
     artifact.save_relevance(fitted, out, data=data, command=format_command_line())
-    inform(
-        f"Trained on the relevance of {len(groups)} questions in {fitted.log.seconds:.0f} s. Align it to an LLM: "
-        f"knowgate fit reranker --base {out} --pref PREF --out DIR"
-    )
+    inform(f"Trained on the relevance of {len(groups)} questions in {fitted.log.seconds:.0f} s.")
+    inform(f"Align it to an LLM: knowgate fit reranker --base {out} --pref PREF --out DIR")
 
 
 def _load_relevance_groups(options: FitRerankerOptions) -> list[RankingGroup] | None:
@@ -158,8 +146,7 @@ def _load_relevance_groups(options: FitRerankerOptions) -> list[RankingGroup] | 
     if not groups:
         names = ", ".join(options.relevance)
         raise BadInput(
-            f"no question of {names} has a passage that contains its gold answer, so --relevance has nothing to learn "
-            "from. Give other data, or --relevance-index INDEX to search for passages."
+            f"no question of {names} has a passage with its gold answer. Give other data, or --relevance-index INDEX."
         )
     return groups
 
@@ -178,32 +165,25 @@ def _print_result(fitted: training.AlignedReranker, out: Path) -> None:
     """Print the ranking metrics before and after alignment, warnings, and the command that uses the reranker.
 
     `fitted.tested` are the test questions. `fitted.selection` is the choice of the training checkpoint on dev questions;
-    its `share` is 0 if no checkpoint was better than the untrained base. `fitted.cut` counts shortened texts.
+    its `share` is 0 if no checkpoint was better than the untrained base.
     """
     if fitted.tested:
         gains = artifact.measure_ranking_gains(fitted)
-        table = Table("measure", "before", "after", "gain, 95 % interval", box=None)
-        for name in RANK_METRIC_NAMES:
-            table.add_row(name, gains.before[name].format(), gains.after[name].format(), gains.gain[name].format())
-        create_console(soft_wrap=False).print(table)
+        rows = [
+            (name, gains.before[name].format(), gains.after[name].format(), gains.gain[name].format())
+            for name in RANK_METRIC_NAMES
+        ]
+        print_table(("measure", "before", "after", "gain, 95 % interval"), rows)
     else:
-        inform(
-            "The reranker was not measured on test questions: none has passages of different effect in these folders. "
-            "Measure preferences of test questions (knowgate prefer --split test), then run knowgate eval-rerank."
-        )
+        inform("No test question has passages of different effect, so the reranker was not measured on any.")
+        inform("Measure some: knowgate prefer --split test, then knowgate eval-rerank.")
     if selection := fitted.selection:
         inform(f"P@1 of {selection.questions} dev questions: {selection.base:.3f} to {selection.chosen:.3f}.")
         if not selection.share:
             inform("The reranker is its base, unchanged. Use preferences of more questions or another --learning-rate.")
-    n_trained, truncated = fitted.alignment.groups, fitted.cut
+    n_trained = fitted.alignment.groups
     if n_trained < MIN_USEFUL_QUESTIONS:
-        inform(
-            f"The reranker was trained on {n_trained} questions only (the CBDR paper: {PAPER_QUESTIONS:,}). Measure "
-            "preferences of more questions with knowgate prefer."
-        )
-    if truncated.questions or truncated.passages:
-        counts = f"{truncated.questions} questions, {truncated.passages} passages"
-        inform(f"Truncated to the token limits of the paper: {counts}.")
-    inform(
-        f"Reranker aligned on {n_trained} questions, measured on {len(fitted.tested)}. Use it: knowgate ask --rerank {out}"
-    )
+        counts = f"{n_trained} questions only (the CBDR paper: {PAPER_QUESTIONS:,})"
+        inform(f"The reranker was trained on {counts}. Measure more with knowgate prefer.")
+    inform(f"Reranker aligned on {n_trained} questions, measured on {len(fitted.tested)}.")
+    inform(f"Use it: knowgate ask --rerank {out}")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +22,7 @@ from knowgate.labels.grading import load_grader
 from knowgate.labels.labeling import label as run_label
 from knowgate.labels.options import LabelOptions
 from knowgate.labels.run import LabelProgress
-from knowgate.papers.self_assessment import build_kb_sat
+from knowgate.papers.self_assessment import NO_SWAPS_MESSAGE, build_kb_sat
 
 
 def import_answers(
@@ -75,18 +73,15 @@ def label(
     model: Annotated[str, typer.Option(help="LLM that answers, such as smollm; see `knowgate models`.")] = "smollm",
     kb_sat: Annotated[
         Path | None,
-        path_option(
-            "FILE",
-            "After labeling, write the KB-SAT training data (questions labeled known or unknown) to this file, and its "
-            "two stress-test sets next to it.",
-        ),
+        path_option("FILE", "Also write KB-SAT data (known and unknown questions) to this file, and two stress tests."),
     ] = None,
 ) -> None:
     """Answer questions without and with retrieved passages, grade the answers, and record what the LLM knows.
 
     Run the same command again to continue an interrupted run.
     """
-    with labeling_progress_bar() as bar:
+    with show_progress("labeling", "questions") as show:
+        bar = LabelProgressBar(show)
         try:
             folder = run_label(data, model=model, out=out, options=options, on_progress=bar)
         except KeyboardInterrupt:
@@ -110,22 +105,14 @@ class LabelProgressBar:
 
     def __call__(self, progress: LabelProgress) -> None:
         self.latest = progress
-        self.show(progress.done, progress.total, _format_speed(progress, " "))
+        self.show(progress.done, progress.total, _format_speed(progress))
 
 
-@contextmanager
-def labeling_progress_bar() -> Iterator[LabelProgressBar]:
-    """Show a progress bar on stderr inside a `with` block; yields the progress callback for `label`."""
-    with show_progress("labeling", "questions") as show:
-        yield LabelProgressBar(show)
-
-
-def _format_speed(progress: LabelProgress, separator: str) -> str:
+def _format_speed(progress: LabelProgress) -> str:
     """Format the questions and the tokens per second; '' if no time has passed."""
     if not progress.seconds:
         return ""
-    questions = f"{progress.fresh / progress.seconds:.2f} questions/s"
-    return f"{questions}{separator}{progress.tokens / progress.seconds:.0f} tokens/s"
+    return f"{progress.fresh / progress.seconds:.2f} questions/s, {progress.tokens / progress.seconds:.0f} tokens/s"
 
 
 def _print_summary(progress: LabelProgress, out: Path) -> None:
@@ -133,7 +120,7 @@ def _print_summary(progress: LabelProgress, out: Path) -> None:
     failed = ""
     if progress.failed:
         failed = f", {progress.failed} failed (see 'error' in the rows; --retry-failed labels them again)"
-    speed = f"; {progress.fresh} of them in this session, {_format_speed(progress, ', ')}" if progress.fresh else ""
+    speed = f"; {progress.fresh} of them in this session, {_format_speed(progress)}" if progress.fresh else ""
     inform(f"{progress.done} of {progress.total} questions in {out}{failed}{speed}. See: knowgate report {out}")
 
 
@@ -144,9 +131,7 @@ def _print_missing_passages(folder: RunFolder) -> None:
     """
     missing = sum(row.error is None and row.open is None for row in folder.rows())
     if missing:
-        inform(
-            f"{missing} questions have no open-book answer, because no passage was found or the data has no 'contexts'."
-        )
+        inform(f"{missing} questions have no open-book answer: no passage was found, or the data has no 'contexts'.")
 
 
 def _write_kb_sat(folder: RunFolder, out: Path, seed: int) -> None:
@@ -164,4 +149,4 @@ def _write_kb_sat(folder: RunFolder, out: Path, seed: int) -> None:
         write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
         inform(f"{len(records)} questions in {path}")
     if not sets.swapped:
-        inform(sets.explain_no_swaps(), style="yellow")
+        inform(NO_SWAPS_MESSAGE, style="yellow")

@@ -7,7 +7,6 @@ Exit codes: 0 success, 1 an error that the user can fix, 2 wrong usage, 3 an eva
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import logging
 import os
@@ -15,7 +14,6 @@ import signal
 import sys
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -27,7 +25,6 @@ from knowgate.errors import KnowgateError
 
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
 DEBUG_FLAG = "--debug"
-DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 EXIT_CODES_HELP = (
     "Exit codes: 0 success, 1 an error that you can fix, 2 wrong usage, 3 an evaluation is worse than allowed "
     "(compare --fail-if-worse), 70 an internal error, 130 interrupted."
@@ -193,19 +190,5 @@ def _print_error(message: str, code: int, is_debug: bool) -> int:
 def _explain_os_error(error: OSError) -> str:
     """Explain why a file or folder cannot be read or written."""
     action = f"use '{error.filename}'" if error.filename else "read or write"
-    advice = "Check the path and its permissions"
-    if error.errno in DISK_FULL_ERRORS:
-        advice = "Free some disk space, then run the same command again"
-    elif _is_in_cache(str(error.filename)):
-        advice = "Set KNOWGATE_CACHE to a folder that you can write to"
-    return f"cannot {action}: {error.strerror or error}. {advice}."
-
-
-def _is_in_cache(path: str) -> bool:
-    """Return whether a path is inside the cache folder."""
-    from knowgate.core.files import cache_dir
-
-    try:
-        return Path(path).is_relative_to(cache_dir())
-    except KnowgateError:  # there is no cache folder
-        return False
+    reason = error.strerror or error
+    return f"cannot {action}: {reason}. Check the path, its permissions and the free disk space."

@@ -65,15 +65,10 @@ def _print_summary(progress: PreferenceProgress, out: Path) -> None:
 
     A reranker learns from questions that have both passages that help the LLM and passages that do not.
     """
-    reasons = (
-        (progress.one_sided, "whose passages are all of one kind"),
-        (progress.bare, "without passages"),
-        (progress.failed, "failed (see 'error' in the rows)"),
-    )
-    left_out = "; ".join(f"{count} {reason}" for count, reason in reasons if count)
+    inform(f"{progress.kept} of {progress.done} questions have passages that help and passages that do not.")
     inform(
-        f"{progress.kept} of {progress.done} questions have passages that help and passages that do not"
-        + (f"; left out: {left_out}" if left_out else "")
-        + f". Duplicate passages dropped: {progress.duplicates}; shortened to fit the context window: {progress.cut}."
+        f"Left out: {progress.one_sided} whose passages are all of one kind, {progress.bare} without passages, "
+        f"{progress.failed} failed (see 'error' in the rows)."
     )
+    inform(f"Duplicate passages dropped: {progress.duplicates}; shortened to fit the context window: {progress.cut}.")
     inform(f"Train a reranker on them: knowgate fit reranker --pref {out} --out DIR")

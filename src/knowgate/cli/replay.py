@@ -11,7 +11,7 @@ import typer
 from knowgate.cli.console import inform, print_json, print_tables
 from knowgate.cli.options import parse_log_location
 from knowgate.core.display import TextTable
-from knowgate.core.postgres.address import DatabaseAddress
+from knowgate.core.options import Options, option
 from knowgate.errors import BadSetting
 from knowgate.evaluation import replay
 from knowgate.evaluation.server_log import is_server_log, read_server_log
@@ -26,14 +26,6 @@ LogArgument = Annotated[
         help="Output of `knowgate ask --json`, the decision log of the server (`serve --decisions`), or a label run.",
     ),
 ]
-ArbiterOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="DIR|rules|none",
-        help="Arbiter that chooses between the answers of a label run with and without passages. [default: the "
-        "policy's]",
-    ),
-]
 # Column titles by how both answers are known. "Differ" means that the answers with and without passages disagree;
 # "lost" means that only the answer with passages is correct.
 RISK_COLUMNS = {
@@ -43,28 +35,28 @@ RISK_COLUMNS = {
 }
 
 
-def replay_command(
-    log: LogArgument,
-    prices: replay.Prices,
-    gate: Annotated[
-        str | None,
-        typer.Option(
-            help="Gate to replay. Required for a label run. For a log, a fitted gate adds a row for its own threshold."
-        ),
-    ] = None,
-    arbiter: ArbiterOption = None,
-    arm: Annotated[
-        str | None,
-        typer.Option(
-            metavar="a|b",
-            help="Server logs only: arm of an A/B test whose decisions to replay. Default: the gate that decided most.",
-        ),
-    ] = None,
-    thresholds: Annotated[
-        str, typer.Option(help="Thresholds to try: a range in steps of 0.1 (0.1..0.9), or a list.")
-    ] = "0.1..0.9",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
-) -> None:
+class TrafficOptions(Options):
+    """Options of `knowgate replay` and `knowgate cost` that say which decisions a log or a label run is read with."""
+
+    gate: str | None = option(None, "Gate to use. A label run needs one. For a log: the fitted gate that decided.")
+    arbiter: str | None = option(
+        None,
+        "Arbiter that chooses between the answers of a label run. Default: the policy's.",
+        metavar="DIR|rules|none",
+    )
+    as_json: bool = option(False, "Print one JSON object instead of the table.", flag="--json")
+
+
+class ReplayOptions(TrafficOptions):
+    """Options of `knowgate replay`."""
+
+    arm: str | None = option(
+        None, "Arm of an A/B test in a server log. Default: the gate that decided most.", metavar="a|b"
+    )
+    thresholds: str = option("0.1..0.9", "Thresholds to try: a range in steps of 0.1 (0.1..0.9), or a list.")
+
+
+def replay_command(log: LogArgument, prices: replay.Prices, options: ReplayOptions) -> None:
     """Show what each threshold would have saved and risked on logged traffic, compared with always retrieving.
 
     On a log, the risk is the share of questions whose answers with and without passages disagree, which is weak
@@ -73,12 +65,12 @@ def replay_command(
 
     Example: knowgate replay traffic.jsonl --thresholds 0.2,0.4,0.6 --price-search 0.001
     """
-    requested = parse_thresholds(thresholds)
-    logged = read_traffic(parse_log_location(log), gate, arbiter, arm)
-    names = name_thresholds(logged, gate)
+    requested = parse_thresholds(options.thresholds)
+    logged = read_traffic(log, options, options.arm)
+    names = name_thresholds(logged, options.gate)
     traffic = replay.Traffic(logged.events)
     results = replay.replay_traffic(traffic, [*requested, *names], prices)
-    if as_json:
+    if options.as_json:
         print_json(_make_record(logged, results, prices, names))
     else:
         print_tables([_build_table(results, names, with_money=prices.are_given)])
@@ -86,10 +78,8 @@ def replay_command(
     if prices.are_given and not prices.include_llm and any(_makes_extra_calls(result) for result in results):
         inform("Of the money saved, extra LLM calls are not priced (--price-llm-call).")
     if any(not result.has_evidence for result in results):
-        inform(
-            f"The risk of a threshold is unknown if fewer than {replay.MIN_KNOWN_QUESTIONS} skipped questions have both answers. "
-            "Do not choose such a threshold from this log: first collect more answers (knowgate serve --audit 0.1 --shadow)."
-        )
+        inform(f"A risk is unknown if fewer than {replay.MIN_KNOWN_QUESTIONS} skipped questions have both answers.")
+        inform("Do not choose such a threshold. First collect more answers: knowgate serve --audit 0.1 --shadow")
 
 
 def parse_thresholds(text: str) -> list[float]:
@@ -109,36 +99,34 @@ def parse_thresholds(text: str) -> list[float]:
         values = []
     if not values or not all(0 <= value <= 1 for value in values):
         raise BadSetting(
-            f"--thresholds '{text}' is not valid. Give a range such as 0.1..0.9, or numbers from 0 to 1: 0.25,0.5"
+            f"--thresholds '{text}' is not valid. Give a range (0.1..0.9) or numbers from 0 to 1 (0.25,0.5)."
         )
     return values
 
 
-def read_traffic(
-    log: Path | DatabaseAddress, gate: str | None, arbiter: str | None = None, arm: str | None = None
-) -> LoggedTraffic:
+def read_traffic(location: str, options: TrafficOptions, arm: str | None = None) -> LoggedTraffic:
     """Read logged traffic: output of `ask --json`, a decision log of the server, or a label run.
 
     Args:
-        log: File, folder or database of the log.
-        gate: Gate that decides the questions of a label run; ignored for other logs.
-        arbiter: Arbiter that chooses between the two answers of a label run; None for that of the policy.
+        location: File, folder or database of the log.
+        options: The gate and the arbiter that decide on the questions of a label run.
         arm: Arm of an A/B test ('a' or 'b') whose decisions to read. Server logs only.
     """
-    if arbiter is not None and not (isinstance(log, Path) and log.is_dir()):
+    log = parse_log_location(location)
+    if isinstance(log, Path) and log.is_dir():
+        if options.gate is None:
+            raise BadSetting(
+                f"'{log}' is a label run, which needs a gate to decide on its questions. Fit a policy: knowgate fit "
+                f"--labels {log} --out my-policy. Then set --gate my-policy."
+            )
+        return read_label_run_traffic(log, options.gate, options.arbiter)
+    if options.arbiter is not None:
         raise BadSetting("--arbiter needs a label run: a log does not record both answers. Leave --arbiter out.")
     if not isinstance(log, Path) or is_server_log(log):
         return read_server_log(log, arm)
     if arm is not None:
         raise BadSetting("--arm needs a decision log of the server: other logs have one gate only. Leave --arm out.")
-    if not log.is_dir():
-        return read_traffic_log(log)
-    if gate is None:
-        raise BadSetting(
-            f"'{log}' is a label run, which needs a gate to decide on its questions. Fit a policy: knowgate fit --labels "
-            f"{log} --out my-policy. Then set --gate my-policy."
-        )
-    return read_label_run_traffic(log, gate, arbiter)
+    return read_traffic_log(log)
 
 
 def name_thresholds(log: LoggedTraffic, gate: str | None) -> dict[float, str]:

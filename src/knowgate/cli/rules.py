@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from knowgate.cli.console import create_console, inform, print_json
+from knowgate.cli.console import create_console, inform, print_json, print_table
 from knowgate.cli.options import JsonOption, path_argument, path_option
 from knowgate.cli.questions import read_arguments, read_question_file
 from knowgate.core.display import sanitize_text
@@ -30,10 +29,8 @@ def list_rules(context: typer.Context, rules: RulesFile = None) -> None:
     """List the routing rules in order. The first rule that matches a question decides."""
     if context.invoked_subcommand:
         return
-    table = Table("rule", "does", "because", box=None)
-    for rule in load_rules(rules).rules:
-        table.add_row(sanitize_text(rule.name), rule.match.action, sanitize_text(rule.match.reason))
-    create_console(soft_wrap=False).print(table)
+    rows = [(rule.name, rule.match.action, rule.match.reason) for rule in load_rules(rules).rules]
+    print_table(("rule", "does", "because"), rows)
     inform("Try them: knowgate rules test QUESTIONS.txt")
     inform("Your own rules: knowgate ask --rules FILE; none: knowgate ask --no-rules")
 

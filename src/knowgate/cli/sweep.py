@@ -31,41 +31,35 @@ from knowgate.papers.cbdr_tables import build_beta_tables
 from knowgate.papers.dhicl_tables import EXAMPLE_COUNTS, LABEL_WORD_PAIRS, DhiclVariants, build_dhicl_tables
 
 app = typer.Typer(help="Vary one setting of a gate, such as the threshold, and show a table of the results.")
-DropSeen = Annotated[
-    bool,
-    typer.Option(
-        "--drop-seen", help="Leave out questions that a gate was fitted on, instead of stopping with an error."
-    ),
-]
 AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")]
 
 
+class GateSweepOptions(Options):
+    """Options of `knowgate sweep thresholds` and `knowgate sweep beta`."""
+
+    plug_in: bool = option(False, "Allow gates that were fitted on another LLM than yours.", flag="--plug-in")
+    drop_seen: bool = option(False, "Leave out questions that a gate was fitted on.", flag="--drop-seen")
+    markdown: bool = option(False, "Print the tables as Markdown.", flag="--markdown")
+
+
 @app.command()
-def thresholds(
-    labels: LabelsOption,
-    gates: GatesOption = None,
-    plug_in: PlugInOption = False,
-    drop_seen: DropSeen = False,
-    markdown: AsMarkdown = False,
-) -> None:
+@expand_options
+def thresholds(labels: LabelsOption, options: GateSweepOptions, gates: GatesOption = None) -> None:
     """Measure gates at every threshold from 0.1 to 0.9, as in the IK paper.
 
     Example: knowgate sweep thresholds --labels runs/test --gates my-ik
     """
-    table, specs = load_label_table(labels), split_gate_specs(gates, labels)
-    table = drop_seen_rows(table, specs) if drop_seen else table
-    scores = score_gates(table, specs, plug_in=plug_in)
-    _print([sweeps.sweep_thresholds(table, gate) for gate in scores], markdown)
+    specs = split_gate_specs(gates, labels)
+    table = load_label_table(labels)
+    if options.drop_seen:
+        table = drop_seen_rows(table, specs)
+    scores = score_gates(table, specs, plug_in=options.plug_in)
+    _print([sweeps.sweep_thresholds(table, gate) for gate in scores], options.markdown)
 
 
 @app.command()
-def beta(
-    labels: LabelsOption,
-    gates: GatesOption = None,
-    plug_in: PlugInOption = False,
-    drop_seen: DropSeen = False,
-    markdown: AsMarkdown = False,
-) -> None:
+@expand_options
+def beta(labels: LabelsOption, options: GateSweepOptions, gates: GatesOption = None) -> None:
     """Measure gates that answer directly if confidence is above beta, for beta from 0.5 to 0.98, as in CBDR.
 
     Confidence is the uncalibrated probability of a fitted gate (fit the probe with --target known --balanced), or
@@ -75,7 +69,9 @@ def beta(
 
     Example: knowgate sweep beta --labels runs/test --labels runs/test-reranked --gates my-probe
     """
-    _print(build_beta_tables(labels, split_gate_specs(gates, labels), plug_in=plug_in, drop_seen=drop_seen), markdown)
+    specs = split_gate_specs(gates, labels)
+    tables = build_beta_tables(labels, specs, plug_in=options.plug_in, drop_seen=options.drop_seen)
+    _print(tables, options.markdown)
 
 
 @app.command()
@@ -128,25 +124,15 @@ def plug_in_matrix(labels: LabelsOption, gates: GatesOption = None, markdown: As
 class IkSweepOptions(Options):
     """Options of `knowgate sweep ik`."""
 
-    test: list[Path] = option(
-        [], "Label run to test on; may be repeated. Default: the test split of --labels.", metavar="RUN"
-    )
+    test: list[Path] = option([], "Label run to test on; repeatable. Default: the test split.", metavar="RUN")
     tokens: str = option("0,8,32,128", "Numbers of draft tokens T that the judge reads, separated by commas.")
     rows: str = option("all", "Numbers of training questions, separated by commas; 'all' means all.")
-    grades: str = option(
-        "",
-        "Graders whose verdicts the judge learns, separated by commas: exact, contains, judge. Default: the grader of "
-        "the label runs.",
-    )
+    grades: str = option("", "Graders to learn from, of exact, contains, judge. Default: the grader of the label runs.")
     judge: str | None = option(None, "LLM that grades the answers. Used with --grades judge.")
-    mode: str = option(
-        "lora", "Kind of judge to fit: `lora` (a fine-tuned LLM) or `text` (a classifier on embeddings)."
-    )
+    mode: str = option("lora", "Kind of judge: `lora` (a fine-tuned LLM) or `text` (a classifier on embeddings).")
     base: str | None = option(None, "Model to fine-tune. Default: the LLM of the label runs.")
     epochs: Count | None = option(None, "Number of passes over the training questions. Default: as in `fit ik`.")
-    out: Path | None = option(
-        None, "Folder to store the judges in. If interrupted, run the same command again to continue.", metavar="DIR"
-    )
+    out: Path | None = option(None, "Folder to store the judges in. An interrupted run continues there.", metavar="DIR")
     seed: Seed = option(0, "Random seed of splits, samples and training.")
 
 
@@ -182,27 +168,13 @@ class DhiclSweepOptions(Options):
     """Options of `knowgate sweep dhicl`."""
 
     history: str = option("history.db", "History log of earlier questions, made by `knowgate history import`.")
-    model: str | None = option(
-        None, "LLM that decides now; its decisions are stored in the runs. Default: use stored decisions."
-    )
-    gates: list[str] | None = option(
-        None, "Other gates to show in the first table: names or folders, separated by commas."
-    )
+    model: str | None = option(None, "LLM that decides now. Default: use the decisions that are stored in the runs.")
+    gates: list[str] | None = option(None, "Other gates in the first table, separated by commas.")
     k: Count = option(20, "Number of logged questions shown to the LLM, in tables where it does not vary.")
-    counts: str = option(
-        ",".join(map(str, EXAMPLE_COUNTS)), "Numbers of logged questions to compare, separated by commas."
-    )
-    words: str = option(
-        ",".join(LABEL_WORD_PAIRS), "Word pairs the LLM answers with, `known/unknown`, to compare, separated by commas."
-    )
-    embedder: str | None = option(
-        None, "Embedding model that finds similar logged questions. Default: the one stored with the log."
-    )
-    learn_cut: int = option(
-        0,
-        "Number of logged questions to learn a threshold from, besides the paper's 0.5. Needs `model`. Default: none.",
-        ge=0,
-    )
+    counts: str = option(",".join(map(str, EXAMPLE_COUNTS)), "Numbers of logged questions to compare.")
+    words: str = option(",".join(LABEL_WORD_PAIRS), "Word pairs to compare, `known/unknown`, separated by commas.")
+    embedder: str | None = option(None, "Embedding that finds similar logged questions. Default: that of the log.")
+    learn_cut: int = option(0, "Number of logged questions to learn a threshold from. Needs `model`.", ge=0)
 
 
 @app.command()

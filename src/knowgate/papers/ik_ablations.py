@@ -175,10 +175,7 @@ def compute_needed(examples: Examples, grader: str, judge: Model | None) -> Bool
     if grader == own_grader or (grader == JUDGE_GRADER and own_grader.startswith(JUDGE_GRADER)):
         return examples.needed
     if grader == JUDGE_GRADER and judge is None:
-        raise BadSetting(
-            f"the answers were graded by '{own_grader}'. To grade them by an LLM, set `judge` to one; otherwise leave the "
-            "grader 'judge' out."
-        )
+        raise BadSetting(f"the answers were graded by '{own_grader}'. To grade them by an LLM, set `judge` to one.")
     if grader not in (*STRING_GRADERS, JUDGE_GRADER):
         allowed = ", ".join((*STRING_GRADERS, JUDGE_GRADER))
         raise BadSetting(f"grades={grader!r} is not a grader. Use {allowed}.")

@@ -40,7 +40,10 @@ RARE_WORDS = (
 )  # fmt: skip
 RARE_WORDS_ZH = ("饕餮", "魑魅", "龃龉", "踟蹰", "氤氲", "旖旎", "囹圄", "耄耋", "觊觎", "蹀躞", "逡巡", "龟裂")
 SEPARATOR = " | "  # between the rare word and the question
-ENTITY_RULE = "an entity is capitalized words after the first, a year, or a title in 《》 or “”"
+NO_SWAPS_MESSAGE = (
+    "No entity was swapped: an entity is capitalized words after the first, a year, or a title in 《》 or “”, and no known "
+    "question contains one that another question can replace. Label more questions."
+)
 
 
 @dataclass(frozen=True)
@@ -58,20 +61,6 @@ class SelfAssessmentSets:
     balanced: list[dict[str, Any]]
     swapped: list[dict[str, Any]]
     rare: list[dict[str, Any]]
-
-    def explain_no_swaps(self) -> str:
-        """Return the reason why no question has a swapped entity (a name, year or title), for the user."""
-        known = [record for record in self.balanced if record["meta"]["known"]]
-        with_entity = sum(bool(ENTITY_PATTERN.search(record["question"])) for record in known)
-        if not with_entity:
-            return (
-                f"No entity was swapped: none of the {len(known)} known questions contains one ({ENTITY_RULE}). "
-                "Label more questions."
-            )
-        return (
-            f"No entity was swapped: {with_entity} of the {len(known)} known questions contain one, but no other question in "
-            f"the same language contains a different one of the same kind ({ENTITY_RULE}). Label more questions."
-        )
 
 
 def build_kb_sat(rows: Iterable[LabelRow], seed: int = 0) -> SelfAssessmentSets:
@@ -292,19 +281,18 @@ class SelfAssessor:
             for language, statement in zip(languages, statements, strict=True)
         ]
         replies = [samples[0].text for samples in judge.generate(judge_prompts, max_tokens=VERDICT_TOKENS)]
-        verdicts = []  # pairs: whether the LLM says that it knows, and whether it does
-        for reply, is_known in zip(replies, read_known_labels(self.questions), strict=True):
-            verdict = parse_verdict(reply)
-            if verdict is not None:
-                verdicts.append((verdict, is_known))
+        verdicts = [parse_verdict(reply) for reply in replies]  # True if the LLM says that it knows; None if unreadable
+        known = read_known_labels(self.questions)
+        n_right = sum(verdict == is_known for verdict, is_known in zip(verdicts, known, strict=True))
+        n_readable = len(verdicts) - verdicts.count(None)
         return SelfAssessment(
             "free statement",
             words="-",
             n=len(self.questions),
-            accuracy=sum(verdict == is_known for verdict, is_known in verdicts) / max(1, len(verdicts)),
-            predicted_known=sum(verdict for verdict, _ in verdicts),
-            predicted_unknown=sum(not verdict for verdict, _ in verdicts),
-            unreadable=len(self.questions) - len(verdicts),
+            accuracy=n_right / max(1, n_readable),
+            predicted_known=verdicts.count(True),
+            predicted_unknown=verdicts.count(False),
+            unreadable=verdicts.count(None),
         )
 
     def _score(self, gate: Gate) -> Sequence[float]:
@@ -337,7 +325,6 @@ def read_known_labels(questions: Sequence[Question]) -> list[bool]:
     for question in questions:
         if not isinstance(question.meta.get("known"), bool):
             raise BadInput(
-                f"the question '{question.id}' has no field meta.known, which says whether the LLM can answer it. Make "
-                "such questions with `knowgate label` and kb_sat=FILE."
+                f"the question '{question.id}' has no field meta.known. Make some with `knowgate label`: kb_sat=FILE."
             )
     return [bool(question.meta["known"]) for question in questions]

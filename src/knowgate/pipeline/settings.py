@@ -31,8 +31,7 @@ class DecisionOptions(Options):
     """Options of a pipeline that only decides whether questions need retrieval."""
 
     model: PlainText = option(
-        "smollm",
-        "LLM that answers: smollm, hf:NAME_OR_DIR, gguf:FILE, openai:MODEL@URL, ... (list: `knowgate models`).",
+        "smollm", "LLM that answers: smollm, hf:NAME_OR_DIR, openai:MODEL@URL; see `knowgate models`."
     )
     gate: PlainText = option(
         DEFAULT_GATE,
@@ -40,12 +39,8 @@ class DecisionOptions(Options):
         "gate (DIR,verdict=own uses its uncalibrated score). Default: the gate that comes with the LLM, else "
         "logprob:first, or always:rules for an LLM that returns only text.",
     )
-    plug_in: bool = option(
-        False, "Use the gate even if it was fitted on another LLM. Its guarantee does not hold then."
-    )
-    threshold: Share | None = option(
-        None, "Retrieve if the gate's score is above this (0: the LLM knows, 1: retrieve). Default: the gate's own."
-    )
+    plug_in: bool = option(False, "Use the gate even if it was fitted on another LLM. Its guarantee does not hold.")
+    threshold: Share | None = option(None, "Retrieve if the gate's score is above this. Default: the gate's own.")
     rules: PlainText = option(
         "packaged",
         "Routing rules, which decide before the gate (small talk, arithmetic, recent events): packaged, none, or a "
@@ -54,9 +49,7 @@ class DecisionOptions(Options):
     )
     lang: PlainText | None = option(None, "Language of the prompts, en or zh. Default: detected per question.")
     prompts: UserPath | None = option(
-        None,
-        "Wording of the answer prompts: free (for long answers), or your own TOML file. Default: short answers.",
-        metavar="free|FILE",
+        None, "Answer prompts: free (for long answers), or a TOML file. Default: short answers.", metavar="free|FILE"
     )
 
 
@@ -64,9 +57,7 @@ class PipelineOptions(DecisionOptions):
     """Options of a pipeline: every key of `knowgate.toml`, with its default."""
 
     docs: UserPath | None = option(
-        None,
-        "Documents to retrieve from: a folder (txt, md, html, pdf) or a JSONL file. The index is cached.",
-        metavar="PATH",
+        None, "Documents: a folder (txt, md, html, pdf) or a JSONL file. The index is cached.", metavar="PATH"
     )
     index: PlainText | None = option(
         None,
@@ -74,22 +65,14 @@ class PipelineOptions(DecisionOptions):
         "chroma:, lancedb:, elastic:, opensearch:, pgvector:, web:).",
         repr=False,
     )
-    retriever: PlainText | None = option(
-        None, "Search method: bm25, dense or hybrid. Default: bm25, or the one of the index."
-    )
+    retriever: PlainText | None = option(None, "Search method: bm25, dense or hybrid. Default: bm25, or the index's.")
     rerank: PlainText | None = option(
         None,
         "Reranker that orders 20 candidate passages: a folder made by `knowgate fit reranker`, or any cross-encoder.",
     )
-    rerank_margin: Share | None = option(
-        None, "Skip reranking if the best passage's score leads the second by this share. Default: always rerank."
-    )
-    preset: PlainText | None = option(
-        None, "Preset of options: cbdr (the method of the CBDR paper, with a fitted probe and an aligned reranker)."
-    )
-    beta: Share | None = option(
-        None, "Confidence of the probe above which preset cbdr answers without retrieval. Default: 0.95."
-    )
+    rerank_margin: Share | None = option(None, "Skip reranking if the best score leads the second by this share.")
+    preset: PlainText | None = option(None, "Preset: cbdr (the CBDR paper, with a fitted probe and reranker).")
+    beta: Share | None = option(None, "Confidence above which preset cbdr answers directly. Default: 0.95.")
     arbiter: PlainText | None = option(
         None,
         "Arbiter that chooses, after retrieval, between the answer from memory and the answer with passages: the "

@@ -7,7 +7,7 @@ again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -123,12 +123,7 @@ class OutcomeTotals:
 OutcomesByMode = dict[str, DemoOutcome]
 
 
-def sum_outcomes(outcomes: Sequence[OutcomesByMode]) -> dict[str, OutcomeTotals]:
-    """Sum the outcomes of all messages for each mode."""
-    return {mode: sum_mode_outcomes([by_mode[mode] for by_mode in outcomes]) for mode in MODES}
-
-
-def sum_mode_outcomes(outcomes: Sequence[DemoOutcome]) -> OutcomeTotals:
+def sum_outcomes(outcomes: Sequence[DemoOutcome]) -> OutcomeTotals:
     """Sum the outcomes of one mode."""
     return OutcomeTotals(
         right=sum(bool(outcome.is_right) for outcome in outcomes),
@@ -146,10 +141,8 @@ class DemoConversation:
     pipelines: dict[str, AdaptiveRAG]
     conversation: Conversation
 
-    def answer(
-        self, message: Question, on_outcome: Callable[[DemoOutcome], None] = lambda outcome: None
-    ) -> OutcomesByMode:
-        """Answer a message in all modes, and call `on_outcome` with each outcome as soon as it is known.
+    def answer(self, message: Question) -> OutcomesByMode:
+        """Answer a message in all modes.
 
         The gated pipeline answers first. The closed-book or open-book answer that it generated is also the answer of the
         mode `never` or `always`. If it did not generate one of them, the pipeline of that mode answers the message.
@@ -169,7 +162,6 @@ class DemoConversation:
         for mode in MODES:
             answer = answers_from_gated[mode] or self.pipelines[mode].answer(question)
             outcomes[mode] = DemoOutcome(answer, rewrite_seconds)
-            on_outcome(outcomes[mode])
         self.conversation.remember(gated)
         return outcomes
 
