@@ -11,12 +11,11 @@ from knowgate.cli.demo.comparison import (
     MODES,
     PAIR_FILE,
     DelayedRetriever,
-    DemoOutcome,
     demo_folder,
     extract_closed_book_answer,
     extract_open_book_answer,
     load_demo_messages,
-    sum_outcomes,
+    sum_answers,
 )
 from knowgate.cli.demo.tour import (
     MAX_BAR_WIDTH,
@@ -43,11 +42,11 @@ def record() -> DemoRecord:
     return read_demo_record()
 
 
-def outcome(*, retrieve: bool = False, right: bool | None = None, seconds: float = 1.0, **rest: object) -> DemoOutcome:
+def outcome(*, retrieve: bool = False, right: bool | None = None, seconds: float = 1.0, **rest: object) -> Answer:
     asked = Question("q?", answers=() if right is None else ("yes",))
     decision = Decision(retrieve, 0.5, 0.5, "g", "")
     answer = Answer(asked, "yes" if right else "no", decision, seconds={"total": seconds})
-    return DemoOutcome(replace(answer, **rest))  # type: ignore[arg-type]
+    return replace(answer, **rest)  # type: ignore[arg-type]
 
 
 STAGES = {"read": 1.0, "gate": 2.0, "retrieve": 4.0, "fit": 8.0, "answer": 16.0, "total": 31.0}
@@ -145,13 +144,6 @@ def test_a_distant_search_waits_and_finds_the_same():
     assert time.perf_counter() - start >= 0.05
 
 
-def test_tokens_are_those_of_draft_passages_and_answer():
-    draft = Completion("d", n_tokens=5)
-    passages = (Passage("p", "x" * 39),)  # with the space after its empty title 40 characters: ten tokens
-    assert outcome(draft=draft, n_tokens=3).tokens == 3  # the draft is the answer
-    assert outcome(draft=draft, n_tokens=3, passages=passages).tokens == 5 + 3 + 10
-
-
 def test_what_the_gate_skipped_is_the_answer_from_memory_without_the_gate():
     gated = Answer(Question("q?"), "yes", Decision(False, 0.1, 0.5, "g", ""), seconds=STAGES, draft=Completion("y"))
     shared = extract_closed_book_answer(gated, 32)
@@ -183,21 +175,21 @@ def test_after_a_search_counts_what_the_passages_gave_though_an_arbiter_gave_the
 
 
 def test_small_talk_is_neither_right_nor_wrong():
-    total = sum_outcomes([outcome(), outcome(right=True), outcome(right=False, retrieve=True)])
+    total = sum_answers([outcome(), outcome(right=True), outcome(right=False, retrieve=True)])
     assert (total.right, total.graded, total.searches) == (1, 2, 1)
 
 
 def test_the_verdict_tells_searches_answers_and_seconds():
-    always = sum_outcomes(
+    always = sum_answers(
         [outcome(retrieve=True, right=False, seconds=9), outcome(retrieve=True, right=True, seconds=9)]
     )
-    gated = sum_outcomes([outcome(right=True, seconds=2), outcome(retrieve=True, right=True, seconds=10)])
+    gated = sum_answers([outcome(right=True, seconds=2), outcome(retrieve=True, right=True, seconds=10)])
     sums = dict(zip(MODES, (gated, always, gated), strict=True))
     assert summarize_totals(sums) == "The gate saved 1 of 2 searches, with 1 more right answers, in 12 s instead of 18."
 
 
 def test_the_verdict_says_why_gated_is_slower_where_it_is():
-    always, gated = sum_outcomes([outcome(retrieve=True, seconds=1)]), sum_outcomes([outcome(seconds=2)])
+    always, gated = sum_answers([outcome(retrieve=True, seconds=1)]), sum_answers([outcome(seconds=2)])
     assert SLOWER_NOTE in summarize_totals(dict(zip(MODES, (gated, always, gated), strict=True)))
 
 

@@ -59,8 +59,8 @@ def test_a_wrong_option_of_ask_is_named_with_what_is_allowed(call: Call, docs: P
         (["ask", "--threshold", "2"], "Invalid value for '--threshold'"),
         (["ask", "--threshold", "nan"], "Invalid value for '--threshold'"),
         (["models", "nope"], "Known: pull."),
-        (["ask", "--nope"], "unknown option '--nope'. Known: --arbiter, --beta, --config, --docs"),
-        (["ask", "--gat", "x"], "unknown option '--gat'. Did you mean '--gate'?"),
+        (["ask", "--nope"], "No such option: --nope. See: knowgate ask --help"),
+        (["ask", "--gat", "x"], "No such option: --gat (Possible options: --gate, --log)"),
     ],
 )
 def test_wrong_usage_has_exit_code_2(call: Call, arguments: list[str], said: str):

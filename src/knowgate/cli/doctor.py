@@ -39,7 +39,6 @@ OPTIONAL_PACKAGES = {
 }
 REQUIRED_SERVER_MODULES = ("starlette", "uvicorn", "aiohttp", "prometheus_client")
 FAST_SERVER_MODULES = ("uvloop", "httptools")
-INSTALL_SERVER = "pip install 'knowgate[serve]'"
 UPSTREAM_TIMEOUT = 3.0  # seconds to wait for a connection to the upstream server
 MIN_FREE_GB = 2
 
@@ -92,7 +91,7 @@ def doctor(options: DoctorOptions) -> None:
         raise typer.Exit(1)
 
 
-def summarize_findings(findings: Sequence[Finding], next_command: str = "knowgate demo") -> Text:
+def summarize_findings(findings: Sequence[Finding], next_command: str) -> Text:
     """Summarize the checks in one line that says what to do next.
 
     Args:
@@ -104,9 +103,7 @@ def summarize_findings(findings: Sequence[Finding], next_command: str = "knowgat
     if n_broken:
         return Text(f"Not ready: {n_broken} broken. Type the commands shown above, then: knowgate doctor", "bold red")
     if n_missing:
-        return Text(
-            f"Ready. Optional parts that are missing: {n_missing}. To add them, type the commands above.", "bold yellow"
-        )
+        return Text(f"Ready. To add {n_missing} optional parts, type the commands above.", "bold yellow")
     return Text(f"All {len(findings)} checks passed. Next: {next_command}", "bold green")
 
 
@@ -204,12 +201,10 @@ def check_serving(config: Path | None = None) -> Iterator[Finding]:
 
 def _check_server_packages() -> Finding:
     """Check whether the packages of the server are installed; some only make it faster."""
-    missing = [name for name in REQUIRED_SERVER_MODULES if not _is_installed(name)]
+    missing = [name for name in (*REQUIRED_SERVER_MODULES, *FAST_SERVER_MODULES) if not _is_installed(name)]
     if missing:
-        return Finding("server", f"{', '.join(missing)} not installed", INSTALL_SERVER, is_broken=True)
-    slow = [name for name in FAST_SERVER_MODULES if not _is_installed(name)]
-    if slow:
-        return Finding("server", f"works, but slower without {', '.join(slow)}", INSTALL_SERVER)
+        is_broken = not set(missing).isdisjoint(REQUIRED_SERVER_MODULES)
+        return Finding("server", f"{', '.join(missing)} not installed", "pip install 'knowgate[serve]'", is_broken)
     return Finding("server", "all packages are installed")
 
 

@@ -8,7 +8,6 @@ written, the message does not mention it.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import hashlib
 import os
 import platform
@@ -113,39 +112,19 @@ def explain_usage_error(error: Any) -> str:
     """Explain a usage error of typer in one line, which ends with the known commands or the call of the help page.
 
     Args:
-        error: The exception. Its kind shows in its attributes: only an unknown option has `option_name` and
-            `possibilities`, and only a wrong value has `param`. `ctx` is the context of the command, if one was reached.
+        error: The exception. Only a wrong value has the attribute `param`, and only an unknown option has `option_name`.
+            `ctx` is the context of the command, if one was reached.
     """
-    if hasattr(error, "option_name") and hasattr(error, "possibilities"):
-        return _explain_unknown_option(error)
     sentence = " ".join(error.format_message().split()).rstrip(".") or "no command was given"
     sentence += "" if sentence.endswith("?") else "."
     context = getattr(error, "ctx", None)
     if context is None:
         return f"{sentence} See: knowgate --help"
     commands = getattr(context.command, "commands", ())  # only a group of commands has any
-    if commands and getattr(error, "param", None) is None:  # a command is missing or unknown
+    is_about_option = hasattr(error, "option_name") or getattr(error, "param", None) is not None
+    if commands and not is_about_option:  # a command is missing or unknown
         return f"{sentence} Known: {', '.join(commands)}."
     return f"{sentence} See: {context.command_path} --help"
-
-
-def _explain_unknown_option(error: Any) -> str:
-    """Explain an unknown option: suggest the most similar one, and list the known options.
-
-    If the option is most similar to the old name of a renamed option, its new name is suggested.
-    """
-    command, name = error.ctx.command if error.ctx else None, error.option_name
-    parameters = command.params if command else ()
-    visible = sorted(flag for item in parameters if not getattr(item, "hidden", False) for flag in item.opts)
-    flags = [flag for flag in visible if flag.startswith("--")]
-    # Maps each name that the user may have meant, old or new, to the option to suggest.
-    suggestions = {**{flag: flag for flag in flags if flag != "--help"}, **getattr(command, "renamed", {})}
-    suggestions = {flag.lstrip("-"): suggestion for flag, suggestion in suggestions.items()}
-    matches = difflib.get_close_matches(name.lstrip("-"), suggestions, n=1)
-    hint = f" Did you mean '{suggestions[matches[0]]}'?" if matches else ""
-    if getattr(command, "commands", None):
-        hint += f" Write options of a command after its name: {error.ctx.command_path} COMMAND {name}."
-    return f"unknown option '{name}'.{hint} Known: {', '.join([*flags, '--help'])}."
 
 
 # --- errors of the library ------------------------------------------------------------------------

@@ -44,8 +44,7 @@ def eval_(
     report: report_folder.ReportOptions,
     output: OutputOptions,
     runs: Annotated[
-        list[Path] | None,
-        path_option("RUN", "Label run (made by `knowgate label`) to evaluate on; may be repeated.", "--labels"),
+        list[Path] | None, path_option("RUN", "Label run to evaluate on; may be repeated.", "--labels")
     ] = None,
     gates: GatesOption = None,
 ) -> None:
@@ -135,14 +134,10 @@ class CompareOptions(Options):
     """Options of `knowgate compare`."""
 
     gate: list[str] = option(
-        [],
-        "Gate whose results in A and B are compared, alone and with its arbiter; may be repeated. Default: never, "
-        "always, the recommended gate of each side, and all gates with an arbiter.",
+        [], "Gate to compare; may be repeated. Default: never, always, recommended gates, and those with an arbiter."
     )
     fail_if_worse: Share | None = option(
-        None,
-        "Exit with status 3 if the accuracy of a compared gate fell by more than this share, and the 95 % interval "
-        "of the difference is below 0.",
+        None, "Exit with status 3 if the accuracy of a gate fell by more than this share, and the interval is below 0."
     )
     out: Path | None = option(None, "HTML file to write a page to. Default: no page.", metavar="FILE")
     html: bool = option(True, "Deprecated: without --out, no page is written anyway.")

@@ -27,9 +27,7 @@ class SelfAssessmentOptions(Options):
     history: str | None = option(None, "Log of earlier questions. Adds methods that show similar ones to the LLM.")
     k: Count = option(20, "Number of logged questions shown to the LLM. Used with `history`.")
     judge: str | None = option(
-        None,
-        "Adds a method in which the LLM says freely whether it knows the answer. The LLM named here reads the "
-        "statement; 'self' means the same LLM.",
+        None, "Adds a method: the LLM says freely whether it knows, and the LLM named here (or 'self') reads that."
     )
     gates: list[str] | None = option(None, "Gates to compare with the LLM's self-assessment, by name or folder.")
     plug_in: bool = option(False, "Allow gates that were fitted on another LLM.", flag="--plug-in")
@@ -38,8 +36,7 @@ class SelfAssessmentOptions(Options):
 
 def eval_self(
     data: Annotated[
-        list[str],
-        typer.Option(help="Known and unknown questions, written by `label --kb-sat`: jsonl:FILE. May be repeated."),
+        list[str], typer.Option(help="Questions written by `label --kb-sat`: jsonl:FILE. May be repeated.")
     ],
     options: SelfAssessmentOptions,
     as_json: JsonOption = False,

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from pydantic import create_model
 from rich.text import Text
 
-from knowgate.cli.commands import CommandEntry, LazyGroup, create_command
+from knowgate.cli.commands import CommandEntry, LazyGroup
 from knowgate.cli.console import inform, print_table
 from knowgate.cli.error_messages import translate_arguments
 from knowgate.cli.option_flags import expand_options
@@ -29,7 +29,7 @@ from knowgate.data.runs.folder import RunFolder, suggest_ask_options
 from knowgate.errors import KnowgateError, UnknownName
 from knowgate.gates import FITTED_GATES
 from knowgate.gates.artifacts.gate_folder import CARD_FILE
-from knowgate.gates.fitted_gate import describe_retrieval_rule
+from knowgate.gates.fitted_gate import FittedGate, describe_retrieval_rule
 from knowgate.stats.bootstrap import Estimate
 from knowgate.training.arbiter import ARBITER_MODES, AUTO_MODE, fit_arbiter, load_arbiter_fit_function
 from knowgate.training.fit_function import FitProgress, FitProgressCallback, read_fit_options, read_requirements
@@ -39,10 +39,7 @@ from knowgate.training.policy.evidence import PolicyOptions
 from knowgate.training.policy.folder import format_result, list_legend, list_shown_results
 from knowgate.training.policy.search import FittedPolicy, fit_policy
 
-if TYPE_CHECKING:
-    from knowgate.gates.fitted_gate import FittedGate
-
-ARBITER, RERANKER, GATES_PANEL = "arbiter", "reranker", "Gates, and when they retrieve"
+GATES_PANEL = "Gates, and when they retrieve"
 # Old names of flags and the new ones, so that an error about an old flag can name the new one.
 RENAMED_OPTIONS = {"--rate": "--learning-rate"}
 RENAMED_GATE_OPTIONS = {"uar": {"--base": "--model"}}
@@ -62,8 +59,7 @@ ArbiterMode = Annotated[
     typer.Option(
         "--mode",
         metavar="|".join(ARBITER_MODES),
-        help="How the arbiter chooses. features: by cheap features of both answers. lora: by a fine-tuned judge. "
-        "auto: by fixed rules, unless a trained arbiter is better on questions that it did not see.",
+        help="features: a cheap classifier; lora: a judge; auto: the better one.",
     ),
 ]
 
@@ -71,52 +67,20 @@ ArbiterMode = Annotated[
 # --- the group ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class FitGateCommand(CommandEntry):
-    """Entry of a command `knowgate fit GATE`, in the table of commands.
-
-    The command is made when it is used: its flags come from the signature of the gate's fit function.
-    """
-
-    def describe(self, name: str) -> str:
-        """Return the line that `knowgate fit --help` shows for a gate.
-
-        Built-in gates have a summary. A gate of another package has to be loaded, and the first line of its fit
-        function's docstring is used; if it cannot be loaded, the line is the error message.
-        """
-        if name in FITTED_GATES:
-            return FITTED_GATES[name].summary
-        try:
-            return (inspect.getdoc(load_fit_function(name)) or "a gate of another package").splitlines()[0]
-        except KnowgateError as error:
-            return str(error)
-
-    def load(self, name: str) -> Any:
-        """Make the command of the gate `name`, which also accepts the old names of options."""
-        renamed = {**RENAMED_OPTIONS, **RENAMED_GATE_OPTIONS.get(name, {})}
-        return create_command(name, make_gate_command(name), renamed)
-
-
-@dataclass(frozen=True)
-class FitArbiterCommand(CommandEntry):
-    """The command `knowgate fit arbiter`, with the options of every arbiter mode."""
-
-    def load(self, name: str) -> Any:
-        """Make the command `knowgate fit arbiter`."""
-        return create_command(name, make_arbiter_command(), RENAMED_OPTIONS)
-
-
 class FitGroup(LazyGroup):
     """The group `knowgate fit`; a command is imported only when it is used."""
 
     def get_entries(self) -> Mapping[str, CommandEntry]:
         """Return the commands of the group by name: all gates, then `arbiter` and `reranker`."""
+        entries = {}
+        for name in list_fittable_gates():
+            renamed = {**RENAMED_OPTIONS, **RENAMED_GATE_OPTIONS.get(name, {})}
+            entries[name] = CommandEntry(partial(make_gate_command, name), summarize_gate(name), GATES_PANEL, renamed)
+        arbiter_summary = "which of two answers is given after retrieval"
+        entries["arbiter"] = CommandEntry(make_arbiter_command, arbiter_summary, "Arbiters", RENAMED_OPTIONS)
         target = "knowgate.cli.fit_reranker:fit_reranker_command"
-        return {
-            **{name: FitGateCommand("", "", GATES_PANEL) for name in list_fittable_gates()},
-            ARBITER: FitArbiterCommand("", "which of two answers is given after retrieval", "Arbiters"),
-            RERANKER: CommandEntry(target, "which passages the LLM can use", "Rerankers", RENAMED_OPTIONS),
-        }
+        entries["reranker"] = CommandEntry(target, "which passages the LLM can use", "Rerankers", RENAMED_OPTIONS)
+        return entries
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command. An unknown name raises an error that suggests a similar one."""
@@ -125,17 +89,26 @@ class FitGroup(LazyGroup):
         return self.commands.get(cmd_name)
 
 
+def summarize_gate(name: str) -> str:
+    """Return the line that `knowgate fit --help` shows for a gate.
+
+    For a gate of another package, that is the first line of its fit function's docstring or, if the function cannot be
+    loaded, the error message.
+    """
+    if name in FITTED_GATES:
+        return FITTED_GATES[name].summary
+    try:
+        return (inspect.getdoc(load_fit_function(name)) or "a gate of another package").splitlines()[0]
+    except KnowgateError as error:
+        return str(error)
+
+
 # --- policies -------------------------------------------------------------------------------------
 
 
 def fit_policy_command(
     context: typer.Context,
-    labels: Annotated[
-        list[Path] | None,
-        path_option(
-            "RUN", "Folder of a label run (made by knowgate label or import-answers); may be repeated.", "--labels"
-        ),
-    ] = None,
+    labels: Labels = None,
     out: Annotated[
         Path | None, path_option("DIR", "Folder to write the policy to; use it as --gate DIR.", "--out")
     ] = None,
@@ -151,25 +124,8 @@ def fit_policy_command(
     if not labels or out is None:
         raise typer.BadParameter("Fitting a policy needs --labels and --out: knowgate fit --labels RUN --out my-policy")
     with show_progress("fitting a policy", "folds") as show:
-        policy = fit_policy(labels, out=out, options=options, watch=_watch(show), command=format_command_line())
+        policy = fit_policy(labels, out=out, options=options, watch=_make_watcher(show), command=format_command_line())
     print_policy(policy, str(RunFolder(labels[0]).manifest()["settings"]["model"]))
-
-
-def _watch(show: ProgressCallback) -> FitProgressCallback:
-    """Return a progress callback for fitting a policy.
-
-    It prints the steps of the search and the candidates that failed as lines, and shows everything else on the progress
-    bar. Milestones of a single gate, such as epochs, also go to the bar.
-    """
-
-    def watch(progress: FitProgress) -> None:
-        is_about_search = progress.unit in ("steps", "folds")
-        if progress.is_milestone and is_about_search:
-            show.say(translate_arguments(progress.words, POLICY_FLAGS))
-        else:
-            show(progress.done, progress.total, progress.words, stage=progress.stage, unit=progress.unit)
-
-    return watch
 
 
 def print_policy(policy: FittedPolicy, model: str) -> None:
@@ -307,10 +263,16 @@ def fit_arbiter_and_print(labels: list[Path], out: Path, mode: str, seed: int, o
 
 
 def _make_watcher(show: ProgressCallback) -> FitProgressCallback:
-    """Return a progress callback for a fit that updates a progress bar."""
+    """Return a progress callback for a fit.
+
+    It prints the steps of the search for a policy as lines, and shows everything else on the progress bar.
+    """
 
     def watch(progress: FitProgress) -> None:
-        show(progress.done, progress.total, progress.words, stage=progress.stage, unit=progress.unit)
+        if progress.is_milestone and progress.unit in ("steps", "folds"):
+            show.say(translate_arguments(progress.words, POLICY_FLAGS))
+        else:
+            show(progress.done, progress.total, progress.words, stage=progress.stage, unit=progress.unit)
 
     return watch
 

@@ -30,9 +30,7 @@ class FitRerankerOptions(Options):
 
     base: str | None = option(None, "Cross-encoder to start from: minilm, a folder or a hub name. Default: minilm.")
     relevance: list[str] | None = option(
-        None,
-        "Questions with gold answers (jsonl:FILE), from which the reranker first learns which passages contain the answer; "
-        "may be repeated. Without preferences this is the only training, and the result can be aligned to an LLM later.",
+        None, "Questions with gold answers (jsonl:FILE), to first learn which passages contain the answer; repeatable."
     )
     relevance_index: str | None = option(
         None, "Index in which `relevance` finds passages without the answer. Default: the passages of the questions."
@@ -43,23 +41,14 @@ class FitRerankerOptions(Options):
     batch: int | None = option(None, "Questions per training step. Default: 8 for preferences, 16 for `relevance`.")
     learning_rate: float | None = option(None, "Highest learning rate. Default: 6e-5, or 5e-5 for `relevance`.")
     question_unread: bool = option(
-        False,
-        "Hide the question from the reranker. This control experiment shows how much of the ranking depends on the "
-        "passage alone.",
-        flag="--question-unread",
+        False, "Hide the question, to see how much the ranking depends on passages alone.", flag="--question-unread"
     )
     seed: Seed = option(0, "Random seed of the training.")
     relevance_mix: float = option(
-        0.0,
-        "Relevance examples per question with preferences: the reranker learns both together, so that it does not forget "
-        "which passages contain the answer. They come from `relevance`, or else from the passages of the preferences.",
-        ge=0,
+        0.0, "Relevance examples per question with preferences, so that relevance is not forgotten.", ge=0
     )
     checks: int = option(
-        6,
-        "How often the dev questions are ranked during the training, to keep the weights that rank them best (those of "
-        "the base included). 0 keeps the last weights, as in the paper.",
-        ge=0,
+        6, "How often dev questions are ranked, to keep the best weights. 0 keeps the last, as in the paper.", ge=0
     )
 
     @property

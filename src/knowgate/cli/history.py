@@ -36,21 +36,14 @@ from knowgate.errors import BadInput, BadSetting
 from knowgate.labels.history_entries import KnownRule, entries_from_rows, scope_from_settings, time_sensitive_entries
 from knowgate.models.prompts.templates import detect_language
 
-app = typer.Typer(
-    help="Manage the log of earlier questions, each labeled with whether the LLM knew the answer. "
-    "The gates dhicl and skr compare new questions with it.",
-    no_args_is_help=True,
-)
+app = typer.Typer(help="Manage the log of questions that the gates dhicl and skr learn from.", no_args_is_help=True)
 HistoryOption = Annotated[
     str, typer.Option("--history", help="The log: an SQLite file, or postgresql://USER@HOST/DATABASE.")
 ]
 EmbedderName = Annotated[
     str | None,
     typer.Option(
-        "--embedder",
-        help="Sentence embedding that compares questions: minilm (English), mpnet, m3e (Chinese), a Hugging Face name, "
-        "a folder, or openai:MODEL@URL for an embedding server. Default: the embedding that the log was filled with, "
-        "or minilm for a new log.",
+        "--embedder", help="Embedding of questions: minilm (English), mpnet, m3e (Chinese), ... Default: the log's."
     ),
 ]
 log = logging.getLogger(__name__)
@@ -77,9 +70,7 @@ class ImportOptions(Options):
     """Options of `knowgate history import`."""
 
     rule: KnownRule = option(
-        "greedy",
-        "When a question counts as known: greedy (the greedy answer is right), all (all sampled answers are right, as in "
-        "DH-ICL; label with --samples 10) or majority (most sampled answers are right).",
+        "greedy", "When a question counts as known: the greedy answer, all samples, or most samples are right."
     )
     time_sensitive: str | None = option(None, "Also log the time-sensitive questions of this data, such as jsonl:FILE.")
     tenant: str = option("", "Tenant that the entries belong to. Default: no tenant.")
@@ -216,8 +207,7 @@ def forget(
         str | None, typer.Option(help="Delete all questions that contain this text, in upper or lower case.")
     ] = None,
     ids: Annotated[
-        list[int] | None,
-        typer.Option("--id", min=1, max=2**63 - 1, help="Delete the entry with this id; may be repeated."),
+        list[int] | None, typer.Option("--id", min=1, max=2**63 - 1, help="Delete this entry; may be repeated.")
     ] = None,
 ) -> None:
     """Delete questions and their embeddings, and erase them from the files on disk."""
@@ -274,8 +264,7 @@ def _add_time_sensitive(store: HistoryStore, data: str, scopes: set[HistoryScope
         entries = list(time_sensitive_entries(questions, scope))
         if not entries:
             raise BadInput(
-                f"none of the {len(questions)} questions of {data} is marked as time-sensitive. "
-                'Mark them in the data: "meta": {"time_sensitive": true}'
+                f"no question of {data} is time-sensitive. Mark some in the data: meta.time_sensitive = true."
             )
         _add(store, entries)
         inform(f"{len(entries)} time-sensitive questions of {data} logged in {redact_secrets(history)}")
@@ -307,8 +296,7 @@ def _resolve_scope(store: HistoryStore, options: ScopeOptions) -> HistoryScope:
     if len(matching) != 1:
         available = [f"--model-fingerprint {scope.model} --prompts-fingerprint {scope.prompts}" for scope in scopes]
         raise BadSetting(
-            "the log has entries of several models or prompts. Choose one pair with --model-fingerprint and "
-            f"--prompts-fingerprint: {'; '.join(available) or 'the log is empty'}."
+            f"the log does not have one model and set of prompts. Choose: {'; '.join(available) or 'none'}."
         )
     return matching[0]
 

@@ -50,9 +50,7 @@ class PushOptions(Options):
 
     public: bool = option(False, "Make a new hub repository public instead of private.", flag="--public")
     with_questions: bool = option(
-        False,
-        "Include the gate's ten sample questions, which test the hidden states of a server.",
-        flag="--with-questions",
+        False, "Include ten sample questions, which test the hidden states of a server.", flag="--with-questions"
     )
 
 

@@ -31,12 +31,7 @@ def import_answers(
     out: Annotated[Path, path_option("RUN", "Folder that the label run is written to.")],
     options: ImportOptions,
     grade: Annotated[
-        str,
-        typer.Option(
-            help="How answers without a recorded grade are graded: `exact` (equals a gold answer), `contains` "
-            "(contains one) or `choice` (right letter). If an answer has a recorded grade, this one is stored "
-            "beside it; `knowgate eval --grader` chooses between them."
-        ),
+        str, typer.Option(help="How answers without a recorded grade are graded: exact, contains or choice.")
     ] = "contains",
     limit: LimitOption = None,
 ) -> None:
@@ -63,17 +58,11 @@ def label(
     data: Annotated[
         str, typer.Option(help="Questions: jsonl:FILE, lines:FILE, bench:NAME/SPLIT or hub:NAME?split=...")
     ],
-    out: Annotated[
-        Path,
-        path_option(
-            "RUN", "Folder that the label run is written to. If it holds an interrupted run, that run is continued."
-        ),
-    ],
+    out: Annotated[Path, path_option("RUN", "Folder of the label run. An interrupted run is continued.")],
     options: LabelOptions,
     model: Annotated[str, typer.Option(help="LLM that answers, such as smollm; see `knowgate models`.")] = "smollm",
     kb_sat: Annotated[
-        Path | None,
-        path_option("FILE", "Also write KB-SAT data (known and unknown questions) to this file, and two stress tests."),
+        Path | None, path_option("FILE", "Also write KB-SAT data (known and unknown questions) to this file.")
     ] = None,
 ) -> None:
     """Answer questions without and with retrieved passages, grade the answers, and record what the LLM knows.

@@ -53,10 +53,7 @@ def root_command(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
     debug: Annotated[
-        bool,
-        typer.Option(
-            DEBUG_FLAG, help="Show the traceback of an error. May also follow the command. Same as KNOWGATE_DEBUG=1."
-        ),
+        bool, typer.Option(DEBUG_FLAG, help="Show the traceback of an error. Same as KNOWGATE_DEBUG=1.")
     ] = False,
 ) -> None:
     """Decide, question by question, whether an LLM already knows the answer or must retrieve.

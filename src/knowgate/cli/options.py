@@ -76,11 +76,7 @@ LimitOption = Annotated[int | None, typer.Option("--limit", min=1, help="Use onl
 SeedOption = Annotated[int, typer.Option("--seed", help="Random seed of splits, samples and training.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print results as JSON, one object per line.")]
 GatesOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--gates",
-        help="Gates to compare: names or folders, separated by commas. Default: auto (all that the data allow).",
-    ),
+    list[str] | None, typer.Option("--gates", help="Gates to compare, separated by commas. Default: all possible ones.")
 ]
 PlugInOption = Annotated[bool, typer.Option("--plug-in", help="Allow gates that were fitted on another LLM.")]
 LangOption = Annotated[str | None, typer.Option("--lang", help="Language of the prompts: en or zh. Default: detected.")]

@@ -17,17 +17,10 @@ from knowgate.training.preference_run import PreferenceOptions, PreferenceProgre
 
 def prefer(
     labels: LabelsOption,
-    out: Annotated[
-        Path,
-        path_option(
-            "PREF",
-            "Folder that the measurements are written to. If it holds an interrupted run, that run is continued.",
-        ),
-    ],
+    out: Annotated[Path, path_option("PREF", "Folder of the measurements. An interrupted run is continued.")],
     options: PreferenceOptions,
     model: Annotated[
-        str | None,
-        typer.Option(help="LLM that answers with each passage, such as smollm. Default: that of the label run."),
+        str | None, typer.Option(help="LLM that answers with each passage. Default: that of the label run.")
     ] = None,
     lang: LangOption = None,
     prompts: PromptsOption = None,

@@ -13,8 +13,6 @@ from knowgate.data.questions import is_jsonl_file
 from knowgate.errors import BadInput
 from knowgate.types import Question
 
-TEXT_KEYS = ("question", "text", "messages")  # keys that may contain the question in a line of a traffic log
-
 
 def read_arguments(questions: list[str] | None) -> Iterator[Question]:
     """Read questions from the arguments or, if there are none, from standard input, one per line.
@@ -105,19 +103,13 @@ def read_messages(file: Path) -> Iterator[Question]:
 
 def _get_text(record: Mapping[str, Any], where: str) -> str:
     """Return the question of one line of a traffic log; raise BadInput if it has none."""
-    key = next((key for key in TEXT_KEYS if key in record), None)
-    if key is None:
-        raise BadInput(f"{where} has none of the keys {', '.join(TEXT_KEYS)}. Add one of them.")
-    text = _get_last_user_message(record[key], where) if key == "messages" else record[key]
+    text = record.get("question") or record.get("text")
+    messages = record.get("messages")
+    if text is None and isinstance(messages, list):
+        contents = [item.get("content") for item in messages if isinstance(item, dict) and item.get("role") == "user"]
+        text = contents[-1] if contents else None
     if not isinstance(text, str) or not text.strip():
-        raise BadInput(f"{where}: '{key}' is empty or not a text. Write the question there.")
+        raise BadInput(
+            f"{where} has no question. Write it as 'question', 'text', or a message of the user in 'messages'."
+        )
     return text
-
-
-def _get_last_user_message(messages: object, where: str) -> object:
-    """Return the content of the last message whose role is 'user'; raise BadInput if there is none."""
-    items = messages if isinstance(messages, list) else []
-    contents = [item.get("content") for item in items if isinstance(item, dict) and item.get("role") == "user"]
-    if not contents:
-        raise BadInput(f"{where}: 'messages' must be a list of objects with 'role' and 'content', one of role 'user'.")
-    return contents[-1]

@@ -40,9 +40,7 @@ class TrafficOptions(Options):
 
     gate: str | None = option(None, "Gate to use. A label run needs one. For a log: the fitted gate that decided.")
     arbiter: str | None = option(
-        None,
-        "Arbiter that chooses between the answers of a label run. Default: the policy's.",
-        metavar="DIR|rules|none",
+        None, "Arbiter that chooses between the answers of a label run.", metavar="DIR|rules|none"
     )
     as_json: bool = option(False, "Print one JSON object instead of the table.", flag="--json")
 

@@ -38,12 +38,7 @@ def list_rules(context: typer.Context, rules: RulesFile = None) -> None:
 @app.command("test")
 def try_rules(
     file: Annotated[
-        Path | None,
-        path_argument(
-            "FILE",
-            "Questions: a text file with one per line, or JSONL with the key question, text or messages. Default: "
-            "standard input.",
-        ),
+        Path | None, path_argument("FILE", "Questions: one per line, or JSONL with question, text or messages.")
     ] = None,
     rules: RulesFile = None,
     as_json: JsonOption = False,

@@ -21,10 +21,7 @@ from knowgate.server.options import ServeOptions, load_serve_options
 DEMO_QUESTIONS = ("Who is the head of the calibration laboratory?", "What is the capital of France?", "Thanks a lot!")
 DemoFlag = Annotated[
     bool,
-    typer.Option(
-        "--demo",
-        help="Try the server without any setup: use a small built-in model and a sample handbook, and print requests to send.",
-    ),
+    typer.Option("--demo", help="Try the server with a small model and a sample handbook; prints requests to send."),
 ]
 
 

@@ -94,13 +94,12 @@ def format_start_command(options: FirstRunOptions, **changes: Any) -> str:
     Options that have their default value are left out.
     """
     defaults, changed = FirstRunOptions(), options.replace(**changes)
-    words = [
-        word
-        for name, flag in FLAGS.items()
-        if getattr(changed, name) != getattr(defaults, name)
-        for word in (flag, redact_urls(str(getattr(changed, name))))
-    ]
-    return shlex.join(["knowgate", "start", *words])
+    words = ["knowgate", "start"]
+    for name, flag in FLAGS.items():
+        value = getattr(changed, name)
+        if value != getattr(defaults, name):
+            words += [flag, redact_urls(str(value))]
+    return shlex.join(words)
 
 
 # --- prompts --------------------------------------------------------------------------------------
@@ -126,7 +125,7 @@ def prompt_for_options(options: FirstRunOptions, given: set[str]) -> FirstRunOpt
         options = options.replace(model=_prompt_until_valid(text, options.model, _check_model))
     if "questions" not in given:
         text = "A file with questions of your users (press Enter if you have none; the LLM then writes some)"
-        answer = _prompt_until_valid(text, options.questions, guess_data_spec, may_be_empty=True)
+        answer = _prompt_until_valid(text, options.questions, _check_questions)
         options = options.replace(questions=answer)
     if "count" not in given:
         text = (
@@ -137,21 +136,18 @@ def prompt_for_options(options: FirstRunOptions, given: set[str]) -> FirstRunOpt
     return options
 
 
-def _prompt_until_valid(text: str, default: str, check: Callable[[str], object], *, may_be_empty: bool = False) -> str:
+def _prompt_until_valid(text: str, default: str, check: Callable[[str], object]) -> str:
     """Prompt the user until `check` accepts the answer, and return the answer.
 
     Args:
         text: Text of the prompt.
-        default: Answer if the user only presses Enter; "" for none.
+        default: Answer if the user only presses Enter.
         check: Raises a KnowgateError, which is printed, if the answer is invalid.
-        may_be_empty: Accept an empty answer without checking it.
     """
     while True:
-        value = default or ("" if may_be_empty else None)
-        answer = str(typer.prompt(text, default=value, show_default=bool(default), err=True)).strip()
+        answer = str(typer.prompt(text, default=default, show_default=bool(default), err=True)).strip()
         try:
-            if answer or not may_be_empty:
-                check(answer)
+            check(answer)
             return answer
         except KnowgateError as error:
             inform(str(error), style="yellow")
@@ -160,6 +156,11 @@ def _prompt_until_valid(text: str, default: str, check: Callable[[str], object],
 def _check_docs(text: str) -> None:
     if not parse_path(text).exists():
         raise KnowgateError(f"the folder or file '{text}' does not exist. Enter the path of your documents.")
+
+
+def _check_questions(text: str) -> None:
+    if text:  # without questions, the LLM writes some
+        guess_data_spec(text)
 
 
 def _check_model(text: str) -> None:
@@ -227,11 +228,7 @@ class RefitOptions(FirstRunOptions):
     questions: str = option("", "Questions to label.", flag=None)
     count: Count = option(500, "Maximum number of logged questions to label; the newest are used.")
     writer: str = option("", "LLM that writes questions.", flag=None)
-    out: Path = option(
-        Path("knowgate-refit"),
-        "Folder for gate, report and settings. An interrupted run continues there.",
-        metavar="DIR",
-    )
+    out: Path = option(Path("knowgate-refit"), "Output folder. An interrupted run continues there.", metavar="DIR")
     config: Path = option(Path("knowgate.toml"), "Settings file to write.", flag=None)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -93,12 +93,7 @@ def variants(
 def transfer(
     train: Annotated[list[Path], path_option("RUN", "Label run to fit on; may be repeated.")],
     labels: LabelsOption,
-    fit: Annotated[
-        str,
-        typer.Option(
-            help="Gate to fit: any gate of `knowgate fit`, with options if needed, e.g. ik:mode=text,tokens=8."
-        ),
-    ] = "fusion",
+    fit: Annotated[str, typer.Option(help="Gate to fit, with options if needed: ik:mode=text,tokens=8.")] = "fusion",
     markdown: AsMarkdown = False,
 ) -> None:
     """Fit a gate on each training run, test it on each test run, and show the AUROC of every pair.
@@ -147,16 +142,15 @@ def ik(labels: LabelsOption, options: IkSweepOptions, markdown: AsMarkdown = Fal
     """
     from knowgate.papers.ik_ablations import IkAblations, sweep_ik
 
-    sizes = _split(options.rows)
-    # The check of numbers does not know "all", so a 0 takes its place. Below, None stands for all training questions.
-    numbers = parse_integers("--rows", ",".join("0" if size == "all" else size for size in sizes))
-    fit_options = {"mode": options.mode, "base": options.base}
+    fit_options: dict[str, Any] = {"mode": options.mode, "base": options.base}
+    if options.epochs is not None:
+        fit_options["epochs"] = options.epochs
     ablations = IkAblations(
         tokens=parse_integers("--tokens", options.tokens),
-        rows=[None if size == "all" else number for size, number in zip(sizes, numbers, strict=True)],
+        rows=[None if size == "all" else parse_integers("--rows", size)[0] for size in _split(options.rows)],
         graders=_split(options.grades),
         judge=load_model(options.judge) if options.judge else None,
-        fit_options=fit_options if options.epochs is None else fit_options | {"epochs": options.epochs},
+        fit_options=fit_options,
         seed=options.seed,
     )
     with require_extra("fitting", "train"):

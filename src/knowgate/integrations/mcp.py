@@ -40,8 +40,7 @@ MAX_PASSAGES = 100  # maximum passages of one search
 
 Tool = Callable[..., Awaitable[Any]]
 INSTRUCTIONS = (
-    "Before searching the documents, call decide: it says whether the LLM behind this server already knows the answer. "
-    "ask decides, searches if needed, and answers."
+    "Before searching, call decide: it says whether the LLM already knows. ask decides, searches and answers."
 )
 
 
@@ -208,10 +207,7 @@ def run_mcp_server(
         BadSetting: Other machines could reach `host`, and this server has no authentication.
     """
     if http and host not in LOOPBACK_HOSTS:
-        raise BadSetting(
-            f"host={host!r} can be reached by other machines, and this server has no authentication. Use 127.0.0.1 "
-            "behind a proxy that authenticates clients."
-        )
+        raise BadSetting(f"this server has no authentication, so host={host!r} is not allowed. Use 127.0.0.1.")
     server = create_mcp_server(rag, fall_open=fall_open)
     if http:
         server.run("streamable-http", host=host, port=port)

@@ -356,9 +356,9 @@ def learn_cut(gate: DhiclGate, model: Model, questions: int = 200, prompts: Answ
     sample = store.sample(questions, bound.scope, exclude=(KnowledgeLabel.TIME_SENSITIVE,))
     known = np.array([entry.label == KnowledgeLabel.KNOWN for entry in sample], dtype=bool)
     if min(known.sum(), (~known).sum()) < MIN_CLASS_SIZE:
+        counts = f"{known.sum()} of the {len(known)} logged questions are known"
         raise BadSetting(
-            f"learning a threshold needs at least {MIN_CLASS_SIZE} known and {MIN_CLASS_SIZE} unknown questions, but "
-            f"{known.sum()} of the {len(known)} logged questions are known. Log more questions, or draw more."
+            f"{counts}; a threshold needs {MIN_CLASS_SIZE} known and unknown ones each. Log more questions."
         )
     needs: list[float] = []
     for start in range(0, len(sample), DECISION_BATCH):

@@ -54,6 +54,9 @@ def build_pipeline(
         BadSetting: Documents are missing, or options contradict each other.
     """
     settings = apply_preset(settings)
+    if not retrieves:
+        unused = {"rerank": None, "rerank_margin": None, "second_look": None, "log": None, "log_drafts": False}
+        settings = settings.replace(arbiter="none", **unused)
     gate = None if settings.gate == DEFAULT_GATE else load_gate(settings.gate, plug_in=settings.plug_in)
     retriever = build_retriever(settings) if retrieves else None
     if retrieves and retriever is None and (gate is None or gate.name != "never"):
@@ -66,11 +69,15 @@ def build_pipeline(
         model,
         gate or default_gate(model, prompts.fingerprint),
         retriever,
+        reranker=build_reranker(settings.rerank, model) if settings.rerank else None,
         threshold=settings.threshold,
         k=settings.k,
+        second_look=load_second_look(settings.second_look, model, prompts) if settings.second_look else None,
+        rerank_margin=settings.rerank_margin,
         prompts=prompts,
         max_tokens=settings.max_tokens,
-        arbiter=None,
+        log=build_log(settings),
+        arbiter=build_arbiter(settings),
         rules=build_rules(settings),
     )
     if settings.threshold is None and (notice := describe_missing_calibration(rag.gate)):
@@ -78,15 +85,7 @@ def build_pipeline(
     if not settings.plug_in and (notice := describe_recorded_origin(rag.gate)):
         _ = rag.bound_gate  # raises if the answers are those of another LLM
         log.warning(notice)
-    if not retrieves:
-        return rag
-    return rag.replace(
-        reranker=build_reranker(settings.rerank, model) if settings.rerank else None,
-        second_look=load_second_look(settings.second_look, model, prompts) if settings.second_look else None,
-        rerank_margin=settings.rerank_margin,
-        log=build_log(settings),
-        arbiter=build_arbiter(settings),
-    )
+    return rag
 
 
 def build_arbiter(settings: PipelineOptions) -> Arbiter | None:

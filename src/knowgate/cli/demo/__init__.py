@@ -5,6 +5,10 @@ The tour takes seconds to import, so the introduction is printed first.
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import Field
+
 from knowgate.cli.console import create_console
 from knowgate.core.options import Count, Options, option
 
@@ -18,12 +22,8 @@ class DemoOptions(Options):
     gate: str = option("default", "Gate that decides whether to search; see: knowgate gates")
     threshold: float | None = option(None, "Search if the gate's score is above this. Default: the gate's own.")
     limit: Count | None = option(None, "Use only the first N messages.")
-    search_seconds: float | None = option(
-        None,
-        "Seconds that each search waits, to imitate a hosted search. Default: as in `knowgate eval`.",
-        ge=0,
-        le=10,
-        allow_inf_nan=False,
+    search_seconds: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] | None = option(
+        None, "Seconds that each search waits, to imitate a hosted search. Default: as in `knowgate eval`."
     )
     quick: bool = option(False, "Show only the first question, or recorded results without an LLM.", flag="--quick")
 

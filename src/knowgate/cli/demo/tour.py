@@ -26,7 +26,7 @@ from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.builder import build_cached_index
 from knowgate.pipeline.conversation import Conversation
 from knowgate.retrieval import load_retriever
-from knowgate.types import Decision, Question
+from knowgate.types import Answer, Decision, Question
 
 PAGE_WIDTH, INDENT = 80, 2
 MESSAGE_WIDTH, MARK_WIDTH, NAME_WIDTH = 40, 7, 16  # columns of a message, a mark, and a name before a paragraph
@@ -67,27 +67,27 @@ class DemoPage:
         for line in textwrap.wrap(sanitize_line(text), PAGE_WIDTH, initial_indent=prefix, subsequent_indent=indent):
             self.console.print(Text(line, style))
 
-    def print_pair(self, question: Question, outcomes: comparison.OutcomesByMode) -> None:
+    def print_pair(self, question: Question, answers: comparison.AnswersByMode) -> None:
         """Print a question with its answers without and with passages, and the decision of the gate."""
         self.print_paragraph(question.text, style="bold")
         for mode, name in PAIR_MODES.items():
-            mark, style = MARKS[outcomes[mode].is_right]
-            self.print_paragraph(f"{outcomes[mode].answer.text} ({mark})", name, style)
-        decision = outcomes[comparison.GATED].answer.decision
+            mark, style = MARKS[comparison.is_right(answers[mode])]
+            self.print_paragraph(f"{answers[mode].text} ({mark})", name, style)
+        decision = answers[comparison.GATED].decision
         self.print_paragraph(f"{_format_verdict(decision)}: {decision.reason}", "the gate says")
 
-    def print_row(self, message: Question, outcomes: comparison.OutcomesByMode) -> None:
+    def print_row(self, message: Question, answers: comparison.AnswersByMode) -> None:
         """Print a message, whether its answer is right in each mode, and what the gate decided.
 
         For a follow-up, the standalone question that it was rewritten to is printed, too.
         """
-        gated = outcomes[comparison.GATED].answer
+        gated = answers[comparison.GATED]
         *first_lines, last_line = textwrap.wrap(sanitize_line(message.text), MESSAGE_WIDTH - 1) or [""]
         for line in first_lines:
             self.console.print(Text(f"{'':{INDENT}}{line}"))
         row = Text(f"{'':{INDENT}}{last_line:{MESSAGE_WIDTH}}")
         for mode in comparison.MODES:
-            mark, style = MARKS[outcomes[mode].is_right]
+            mark, style = MARKS[comparison.is_right(answers[mode])]
             row.append(f"{mark:{MARK_WIDTH}}", style)
         verdict = f"{_format_verdict(gated.decision)}, {gated.decision.rule or f'{gated.decision.need:.2f}'}"
         row.append(verdict, "yellow" if gated.decision.retrieve else "green")
@@ -95,13 +95,12 @@ class DemoPage:
         if "asked" in gated.question.meta:  # the original text of a question that was rewritten
             self.print_paragraph(f"understood as: {gated.question.text}", style="dim")
 
-    def print_totals(self, totals: Mapping[str, comparison.OutcomeTotals]) -> None:
-        """Print right answers, searches, tokens and seconds of each mode as a table."""
+    def print_totals(self, totals: Mapping[str, comparison.AnswerTotals]) -> None:
+        """Print right answers, searches and seconds of each mode as a table."""
         sums = totals.values()
         rows = {
             f"right answers, of {totals[comparison.GATED].graded}": [str(total.right) for total in sums],
             "searches": [str(total.searches) for total in sums],
-            "tokens of passages and answers": [f"{total.tokens:,}" for total in sums],
             "seconds": [f"{total.seconds:.1f}" for total in sums],
         }
         self.console.print(Text(_format_row("in sum", totals).rstrip(), "dim"))
@@ -118,7 +117,7 @@ def _format_verdict(decision: Decision) -> str:
     return "search" if decision.retrieve else "skip"
 
 
-def summarize_totals(totals: Mapping[str, comparison.OutcomeTotals]) -> str:
+def summarize_totals(totals: Mapping[str, comparison.AnswerTotals]) -> str:
     """Summarize how many searches and seconds the gate saved, and how that changed the right answers."""
     always, gated = totals[comparison.ALWAYS], totals[comparison.GATED]
     saved, change = always.searches - gated.searches, gated.right - always.right
@@ -288,14 +287,13 @@ def _load(options: DemoOptions) -> comparison.DemoConversation:
 def _print_stream(page: DemoPage, conversation: comparison.DemoConversation, messages: Sequence[Question]) -> None:
     """Answer the messages and print a row for each, then the sums of all modes."""
     page.console.print(Text(f"{_format_row('message', comparison.MODES)}the gate", "dim"))
-    outcomes = []
+    answers: dict[str, list[Answer]] = {mode: [] for mode in comparison.MODES}
     for message in messages:
         by_mode = conversation.answer(message)
         page.print_row(message, by_mode)
-        outcomes.append(by_mode)
-    totals = {}
-    for mode in comparison.MODES:
-        totals[mode] = comparison.sum_outcomes([by_mode[mode] for by_mode in outcomes])
+        for mode, answer in by_mode.items():
+            answers[mode].append(answer)
+    totals = {mode: comparison.sum_answers(answers[mode]) for mode in comparison.MODES}
     page.print_totals(totals)
     page.print_paragraph(summarize_totals(totals))
 
