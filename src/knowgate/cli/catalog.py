@@ -21,10 +21,8 @@ def list_gates() -> None:
     """List the gates: when each retrieves, what it needs from the LLM, and what it costs."""
     rows = [_make_row(name, entry) for name, entry in GATES.items()]
     rows += [_make_row(name, entry, _fit_hint(name)) for name, entry in FITTED_GATES.items()]
-    for name, point in find_plugins("knowgate.gates").items():
-        rows.append((name, f"from another package: {point.value}", "-", "-", "-"))
-    for name, point in find_plugins("knowgate.fitted_gates").items():
-        rows.append((name, f"from another package: {point.value}{_fit_hint(name)}", "-", "-", "-"))
+    plugins = find_plugins("knowgate.gates") | find_plugins("knowgate.fitted_gates")
+    rows += [(name, f"from another package: {point.value}", "-", "-", "-") for name, point in plugins.items()]
     print_table(("gate", "retrieves when", "needs", "extra cost", "reference"), rows)
     inform(
         f"Default: the gate that comes with the LLM, else {FALLBACK_GATE}; {TEXT_ONLY_GATE} if it returns only text."

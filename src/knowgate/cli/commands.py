@@ -6,7 +6,6 @@ under their old names.
 
 from __future__ import annotations
 
-import abc
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -106,16 +105,16 @@ class LazyCommands(Mapping[str, Any]):
         return len(self.entries)
 
 
-class LazyGroup(TyperGroup, abc.ABC):
-    """Group of commands that come from a table and are imported only when they are used."""
+class LazyGroup(TyperGroup):
+    """Group of commands that come from a table and are imported only when they are used: all commands of `knowgate`."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands: Any = LazyCommands(self.get_entries())
 
-    @abc.abstractmethod
     def get_entries(self) -> Mapping[str, CommandEntry]:
-        """Return the table entries of the commands, keyed by name."""
+        """Return the table entries of the commands, keyed by name. Subclasses have tables of their own."""
+        return COMMANDS
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)
@@ -162,8 +161,8 @@ _TABLE = {  # heading -> name of the command -> (module and function below knowg
         "label": ("label:label", "Sample and grade answers, to measure what the LLM knows."),
         "import-answers": ("label:import_answers", "Make a label run from answers recorded elsewhere."),
         "report": ("report:report", "Show what the LLM knows and where retrieval helps, from label runs."),
-        "eval-self": ("eval_self:eval_self", "Measure how well the LLM judges its own knowledge (KB-SAT)."),
-        "prefer": ("prefer:prefer", "Measure how each passage changes the LLM's answers."),
+        "eval-self": ("sweep:eval_self", "Measure how well the LLM judges its own knowledge (KB-SAT)."),
+        "prefer": ("reranker:prefer", "Measure how each passage changes the LLM's answers."),
     },
     "Fit": {
         "fit": ("fit:app", "Fit a gate to your LLM from label runs, or an arbiter or reranker."),
@@ -177,7 +176,7 @@ _TABLE = {  # heading -> name of the command -> (module and function below knowg
         "eval-rerank": ("eval_rerank:eval_rerank", "Compare rerankers on preference data they were not trained on."),
         "sweep": ("sweep:app", "Show how results change with one setting, from recorded answers."),
         "replay": ("replay:replay_command", "Show what other thresholds would save on logged traffic."),
-        "cost": ("cost:cost_command", "Compare the cost of always, never and gated retrieval."),
+        "cost": ("replay:cost_command", "Compare the cost of always, never and gated retrieval."),
     },
     "Tools": {
         "demo": ("demo:demo", "Show in three minutes what a gate does."),
@@ -196,10 +195,3 @@ COMMANDS = {
     for panel, commands in _TABLE.items()
     for name, (target, summary) in commands.items()
 }
-
-
-class RootGroup(LazyGroup):
-    """All commands of `knowgate`."""
-
-    def get_entries(self) -> Mapping[str, CommandEntry]:
-        return COMMANDS

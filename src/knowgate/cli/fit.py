@@ -78,7 +78,7 @@ class FitGroup(LazyGroup):
             entries[name] = CommandEntry(partial(make_gate_command, name), summarize_gate(name), GATES_PANEL, renamed)
         arbiter_summary = "which of two answers is given after retrieval"
         entries["arbiter"] = CommandEntry(make_arbiter_command, arbiter_summary, "Arbiters", RENAMED_OPTIONS)
-        target = "knowgate.cli.fit_reranker:fit_reranker_command"
+        target = "knowgate.cli.reranker:fit_reranker_command"
         entries["reranker"] = CommandEntry(target, "which passages the LLM can use", "Rerankers", RENAMED_OPTIONS)
         return entries
 

@@ -20,11 +20,7 @@ Name = Annotated[str, typer.Argument(help="Name of the person or application tha
 Rate = Annotated[int | None, typer.Option(min=1, help="Maximum requests per minute. Default: no limit.")]
 
 Admin = Annotated[
-    bool,
-    typer.Option(
-        "--admin",
-        help="Allow the key to use the dashboard, clear alarms, and see and delete the decisions of all keys.",
-    ),
+    bool, typer.Option("--admin", help="Allow the dashboard, clearing alarms, and the decisions of all keys.")
 ]
 
 

@@ -18,7 +18,7 @@ from typing import Annotated
 
 import typer
 
-from knowgate.cli.commands import CommandLineError, RootGroup
+from knowgate.cli.commands import CommandLineError, LazyGroup
 from knowgate.core import VERSION
 from knowgate.core.display import sanitize_text
 from knowgate.errors import KnowgateError
@@ -41,7 +41,7 @@ QUIET_ENVIRONMENT = {
 }
 app = typer.Typer(
     name="knowgate",
-    cls=RootGroup,
+    cls=LazyGroup,
     pretty_exceptions_enable=False,
     epilog=EXIT_CODES_HELP,
     context_settings={"help_option_names": ["-h", "--help"]},

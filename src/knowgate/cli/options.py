@@ -78,7 +78,6 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print results as JSON,
 GatesOption = Annotated[
     list[str] | None, typer.Option("--gates", help="Gates to compare, separated by commas. Default: all possible ones.")
 ]
-PlugInOption = Annotated[bool, typer.Option("--plug-in", help="Allow gates that were fitted on another LLM.")]
 LangOption = Annotated[str | None, typer.Option("--lang", help="Language of the prompts: en or zh. Default: detected.")]
 PromptsOption = Annotated[
     Path | None, path_option("free|FILE", "Wording of the prompts: free (long answers), or a TOML file.", "--prompts")

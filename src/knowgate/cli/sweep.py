@@ -1,23 +1,16 @@
-"""`knowgate sweep`: vary one setting of a gate and tabulate the results on label runs."""
+"""`knowgate sweep` and `knowgate eval-self`: the experiments of the papers behind the gates, on your own data."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from knowgate.cli.console import create_console, inform, print_tables
+from knowgate.cli.console import create_console, inform, print_json, print_tables
 from knowgate.cli.option_flags import expand_options
-from knowgate.cli.options import (
-    GatesOption,
-    LabelsOption,
-    LimitOption,
-    PlugInOption,
-    parse_integers,
-    path_option,
-    split_gate_specs,
-)
+from knowgate.cli.options import GatesOption, JsonOption, LabelsOption, parse_integers, path_option, split_gate_specs
 from knowgate.core.display import TextTable, render_markdown_tables
 from knowgate.core.options import Count, Options, Seed, option
 from knowgate.data.questions import load_questions
@@ -29,6 +22,7 @@ from knowgate.models.prompts.answers import load_answer_prompts
 from knowgate.papers import sweeps
 from knowgate.papers.cbdr_tables import build_beta_tables
 from knowgate.papers.dhicl_tables import EXAMPLE_COUNTS, LABEL_WORD_PAIRS, DhiclVariants, build_dhicl_tables
+from knowgate.papers.self_assessment import SelfAssessment, SelfAssessor
 
 app = typer.Typer(help="Vary one setting of a gate, such as the threshold, and show a table of the results.")
 AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")]
@@ -191,25 +185,27 @@ def dhicl(labels: LabelsOption, options: DhiclSweepOptions, markdown: AsMarkdown
     _print(tables, markdown)
 
 
+class LatencyOptions(Options):
+    """Options of `knowgate sweep latency`."""
+
+    data: str = option(..., "Questions to decide on: jsonl:FILE, bench:NAME/SPLIT or hub:NAME?split=...")
+    model: str = option("smollm", "LLM to use, such as smollm; see `knowgate models`.")
+    limit: Count = option(50, "Use only the first N questions.")
+    plug_in: bool = option(False, "Allow gates that were fitted on another LLM.", flag="--plug-in")
+
+
 @app.command()
-def latency(
-    data: Annotated[
-        str, typer.Option(help="Questions to decide on: jsonl:FILE, bench:NAME/SPLIT or hub:NAME?split=...")
-    ],
-    gates: GatesOption = None,
-    model: Annotated[str, typer.Option(help="LLM to use, such as smollm; see `knowgate models`.")] = "smollm",
-    limit: LimitOption = 50,
-    plug_in: PlugInOption = False,
-    markdown: AsMarkdown = False,
-) -> None:
+@expand_options
+def latency(options: LatencyOptions, gates: GatesOption = None, markdown: AsMarkdown = False) -> None:
     """Measure how long gates take to decide on one question: median, 95th percentile and mean.
 
     Example: knowgate sweep latency --data bench:triviaqa/test --gates dhicl:log.db,my-uar,logprob:mean
     """
     if not gates:
         raise BadSetting("sweep latency needs gates to time. Example: --gates dhicl:log.db,my-uar,logprob:mean")
-    questions, llm = load_questions(data, limit), load_model(model)
-    latencies = sweeps.time_gates(split_gate_specs(gates), questions, llm, load_answer_prompts(), plug_in=plug_in)
+    questions, model = load_questions(options.data, options.limit), load_model(options.model)
+    specs = split_gate_specs(gates)
+    latencies = sweeps.time_gates(specs, questions, model, load_answer_prompts(), plug_in=options.plug_in)
     _print([sweeps.build_latency_table(latencies)], markdown)
 
 
@@ -222,3 +218,62 @@ def _print(tables: list[TextTable], markdown: bool) -> None:
         create_console().print(render_markdown_tables(tables))
     else:
         print_tables(tables)
+
+
+COLUMNS = ("labels", "method", "accuracy", "says known", "says unknown", "AUROC")
+SELF_JUDGE = "self"
+
+
+class SelfAssessmentOptions(Options):
+    """Options of `knowgate eval-self`."""
+
+    model: str = option("smollm", "LLM that assesses itself, such as smollm.")
+    words: str = option("true/false", "Word pairs the LLM answers with, `known/unknown`, such as true/false,yes/no.")
+    history: str | None = option(None, "Log of earlier questions. Adds methods that show similar ones to the LLM.")
+    k: Count = option(20, "Number of logged questions shown to the LLM. Used with `history`.")
+    judge: str | None = option(
+        None, "Adds a method: the LLM says freely whether it knows, and the LLM named here (or 'self') reads that."
+    )
+    gates: list[str] | None = option(None, "Gates to compare with the LLM's self-assessment, by name or folder.")
+    plug_in: bool = option(False, "Allow gates that were fitted on another LLM.", flag="--plug-in")
+    limit: Count | None = option(None, "Maximum number of questions per set.")
+
+
+def eval_self(
+    data: Annotated[
+        list[str], typer.Option(help="Questions written by `label --kb-sat`: jsonl:FILE. May be repeated.")
+    ],
+    options: SelfAssessmentOptions,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure whether the LLM can tell which questions it can answer (the KB-SAT test).
+
+    Prints one row per method: the LLM is asked directly, sees similar logged questions (--history), states its
+    judgment freely (--judge), or a gate decides (--gates).
+    """
+    model = load_model(options.model)
+    judge = None
+    if options.judge:
+        judge = model if options.judge == SELF_JUDGE else load_model(options.judge)
+    gates = split_gate_specs(options.gates) if options.gates else []
+    for spec in data:
+        questions = load_questions(spec, options.limit)
+        assessor = SelfAssessor(model, questions, options.history, options.k, plug_in=options.plug_in, notify=inform)
+        known = sum(bool(question.meta.get("known")) for question in questions)
+        rows = []
+        for row in assessor.assess_all(options.words.split(","), judge, gates):
+            if as_json:
+                print_json({"data": spec, "model": model.name, **asdict(row)})
+            else:
+                rows.append(_format_row(row))
+        if rows:
+            title = f"{spec}: {known} known, {len(questions) - known} unknown"
+            print_tables([TextTable(title, COLUMNS, tuple(rows))])
+
+
+def _format_row(row: SelfAssessment) -> tuple[str, ...]:
+    """Format one method's results as a row of the table."""
+    unreadable = f" ({row.unreadable} unreadable)" if row.unreadable else ""
+    auroc = "-" if row.auroc is None else f"{row.auroc:.3f}"
+    counts = (str(row.predicted_known), str(row.predicted_unknown))
+    return (row.words, row.method + unreadable, f"{row.accuracy:.1%}", *counts, auroc)

@@ -142,21 +142,18 @@ def build_dhicl_tables(
         if model is not None:
             record_decisions(run, variants, model, prompts or AnswerPrompts(), notify)
         tables[run.name] = _load_recorded_table(run, variants)
-    scores, main_scores = {}, {}  # run -> gate -> scores; those of Table 1 also have the other gates
+    scores = {}  # run -> gate -> scores
     for run_name, table in tables.items():
-        names = [name for name in variants.list_gates() if name in table.recorded_needs]
-        scores[run_name] = {name: score_gate(table, name) for name in names}
-        others = {gate: score_gate(table, gate) for gate in other_gates}
-        main_scores[run_name] = {**others, **scores[run_name]}
+        recorded = [name for name in variants.list_gates() if name in table.recorded_needs]
+        scores[run_name] = {gate: score_gate(table, gate) for gate in [*other_gates, *recorded]}
     main_names = [*dict.fromkeys(other_gates), variants.make_name(variants.standard)]
-    result = [
-        _build_table("Accuracy (retrieval rate) (Table 1)", tables, main_scores, main_names),
-        *(_build_table(title, tables, scores, list(gates)) for title, gates in variants.list_tables().items()),
-    ]
+    result = [_build_table("Accuracy (retrieval rate) (Table 1)", tables, scores, main_names)]
+    for title, gates in variants.list_tables().items():
+        result.append(_build_table(title, tables, scores, list(gates)))
     if model is not None and cut_questions:
         notify(f"learning a cut from {cut_questions} logged questions")
         learned = learn_cut(variants.standard, model, cut_questions, prompts)
-        result.append(_build_cut_table(learned, main_names[-1], tables, main_scores))
+        result.append(_build_cut_table(learned, main_names[-1], tables, scores))
     return result
 
 

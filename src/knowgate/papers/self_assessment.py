@@ -85,11 +85,13 @@ def build_kb_sat(rows: Iterable[LabelRow], seed: int = 0) -> SelfAssessmentSets:
     chosen = rng.sample(right, size) + rng.sample(wrong, size)
     rng.shuffle(chosen)
     known = [row for row in chosen if _is_right(row)]
-    return SelfAssessmentSets(
-        balanced=[_make_record(row, row.question, _is_right(row)) for row in chosen],
-        swapped=swap_entities(known, graded, rng),
-        rare=[_make_record(row, draw_rare_word(row, rng) + SEPARATOR + row.question, True, "rare") for row in known],
-    )
+    balanced = [_make_record(row, row.question, _is_right(row)) for row in chosen]
+    swapped = swap_entities(known, graded, rng)
+    rare = []
+    for row in known:
+        word = rng.choice(RARE_WORDS_ZH if row.lang == "zh" else RARE_WORDS)
+        rare.append(_make_record(row, word + SEPARATOR + row.question, True, "rare"))
+    return SelfAssessmentSets(balanced, swapped, rare)
 
 
 def swap_entities(known: Sequence[LabelRow], pool: Sequence[LabelRow], rng: random.Random) -> list[dict[str, Any]]:
@@ -120,11 +122,6 @@ def swap_entities(known: Sequence[LabelRow], pool: Sequence[LabelRow], rng: rand
             text = row.question.replace(replaced, rng.choice(replacements[replaced]), 1)
             records.append(_make_record(row, text, False, "swapped"))
     return records
-
-
-def draw_rare_word(row: LabelRow, rng: random.Random) -> str:
-    """Draw a rare word in the language of the question."""
-    return rng.choice(RARE_WORDS_ZH if row.lang == "zh" else RARE_WORDS)
 
 
 def _is_right(row: LabelRow) -> bool:

@@ -29,7 +29,7 @@ from knowgate.stats.bootstrap import estimate_mean
 from knowgate.stats.metrics import BoolArray, auroc
 from knowgate.stats.proportions import format_points_estimate
 from knowgate.training.fit_function import read_fit_options
-from knowgate.types import Gate, Model, Question
+from knowgate.types import Model, Question
 
 THRESHOLDS = tuple(round(0.1 * step, 1) for step in range(1, 10))  # IK paper
 BETAS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # CBDR: answer directly if confidence is above beta
@@ -256,15 +256,10 @@ def time_gates(
     seconds: dict[str, list[float]] = {name: [] for name in bound}
     for question in questions:
         for name, gate in bound.items():
-            seconds[name].append(_time_decision(gate, question, model, prompts))
+            start = time.perf_counter()
+            score_questions(gate, [question], read_questions(model, [gate], [question], prompts))
+            seconds[name].append(time.perf_counter() - start)
     return {name: values[WARMUP_QUESTIONS:] for name, values in seconds.items()}
-
-
-def _time_decision(gate: Gate, question: Question, model: Model, prompts: AnswerPrompts) -> float:
-    """Return the seconds that a gate takes to decide on one question, including the LLM's forward pass."""
-    start = time.perf_counter()
-    score_questions(gate, [question], read_questions(model, [gate], [question], prompts))
-    return time.perf_counter() - start
 
 
 def build_latency_table(latencies: Mapping[str, Sequence[float]]) -> TextTable:
