@@ -139,13 +139,11 @@ def _print_guarantee(rag: AdaptiveRAG, explain: bool) -> None:
     fitted: packaged gates were calibrated on other documents, so nobody relies on their guarantee here.
     """
     gate = rag.bound_gate
-    if explain:
-        if rag.guarantee:
-            inform(rag.guarantee)
-        return
     is_own = isinstance(gate, FittedGate) and not gate.artifact.path.is_relative_to(PACKAGED_GATES)
-    if is_own and (reasons := rag.guarantee_violations):
-        inform(f"The guarantee of the gate '{gate.name}' does not hold here: {'; '.join(reasons)}.")
+    if explain and rag.guarantee:
+        inform(rag.guarantee)
+    elif is_own and rag.guarantee_violations and not explain:
+        inform(f"The guarantee of the gate '{gate.name}' does not hold here: {'; '.join(rag.guarantee_violations)}.")
 
 
 def _print_truncation_notice(rag: AdaptiveRAG) -> None:

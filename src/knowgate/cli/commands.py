@@ -27,13 +27,13 @@ class CommandEntry:
     Attributes:
         target: Where the command is defined: "module:function", or "module:app" for a group of commands. Or a function
             that makes the function behind the command.
-        summary: What it does, for the list of commands.
+        summary: What it does, for the list of commands; or a function that returns it.
         panel: Heading under which the list of commands shows it.
         renamed: New names of renamed options, keyed by their old names.
     """
 
     target: str | Callable[[], Callable[..., None]]
-    summary: str
+    summary: str | Callable[[], str]
     panel: str = ""
     renamed: Mapping[str, str] = field(default_factory=dict)
 
@@ -133,10 +133,10 @@ class LazyGroup(TyperGroup):
         which would take seconds.
         """
         group = copy.copy(self)
-        group.commands = {
-            name: TyperCommand(name=name, help=entry.summary, rich_help_panel=entry.panel or None)
-            for name, entry in self.get_entries().items()
-        }
+        group.commands = {}
+        for name, entry in self.get_entries().items():
+            summary = entry.summary if isinstance(entry.summary, str) else entry.summary()
+            group.commands[name] = TyperCommand(name=name, help=summary, rich_help_panel=entry.panel or None)
         return group
 
 

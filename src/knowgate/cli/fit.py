@@ -75,7 +75,8 @@ class FitGroup(LazyGroup):
         entries = {}
         for name in list_fittable_gates():
             renamed = {**RENAMED_OPTIONS, **RENAMED_GATE_OPTIONS.get(name, {})}
-            entries[name] = CommandEntry(partial(make_gate_command, name), summarize_gate(name), GATES_PANEL, renamed)
+            make_command, summarize = partial(make_gate_command, name), partial(summarize_gate, name)
+            entries[name] = CommandEntry(make_command, summarize, GATES_PANEL, renamed)
         arbiter_summary = "which of two answers is given after retrieval"
         entries["arbiter"] = CommandEntry(make_arbiter_command, arbiter_summary, "Arbiters", RENAMED_OPTIONS)
         target = "knowgate.cli.reranker:fit_reranker_command"

@@ -80,7 +80,12 @@ def label(
             raise
     _print_summary(bar.latest, out)
     if not options.closed_book:
-        _print_missing_passages(folder)
+        # Users must know, because closed-book and open-book accuracy then cover different questions.
+        missing = sum(row.error is None and row.open is None for row in folder.rows())
+        if missing:
+            inform(
+                f"{missing} questions have no open-book answer: no passage was found, or the data has no 'contexts'."
+            )
     if kb_sat:
         _write_kb_sat(folder, kb_sat, options.seed)
 
@@ -111,16 +116,6 @@ def _print_summary(progress: LabelProgress, out: Path) -> None:
         failed = f", {progress.failed} failed (see 'error' in the rows; --retry-failed labels them again)"
     speed = f"; {progress.fresh} of them in this session, {_format_speed(progress)}" if progress.fresh else ""
     inform(f"{progress.done} of {progress.total} questions in {out}{failed}{speed}. See: knowgate report {out}")
-
-
-def _print_missing_passages(folder: RunFolder) -> None:
-    """Print how many questions have no open-book answer; print nothing if all have one.
-
-    Users must know, because closed-book and open-book accuracy then cover different questions.
-    """
-    missing = sum(row.error is None and row.open is None for row in folder.rows())
-    if missing:
-        inform(f"{missing} questions have no open-book answer: no passage was found, or the data has no 'contexts'.")
 
 
 def _write_kb_sat(folder: RunFolder, out: Path, seed: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -66,15 +67,10 @@ def _find_handbook() -> Path:
 
 def _print_demo_requests(address: str) -> None:
     """Print curl commands for the demo that can be copied into another terminal."""
-    chats = [
-        f'{{"model": "knowgate", "messages": [{{"role": "user", "content": "{question}"}}]}}'
-        for question in DEMO_QUESTIONS
-    ]
-    lines = [
-        f"The documents are the handbook of a fictional company, in {_find_handbook()}. Try:",
-        *(f"  curl {address}/v1/chat/completions -d '{body}'" for body in chats),
-        f'  curl {address}/v1/decide -d \'{{"question": "{DEMO_QUESTIONS[0]}"}}\'',
-        f"  curl {address}/metrics        # list of endpoints, in a browser: {address}/docs",
-        f"OpenAI clients work with the base URL {address}/v1",
-    ]
-    inform("\n".join(lines))
+    inform(f"The documents are the handbook of a fictional company, in {_find_handbook()}. Try:")
+    for question in DEMO_QUESTIONS:
+        chat = json.dumps({"model": "knowgate", "messages": [{"role": "user", "content": question}]})
+        inform(f"  curl {address}/v1/chat/completions -d '{chat}'")
+    inform(f"  curl {address}/v1/decide -d '{json.dumps({'question': DEMO_QUESTIONS[0]})}'")
+    inform(f"  curl {address}/metrics        # list of endpoints, in a browser: {address}/docs")
+    inform(f"OpenAI clients work with the base URL {address}/v1")

@@ -132,11 +132,9 @@ class ChatModel(Backend):
             check_resume_options(temperature, n)
             drafts = [check_resume_handle(handle, RemoteDraft) for _, handle in zip(prompts, resume, strict=True)]
             return self._map(lambda draft: [self._continue_draft(draft, max_tokens)], drafts)
-        if temperature == 0 and n > 0:  # one request per prompt, whose completion is returned n times
+        if temperature == 0:  # one request per prompt, whose completion is returned n times
             completions = self._map(lambda prompt: self._complete_greedily(prompt, max_tokens, seed), prompts)
             return [[completion] * n for completion in completions]
-        if temperature == 0:
-            return [[] for _ in prompts]
         return self._sample(prompts, max_tokens, Sampling(temperature), n, seed)
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:

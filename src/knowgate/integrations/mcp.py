@@ -27,6 +27,7 @@ from knowgate.core.frameworks import check_framework_version
 from knowgate.core.validation import check_integer
 from knowgate.data.history.entries import LabelSource
 from knowgate.errors import BadInput, BadSetting, KnowgateError
+from knowgate.gates.artifacts.gate_folder import CARD_FILE
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.integrations.decider import Decider, run_in_model_thread
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
@@ -150,18 +151,14 @@ class McpTools:
 
     def make_card(self) -> str:
         """The model card of the gate: what it is, how well it decides, and what is guaranteed."""
-        gate, rag = self.rag.bound_gate, self.rag
-        readme = gate.artifact.path / "README.md" if isinstance(gate, FittedGate) else None
-        if readme is not None and readme.is_file():
-            return readme.read_text(encoding="utf-8", errors="replace")
-        lines = [
-            f"# Gate {gate.name}\n",
-            f"- LLM: {rag.model.name}",
-            f"- retrieves if need is above {rag.used_threshold:g}",
-            f"- reads: {', '.join(sorted(gate.needs)) or 'nothing from the LLM'}",
-            f"- {rag.guarantee or 'its threshold has no guarantee'}",
-        ]
-        return "\n".join(lines) + "\n"
+        rag, gate = self.rag, self.rag.bound_gate
+        if isinstance(gate, FittedGate) and (gate.artifact.path / CARD_FILE).is_file():
+            return (gate.artifact.path / CARD_FILE).read_text(encoding="utf-8", errors="replace")
+        return (
+            f"# Gate {gate.name}\n\n- LLM: {rag.model.name}\n- retrieves if need is above {rag.used_threshold:g}\n"
+            f"- reads: {', '.join(sorted(gate.needs)) or 'nothing from the LLM'}\n"
+            f"- {rag.guarantee or 'its threshold has no guarantee'}\n"
+        )
 
 
 def create_mcp_server(rag: AdaptiveRAG, *, fall_open: bool = False) -> Any:

@@ -190,10 +190,8 @@ def _load_recorded_table(run: Path, variants: DhiclVariants) -> LabelTable:
     table = load_label_table([run])
     name = variants.make_name(variants.standard)
     if name not in table.recorded_needs:
-        raise BadInput(
-            f"the label run '{run}' has no stored decisions of the gate {name}. To let the LLM decide now, set "
-            f"model={table.settings['model']!r}."
-        )
+        advice = f"To let the LLM decide now, set model={table.settings['model']!r}."
+        raise BadInput(f"the label run '{run}' has no stored decisions of the gate {name}. {advice}")
     return table
 
 

@@ -40,10 +40,7 @@ RARE_WORDS = (
 )  # fmt: skip
 RARE_WORDS_ZH = ("饕餮", "魑魅", "龃龉", "踟蹰", "氤氲", "旖旎", "囹圄", "耄耋", "觊觎", "蹀躞", "逡巡", "龟裂")
 SEPARATOR = " | "  # between the rare word and the question
-NO_SWAPS_MESSAGE = (
-    "No entity was swapped: an entity is capitalized words after the first, a year, or a title in 《》 or “”, and no known "
-    "question contains one that another question can replace. Label more questions."
-)
+NO_SWAPS_MESSAGE = "No name, year or title of a known question could be swapped. Label more questions."
 
 
 @dataclass(frozen=True)
@@ -77,8 +74,7 @@ def build_kb_sat(rows: Iterable[LabelRow], seed: int = 0) -> SelfAssessmentSets:
     wrong = [row for row in graded if not _is_right(row)]
     if not right or not wrong:
         raise BadInput(
-            f"the self-assessment set (KB-SAT) needs right and wrong answers of the LLM, but the run has {len(right)} "
-            f"right and {len(wrong)} wrong ones. Label more questions."
+            f"the answers are {len(right)} right and {len(wrong)} wrong; KB-SAT needs both. Label more questions."
         )
     rng = random.Random(seed)
     size = min(len(right), len(wrong))

@@ -148,10 +148,8 @@ def bind_arbiter(arbiter: Arbiter | None, gate: Gate, model: Model, prompts: Ans
         return None
     missing = arbiter.needs - model.offers
     if missing:
-        raise UnsupportedSignal(
-            f"the arbiter '{arbiter.name}' needs {', '.join(sorted(missing))}, which {model.name} does not provide. "
-            "Fit an arbiter on label runs of this LLM, or use arbiter='rules'."
-        )
+        needed = ", ".join(sorted(missing))
+        raise UnsupportedSignal(f"{model.name} lacks {needed} for the arbiter '{arbiter.name}'. Use arbiter='rules'.")
     return arbiter.bind(model, prompts.fingerprint)
 
 
