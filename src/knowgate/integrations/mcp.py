@@ -34,7 +34,7 @@ from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.answer_json import decision_record
 from knowgate.server.learning.answers import HistoryLabeler, label_by_feedback
 from knowgate.server.options import LOOPBACK_HOSTS
-from knowgate.types import Answer, Decision, Passage
+from knowgate.types import Answer, Passage
 
 MAX_STORED_ANSWERS = 1000  # answers kept in memory, so that feedback can refer to them
 MAX_PASSAGES = 100  # maximum passages of one search
@@ -58,10 +58,6 @@ class DecisionResult(BaseModel):
     reason: str
     rule: str = ""
     notes: list[str] = Field(default_factory=list)
-
-    @classmethod
-    def from_decision(cls, decision: Decision) -> DecisionResult:
-        return cls.model_validate(decision_record(decision))
 
 
 class SearchResult(BaseModel):
@@ -109,7 +105,7 @@ class McpTools:
 
     async def decide(self, question: str) -> DecisionResult:
         """Decide whether the LLM needs documents to answer this question, and say why. Does not answer it."""
-        return DecisionResult.from_decision(await self.decider.adecide(question))
+        return DecisionResult(**decision_record(await self.decider.adecide(question)))
 
     async def search(self, query: str, k: int | None = None) -> SearchResult:
         """Search the documents and return passages, best first, whether or not they are needed."""
@@ -129,7 +125,7 @@ class McpTools:
         return AnswerResult(
             id=answer_id,
             answer=answer.text,
-            decision=DecisionResult.from_decision(answer.decision),
+            decision=DecisionResult(**decision_record(answer.decision)),
             passages=list(answer.passages),
             finished=answer.finished,
         )

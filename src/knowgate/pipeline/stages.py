@@ -226,7 +226,9 @@ class RetrievalStage:
         """
         results = self._search(states, [state.question.text for state in states])
         with self.lock, measure_time(states, "second look"):
-            is_useful = self._judge_usefulness([state.question for state in states], results)
+            is_useful = [True] * len(states)
+            if self.second_look is not None:
+                is_useful = self.second_look.are_useful([state.question for state in states], results)
         for state, passages, useful in zip(states, results, is_useful, strict=True):
             state.passages = tuple(passages) if useful else ()
             if not state.passages:
@@ -292,9 +294,3 @@ class RetrievalStage:
             best = rerank(reranker, [queries[i] for i in chosen], [results[i] for i in chosen], self.k)
         reordered = dict(zip(chosen, best, strict=True))
         return [reordered.get(i, passages) for i, passages in enumerate(results)]
-
-    def _judge_usefulness(self, questions: list[Question], results: list[list[Passage]]) -> list[bool]:
-        """Return for each question whether its passages are useful; always True without a second look."""
-        if self.second_look is None:
-            return [True] * len(questions)
-        return self.second_look.are_useful(questions, results)
