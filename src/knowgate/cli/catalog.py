@@ -20,7 +20,9 @@ models_app = typer.Typer(help="List LLM backends and cached weights; download th
 def list_gates() -> None:
     """List the gates: when each retrieves, what it needs from the LLM, and what it costs."""
     rows = [_make_row(name, entry) for name, entry in GATES.items()]
-    rows += [_make_row(name, entry, _fit_hint(name)) for name, entry in FITTED_GATES.items()]
+    for name, entry in FITTED_GATES.items():  # no command names the gate `constant`; `knowgate fit` may write it
+        hint = "" if name == "constant" else f" (first: knowgate fit {name})"
+        rows.append(_make_row(name, entry, hint))
     plugins = find_plugins("knowgate.gates") | find_plugins("knowgate.fitted_gates")
     rows += [(name, f"from another package: {point.value}", "-", "-", "-") for name, point in plugins.items()]
     print_table(("gate", "retrieves when", "needs", "extra cost", "reference"), rows)
@@ -33,14 +35,6 @@ def list_gates() -> None:
 def _make_row(name: str, entry: RegistryEntry, hint: str = "") -> tuple[str, ...]:
     """Make a row of the table of gates; `hint` is appended to the summary."""
     return name, entry.summary + hint, entry.needs or "-", entry.cost, entry.paper or "-"
-
-
-def _fit_hint(name: str) -> str:
-    """Return the command that fits a gate, in parentheses; '' for the gate `constant`, which no command names.
-
-    `knowgate fit` without a gate name may write it.
-    """
-    return f" (first: knowgate fit {name})" if name != "constant" else ""
 
 
 @models_app.callback(invoke_without_command=True)

@@ -37,14 +37,9 @@ from knowgate.labels.history_entries import KnownRule, entries_from_rows, scope_
 from knowgate.models.prompts.templates import detect_language
 
 app = typer.Typer(help="Manage the log of questions that the gates dhicl and skr learn from.", no_args_is_help=True)
-HistoryOption = Annotated[
-    str, typer.Option("--history", help="The log: an SQLite file, or postgresql://USER@HOST/DATABASE.")
-]
+HistoryOption = Annotated[str, typer.Option("--history", help="The log: an SQLite file, or postgresql://USER@HOST/DB.")]
 EmbedderName = Annotated[
-    str | None,
-    typer.Option(
-        "--embedder", help="Embedding of questions: minilm (English), mpnet, m3e (Chinese), ... Default: the log's."
-    ),
+    str | None, typer.Option("--embedder", help="minilm (English), mpnet, m3e (Chinese), ... Default: that of the log.")
 ]
 log = logging.getLogger(__name__)
 DEFAULT_HISTORY = "history.db"

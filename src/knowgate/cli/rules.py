@@ -19,9 +19,7 @@ from knowgate.gates.rules.rule_set import load_rules
 from knowgate.gates.rules.topic_rule import RuleMatch
 
 app = typer.Typer(help="List the routing rules, which decide before the gate, or test them on questions.")
-RulesFile = Annotated[
-    Path | None, path_option("FILE", "TOML file with your own rules, which come before the packaged ones.", "--rules")
-]
+RulesFile = Annotated[Path | None, path_option("FILE", "TOML file with your own rules, which come first.", "--rules")]
 
 
 @app.callback(invoke_without_command=True)
