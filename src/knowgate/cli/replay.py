@@ -169,9 +169,10 @@ def _build_table(results: Sequence[replay.ReplayResult], names: dict[float, str]
         with_money: Add a column for the money saved.
     """
     risk_titles = {name: RISK_COLUMNS[name].format(share.n) for name, share in results[0].risks.items()}
-    amounts = ["tokens", "seconds", *(["money"] if with_money else [])]
     columns = ["threshold", "retrieved", "retrievals saved", "answers known", *risk_titles.values()]
-    columns += [f"{amount} saved" for amount in amounts]
+    columns += ["tokens saved", "seconds saved"]
+    if with_money:
+        columns.append("money saved")
     rows = []
     for result in results:
         label = "always" if result.threshold < 0 else f"{result.threshold:g}"
@@ -179,7 +180,9 @@ def _build_table(results: Sequence[replay.ReplayResult], names: dict[float, str]
             label += f" ({names[result.threshold]})"
         cells = [label, f"{result.rate:.1%}", _format_saving(result.savings["retrievals"]), _format_known(result)]
         cells += [_format_share(result.risks[name]) for name in risk_titles]
-        cells += [_format_saving(result.savings[amount], " s" * (amount == "seconds")) for amount in amounts]
+        cells += [_format_saving(result.savings["tokens"]), _format_saving(result.savings["seconds"], " s")]
+        if with_money:
+            cells.append(_format_saving(result.savings["money"]))
         rows.append(tuple(cells))
     return TextTable("", tuple(columns), tuple(rows))
 

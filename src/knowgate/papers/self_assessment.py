@@ -107,16 +107,13 @@ def swap_entities(known: Sequence[LabelRow], pool: Sequence[LabelRow], rng: rand
     records = []
     for row in known:
         own_entities = _find_entities(row)
-        others = sorted(entities.get(row.lang, ()))  # sorted, so that the seed alone decides
-        replacements = {}
-        for own in own_entities:
-            same_kind = [entity for entity in others if _get_kind(entity) == _get_kind(own)]
-            replacements[own] = [entity for entity in same_kind if entity not in own_entities]
-        replaceable = [own for own in own_entities if replacements[own]]
+        others = sorted(entities.get(row.lang, set()) - set(own_entities))  # sorted, so that the seed alone decides
+        kinds = {_get_kind(entity) for entity in others}
+        replaceable = [entity for entity in own_entities if _get_kind(entity) in kinds]
         if replaceable:
             replaced = rng.choice(replaceable)
-            text = row.question.replace(replaced, rng.choice(replacements[replaced]), 1)
-            records.append(_make_record(row, text, False, "swapped"))
+            new = rng.choice([entity for entity in others if _get_kind(entity) == _get_kind(replaced)])
+            records.append(_make_record(row, row.question.replace(replaced, new, 1), False, "swapped"))
     return records
 
 

@@ -43,23 +43,22 @@ def apply_gate(gate: Gate, threshold: float, states: Sequence[QuestionState]) ->
     check_count(gate, "explanations", explanations, questions)
     check_count(gate, "numbers of rounds", rounds, questions)
     distances = measure_distances(gate, questions, readings)
-    raw_scores: Sequence[float | None] = scores.raw or [None] * len(states)
-    rows = zip(states, scores.needs, raw_scores, explanations, rounds, distances, strict=True)
-    for state, need, raw, explanation, max_rounds, distance in rows:
-        state.max_rounds = min(max_rounds, MAX_ROUNDS)
+    for i, state in enumerate(states):
+        need, distance = scores.needs[i], distances[i]
+        state.max_rounds = min(rounds[i], MAX_ROUNDS)
         # A server that returns only its top tokens may omit all labels. Their logits are then equal.
         if gate.name in state.reading.labels and not has_distinct_logits(state.reading.labels[gate.name]):
             state.notes.append(DecisionNote.LABELS_UNLISTED)
         if need <= threshold and distance is not None and distance > FAR_DISTANCE:
             state.notes.append(DecisionNote.FAR_QUESTION)
         state.decision = Decision(
-            need > threshold,
-            need,
-            threshold,
-            gate.name,
-            _explain_decision(gate, need, threshold, explanation),
-            state.reading.neighbors.get(gate.name, ()),
-            raw=raw,
+            retrieve=need > threshold,
+            need=need,
+            threshold=threshold,
+            gate=gate.name,
+            reason=_explain_decision(gate, need, threshold, explanations[i]),
+            neighbors=state.reading.neighbors.get(gate.name, ()),
+            raw=scores.raw[i] if scores.raw else None,
             distance=distance,
         )
 
