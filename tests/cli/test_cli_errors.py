@@ -59,7 +59,7 @@ def test_a_wrong_option_of_ask_is_named_with_what_is_allowed(call: Call, docs: P
         (["ask", "--threshold", "2"], "Invalid value for '--threshold'"),
         (["ask", "--threshold", "nan"], "Invalid value for '--threshold'"),
         (["models", "nope"], "Known: pull."),
-        (["ask", "--nope"], "No such option: --nope. See: knowgate ask --help"),
+        (["ask", "--nope"], "No such option: --nope"),
         (["ask", "--gat", "x"], "No such option: --gat (Possible options: --gate, --log)"),
     ],
 )

@@ -26,9 +26,7 @@ def list_gates() -> None:
     plugins = find_plugins("knowgate.gates") | find_plugins("knowgate.fitted_gates")
     rows += [(name, f"from another package: {point.value}", "-", "-", "-") for name, point in plugins.items()]
     print_table(("gate", "retrieves when", "needs", "extra cost", "reference"), rows)
-    inform(
-        f"Default: the gate that comes with the LLM, else {FALLBACK_GATE}; {TEXT_ONLY_GATE} if it returns only text."
-    )
+    inform(f"Default: the LLM's own gate, else {FALLBACK_GATE}; for text only, {TEXT_ONLY_GATE}.")
     inform("Write options after a colon, as in logprob:mean or random:rate=0.3,seed=1.")
 
 

@@ -148,7 +148,9 @@ def bind_arbiter(arbiter: Arbiter | None, gate: Gate, model: Model, prompts: Ans
     missing = arbiter.needs - model.offers
     if missing:
         needed = ", ".join(sorted(missing))
-        raise UnsupportedSignal(f"{model.name} lacks {needed} for the arbiter '{arbiter.name}'. Use arbiter='rules'.")
+        raise UnsupportedSignal(
+            f"the arbiter '{arbiter.name}' needs {needed}, which {model.name} lacks. Use arbiter='rules'."
+        )
     return arbiter.bind(model, prompts.fingerprint)
 
 
