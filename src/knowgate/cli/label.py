@@ -83,9 +83,7 @@ def label(
         # Users must know, because closed-book and open-book accuracy then cover different questions.
         missing = sum(row.error is None and row.open is None for row in folder.rows())
         if missing:
-            inform(
-                f"{missing} questions have no open-book answer: no passage was found, or the data has no 'contexts'."
-            )
+            inform(f"{missing} questions have no open-book answer, because no passage was found for them.")
     if kb_sat:
         _write_kb_sat(folder, kb_sat, options.seed)
 

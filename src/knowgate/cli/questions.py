@@ -60,9 +60,11 @@ def _read_lines(lines: Iterable[bytes], where: str) -> Iterator[Question]:
 def _iterate_questions(lines: Iterable[bytes], where: str) -> Iterator[Question]:
     """Yield a question for each line that is not empty, with the line number as its id."""
     for number, line in enumerate(lines, start=1):
-        text = _decode(line, number, where).removeprefix("\ufeff").strip()  # some files start with this mark
-        if text:
-            yield Question(text, str(number))
+        text = _decode(line, number, where)
+        if number == 1:
+            text = text.removeprefix("\ufeff")  # the byte order mark
+        if text.strip():
+            yield Question(text.strip(), str(number))
 
 
 def _decode(line: bytes, number: int, where: str) -> str:
