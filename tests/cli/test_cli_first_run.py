@@ -34,7 +34,7 @@ def test_three_lines_on_stdout_say_how_to_use_it(call: Call, lamps: Path):
     assert outcome.code == 0
     first, *rest = outcome.out.splitlines()
     assert first.startswith("knowgate ask --explain 'What is the colour of lamp number")
-    assert rest == ["knowgate ask -i", "knowgate ask --json < q.jsonl > answers.jsonl"]
+    assert rest == ["knowgate ask -i", "knowgate ask --json < questions.txt > answers.jsonl"]
 
 
 def test_what_was_written_answers_a_question(call: Call, lamps: Path):
@@ -157,11 +157,3 @@ def test_a_document_that_cannot_be_read_is_named_and_the_rest_continues(call: Ca
     outcome = started(call)
     assert outcome.code == 0
     assert "broken.pdf" in outcome.err
-
-
-@pytest.mark.parametrize(
-    ("questions", "file"),
-    [("", "questions.txt"), ("hub:trivia", "questions.txt"), ("jsonl:q.jsonl.gz", "questions.txt"), ("lines:q", "q")],
-)
-def test_the_file_to_type_is_the_users_own_where_ask_can_read_it(questions: str, file: str):
-    assert command.get_question_file(questions) == file

@@ -95,7 +95,7 @@ def test_a_probe_is_fitted_as_ever(call: Call, tmp_path: Path):
         (
             ["probe", "--out", "x", "--cheap"],
             2,
-            "'--cheap'. It is an option of: fusion, stack. Known: --balanced, --",
+            "No such option: --cheap (Possible options: --help). See: knowgate fit probe --help",
         ),
         (["probe", "--out", "x"], 1, "fit probe needs labeled questions. Set --labels to folders made by"),
         (["prob", "--out", "x"], 1, "unknown fitted gate 'prob'. Did you mean 'probe'?"),

@@ -25,11 +25,6 @@ def test_the_help_shows_the_new_name_only(call: Call, command: str, old: str, ne
     assert f"{old} " not in shown
 
 
-@pytest.mark.parametrize(("command", "old", "new"), OLD)
-def test_a_mistyped_old_name_leads_to_the_new_one(call: Call, command: str, old: str, new: str):
-    assert f"Did you mean '{new}'?" in call(*command.split(), f"{old}x").err
-
-
 @pytest.mark.parametrize("given", [["--kind", "bm25"], ["--kind=bm25"]])
 def test_index_takes_its_old_option_with_a_note(call: Call, docs: Path, given: list[str]):
     done = call("index", docs, "--out", "made", *given)

@@ -8,13 +8,9 @@ from dataclasses import dataclass, field
 import pytest
 from rich.console import Console
 
-from knowgate.cli.fit import FitProgressBar
 from knowgate.cli.progress import (
     ProgressLines,
-    StageStart,
     format_duration,
-    format_pace,
-    format_progress_line,
     show_progress,
 )
 
@@ -47,10 +43,10 @@ def job() -> Job:
     return Job()
 
 
-def test_a_line_has_count_pace_and_time_left(job: Job):
+def test_a_line_has_count_and_time_left(job: Job):
     job.at(0, 0)
     job.at(40, 128)
-    assert job.written == ["labelling: 128 of 1,000 questions, 3.2 questions/s, 5 min left"]
+    assert job.written == ["labelling: 128 of 1,000 questions, 5 min left"]
 
 
 def test_a_job_of_a_moment_says_nothing(job: Job):
@@ -68,10 +64,10 @@ def test_lines_come_at_growing_intervals_up_to_a_minute(job: Job):
     assert times == [3, 9, 21, 45, 93, 153, 213, 273, 333, 393]
 
 
-def test_what_an_earlier_start_did_does_not_count_for_the_pace(job: Job):
+def test_what_an_earlier_start_did_does_not_count_for_the_time_left(job: Job):
     job.at(0, 900)
     job.at(10, 950)
-    assert job.written == ["labelling: 950 of 1,000 questions, 5 questions/s, 10 s left"]
+    assert job.written == ["labelling: 950 of 1,000 questions, 10 s left"]
 
 
 def test_the_pace_of_the_job_itself_is_shown_where_it_has_one(job: Job):
@@ -80,27 +76,18 @@ def test_the_pace_of_the_job_itself_is_shown_where_it_has_one(job: Job):
     assert job.written == ["labelling: 500 of 1,000 questions, 50 questions/s 900 tokens/s, 10 s left"]
 
 
-def test_each_stage_has_its_own_pace_and_unit(job: Job):
+def test_each_stage_has_its_own_start_and_unit(job: Job):
     job.at(0, 0, stage="read", unit="documents")
     job.at(5, 1000, stage="read", unit="documents")
     job.at(5, 0, 50, stage="embed", unit="passages")
     job.at(15, 20, 50, stage="embed", unit="passages")
-    assert job.written == ["embed: 0 of 50 passages", "embed: 20 of 50 passages, 2 passages/s, 15 s left"]
+    assert job.written == ["embed: 0 of 50 passages", "embed: 20 of 50 passages, 15 s left"]
 
 
 def test_the_end_is_left_to_the_summary_of_the_command(job: Job):
     job.at(0, 0)
     job.at(50, 1000)
     assert job.written == []
-
-
-def test_before_anything_is_done_there_is_no_pace():
-    assert format_progress_line("training", 0, 10, "examples", 0.0) == "training: 0 of 10 examples"
-
-
-@pytest.mark.parametrize(("rate", "shown"), [(0.04, "0.04 q/s"), (3.21, "3.2 q/s"), (1234.5, "1,234 q/s")])
-def test_a_pace_has_two_figures_or_none_behind_the_point(rate: float, shown: str):
-    assert shown in format_progress_line("job", 1, 9, "q", rate)
 
 
 @pytest.mark.parametrize(
@@ -126,29 +113,3 @@ def test_on_a_terminal_there_is_a_bar_and_lasting_lines_stay():
 
 def test_elsewhere_there_is_no_bar():
     assert run_on(Console(file=io.StringIO(), width=100)) == "epoch 1 [done]\n"
-
-
-def test_a_bar_without_a_pace_of_its_own_shows_the_rate():
-    assert format_pace(StageStart(10, 5.0).compute_rate(16, 8.0), "examples") == "2 examples/s"
-    assert format_pace(StageStart(10, 5.0).compute_rate(16, 5.0), "examples") == ""
-
-
-@dataclass(frozen=True)
-class Milestone:
-    words: str
-    done: int = 1
-    total: int = 2
-    stage: str = "training"
-    unit: str = "examples"
-    is_milestone: bool = True
-
-
-def test_milestones_that_were_printed_are_not_repeated_at_the_end():
-    written = io.StringIO()
-    with show_progress("fitting", "examples", Console(file=written, width=100)) as show:
-        watching = FitProgressBar(show)
-        watching(Milestone("epoch 0.5, loss 0.612, 3.1 examples/s"))
-        watching(Milestone("epoch 1, loss 0.5", is_milestone=False))
-    assert written.getvalue() == "epoch 0.5, loss 0.612, 3.1 examples/s\n"
-    notes = ["epoch 0.5: loss 0.6120", "epoch 1: loss 0.5000", "kept: epoch 1"]
-    assert watching.select_new_notes(notes) == ["epoch 1: loss 0.5000", "kept: epoch 1"]

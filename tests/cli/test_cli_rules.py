@@ -80,9 +80,9 @@ def test_json_lines_are_read_for_what_was_said_in_them(call: Call, tmp_path: Pat
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ('{"prompt": "Hi"}', "line 1 has none of the keys question, text, messages"),
-        ('{"question": ""}', "'question' is empty or not a text"),
-        ('{"messages": [{"role": "system", "content": "x"}]}', "one of role 'user'"),
+        ('{"prompt": "Hi"}', "asked.jsonl line 1 has no question"),
+        ('{"question": ""}', "asked.jsonl line 1 has no question"),
+        ('{"messages": [{"role": "system", "content": "x"}]}', "asked.jsonl line 1 has no question"),
         ("Hi", "asked.jsonl line 1"),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 
 from knowgate.cli.error_messages import compute_error_id, format_error_report
 from knowgate.core.redaction import redact_secrets
+from knowgate.errors import KnowgateError
 from tests.cli.conftest import Call
 
 
@@ -97,11 +98,11 @@ def test_without_any_place_for_details_the_sentence_still_comes(
 
 
 def test_an_error_while_explaining_an_error_ends_here_too(call: Call, broken, monkeypatch: pytest.MonkeyPatch):
-    def no_home() -> Path:
-        raise RuntimeError("no home")
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("no command")
 
-    monkeypatch.setattr("knowgate.core.files.cache_dir", no_home)
-    broken(FileNotFoundError(2, "no such file", "x"))
+    monkeypatch.setattr("knowgate.cli.error_messages.find_command", fail)
+    broken(KnowgateError("samples=0"))
     assert call("gates").code == 70
 
 
@@ -115,7 +116,7 @@ def test_a_full_disk_says_to_make_room(call: Call, broken):
     outcome = call("gates")
     assert outcome.code == 1
     assert outcome.err == (
-        "Error: cannot read or write: No space left on device. Free some disk space, then run the same command again.\n"
+        "Error: cannot read or write: No space left on device. Check the path, its permissions and the free disk space.\n"
     )
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.table import Table
 from rich.text import Text
 
-from knowgate.cli.answer_output import StreamedLine
+from knowgate.cli.ask import StreamedLine
 from knowgate.cli.console import create_console, print_json
 from knowgate.core.chart import Axis, ChartFrame, ChartPoint, Curve, render_line_chart
 from knowgate.core.display import CONTROL_CHARACTERS, TextTable, escape_markdown_code, sanitize_text

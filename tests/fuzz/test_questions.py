@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from knowgate.cli.questions import STDIN, _read_questions
+from knowgate.cli.questions import _read_lines
 from knowgate.core.text import CHOICE_LETTERS
 from knowgate.data.history.entries import entry_from_record
 from knowgate.data.questions import load_questions
@@ -143,7 +143,7 @@ def test_what_is_no_ordinary_file_is_refused(tmp_path, kind):
 @given(st.lists(st.binary(max_size=30) | TEXT.map(lambda text: text.encode("utf-8", "surrogatepass")), max_size=5))
 def test_lines_of_standard_input_are_questions_or_named(lines):
     data = b"\n".join(lines)
-    outcome = attempt("standard input", "lines at random", lambda: list(_read_questions(io.BytesIO(data), STDIN, [])))
+    outcome = attempt("standard input", "lines at random", lambda: list(_read_lines(io.BytesIO(data), "stdin")))
     if not outcome.refusal:
         said = enumerate(data.decode("utf-8-sig").split("\n"), start=1)
         expected = [(str(number), line.strip()) for number, line in said if line.strip()]
@@ -174,7 +174,7 @@ def test_a_hundred_thousand_questions_take_no_more_memory_than_a_thousand():
     """A thousand to warm up, then what all the rest take at most beyond it."""
     rag = AdaptiveRAG(FakeModel(), load_gate("never"))
     lines = (b"question %d?\n" % number for number in range(100_000 if MANY else 6_000))
-    asked = _read_questions(lines, STDIN, [])
+    asked = _read_lines(lines, "stdin")
     answers = rag.stream(asked)
     for _ in range(1_000):
         next(answers)

@@ -291,7 +291,8 @@ def test_a_complete_draft_costs_no_second_call():
 
 
 def test_log_probabilities_are_parsed():
-    content = [{"token": "Par", "logprob": -0.5, "top_logprobs": [{"logprob": -0.5}, {"logprob": -1.5}]}]
+    top = [{"token": "Par", "logprob": -0.5}, {"token": "Lyon", "logprob": -1.5}]
+    content = [{"token": "Par", "logprob": -0.5, "top_logprobs": top}]
     answer = AIMessage("Par", response_metadata={"logprobs": {"content": content}})
     model = LangChainModel(GenericFakeChatModel(messages=iter([answer])), logprobs=True)
     assert Signal.LOGPROBS in model.offers

@@ -12,7 +12,7 @@ from knowgate.core.display import MISSING_VALUE
 from knowgate.errors import BadSetting
 from knowgate.gates.offline_scoring import TableScores
 from knowgate.papers.cbdr_tables import build_beta_tables
-from knowgate.papers.sweeps import select_unsure_questions
+from knowgate.papers.sweeps import BETAS, select_unsure_questions
 from tests.support.runs_by_hand import row, side
 from tests.support.trials_by_hand import four_rows, trial_run
 
@@ -31,17 +31,18 @@ def runs(folder: Path) -> list[Path]:
 
 
 def test_each_source_of_passages_has_its_rows_and_columns(tmp_path):
-    (table,) = build_beta_tables(runs(tmp_path), ["good"], betas=(0.5, 0.9))
+    (table,) = build_beta_tables(runs(tmp_path), ["good"])
     assert table.columns == ("passages by", "answer if confidence >", "top 1", "top 3")
+    labels = ["always retrieve", *(f"{beta:g}" for beta in BETAS)]
     assert [row[:2] for row in table.rows] == [
         (MISSING_VALUE, "never retrieve"),
-        ("bm25", "always retrieve"), ("bm25", "0.5"), ("bm25", "0.9"),
-        ("aligned", "always retrieve"), ("aligned", "0.5"), ("aligned", "0.9"),
-    ]  # fmt: skip
+        *(("bm25", label) for label in labels),
+        *(("aligned", label) for label in labels),
+    ]
 
 
 def test_cells_are_accuracy_and_retrieval_rate(tmp_path):
-    (table,) = build_beta_tables(runs(tmp_path), ["good"], betas=(0.5, 0.9))
+    (table,) = build_beta_tables(runs(tmp_path), ["good"])
     cells = {row[:2]: row[2:] for row in table.rows}
     assert cells[MISSING_VALUE, "never retrieve"] == ("50.0 % (0.0 %)", "50.0 % (0.0 %)")
     assert cells["bm25", "always retrieve"] == ("50.0 % (100.0 %)", "50.0 % (100.0 %)")
@@ -53,14 +54,14 @@ def test_cells_are_accuracy_and_retrieval_rate(tmp_path):
 def test_runs_with_the_same_source_of_passages_are_joined(tmp_path):
     other = [row("z", side(True), side(True))]
     both = [trial_run(tmp_path / "a", **BM25), trial_run(tmp_path / "b", other, **BM25)]
-    (table,) = build_beta_tables(both, ["good"], betas=(0.5,))
+    (table,) = build_beta_tables(both, ["good"])
     assert table.rows[0][:3] == ("0.5", "40.0 %", "80.0 %")
 
 
 def test_runs_with_different_questions_are_rejected(tmp_path):
     plain = trial_run(tmp_path / "plain", **BM25)
     fewer = trial_run(tmp_path / "fewer", four_rows()[:3], **RERANKED)
-    with pytest.raises(BadSetting, match=r"different questions \(4 and 3\).*Label the same questions"):
+    with pytest.raises(BadSetting, match=r"different questions. Label the same questions"):
         build_beta_tables([plain, fewer], ["good"])
 
 

@@ -161,13 +161,13 @@ def test_a_variant_is_named_by_its_options():
 
 def test_gates_are_timed_without_the_warm_up_questions(model):
     latencies = time_gates(["prompt", "logprob:min"], questions(), model, AnswerPrompts())
-    assert [(one.gate, len(one.seconds)) for one in latencies] == [("prompt", 6), ("logprob:min", 6)]
-    assert all(0 < one.quantile(0.5) <= one.quantile(0.95) for one in latencies)
+    assert {gate: len(seconds) for gate, seconds in latencies.items()} == {"prompt": 6, "logprob:min": 6}
+    assert all(min(seconds) > 0 for seconds in latencies.values())
     assert [row[0] for row in build_latency_table(latencies).rows] == ["prompt", "logprob:min"]
 
 
 def test_too_few_questions_cannot_be_timed(model):
-    with pytest.raises(BadInput, match="2 questions are too few"):
+    with pytest.raises(BadInput, match="latency needs more than 2 questions, got 2"):
         time_gates(["prompt"], questions()[:2], model, AnswerPrompts())
 
 

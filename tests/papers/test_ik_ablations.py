@@ -5,7 +5,7 @@ import pytest
 
 from knowgate.cli.main import run as knowgate
 from knowgate.data.runs.rows import GradedAnswer, LabelRow
-from knowgate.errors import BadInput, BadSetting
+from knowgate.errors import BadInput, UnknownName
 from knowgate.papers.ik_ablations import IkAblations, compute_needed, sweep_ik
 from knowgate.training.examples import load_examples
 from knowgate.types import Token
@@ -66,10 +66,10 @@ def test_labels_can_be_made_by_another_grader(run):
 
 @pytest.mark.parametrize(
     ("grade", "message"),
-    [("judge", r"To grade them by an LLM, set `judge`"), ("taste", "Use exact, contains")],
+    [("judge", "needs `judge`"), ("taste", "unknown grader 'taste'")],
 )
 def test_an_unavailable_grader_is_rejected_with_advice(run, grade, message):
-    with pytest.raises(BadSetting, match=message):
+    with pytest.raises(UnknownName, match=message):
         compute_needed(load_examples([run]), grade, None)
 
 

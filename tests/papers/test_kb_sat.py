@@ -64,13 +64,11 @@ def test_a_name_is_never_replaced_by_a_year_or_a_title(seed):
     assert swapped in ("Where was Niels Bohr in 1911?", "Where was Marie Curie in 1966?")
 
 
-def test_an_empty_swapped_set_is_explained():
+def test_a_question_without_a_replaceable_entity_is_not_swapped():
     nameless = build_kb_sat([row(1, True, "who wrote it?"), row(2, False)])
     assert nameless.swapped == []
-    assert "none of the 1 known questions contains one" in nameless.explain_no_swaps()
     alone = build_kb_sat([row(1, True), row(2, False, "who wrote it?")])
     assert alone.swapped == []
-    assert "1 of the 1 known questions contain one, but no other question" in alone.explain_no_swaps()
 
 
 def test_failed_and_ungraded_rows_are_left_out():

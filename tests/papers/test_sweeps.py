@@ -72,7 +72,7 @@ def test_stored_variants_are_rows_of_one_table(tmp_path):
 
 
 def test_without_variants_the_error_lists_the_stored_gates(tmp_path):
-    with pytest.raises(BadInput, match="They have decisions of: good, poor"):
+    with pytest.raises(BadInput, match="have decisions of good, poor, but not of"):
         sweeps.sweep_variants(load_label_table([trial_run(tmp_path / "run")]), "dhicl")
 
 

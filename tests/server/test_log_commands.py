@@ -80,7 +80,7 @@ def test_one_command_refits_a_gate_from_the_decision_log(serve, many, tmp_path, 
 
 
 def test_refit_uses_the_upstream_of_the_server(tmp_path, call):  # noqa: F811
-    from knowgate.cli.refit import get_served_model
+    from knowgate.cli.start import get_served_model
     from knowgate.errors import KnowgateError
     from knowgate.pipeline.settings import PipelineOptions
 

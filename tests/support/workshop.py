@@ -17,7 +17,7 @@ N = 120
 IMPORTED = ["tests.support.hashed_history", "knowgate.training.gate_artifact", "knowgate.training.probe",
             "sklearn.linear_model", "scipy.stats",
             *(f"knowgate.cli.{name}" for name in
-              ("label", "index", "fit", "history", "prefer", "eval", "calibrate", "report"))]  # fmt: skip
+              ("label", "index", "fit", "history", "reranker", "eval", "calibrate", "report"))]  # fmt: skip
 LABEL = ["label", "--data", "jsonl:q.jsonl", "--model", "fake:t.jsonl", "--samples", "2", "--layers", "mid"]
 FIT = ["fit", "probe", "--kind", "linear", "--labels", "run", "--target", "known"]
 COMMANDS = {

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import partial
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
-from knowgate.cli import answer_output
 from knowgate.cli.console import create_console, inform, print_json
 from knowgate.cli.options import ConfigFile, JsonOption, NoRules, load_command_settings, path_option
-from knowgate.cli.questions import QuestionStream, read_arguments
+from knowgate.cli.questions import read_arguments
 from knowgate.core.display import sanitize_text
 from knowgate.core.validation import parse_json
 from knowgate.errors import BadInput
@@ -28,25 +26,15 @@ from knowgate.pipeline.answer_json import answer_record, decision_record
 from knowgate.pipeline.builder import build_pipeline
 from knowgate.pipeline.conversation import Conversation, question_from_messages
 from knowgate.pipeline.settings import DecisionOptions, PipelineOptions
-from knowgate.pipeline.traffic_log import TrafficLog
-from knowgate.types import Answer, Decision, DecisionNote, Model, Question
+from knowgate.types import Answer, AnswerEvent, Decision, DecisionEvent, Model, Question, TextEvent
 
-QuestionArguments = Annotated[
-    list[str] | None, typer.Argument(help="Questions to process. Default: one per line from stdin.")
-]
-RecordFolder = Annotated[
-    Path | None, path_option("DIR", "Folder to record the LLM's outputs in, for --model replay:DIR.")
-]
+QuestionArguments = Annotated[list[str] | None, typer.Argument(help="Questions. Default: one per line from stdin.")]
+RecordFolder = Annotated[Path | None, path_option("DIR", "Folder to record outputs in, for --model replay:DIR.")]
 Interactive = Annotated[
-    bool,
-    typer.Option("--interactive", "-i", help="Hold a conversation with follow-up questions; an empty line ends it."),
+    bool, typer.Option("--interactive", "-i", help="Hold a conversation with follow-ups; an empty line ends it.")
 ]
 Explain = Annotated[
-    bool,
-    typer.Option(
-        help="Show what each decision is based on: the raw score of a fitted gate, how far the question is from the "
-        "gate's training questions, similar logged questions (gates dhicl and skr), and the guarantee of the threshold."
-    ),
+    bool, typer.Option(help="Show what decisions are based on: scores, distance, similar questions, guarantee.")
 ]
 
 
@@ -67,49 +55,51 @@ def ask(
     {"messages": [{"role": "user", "content": ...}, ...]}.
     """
     settings = load_command_settings(config, options, no_rules)
-    stream = None if interactive else read_arguments(questions)  # Bad input is reported before a model is loaded.
+    lines = None if interactive else read_arguments(questions)  # Bad input is reported before a model is loaded.
     rag = build_pipeline(settings, record)
     _print_guarantee(rag, explain)
-    with _closing_log(rag.log):
-        if stream is None:
+    try:
+        if lines is None:
             _run_conversation(rag, questions or [], explain=explain, as_json=as_json)
         else:
             live = not as_json and len(questions or ()) == 1 and sys.stdout.isatty()
-            _answer_all(rag, stream, live=live, explain=explain, as_json=as_json)
+            _answer_all(rag, lines, live=live, explain=explain, as_json=as_json)
+    finally:
+        if rag.log is not None:
+            rag.log.close()
+            counts = f"{rag.log.n_labeled} of {rag.log.n_questions} questions"
+            inform(f"{counts} were logged: those with an answer both with and without passages.")
 
 
-def _answer_all(rag: AdaptiveRAG, stream: QuestionStream, *, live: bool, explain: bool, as_json: bool) -> None:
+def _answer_all(rag: AdaptiveRAG, lines: Iterator[Question], *, live: bool, explain: bool, as_json: bool) -> None:
     """Answer questions and print the results, then print warnings about all of them.
 
     Args:
         rag: The pipeline that answers.
-        stream: The questions.
+        lines: The questions; their texts are lines of input.
         live: Print each answer while it is generated.
         explain: Also print what each decision is based on.
         as_json: Print JSON records instead of text.
     """
-    skips, outliers = RerankSkipCounter(), OutlierCounter()
-    truncation = answer_output.TruncationNotice(rag.max_tokens)
-    questions = (_parse_question_line(rag.model, question) for question in stream)
-    show_live = partial(answer_output.show_streamed_answer, rag)
-    # The first batch has one question, so that the first answer appears soon.
-    for answer in map(show_live, questions) if live else rag.stream(questions, first=1):
-        skips.count(answer)
-        outliers.count(answer.decision)
+    questions = (_parse_question_line(rag.model, line) for line in lines)
+    answers: Iterator[Answer] = rag.stream(questions, first=1)  # the first batch has one question, to appear soon
+    if live:
+        answers = (show_streamed_answer(rag, question) for question in questions)
+    distances = []
+    is_any_cut_off = False
+    for answer in answers:
+        distances.append(answer.decision.distance)
+        is_any_cut_off |= not answer.finished
+        if as_json:
+            print_json(answer_record(answer, rag))
+            continue
         if not live:
-            _print_skipped_lines(stream, answer.question, as_json)
-            print_json(answer_record(answer, rag)) if as_json else answer_output.show_answer(answer)
-        if not as_json:
-            truncation.check(answer)
-            if explain:
-                answer_output.show_decision_basis(answer.decision)
-    _print_skipped_lines(stream, None, as_json)
-    outliers.print_warning()
-    if rag.rerank_margin is not None and rag.reranker is not None:
-        inform(
-            f"{skips.skipped} of {skips.retrieved} retrieved questions were not reranked, because the best passage was "
-            "far ahead (--rerank-margin)."
-        )
+            show_answer(answer)
+        if explain:
+            show_decision_basis(answer.decision)
+    if is_any_cut_off and not as_json:
+        _print_truncation_notice(rag)
+    _warn_about_far_questions(rag, distances)
 
 
 def decide(
@@ -124,22 +114,22 @@ def decide(
 ) -> None:
     """Say for each question whether it needs retrieval, without retrieving or answering."""
     settings = load_command_settings(config, options, no_rules)
-    stream = read_arguments(questions)
+    lines = read_arguments(questions)
     rag = build_pipeline(settings, record, retrieves=False)
     _print_guarantee(rag, explain)
-    outliers = OutlierCounter()
-    for question, decision in rag.decide_stream((_parse_question_line(rag.model, each) for each in stream), first=1):
-        outliers.count(decision)
-        _print_skipped_lines(stream, question, as_json)
+    distances = []
+    for question, decision in rag.decide_stream((_parse_question_line(rag.model, line) for line in lines), first=1):
+        distances.append(decision.distance)
         if as_json:
             number = {"id": question.id} if question.id else {}
             print_json({**number, "question": question.text, **decision_record(decision), "model": rag.model.name})
             continue
-        label, reason = answer_output.format_verdict(decision), (sanitize_text(decision.reason), "dim")
+        label = format_verdict(decision)
+        reason = (sanitize_text(decision.reason), "dim")
         create_console().print(Text.assemble(label, f"  {sanitize_text(question.text)}  ", reason))
         if explain:
-            answer_output.show_decision_basis(decision)
-    outliers.print_warning()
+            show_decision_basis(decision)
+    _warn_about_far_questions(rag, distances)
 
 
 def _print_guarantee(rag: AdaptiveRAG, explain: bool) -> None:
@@ -149,82 +139,28 @@ def _print_guarantee(rag: AdaptiveRAG, explain: bool) -> None:
     fitted: packaged gates were calibrated on other documents, so nobody relies on their guarantee here.
     """
     gate = rag.bound_gate
-    if explain:
-        if rag.guarantee:
-            inform(rag.guarantee)
-        return
     is_own = isinstance(gate, FittedGate) and not gate.artifact.path.is_relative_to(PACKAGED_GATES)
-    if is_own and (reasons := rag.guarantee_violations):
-        inform(f"The guarantee of the gate '{gate.name}' does not hold here: {'; '.join(reasons)}.")
+    if explain and rag.guarantee:
+        inform(rag.guarantee)
+    elif is_own and rag.guarantee_violations and not explain:
+        inform(f"The guarantee of the gate '{gate.name}' does not hold here: {'; '.join(rag.guarantee_violations)}.")
 
 
-def _print_skipped_lines(stream: QuestionStream, question: Question | None, as_json: bool) -> None:
-    """Print a JSON record for each empty input line before this question, so that ids stay equal to line numbers.
+def _print_truncation_notice(rag: AdaptiveRAG) -> None:
+    """Tell the user that the token limit cut an answer off."""
+    inform(f"… answer cut off at {rag.max_tokens} tokens; change it with --max-tokens")
 
-    Prints nothing in text mode. With question=None, prints the records of all remaining empty lines.
+
+def _warn_about_far_questions(rag: AdaptiveRAG, distances: Sequence[float | None]) -> None:
+    """Print a warning if too many questions are unlike those that the gate was fitted on.
+
+    Args:
+        rag: The pipeline that decided.
+        distances: Distance of each question from the training questions of the gate; None if the gate reports none.
     """
-    if not as_json or (question is not None and not question.id):  # a single question of the command line has no id
-        return
-    for number in stream.take_skipped(None if question is None else int(question.id)):
-        print_json({"id": str(number), "question": "", "skipped": "the line is empty"})
-
-
-@contextmanager
-def _closing_log(log: TrafficLog | None) -> Iterator[None]:
-    """Close the traffic log at the end of the block, also after an error, so that pending entries are written.
-
-    If there was no error, also prints how many questions were logged. Does nothing without a log.
-    """
-    try:
-        yield
-    finally:
-        if log is not None:
-            log.close()
-    if log is not None:
-        inform(
-            f"{log.n_labeled} of {log.n_questions} questions were logged: those with an answer both with and without "
-            "passages."
-        )
-
-
-@dataclass
-class RerankSkipCounter:
-    """Counts how often reranking was skipped because the best passage was far ahead (`rerank_margin`).
-
-    Attributes:
-        retrieved: Number of answers that were given with passages.
-        skipped: Number of answers whose passages were not reranked.
-    """
-
-    retrieved: int = 0
-    skipped: int = 0
-
-    def count(self, answer: Answer) -> None:
-        """Count an answer if it was given with passages, and if these were not reranked."""
-        self.retrieved += bool(answer.passages)
-        self.skipped += DecisionNote.NOT_RERANKED in answer.decision.notes
-
-
-@dataclass
-class OutlierCounter:
-    """Collects how far each question lies from the gate's training questions, to warn about outliers.
-
-    A distance above 1 is far: 99 % of the training questions are within 1. It is None if the gate reports no distance.
-    """
-
-    gate: str = ""
-    distances: list[float | None] = field(default_factory=list)
-
-    def count(self, decision: Decision) -> None:
-        """Store how far the question of a decision lies from the gate's training questions."""
-        self.gate = decision.gate
-        self.distances.append(decision.distance)
-
-    def print_warning(self) -> None:
-        """Print a warning if too many questions lie far from the questions that the gate was trained on."""
-        share = compute_far_share(self.distances)
-        if warning := format_far_warning(self.gate, share, len(self.distances)):
-            inform(warning)
+    warning = format_far_warning(rag.bound_gate.name, compute_far_share(distances), len(distances))
+    if warning:
+        inform(warning)
 
 
 # --- conversations --------------------------------------------------------------------------------
@@ -232,57 +168,179 @@ class OutlierCounter:
 
 def _run_conversation(rag: AdaptiveRAG, first: Sequence[str], *, explain: bool, as_json: bool) -> None:
     """Answer questions as one conversation: first those given, then lines of standard input until an empty line."""
-    conversation, truncation = Conversation(rag), answer_output.TruncationNotice(rag.max_tokens)
+    conversation = Conversation(rag)
     for number, text in enumerate(_read_conversation(first), start=1):
         question = conversation.rewrite(text, str(number) if as_json else "")
         if as_json:
             answer = rag.answer(question)
             print_json(answer_record(answer, rag))
         else:
-            answer_output.show_rewritten_question(question)
-            answer = answer_output.show_streamed_answer(rag, question)
-            truncation.check(answer)
+            show_rewritten_question(question)
+            answer = show_streamed_answer(rag, question)
+            if not answer.finished:
+                _print_truncation_notice(rag)
             if explain:
-                answer_output.show_decision_basis(answer.decision)
+                show_decision_basis(answer.decision)
         conversation.remember(answer)
 
 
 def _read_conversation(first: Sequence[str]) -> Iterator[str]:
     """Yield the given questions, then lines of standard input until an empty line or the end."""
     yield from first
-    while text := _read_line():
+    while True:
+        if sys.stdin.isatty():
+            inform("> ", end="")
+        text = sys.stdin.readline().strip()
+        if not text:
+            return
         yield text
 
 
-def _read_line() -> str:
-    """Read a line of standard input, with a prompt on a terminal. Returns '' at the end of the input."""
-    if sys.stdin.isatty():
-        inform("> ", end="")
-    return sys.stdin.readline().strip()
-
-
-def _parse_question_line(model: Model, question: Question) -> Question:
+def _parse_question_line(model: Model, line: Question) -> Question:
     """Read the question of an input line: JSON with "messages" (a chat) or "question", or plain text.
 
-    The last question of a chat is rewritten by the model so that it can be understood alone.
+    The last question of a chat is rewritten by the model so that it can be understood alone. A text in braces that is not
+    JSON is a question.
     """
-    if not question.text.startswith("{"):
-        return question
-    if '"messages"' not in question.text:
-        return _parse_question_record(question)
-    where = f"line {question.id or 1}"
-    messages = parse_json(question.text, where).get("messages")
-    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise BadInput(f"{where}: 'messages' must be a list of objects, each with 'role' and 'content'.")
-    return question_from_messages(model, messages, question.id)
-
-
-def _parse_question_record(question: Question) -> Question:
-    """Read the question of a JSON object with "question"; anything else is returned unchanged."""
-    if '"question"' not in question.text:
-        return question
+    if not line.text.startswith("{"):
+        return line
+    where = f"line {line.id or 1}"
     try:
-        text = parse_json(question.text, "the line").get("question")
-    except BadInput:  # Text in braces that is not JSON is a question.
-        return question
-    return replace(question, text=text) if isinstance(text, str) and text.strip() else question
+        record = parse_json(line.text, where)
+    except BadInput:
+        if '"messages"' in line.text:
+            raise
+        return line
+    if "messages" in record:
+        messages = record["messages"]
+        if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+            raise BadInput(f"{where}: 'messages' must be a list of objects, each with 'role' and 'content'.")
+        return question_from_messages(model, messages, line.id)
+    text = record.get("question")
+    return replace(line, text=text) if isinstance(text, str) and text.strip() else line
+
+
+ELLIPSIS = "…"
+
+
+def show_answer(answer: Answer) -> None:
+    """Print an answer, the decision whether to retrieve, and the retrieved passages.
+
+    Questions of a batch have ids. For them, the question is printed first, so that the answers can be told apart.
+    """
+    if answer.question.id:
+        create_console().print(Text(f"{answer.question.id}. {sanitize_text(get_original_text(answer.question))}"))
+    show_rewritten_question(answer.question)
+    create_console().print(Text(sanitize_text(answer.text) + _format_ending(answer), style="bold"))
+    show_decision(answer.decision)
+    show_sources(answer)
+
+
+def get_original_text(question: Question) -> str:
+    """Return the question as the user typed it, before a follow-up was rewritten as a standalone question."""
+    return str(question.meta.get("asked", question.text))
+
+
+def show_rewritten_question(question: Question) -> None:
+    """Print the rewritten question; nothing if the question was not rewritten."""
+    if get_original_text(question) != question.text:
+        create_console().print(Text(f"  understood as: {sanitize_text(question.text)}", style="dim"))
+
+
+def show_streamed_answer(rag: AdaptiveRAG, question: Question) -> Answer:
+    """Answer a question, and print the decision, the text and the sources as soon as each is known.
+
+    The decision is printed before the answer is generated. If it has changed when the answer is complete, for example
+    because a note was added to it, it is printed again.
+    """
+    line = StreamedLine()
+    shown_decision: Decision | None = None
+    with closing(rag.answer_stream(question)) as events, closing(line):
+        for event in events:
+            match event:
+                case DecisionEvent(decision):
+                    shown_decision = decision
+                    show_decision(decision)
+                case TextEvent(text):
+                    line.add(text)
+                case AnswerEvent(answer):
+                    line.add(_format_ending(answer))
+                    line.close()
+                    if answer.decision != shown_decision:
+                        show_decision(answer.decision)
+                    show_sources(answer)
+                    return answer
+    raise RuntimeError("the stream ended without an answer")
+
+
+@dataclass
+class StreamedLine:
+    """A line of output that grows piece by piece.
+
+    Pieces are sanitized character by character, so an escape sequence that is split over two pieces is harmless, too.
+
+    Attributes:
+        is_open: Whether text was printed to the line that `close` has not ended yet.
+    """
+
+    is_open: bool = False
+
+    def add(self, text: str) -> None:
+        """Print text at the end of the line, without starting a new line."""
+        if not text:
+            return
+        self.is_open = True  # `close` must end the line
+        create_console().print(Text(sanitize_text(text), style="bold"), end="")
+
+    def close(self) -> None:
+        """End the line, so that later output starts on a new line. Does nothing if no text was printed."""
+        if self.is_open:
+            create_console().print()
+        self.is_open = False
+
+
+def show_decision(decision: Decision) -> None:
+    """Print the decision, 'retrieve' or 'skip', with its reason."""
+    create_console().print(Text.assemble("  ", format_verdict(decision), ": ", (sanitize_text(decision.reason), "dim")))
+
+
+def show_sources(answer: Answer) -> None:
+    """Print the retrieved passages, and the time if the question was not answered in a batch."""
+    console = create_console()
+    for passage in answer.passages:
+        console.print(f"  · {sanitize_text(passage.id)}: {sanitize_text(_shorten(passage.text))}", style="dim")
+    if answer.batch_size == 1:
+        console.print(f"  {answer.seconds['total']:.2f} s", style="dim")
+
+
+def show_decision_basis(decision: Decision) -> None:
+    """Print what a decision is based on, as far as the gate reports it.
+
+    That is the distance from the questions that the gate was fitted on, the score before calibration, and similar
+    logged questions.
+    """
+    console = create_console()
+    if decision.distance is not None:
+        text = f"distance {decision.distance:.2f} from the questions the gate was fitted on; 99 % of them are within 1"
+        console.print(f"  {text}", style="dim")
+    if decision.raw is not None:
+        console.print(f"  need {decision.need:.4f}, calibrated from the raw score {decision.raw:.4f}", style="dim")
+    for neighbor in decision.neighbors:
+        outcome = f", retrieval: {neighbor.outcome}" if neighbor.outcome else ""
+        text = f"{neighbor.similarity:.2f} {neighbor.label}{outcome} ({neighbor.source}): {neighbor.question}"
+        console.print(f"  ~ {sanitize_text(text)}", style="dim")
+
+
+def format_verdict(decision: Decision) -> tuple[str, str]:
+    """Return the word for a decision, 'retrieve' or 'skip', and its color on the terminal."""
+    return ("retrieve", "yellow") if decision.retrieve else ("skip", "green")
+
+
+def _format_ending(answer: Answer) -> str:
+    """Return an ellipsis for an answer that the token limit cut off."""
+    return "" if answer.finished else ELLIPSIS
+
+
+def _shorten(text: str, width: int = 90) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= width else line[: width - 1] + ELLIPSIS

@@ -9,7 +9,7 @@ import typer
 
 from knowgate.cli.console import inform, print_tables
 from knowgate.cli.options import path_option
-from knowgate.cli.progress import show_arbitration_progress
+from knowgate.cli.progress import show_progress
 from knowgate.data.runs.folder import RunFolder, suggest_ask_options
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE, is_artifact
 from knowgate.gates.calibration.threshold_calibration import CalibrationOptions, calibrate
@@ -17,17 +17,11 @@ from knowgate.gates.calibration.threshold_calibration import CalibrationOptions,
 
 def calibrate_command(
     gate: Annotated[str, typer.Argument(help="Gate to calibrate: the folder of a fitted gate, or e.g. logprob:mean.")],
-    labels: Annotated[
-        list[Path],
-        path_option("RUN", "Label run to choose the threshold on; needs answers with passages. May be repeated."),
-    ],
+    labels: Annotated[list[Path], path_option("RUN", "Label run with answers with passages; may be repeated.")],
     options: CalibrationOptions,
     arbiter: Annotated[
         str | None,
-        typer.Option(
-            metavar="DIR|rules",
-            help="Arbiter that you use after retrieval. The threshold is then valid for gate and arbiter together.",
-        ),
+        typer.Option(metavar="DIR|rules", help="Arbiter that you use; the threshold is then for both together."),
     ] = None,
 ) -> None:
     """Choose the threshold of a gate: for a guaranteed accuracy, a retrieval budget or the best accuracy.
@@ -38,7 +32,7 @@ def calibrate_command(
 
     Example: knowgate calibrate my-gate --labels run --max-loss 0.02 --confidence 0.95
     """
-    with show_arbitration_progress(arbiter) as on_progress:
+    with show_progress("arbitrating answers", "questions") as on_progress:
         calibration = calibrate(gate, labels, arbiter=arbiter, on_progress=on_progress, options=options)
     print_tables([calibration.table])
     inform(calibration.sentence)

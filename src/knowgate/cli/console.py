@@ -10,7 +10,6 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderHook, RenderResult
@@ -65,17 +64,11 @@ def inform(message: RenderableType = "", style: str | None = None, *, end: str =
     STDERR_CONSOLE.print(message, style=style, end=end)
 
 
-def create_wide_console() -> Console:
-    """Create a console for tables, as wide as the terminal, or PIPED_WIDTH if the output is not a terminal."""
-    return create_console(soft_wrap=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
-
-
-def create_table_console(max_width: int | None = None) -> Console:
-    """Create a console for tables like `create_wide_console`, but not wider than `max_width`."""
-    console = create_wide_console()
-    if max_width is None or console.width <= max_width:
-        return console
-    return create_console(soft_wrap=False, width=max_width)
+def create_wide_console(max_width: int = PIPED_WIDTH) -> Console:
+    """Create a console for tables: as wide as the terminal, if the output is one, but not wider than `max_width`."""
+    console = create_console(soft_wrap=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
+    console.width = min(console.width, max_width)
+    return console
 
 
 def print_json(record: Mapping[str, Any]) -> None:
@@ -84,13 +77,6 @@ def print_json(record: Mapping[str, Any]) -> None:
     line = json.dumps(record, ensure_ascii=not has_utf8, allow_nan=False)
     sys.stdout.write(sanitize_json(line) + "\n")
     sys.stdout.flush()
-
-
-def print_page_location(page: Path) -> None:
-    """Print to stderr where an HTML page was written, and its size."""
-    size = page.stat().st_size
-    text = f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"
-    inform(f"Page: {page.resolve()} ({text}, can be read offline)")
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import platform
 import shutil
 import socket
@@ -12,16 +11,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated
 from urllib.parse import urlsplit
 
 import typer
 from rich.text import Text
 
 from knowgate.cli.console import create_console
-from knowgate.cli.options import path_option
 from knowgate.core import VERSION
 from knowgate.core.files import cache_dir
+from knowgate.core.options import Options, option
 from knowgate.core.redaction import redact_urls
 from knowgate.errors import KnowgateError, WeightsError
 from knowgate.models import embedded_weights as weights
@@ -41,7 +39,6 @@ OPTIONAL_PACKAGES = {
 }
 REQUIRED_SERVER_MODULES = ("starlette", "uvicorn", "aiohttp", "prometheus_client")
 FAST_SERVER_MODULES = ("uvloop", "httptools")
-INSTALL_SERVER = "pip install 'knowgate[serve]'"
 UPSTREAM_TIMEOUT = 3.0  # seconds to wait for a connection to the upstream server
 MIN_FREE_GB = 2
 
@@ -65,24 +62,23 @@ class Finding:
     is_minor: bool = False
 
 
-def doctor(
-    everything: Annotated[bool, typer.Option("--all", help="Show all checks, including optional packages.")] = False,
-    serve: Annotated[
-        bool, typer.Option("--serve", help="Check the server's settings instead: whether `knowgate serve` would start.")
-    ] = False,
-    config: Annotated[
-        Path | None,
-        path_option(
-            "FILE", "Settings file to check with --serve. Default: knowgate.toml in this folder, if there is one."
-        ),
-    ] = None,
-) -> None:
+class DoctorOptions(Options):
+    """Options of `knowgate doctor`."""
+
+    everything: bool = option(False, "Show all checks, including optional packages.", flag="--all")
+    serve: bool = option(False, "Check instead whether `knowgate serve` would start.", flag="--serve")
+    config: Path | None = option(
+        None, "Settings file to check with --serve. Default: knowgate.toml in this folder, if any.", metavar="FILE"
+    )
+
+
+def doctor(options: DoctorOptions) -> None:
     """Check packages, weights, cache and GPU, and say how to fix what is missing.
 
     The exit code is 1 if something is broken.
     """
-    findings = list(check_serving(config) if serve else check_installation())
-    shown = [finding for finding in findings if everything or not finding.is_minor]
+    findings = list(check_serving(options.config) if options.serve else check_installation())
+    shown = [finding for finding in findings if options.everything or not finding.is_minor]
     console = create_console()
     width = max(len(finding.name) for finding in shown)
     for finding in shown:
@@ -90,12 +86,12 @@ def doctor(
         console.print(Text.assemble(f"{finding.name:<{width}}  ", (finding.state, color)))
         if finding.advice:  # on its own line, so that it can be copied
             console.print(f"{'':<{width}}  type: {finding.advice}")
-    console.print(summarize_findings(findings, "knowgate serve" if serve else "knowgate demo"))
+    console.print(summarize_findings(findings, "knowgate serve" if options.serve else "knowgate demo"))
     if any(finding.is_broken for finding in findings):
         raise typer.Exit(1)
 
 
-def summarize_findings(findings: Sequence[Finding], next_command: str = "knowgate demo") -> Text:
+def summarize_findings(findings: Sequence[Finding], next_command: str) -> Text:
     """Summarize the checks in one line that says what to do next.
 
     Args:
@@ -107,9 +103,7 @@ def summarize_findings(findings: Sequence[Finding], next_command: str = "knowgat
     if n_broken:
         return Text(f"Not ready: {n_broken} broken. Type the commands shown above, then: knowgate doctor", "bold red")
     if n_missing:
-        return Text(
-            f"Ready. Optional parts that are missing: {n_missing}. To add them, type the commands above.", "bold yellow"
-        )
+        return Text(f"Ready. To add {n_missing} optional parts, type the commands above.", "bold yellow")
     return Text(f"All {len(findings)} checks passed. Next: {next_command}", "bold green")
 
 
@@ -117,7 +111,7 @@ def summarize_findings(findings: Sequence[Finding], next_command: str = "knowgat
 
 
 def check_installation() -> Iterator[Finding]:
-    """Check packages, weights, cache, GPU and benchmark data, and yield a result for each.
+    """Check packages, weights, cache and GPU, and yield a result for each.
 
     An optional package that is missing is reported with the extra of knowgate that installs it.
     """
@@ -131,7 +125,6 @@ def check_installation() -> Iterator[Finding]:
         yield _check_weights(name)
     yield _check_cache()
     yield _check_gpu()
-    yield _check_benchmark_data()
 
 
 def _is_installed(module: str) -> bool:
@@ -179,16 +172,6 @@ def _check_gpu() -> Finding:
     return Finding("GPU", f"none: models run on {torch.get_num_threads()} CPU thread(s) in fp32")
 
 
-def _check_benchmark_data() -> Finding:
-    """Check the folder that KNOWGATE_BENCH names, if it is set."""
-    folder = os.environ.get("KNOWGATE_BENCH")
-    if not folder:
-        return Finding("benchmark data", "KNOWGATE_BENCH is not set (only bench: data needs it)", is_minor=True)
-    if not Path(folder).is_dir():
-        return Finding("benchmark data", f"{folder} is not a folder", "unset KNOWGATE_BENCH", is_broken=True)
-    return Finding("benchmark data", folder)
-
-
 # --- server ---------------------------------------------------------------------------------------
 
 
@@ -218,12 +201,10 @@ def check_serving(config: Path | None = None) -> Iterator[Finding]:
 
 def _check_server_packages() -> Finding:
     """Check whether the packages of the server are installed; some only make it faster."""
-    missing = [name for name in REQUIRED_SERVER_MODULES if not _is_installed(name)]
+    missing = [name for name in (*REQUIRED_SERVER_MODULES, *FAST_SERVER_MODULES) if not _is_installed(name)]
     if missing:
-        return Finding("server", f"{', '.join(missing)} not installed", INSTALL_SERVER, is_broken=True)
-    slow = [name for name in FAST_SERVER_MODULES if not _is_installed(name)]
-    if slow:
-        return Finding("server", f"works, but slower without {', '.join(slow)}", INSTALL_SERVER)
+        is_broken = not set(missing).isdisjoint(REQUIRED_SERVER_MODULES)
+        return Finding("server", f"{', '.join(missing)} not installed", "pip install 'knowgate[serve]'", is_broken)
     return Finding("server", "all packages are installed")
 
 

@@ -8,7 +8,6 @@ written, the message does not mention it.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import hashlib
 import os
 import platform
@@ -29,16 +28,6 @@ EXIT_INTERNAL_ERROR = 70  # the conventional exit code for internal errors (EX_S
 REPORT_FOLDER = "errors"
 SETTINGS_FILE_PREFIX = "the config file"
 REPORTED_PACKAGES = ("knowgate", "numpy", "torch", "transformers", "bm25s", "typer", "httpx")
-# Patterns that recognize a message that already says what to do: by a command, the allowed values, or an imperative.
-ADVICE_VERBS = (
-    "Add|Ask|Build|Check|Choose|Convert|Correct|Delete|Download|Enter|Fetch|Fill|Fit|Free|Give|Install|Label|Leave|Let|"
-    "Look|Make|Mark|Mend|Move|Name|Put|Record|Remove|Rename|Repair|Restore|Run|Save|Set|Shorten|Split|Take|Try|Type|"
-    "Update|Use|Wait|Write"
-)
-COMMAND_PATTERN = r"\bknowgate [a-z]|\bpip install\b|(^|[\s'(])--[a-z]"
-CHOICES_PATTERN = r"\b[Aa]llowed: |\b[Kk]nown( options)?: |\bmust (be|begin|hold|have)\b|\bat (least|most)\b"
-ADVICE_PATTERN = rf"(^|[.;:,]\s|\bor\s)({ADVICE_VERBS}|{ADVICE_VERBS.lower()})\b"
-NEXT_STEP_PATTERN = re.compile(f"{COMMAND_PATTERN}|{CHOICES_PATTERN}|{ADVICE_PATTERN}")
 
 
 # --- internal errors ------------------------------------------------------------------------------
@@ -123,95 +112,58 @@ def explain_usage_error(error: Any) -> str:
     """Explain a usage error of typer in one line, which ends with the known commands or the call of the help page.
 
     Args:
-        error: The exception. Its kind shows in its attributes: only an unknown option has `option_name` and
-            `possibilities`, and only a wrong value has `param`. `ctx` is the context of the command, if one was reached.
+        error: The exception. Only a wrong value has the attribute `param`, and only an unknown option has `option_name`.
+            `ctx` is the context of the command, if one was reached.
     """
-    if hasattr(error, "option_name") and hasattr(error, "possibilities"):
-        return _explain_unknown_option(error)
     sentence = " ".join(error.format_message().split()).rstrip(".") or "no command was given"
     sentence += "" if sentence.endswith("?") else "."
     context = getattr(error, "ctx", None)
     if context is None:
         return f"{sentence} See: knowgate --help"
     commands = getattr(context.command, "commands", ())  # only a group of commands has any
-    if commands and getattr(error, "param", None) is None:  # a command is missing or unknown
+    is_about_option = hasattr(error, "option_name") or getattr(error, "param", None) is not None
+    if commands and not is_about_option:  # a command is missing or unknown
         return f"{sentence} Known: {', '.join(commands)}."
     return f"{sentence} See: {context.command_path} --help"
-
-
-def _explain_unknown_option(error: Any) -> str:
-    """Explain an unknown option: suggest the most similar one, and list the known options.
-
-    If the option is most similar to the old name of a renamed option, its new name is suggested.
-    """
-    command, name = error.ctx.command if error.ctx else None, error.option_name
-    parameters = command.params if command else ()
-    visible = sorted(flag for item in parameters if not getattr(item, "hidden", False) for flag in item.opts)
-    flags = [flag for flag in visible if flag.startswith("--")]
-    # Maps each name that the user may have meant, old or new, to the option to suggest.
-    suggestions = {**{flag: flag for flag in flags if flag != "--help"}, **getattr(command, "renamed", {})}
-    suggestions = {flag.lstrip("-"): suggestion for flag, suggestion in suggestions.items()}
-    matches = difflib.get_close_matches(name.lstrip("-"), suggestions, n=1)
-    hint = f" Did you mean '{suggestions[matches[0]]}'?" if matches else ""
-    if suggest_elsewhere := getattr(command, "suggest_elsewhere", None):  # only commands of `knowgate fit` have it
-        hint += suggest_elsewhere(name)
-    if getattr(command, "commands", None):
-        hint += f" Write options of a command after its name: {error.ctx.command_path} COMMAND {name}."
-    return f"unknown option '{name}'.{hint} Known: {', '.join([*flags, '--help'])}."
 
 
 # --- errors of the library ------------------------------------------------------------------------
 
 
 def explain_library_error(message: str, arguments: Sequence[str], commands: Mapping[str, Any]) -> str:
-    """Adapt an error message of the library to the command that is running.
-
-    Python arguments in the message are replaced by flags of the command. If the message does not say what to do, the
-    help page of the command is named.
+    """Replace Python arguments in an error message of the library by flags of the command that is running.
 
     Args:
         message: The message.
         arguments: Words of the command line.
         commands: All commands, keyed by name.
     """
-    path, command = find_command(arguments, commands)
+    if message.startswith(SETTINGS_FILE_PREFIX):  # keys of a file are not flags
+        return message
+    command = find_command(arguments, commands)
     options = {option.name: option.opts[0] for option in getattr(command, "params", ())}
     flags = {name: flag for name, flag in options.items() if flag.startswith("--")}
-    is_about_file = message.startswith(SETTINGS_FILE_PREFIX)  # keys of a file are not flags
-    return add_next_step(message if is_about_file else translate_arguments(message, flags), path)
+    return translate_arguments(message, flags)
 
 
-def has_next_step(message: str) -> bool:
-    """Return whether a message says what to do: it names a command, an option or the allowed values."""
-    return NEXT_STEP_PATTERN.search(message) is not None
+def find_command(arguments: Sequence[str], commands: Mapping[str, Any]) -> Any:
+    """Return the command that a command line runs; None if there is none or if it cannot be loaded.
 
-
-def add_next_step(message: str, path: Sequence[str]) -> str:
-    """Append the help page of a command to a message that does not say what to do."""
-    if has_next_step(message):
-        return message
-    return f"{message.rstrip()} See: {' '.join(['knowgate', *path])} --help"
-
-
-def find_command(arguments: Sequence[str], commands: Mapping[str, Any]) -> tuple[list[str], Any]:
-    """Find the command that a command line runs.
-
-    Returns:
-        The words that name the command, such as ['fit', 'fusion'], and the command. The command is None if there is
-        none or if it cannot be loaded.
+    Args:
+        arguments: Words of the command line, such as ['fit', 'fusion', '--labels', 'run'].
+        commands: All commands, keyed by name.
     """
-    path, command = list[str](), None
+    command = None
     for word in arguments:
         if word in commands:
-            path.append(word)
             try:
                 command = commands[word]
             except KnowgateError:  # a command that another package provides and that cannot be loaded
-                return path, None
+                return None
             commands = getattr(command, "commands", {})
         elif not word.startswith("-"):
             break
-    return path, command
+    return command
 
 
 def translate_arguments(message: str, flags: Mapping[str, str]) -> str:

@@ -1,39 +1,40 @@
-"""`knowgate eval`: compare gates on the same questions."""
+"""`knowgate eval` compares gates on the same questions; `knowgate compare` compares two evaluations."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
-from knowgate.cli.console import create_table_console, inform, print_json, print_page_location, print_text
-from knowgate.cli.label import labeling_progress_bar
-from knowgate.cli.options import GatesOption, path_option, split_gate_specs
-from knowgate.cli.progress import show_arbitration_progress
-from knowgate.core.options import Options, option
+from knowgate.cli.console import create_wide_console, inform, print_json, print_tables, print_text
+from knowgate.cli.label import LabelProgressBar
+from knowgate.cli.options import GatesOption, path_argument, path_option, split_gate_specs
+from knowgate.cli.progress import show_progress
+from knowgate.core.options import Options, Share, WholeNumber, option
+from knowgate.evaluation.evaluation_diff import diff_evaluations, diff_to_dict
+from knowgate.evaluation.evaluation_summary import load_evaluation_summary
 from knowgate.evaluation.gate_comparison import Evaluation
 from knowgate.evaluation.gate_evaluation import EvaluateOptions, evaluate
-from knowgate.evaluation.report import report_folder
+from knowgate.evaluation.report import diff_report, report_folder
 from knowgate.evaluation.report.evaluation_tables import build_evaluation_tables, build_summary_tables
-from knowgate.evaluation.report.evaluation_verdict import build_verdict
+from knowgate.evaluation.report.evaluation_verdict import build_verdict, format_point_count
 from knowgate.evaluation.report.terminal import render_tables
 from knowgate.gates.artifacts.drift import format_far_warning
 from knowgate.integrations.experiment_trackers import check_trackers, log_to_mlflow, log_to_wandb
 from knowgate.training.topics import describe_rules, propose_rules
 
 SUMMARY_WIDTH = 100  # characters; the summary is not wider, so that it fits a terminal and a page
-OptionalRuns = Annotated[
-    list[Path] | None,
-    path_option("RUN", "Label run (a folder made by `knowgate label`) to evaluate on; may be repeated.", "--labels"),
-]
 
 
-class TrackerOptions(Options):
-    """Experiment trackers that `knowgate eval` logs to."""
+class OutputOptions(Options):
+    """Where `knowgate eval` gets its questions from, and what it prints and logs."""
 
+    data: str | None = option(None, "Questions to answer now, instead of --labels: jsonl:FILE, or several with commas.")
+    full: bool = option(False, "Print all tables, not only the summary.", flag="--full")
+    as_json: bool = option(False, "Print one JSON object instead of the tables.", flag="--json")
     mlflow: bool = option(False, "Also log the results to MLflow, at MLFLOW_TRACKING_URI. Needs the extra mlflow.")
     wandb: bool = option(False, "Also log the results to Weights & Biases, in WANDB_PROJECT. Needs the extra wandb.")
 
@@ -41,15 +42,11 @@ class TrackerOptions(Options):
 def eval_(
     options: EvaluateOptions,
     report: report_folder.ReportOptions,
-    trackers: TrackerOptions,
-    runs: OptionalRuns = None,
-    data: Annotated[
-        str | None,
-        typer.Option(help="Questions to answer now, instead of --labels: jsonl:FILE, or several with commas."),
+    output: OutputOptions,
+    runs: Annotated[
+        list[Path] | None, path_option("RUN", "Label run to evaluate on; may be repeated.", "--labels")
     ] = None,
     gates: GatesOption = None,
-    full: Annotated[bool, typer.Option("--full", help="Print all tables, not only the summary.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the tables.")] = False,
 ) -> None:
     """Compare gates and recommend one with a threshold.
 
@@ -58,31 +55,35 @@ def eval_(
 
     Example: knowgate eval --labels runs/test --gates logprob:min,flare,my-fusion --out report
     """
-    check_trackers(mlflow=trackers.mlflow, wandb=trackers.wandb)
+    check_trackers(mlflow=output.mlflow, wandb=output.wandb)
     if options.out is not None:
         report_folder.check_report_folder(options.out)  # fail before the evaluation, not after it
     if "price_wrong" in options.model_fields_set:  # the price of a wrong answer is compared with that of a search
         options = options.replace(price_search=report.price_search)
-    progress_bar = labeling_progress_bar() if data else nullcontext(lambda progress: None)
-    arbiter = None if options.arbiter is None else str(options.arbiter)
     specs = split_gate_specs(gates, runs or ())
-    with progress_bar as on_progress, show_arbitration_progress(arbiter) as on_arbitrated:
+    with show_progress("evaluating", "questions") as show:
         evaluation = evaluate(
             specs,
             runs or None,
-            data=data or None,
+            data=output.data or None,
             options=options,
-            on_progress=on_progress,
-            on_arbitrated=on_arbitrated,
+            on_progress=LabelProgressBar(show),
+            on_arbitrated=partial(show, stage="arbitrating"),
         )
     _print_warnings(evaluation)
-    _print_evaluation(evaluation, report, full=full, as_json=as_json)
+    if output.as_json:
+        print_json(report_folder.build_summary(evaluation, report))
+    else:
+        _print_evaluation(evaluation, report, full=output.full)
     if options.out is not None:
         report_folder.write_report(evaluation, options.out, options=report)
         if report.html:
-            print_page_location(options.out / report_folder.PAGE_FILE)
-    _log_to_trackers(evaluation, trackers)
-    if data is not None:
+            inform(f"Page: {(options.out / report_folder.PAGE_FILE).resolve()}")
+    if output.mlflow:
+        inform(f"Logged to MLflow as run {log_to_mlflow(evaluation)}.")
+    if output.wandb:
+        inform(f"Logged to Weights & Biases as run {log_to_wandb(evaluation)}.")
+    if output.data is not None:
         command = f"knowgate eval {_list_runs(evaluation)}"
         inform(f"Answers and decisions are stored. Evaluate again without the LLM: {command}")
 
@@ -90,14 +91,6 @@ def eval_(
 def _list_runs(evaluation: Evaluation) -> str:
     """Return the flags that name the label runs of an evaluation."""
     return " ".join(f"--labels {run}" for run in evaluation.table.runs)
-
-
-def _log_to_trackers(evaluation: Evaluation, trackers: TrackerOptions) -> None:
-    """Log the results to the requested experiment trackers, if any, and print the run ids."""
-    if trackers.mlflow:
-        inform(f"Logged to MLflow as run {log_to_mlflow(evaluation)}.")
-    if trackers.wandb:
-        inform(f"Logged to Weights & Biases as run {log_to_wandb(evaluation)}.")
 
 
 def _print_warnings(evaluation: Evaluation) -> None:
@@ -111,20 +104,14 @@ def _print_warnings(evaluation: Evaluation) -> None:
             inform(warning, style="yellow")
 
 
-def _print_evaluation(
-    evaluation: Evaluation, report: report_folder.ReportOptions, *, full: bool, as_json: bool
-) -> None:
-    """Print the recommendation, what to do next, and the tables; with `as_json`, one JSON object instead.
+def _print_evaluation(evaluation: Evaluation, report: report_folder.ReportOptions, *, full: bool) -> None:
+    """Print the recommendation, what to do next, and the tables.
 
     Args:
         evaluation: The results of all gates.
         report: Prices, and the loss of right answers that the user accepts.
         full: Print all tables instead of the summary.
-        as_json: Print JSON instead of text.
     """
-    if as_json:
-        print_json(report_folder.build_summary(evaluation, report))
-        return
     verdict = build_verdict(evaluation, report, report.max_loss)
     print_text(f"{verdict.label}: {verdict.text} {verdict.note or ''}".rstrip())
     if not evaluation.ranking_gates and evaluation.has_open_answers:
@@ -133,7 +120,59 @@ def _print_evaluation(
         inform("To see whether it pays, set the price of an LLM call: --price-llm-call PRICE.")
     if rules := describe_rules(propose_rules(evaluation.topics)):
         print_text(f"{rules} Write them to a file: knowgate report RUN --topic-rules FILE")
-    tables = build_evaluation_tables(evaluation) if full else build_summary_tables(evaluation)
-    create_table_console(None if full else SUMMARY_WIDTH).print(Text(), render_tables(tables))
-    if not full:
+    if full:
+        create_wide_console().print(Text(), render_tables(build_evaluation_tables(evaluation)))
+    else:
+        create_wide_console(SUMMARY_WIDTH).print(Text(), render_tables(build_summary_tables(evaluation)))
         inform("More tables: --full, or the report (--out DIR).")
+
+
+EXIT_WORSE = 3  # exit status of --fail-if-worse
+
+
+class CompareOptions(Options):
+    """Options of `knowgate compare`."""
+
+    gate: list[str] = option(
+        [], "Gate to compare; may be repeated. Default: never, always, recommended gates, and those with an arbiter."
+    )
+    fail_if_worse: Share | None = option(
+        None, "Exit with status 3 if the accuracy of a gate fell by more than this share, and the interval is below 0."
+    )
+    out: Path | None = option(None, "HTML file to write a page to. Default: no page.", metavar="FILE")
+    html: bool = option(True, "Deprecated: without --out, no page is written anyway.")
+    resamples: WholeNumber = option(2_000, "Number of bootstrap resamples for the intervals.")
+
+
+def compare(
+    first: Annotated[Path, path_argument("A", "Evaluation folder written by `knowgate eval --out`, or a label run.")],
+    second: Annotated[Path, path_argument("B", "Second evaluation folder or label run.")],
+    options: CompareOptions,
+    gates: GatesOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
+) -> None:
+    """Compare two evaluations, such as before and after a change, or of two LLMs or two indexes.
+
+    Prints the differences B - A with intervals. They are paired if A and B share enough questions. If A or B
+    is a label run, it is evaluated first with --gates.
+
+    Example: knowgate compare report-main report-branch --fail-if-worse 0.01
+    """
+    specs = split_gate_specs(gates, (first, second))
+    before, after = (load_evaluation_summary(path, specs, options.resamples) for path in (first, second))
+    diff = diff_evaluations(before, after, options.gate, options.resamples)
+    worse = [] if options.fail_if_worse is None else diff.find_worse(options.fail_if_worse)
+    if as_json:
+        print_json({**diff_to_dict(diff), "worse": [each.gate for each in worse]})
+    else:
+        print_tables([diff_report.build_short_diff_table(diff)])
+        verdict = diff_report.build_diff_verdict(diff)
+        notes = (diff_report.describe_pairing(diff), diff_report.describe_uncompared_gates(diff))
+        print_text(" ".join(filter(None, [verdict.headline, verdict.details, *notes])))
+    if options.out is not None and options.html:
+        diff_report.write_diff_page(diff, options.out)
+        inform(f"Page: {options.out.resolve()}")
+    if worse:
+        names = ", ".join(f"'{each.gate}'" for each in worse)
+        inform(f"Accuracy fell by more than {format_point_count(options.fail_if_worse or 0.0)}: {names}.", style="red")
+        raise typer.Exit(EXIT_WORSE)

@@ -37,22 +37,16 @@ class RerankEvaluationOptions(Options):
 
     base: str | None = option(
         None,
-        "Cross-encoder that the rerankers were trained from, to compare with. Default: the copy that `knowgate fit "
-        "reranker` stored with a reranker, if any.",
+        "Cross-encoder before the training, to compare with. Default: the copy stored with a reranker.",
         metavar="DIR",
     )
     model: list[str] = option([], "LLM that also answers with the passages each reranker puts first; may be repeated.")
     top: str = option("1,3", "Numbers of passages that the LLMs answer with, separated by commas. Used with `model`.")
     controls: bool = option(
-        False,
-        "Also compare two baselines that ignore the question: shortest passage first, and passages ranked by how much "
-        "they helped on training questions.",
-        flag="--controls",
+        False, "Also compare two baselines that ignore the question: by length, and by earlier help.", flag="--controls"
     )
     rerank_margin: Share | None = option(
-        None,
-        "Also compare the last reranker with a shortcut: keep the retriever's order if its first passage leads the "
-        "second by at least this share of its score.",
+        None, "Also compare keeping the retriever's order if its first passage leads the second by this share."
     )
     split: Literal["test", "dev", "train"] = option("test", "Split of the questions to compare on.")
     limit: Count | None = option(None, "Maximum number of questions per data set.")
@@ -63,17 +57,10 @@ def eval_rerank(
     rerank: Annotated[
         list[str],
         typer.Option(
-            metavar="[NAME=]DIR|SPEC",
-            help="Reranker to compare; may be repeated. NAME labels it in the tables. Default: its folder name.",
+            metavar="[NAME=]DIR|SPEC", help="Reranker to compare, with a name for the tables; may be repeated."
         ),
     ],
-    out: Annotated[
-        Path,
-        path_option(
-            "DIR",
-            "Output folder: report.html, rerank.md, rerank.json and caches. If interrupted, run the command again.",
-        ),
-    ],
+    out: Annotated[Path, path_option("DIR", "Output folder. If interrupted, run the command again.")],
     options: RerankEvaluationOptions,
 ) -> None:
     """Compare rerankers by how often they put a passage that helps the LLM first.
@@ -89,8 +76,7 @@ def eval_rerank(
     sources = comparisons.group_held_out_preferences(folders, options.split, options.limit)
     if empty := [source.name for source in sources if not source.rows]:
         raise BadInput(
-            f"the split '{options.split}' has no question whose passages were measured by {', '.join(empty)}. Measure "
-            "more questions with `knowgate prefer`, or use another --split."
+            f"the split '{options.split}' has no measured question of {', '.join(empty)}. Measure more with `knowgate prefer`."
         )
     specs = add_base_reranker(parse_named_specs(rerank), options.base)
     _print_warnings(specs, sources, options.split)
@@ -113,7 +99,10 @@ def _compare(
         options.controls, parse_integers("--top", options.top, minimum=1), options.rerank_margin
     )
     with show_progress("comparing", "questions") as progress:
-        rerankers = {name: _cache_reranker(name, spec, out, progress) for name, spec in specs.items()}
+        rerankers = {}
+        for name, spec in specs.items():
+            on_progress = partial(progress, stage=f"reranking: {name}")
+            rerankers[name] = CachedReranker(load_reranker(spec), out / "scores.jsonl", on_progress)
         answerers = _make_answerers(options.model, out, progress)
         try:
             return comparisons.compare_rerankers(sources, rerankers, answerers, settings)
@@ -157,12 +146,6 @@ def add_base_reranker(specs: Mapping[str, str], base: str | None) -> dict[str, s
     return {RERANKER_BASE: available[0], **specs} if available else dict(specs)
 
 
-def _cache_reranker(name: str, spec: str, out: Path, progress: ProgressCallback) -> CachedReranker:
-    """Load a reranker that caches its scores in `out` and reports progress under its name."""
-    on_progress = partial(progress, stage=f"reranking: {name}")
-    return CachedReranker(load_reranker(spec), out / "scores.jsonl", on_progress)
-
-
 def _make_answerers(specs: Sequence[str], out: Path, progress: ProgressCallback) -> dict[str, CachedAnswerer]:
     """Load the LLMs, by name. Their answers are cached in `out`."""
     on_progress = partial(progress, stage="answering", unit="answers")
@@ -174,17 +157,11 @@ def _make_answerers(specs: Sequence[str], out: Path, progress: ProgressCallback)
 
 
 def _print_warnings(specs: Mapping[str, str], sources: Sequence[HeldOutPreferences], split: str) -> None:
-    """Warn about the train split, rerankers that were not aligned to an LLM, and those aligned to another LLM.
-
-    The base reranker is not aligned on purpose, so it gets no warning.
-    """
+    """Warn about the train split, and about rerankers that were aligned to another LLM."""
     if split == "train":
         inform("Rerankers are trained on the train split, so these numbers say nothing about new questions.")
     for name, spec in specs.items():
-        if is_aligned_reranker(spec):
-            aligned_to = read_reranker_manifest(spec).get("aligned_to", {})
-            if any(aligned_to.get("model_fingerprint") != source.model_fingerprint for source in sources):
-                llm = aligned_to.get("model", "?")
-                inform(f"'{name}' was trained on preferences of {llm}, but these preferences are of another LLM.")
-        elif name != RERANKER_BASE:
-            inform(f"'{spec}' was not trained by `knowgate fit reranker`. It is compared all the same.")
+        aligned_to = read_reranker_manifest(spec).get("aligned_to", {}) if is_aligned_reranker(spec) else {}
+        llm = aligned_to.get("model_fingerprint")
+        if llm is not None and any(llm != source.model_fingerprint for source in sources):
+            inform(f"'{name}' was trained on preferences of {aligned_to['model']}, but these are of another LLM.")

@@ -9,18 +9,17 @@ fit function declares.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from pydantic import create_model
-from rich.table import Table
 from rich.text import Text
 
-from knowgate.cli.commands import CommandEntry, LazyGroup, create_command
-from knowgate.cli.console import create_console, inform
+from knowgate.cli.commands import CommandEntry, LazyGroup
+from knowgate.cli.console import inform, print_table
 from knowgate.cli.error_messages import translate_arguments
 from knowgate.cli.option_flags import expand_options
 from knowgate.cli.options import SeedOption, format_command_line, path_option
@@ -30,10 +29,9 @@ from knowgate.data.runs.folder import RunFolder, suggest_ask_options
 from knowgate.errors import KnowgateError, UnknownName
 from knowgate.gates import FITTED_GATES
 from knowgate.gates.artifacts.gate_folder import CARD_FILE
-from knowgate.gates.fitted_gate import describe_retrieval_rule
+from knowgate.gates.fitted_gate import FittedGate, describe_retrieval_rule
 from knowgate.stats.bootstrap import Estimate
 from knowgate.training.arbiter import ARBITER_MODES, AUTO_MODE, fit_arbiter, load_arbiter_fit_function
-from knowgate.training.examples import OPEN_BOOK_TARGETS
 from knowgate.training.fit_function import FitProgress, FitProgressCallback, read_fit_options, read_requirements
 from knowgate.training.gate import FitOptions, fit, list_fittable_gates, load_fit_function
 from knowgate.training.gate_artifact import describe_weakness, majority_accuracy
@@ -41,10 +39,7 @@ from knowgate.training.policy.evidence import PolicyOptions
 from knowgate.training.policy.folder import format_result, list_legend, list_shown_results
 from knowgate.training.policy.search import FittedPolicy, fit_policy
 
-if TYPE_CHECKING:
-    from knowgate.gates.fitted_gate import FittedGate
-
-ARBITER, RERANKER, GATES_PANEL = "arbiter", "reranker", "Gates, and when they retrieve"
+GATES_PANEL = "Gates, and when they retrieve"
 # Old names of flags and the new ones, so that an error about an old flag can name the new one.
 RENAMED_OPTIONS = {"--rate": "--learning-rate"}
 RENAMED_GATE_OPTIONS = {"uar": {"--base": "--model"}}
@@ -55,8 +50,7 @@ ARBITER_HELP = """Fit an arbiter: after retrieval it chooses between the closed-
     Example: knowgate fit arbiter --labels RUN --out my-arbiter"""
 
 Labels = Annotated[
-    list[Path] | None,
-    path_option("RUN", "Folder of a label run (made by knowgate label); may be repeated.", "--labels"),
+    list[Path] | None, path_option("RUN", "Folder of a label run (made by knowgate label); repeatable.", "--labels")
 ]
 GateFolder = Annotated[Path, path_option("DIR", "Folder to write the gate to; use it as --gate DIR.", "--out")]
 ArbiterFolder = Annotated[Path, path_option("DIR", "Folder to write the arbiter to; use it as --arbiter DIR.", "--out")]
@@ -65,8 +59,7 @@ ArbiterMode = Annotated[
     typer.Option(
         "--mode",
         metavar="|".join(ARBITER_MODES),
-        help="How the arbiter chooses. features: by cheap features of both answers. lora: by a fine-tuned judge. "
-        "auto: by fixed rules, unless a trained arbiter is better on questions that it did not see.",
+        help="features: a cheap classifier; lora: a judge; auto: the better one.",
     ),
 ]
 
@@ -74,69 +67,21 @@ ArbiterMode = Annotated[
 # --- the group ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class FitGateCommand(CommandEntry):
-    """Entry of a command `knowgate fit GATE`, in the table of commands.
-
-    The command is made when it is used: its flags come from the signature of the gate's fit function.
-    """
-
-    def describe(self, name: str) -> str:
-        """Return the line that `knowgate fit --help` shows for a gate.
-
-        Built-in gates have a summary. A gate of another package has to be loaded, and the first line of its fit
-        function's docstring is used; if it cannot be loaded, the line is the error message.
-        """
-        if name in FITTED_GATES:
-            return FITTED_GATES[name].summary
-        try:
-            return (inspect.getdoc(load_fit_function(name)) or "a gate of another package").splitlines()[0]
-        except KnowgateError as error:
-            return str(error)
-
-    def load(self, name: str) -> Any:
-        """Make the command of the gate `name`.
-
-        It accepts the old names of options. For an option that it lacks, its error names the gates that have it.
-        """
-        renamed = {**RENAMED_OPTIONS, **RENAMED_GATE_OPTIONS.get(name, {})}
-        command = create_command(name, make_gate_command(name), renamed)
-        command.suggest_elsewhere = suggest_owning_gates
-        return command
-
-
-def suggest_owning_gates(flag: str) -> str:
-    """Return a sentence that names the gates that have this option; '' if no gate has it.
-
-    '--no-balanced' gives ' It is an option of: probe.' The sentence is appended to the error about an option that the
-    chosen gate does not have.
-    """
-    name = flag.lstrip("-").removeprefix("no-").replace("-", "_")
-    fittable = [gate for gate, entry in FITTED_GATES.items() if entry.fit]
-    owners = [gate for gate in fittable if name in read_fit_options(load_fit_function(gate)).model_fields]
-    return f" It is an option of: {', '.join(owners)}." if owners else ""
-
-
-@dataclass(frozen=True)
-class FitArbiterCommand(CommandEntry):
-    """The command `knowgate fit arbiter`, with the options of every arbiter mode."""
-
-    def load(self, name: str) -> Any:
-        """Make the command `knowgate fit arbiter`."""
-        return create_command(name, make_arbiter_command(), RENAMED_OPTIONS)
-
-
 class FitGroup(LazyGroup):
     """The group `knowgate fit`; a command is imported only when it is used."""
 
     def get_entries(self) -> Mapping[str, CommandEntry]:
         """Return the commands of the group by name: all gates, then `arbiter` and `reranker`."""
-        target = "knowgate.cli.fit_reranker:fit_reranker_command"
-        return {
-            **{name: FitGateCommand("", "", GATES_PANEL) for name in list_fittable_gates()},
-            ARBITER: FitArbiterCommand("", "which of two answers is given after retrieval", "Arbiters"),
-            RERANKER: CommandEntry(target, "which passages the LLM can use", "Rerankers", RENAMED_OPTIONS),
-        }
+        entries = {}
+        for name in list_fittable_gates():
+            renamed = {**RENAMED_OPTIONS, **RENAMED_GATE_OPTIONS.get(name, {})}
+            make_command, summarize = partial(make_gate_command, name), partial(summarize_gate, name)
+            entries[name] = CommandEntry(make_command, summarize, GATES_PANEL, renamed)
+        arbiter_summary = "which of two answers is given after retrieval"
+        entries["arbiter"] = CommandEntry(make_arbiter_command, arbiter_summary, "Arbiters", RENAMED_OPTIONS)
+        target = "knowgate.cli.reranker:fit_reranker_command"
+        entries["reranker"] = CommandEntry(target, "which passages the LLM can use", "Rerankers", RENAMED_OPTIONS)
+        return entries
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command. An unknown name raises an error that suggests a similar one."""
@@ -145,17 +90,26 @@ class FitGroup(LazyGroup):
         return self.commands.get(cmd_name)
 
 
+def summarize_gate(name: str) -> str:
+    """Return the line that `knowgate fit --help` shows for a gate.
+
+    For a gate of another package, that is the first line of its fit function's docstring or, if the function cannot be
+    loaded, the error message.
+    """
+    if name in FITTED_GATES:
+        return FITTED_GATES[name].summary
+    try:
+        return (inspect.getdoc(load_fit_function(name)) or "a gate of another package").splitlines()[0]
+    except KnowgateError as error:
+        return str(error)
+
+
 # --- policies -------------------------------------------------------------------------------------
 
 
 def fit_policy_command(
     context: typer.Context,
-    labels: Annotated[
-        list[Path] | None,
-        path_option(
-            "RUN", "Folder of a label run (made by knowgate label or import-answers); may be repeated.", "--labels"
-        ),
-    ] = None,
+    labels: Labels = None,
     out: Annotated[
         Path | None, path_option("DIR", "Folder to write the policy to; use it as --gate DIR.", "--out")
     ] = None,
@@ -171,34 +125,15 @@ def fit_policy_command(
     if not labels or out is None:
         raise typer.BadParameter("Fitting a policy needs --labels and --out: knowgate fit --labels RUN --out my-policy")
     with show_progress("fitting a policy", "folds") as show:
-        policy = fit_policy(labels, out=out, options=options, watch=_watch(show), command=format_command_line())
+        policy = fit_policy(labels, out=out, options=options, watch=_make_watcher(show), command=format_command_line())
     print_policy(policy, str(RunFolder(labels[0]).manifest()["settings"]["model"]))
-
-
-def _watch(show: ProgressCallback) -> FitProgressCallback:
-    """Return a progress callback for fitting a policy.
-
-    It prints the steps of the search and the candidates that failed as lines, and shows everything else on the progress
-    bar. Milestones of a single gate, such as epochs, also go to the bar.
-    """
-
-    def watch(progress: FitProgress) -> None:
-        is_about_search = progress.unit in ("steps", "folds")
-        if progress.is_milestone and is_about_search:
-            show.say(translate_arguments(progress.words, POLICY_FLAGS))
-        else:
-            show(progress.done, progress.total, progress.words, stage=progress.stage, unit=progress.unit)
-
-    return watch
 
 
 def print_policy(policy: FittedPolicy, model: str) -> None:
     """Print what was tried on stdout, and what was chosen and how to use it on stderr."""
     if policy.choice is not None:
-        table = Table("policy", "searches", "right", "LLM calls", "against always", box=None)
-        for name, result in list_shown_results(policy.choice):
-            table.add_row(*format_result(name, result))
-        create_console(soft_wrap=False).print(table)
+        rows = [format_result(name, result) for name, result in list_shown_results(policy.choice)]
+        print_table(("policy", "searches", "right", "LLM calls", "against always"), rows)
         for line in list_legend(policy.choice):
             inform(line)
     for line in policy.summary:
@@ -238,8 +173,9 @@ def make_gate_command(name: str) -> Callable[..., None]:
     command.__annotations__["own"] = read_fit_options(function)
     if not read_requirements(function).reads_states:  # then `keep_questions` has no effect and gets no flag
         without_flag: Any = (bool, option(True, "", flag=None))
-        text_options = create_model("TextFitOptions", __base__=FitOptions, keep_questions=without_flag)
-        command.__annotations__["options"] = text_options
+        command.__annotations__["options"] = create_model(
+            "TextOptions", __base__=FitOptions, keep_questions=without_flag
+        )
     summary = (inspect.getdoc(function) or f"Fit {name}.").split("\n\n")[0]
     command.__doc__ = f"{summary}\n\nExample: knowgate fit {name} --labels RUN --out my-{name}"
     return expand_options(command, own=f"Options of {name}")
@@ -250,32 +186,22 @@ def fit_and_print(
 ) -> None:
     """Fit a gate, and print its metrics on stdout and its threshold, notes and warnings on stderr."""
     with show_progress(f"fitting {name}", "examples") as show:
-        watch = FitProgressBar(show)
+        watch = _make_watcher(show)
         gate = fit(name, labels, out=out, options=options, command=format_command_line(), watch=watch, **gate_options)
     manifest = gate.artifact.manifest
-    for note in watch.select_new_notes(manifest["notes"]):
+    for note in manifest["notes"]:
         inform(note)
-    table = Table("measure", "test split", box=None)
-    for measure, estimate in manifest["metrics"].items():
-        table.add_row(measure, Estimate(**estimate).format())
-        if measure == "accuracy":  # for comparison: a gate that decides the same for all questions
-            table.add_row("(majority)", f"{majority_accuracy(manifest):.3f}")
-    console = create_console(soft_wrap=False)
-    console.print(table)
-    if "sets" in manifest:
-        run_table = Table("label run", "test questions", "AUROC", box=None)  # all runs together can hide a bad one
-        for run, result in manifest["sets"].items():
-            run_table.add_row(run, str(result["n"]), Estimate(**result["auroc"]).format())
-        console.print(run_table)
+    rows = [(measure, Estimate(**estimate).format()) for measure, estimate in manifest["metrics"].items()]
+    rows.append(("accuracy of deciding the same for all", f"{majority_accuracy(manifest):.3f}"))
+    print_table(("measure", "test split"), rows)
+    if "sets" in manifest:  # the results of all runs together can hide a bad one
+        results = [(run, str(each["n"]), Estimate(**each["auroc"]).format()) for run, each in manifest["sets"].items()]
+        print_table(("label run", "test questions", "AUROC"), results)
     inform(f"{name} fitted on '{manifest['target']}': {format_split(manifest['split'])}.")
     inform(_describe_gate(gate))
     n_test = manifest["split"]["test"]
     if n_test < MIN_TEST_QUESTIONS:
-        inform(
-            f"Only {n_test} questions were held out to measure the gate on, so the intervals are wide and the "
-            f"calibration is rough. Label {RECOMMENDED_QUESTIONS} questions or more.",
-            style="yellow",
-        )
+        inform(f"Only {n_test} questions were held out. Label {RECOMMENDED_QUESTIONS} or more.", style="yellow")
     if not manifest.get("calibrated", True):
         inform(f"Calibrate it: knowgate calibrate {out} --labels RUN --max-loss 0.03 --net")
     inform(f"Use it: knowgate ask --gate {out}{suggest_ask_options(manifest['model']['name'])}")
@@ -284,22 +210,13 @@ def fit_and_print(
 
 
 def _describe_gate(gate: FittedGate) -> Text:
-    """Describe when the gate retrieves, with a warning if its AUROC is not provably above 0.5 (chance).
-
-    The warning suggests another target, which is what the gate is trained to predict: 'benefit' (passages improve the
-    answer) instead of 'known' (the answer without passages is right), or the other way round. Some gates support only
-    one kind of target.
-    """
+    """Describe when the gate retrieves, with a warning if its AUROC is not provably above 0.5 (chance)."""
     manifest = gate.artifact.manifest
-    target, low = manifest["target"], manifest["metrics"]["auroc"]["low"]
     text = Text(f"It retrieves {describe_retrieval_rule(manifest['threshold'])}.")
-    if low is None or low > 0.5:
-        return text
-    advice = "label more questions"
-    needs_open_book = read_requirements(load_fit_function(gate.name)).target in OPEN_BOOK_TARGETS
-    if not needs_open_book and target != "agree":
-        advice += f", or try --target {'known' if target in OPEN_BOOK_TARGETS else 'benefit'}"
-    text.append(f" On the held-out questions it is not better than chance: {advice}.", style="yellow")
+    low = manifest["metrics"]["auroc"]["low"]
+    if low is not None and low <= 0.5:
+        warning = "On the held-out questions it is not better than chance: label more, or try another --target."
+        text.append(f" {warning}", style="yellow")
     return text
 
 
@@ -327,52 +244,38 @@ def make_arbiter_command() -> Callable[..., None]:
 def fit_arbiter_and_print(labels: list[Path], out: Path, mode: str, seed: int, options: Mapping[str, Any]) -> None:
     """Fit an arbiter and print its metrics, with a warning if it shows no gain in accuracy."""
     with show_progress("fitting an arbiter", "examples") as show:
-        watch, command = FitProgressBar(show), format_command_line()
+        watch, command = _make_watcher(show), format_command_line()
         arbiter = fit_arbiter(labels, out=out, mode=mode, seed=seed, command=command, watch=watch, **options)
     manifest = arbiter.artifact.manifest
-    for note in watch.select_new_notes(manifest["notes"]):
+    for note in manifest["notes"]:
         inform(note)
-    table = Table("measure", "test split", box=None)
-    for measure, estimate in manifest["metrics"].items():
-        table.add_row(measure.replace("_", " "), Estimate(**estimate).format())
-    create_console(soft_wrap=False).print(table)
+    metrics = manifest["metrics"].items()
+    rows = [(measure.replace("_", " "), Estimate(**estimate).format()) for measure, estimate in metrics]
+    print_table(("measure", "test split"), rows)
     split = format_split(manifest["split"])
     inform(f"{manifest['arbiter']} arbiter fitted: {split}. Use it: knowgate ask --arbiter {out}")
     gain = manifest["metrics"].get("gain")
     if gain and gain["low"] is not None and gain["low"] <= 0:
-        inform(
-            "On the held-out questions the arbiter is not provably better than always giving the open-book answer. "
-            "Label more questions, or use --arbiter rules.",
-            style="yellow",
-        )
+        advice = "Label more questions, or use --arbiter rules."
+        inform(f"The arbiter is not provably better than always giving the open-book answer. {advice}", style="yellow")
 
 
 # --- output ---------------------------------------------------------------------------------------
 
 
-@dataclass
-class FitProgressBar:
-    """Shows the progress of a fit as a bar, and prints milestones (such as the end of an epoch) as lines.
+def _make_watcher(show: ProgressCallback) -> FitProgressCallback:
+    """Return a progress callback for a fit.
 
-    A milestone is printed as 'epoch 0.5, loss ...' and listed in the notes of the model card as 'epoch 0.5: loss ...'.
-
-    Attributes:
-        show: Updates the progress bar.
-        printed: Names of the milestones printed so far, such as 'epoch 0.5'.
+    It prints the steps of the search for a policy as lines, and shows everything else on the progress bar.
     """
 
-    show: ProgressCallback
-    printed: set[str] = field(default_factory=set)
+    def watch(progress: FitProgress) -> None:
+        if progress.is_milestone and progress.unit in ("steps", "folds"):
+            show.say(translate_arguments(progress.words, POLICY_FLAGS))
+        else:
+            show(progress.done, progress.total, progress.words, stage=progress.stage, unit=progress.unit)
 
-    def __call__(self, progress: FitProgress) -> None:
-        self.show(progress.done, progress.total, progress.words, stage=progress.stage, unit=progress.unit)
-        if progress.is_milestone:
-            self.show.say(progress.words)
-            self.printed.add(progress.words.partition(",")[0])
-
-    def select_new_notes(self, notes: Iterable[str]) -> list[str]:
-        """Return the notes of a model card, without those about milestones that were printed already."""
-        return [note for note in notes if note.partition(":")[0] not in self.printed]
+    return watch
 
 
 def format_split(split: Mapping[str, int]) -> str:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import typer
 
@@ -18,7 +18,7 @@ from knowgate.cli.options import JsonOption
 from knowgate.core.files import read_jsonl
 from knowgate.core.options import Options, option
 from knowgate.core.redaction import redact_secrets
-from knowgate.core.validation import MAX_COUNT, check_number
+from knowgate.core.validation import MAX_COUNT
 from knowgate.data.history import history_exists, open_history
 from knowgate.data.history.entries import (
     MAX_TIMESTAMP,
@@ -35,26 +35,15 @@ from knowgate.errors import BadInput, BadSetting
 from knowgate.labels.history_entries import KnownRule, entries_from_rows, scope_from_settings, time_sensitive_entries
 from knowgate.models.prompts.templates import detect_language
 
-app = typer.Typer(
-    help="Manage the log of earlier questions, each labeled with whether the LLM knew the answer. "
-    "The gates dhicl and skr compare new questions with it.",
-    no_args_is_help=True,
-)
-HistoryOption = Annotated[
-    str, typer.Option("--history", help="Location of the log: an SQLite file, or postgresql://USER@HOST/DATABASE.")
-]
+app = typer.Typer(help="Manage the log of questions that the gates dhicl and skr learn from.", no_args_is_help=True)
+HistoryOption = Annotated[str, typer.Option("--history", help="The log: an SQLite file, or postgresql://USER@HOST/DB.")]
 EmbedderName = Annotated[
-    str | None,
-    typer.Option(
-        "--embedder",
-        help="Sentence embedding that compares questions: minilm (English), mpnet, m3e (Chinese), a Hugging Face name, "
-        "a folder, or openai:MODEL@URL for an embedding server. Default: the embedding that the log was filled with, "
-        "or minilm for a new log.",
-    ),
+    str | None, typer.Option("--embedder", help="minilm (English), mpnet, m3e (Chinese), ... Default: that of the log.")
 ]
-Tenant = Annotated[str, typer.Option(help="Tenant that the entries belong to. Default: no tenant.")]
 log = logging.getLogger(__name__)
 DEFAULT_HISTORY = "history.db"
+SECONDS_PER_DAY = 86_400
+MAX_DAYS = MAX_TIMESTAMP / SECONDS_PER_DAY / 2
 ADD_BATCH = 256  # entries written per transaction
 SHOWN_COLUMNS = ("id", "similarity", "label", "question", "outcome", "source")
 
@@ -63,35 +52,31 @@ class ScopeOptions(Options):
     """Options that select a scope of the log: the entries of one model, one set of prompts and one tenant."""
 
     model: str | None = option(
-        None,
-        "Fingerprint of the model that the entries belong to; `knowgate history stats` lists them.",
-        flag="--model-fingerprint",
+        None, "Fingerprint of the model; `knowgate history stats` lists them.", flag="--model-fingerprint"
     )
     prompts: str | None = option(
-        None,
-        "Fingerprint of the prompts that the entries belong to; `knowgate history stats` lists them.",
-        flag="--prompts-fingerprint",
+        None, "Fingerprint of the prompts; `knowgate history stats` lists them.", flag="--prompts-fingerprint"
     )
     tenant: str = option("", "Tenant that the entries belong to. Default: no tenant.")
 
 
+class ImportOptions(Options):
+    """Options of `knowgate history import`."""
+
+    rule: KnownRule = option(
+        "greedy", "When a question counts as known: the greedy answer, all samples, or most samples are right."
+    )
+    time_sensitive: str | None = option(None, "Also log the time-sensitive questions of this data, such as jsonl:FILE.")
+    tenant: str = option("", "Tenant that the entries belong to. Default: no tenant.")
+
+
 @app.command("import")
+@expand_options
 def import_(
     runs: Annotated[list[Path], typer.Argument(help="Folders of label runs, or JSONL files made by `history export`.")],
+    options: ImportOptions,
     history: HistoryOption = DEFAULT_HISTORY,
-    rule: Annotated[
-        str,
-        typer.Option(
-            help="When a question counts as known: `greedy` (the greedy answer is right), `all` (all sampled answers "
-            "are right, as in DH-ICL; label with --samples 10) or `majority` (most sampled answers are right)."
-        ),
-    ] = "greedy",
-    time_sensitive: Annotated[
-        str | None,
-        typer.Option(help="Data whose time-sensitive questions are logged too, such as bench:uar_gate_time/train."),
-    ] = None,
     embedder: EmbedderName = None,
-    tenant: Tenant = "",
 ) -> None:
     """Add the questions of label runs to the log, each labeled with whether the LLM knew the answer.
 
@@ -100,48 +85,51 @@ def import_(
 
     Example: knowgate history import runs/train --rule all --time-sensitive bench:uar_gate_time/train --history log.db
     """
-    if rule not in get_args(KnownRule):
-        raise BadSetting(f"rule='{rule}' is not allowed: it must be greedy, all or majority.")
     is_new = embedder is None and not history_exists(history)
     store = open_history(history, embedder)
     scopes: set[HistoryScope] = set()
     for run in runs:
-        entries = _read_entries(run, rule, tenant)
+        entries = _read_entries(run, options)
         if is_new:
             _warn_about_language(entries)
         _add(store, entries)
         scopes |= {entry.scope for entry in entries}
         count = sum(entry.label == KnowledgeLabel.TIME_SENSITIVE for entry in entries)
-        time_note = f", {count} of them time-sensitive" if count else ""
-        inform(f"{len(entries)} questions of {run} logged in {redact_secrets(history)}{time_note}")
-    if time_sensitive:
-        _add_time_sensitive(store, time_sensitive, scopes, history)
+        inform(f"{len(entries)} questions of {run} logged in {redact_secrets(history)}, {count} of them time-sensitive")
+    if options.time_sensitive:
+        _add_time_sensitive(store, options.time_sensitive, scopes, history)
+
+
+class AddOptions(ScopeOptions):
+    """Options of `knowgate history add`."""
+
+    label: str = option(..., "Whether the LLM knows the answer: known, unknown or time-sensitive.")
+    source: str = option("human", "Where the label comes from: human, gold, judge or agreement.")
+    outcome: str | None = option(None, "How retrieval changes the answer: better, worse or same. Default: unknown.")
+    days: float | None = option(
+        None, "Number of days after which the entry is ignored. Default: never.", ge=0, le=MAX_DAYS, allow_inf_nan=False
+    )
 
 
 @app.command()
 @expand_options
 def add(
     question: Annotated[str, typer.Argument(help="The question to log.")],
-    label: Annotated[str, typer.Option(help="Whether the LLM knows the answer: known, unknown or time-sensitive.")],
-    options: ScopeOptions,
+    options: AddOptions,
     history: HistoryOption = DEFAULT_HISTORY,
-    source: Annotated[str, typer.Option(help="Where the label comes from: human, gold, judge or agreement.")] = "human",
-    outcome: Annotated[
-        str | None, typer.Option(help="How retrieval changes the answer: better, worse or same. Default: unknown.")
-    ] = None,
-    days: Annotated[
-        float | None, typer.Option(help="Number of days after which the entry is ignored. Default: never.")
-    ] = None,
     embedder: EmbedderName = None,
 ) -> None:
     """Add one question with its label to the log."""
     store = open_history(history, embedder)
-    expires = None
-    if days is not None:
-        expires = time.time() + check_number(days, "--days", maximum=MAX_TIMESTAMP / 86_400 / 2) * 86_400
-    record = {"question": question, "label": label, "source": source, "outcome": outcome, "expires": expires}
-    scope = _resolve_scope(store, options)
-    _add(store, [entry_from_record({**record, **asdict(scope)}, "the entry")])
+    record = {
+        "question": question,
+        "label": options.label,
+        "source": options.source,
+        "outcome": options.outcome,
+        "expires": None if options.days is None else time.time() + options.days * SECONDS_PER_DAY,
+        **asdict(_resolve_scope(store, options)),
+    }
+    _add(store, [entry_from_record(record, "the entry")])
 
 
 @app.command("list")
@@ -177,7 +165,8 @@ def stats(history: HistoryOption = DEFAULT_HISTORY) -> None:
     rows = []
     for scope, count in store.scopes().items():
         entries = list(store.entries(scope))
-        labels, sources = Counter(entry.label for entry in entries), Counter(entry.source for entry in entries)
+        labels = Counter(entry.label for entry in entries)
+        sources = Counter(entry.source for entry in entries)
         counts = [str(labels[label]) for label in KnowledgeLabel]
         source_counts = ", ".join(f"{source} {n}" for source, n in sources.items())
         rows.append((scope.model, scope.prompts, str(count), *counts, scope.tenant or "-", source_counts))
@@ -197,15 +186,12 @@ def prune(options: ScopeOptions, history: HistoryOption = DEFAULT_HISTORY) -> No
 
     If you give both fingerprints, entries of the same tenant's other models and prompts are deleted, too.
     """
-    store = _open_existing(history)
     if (options.model is None) != (options.prompts is None):
-        raise BadSetting(
-            "only one of --model-fingerprint and --prompts-fingerprint is given. Give both of them, or neither."
-        )
-    scope = None
+        raise BadSetting("--model-fingerprint and --prompts-fingerprint belong together: give both, or neither.")
+    kept = None
     if options.model and options.prompts:
-        scope = HistoryScope(options.model, options.prompts, options.tenant)
-    inform(f"{store.prune(keep_scope=scope)} entries deleted")
+        kept = HistoryScope(options.model, options.prompts, options.tenant)
+    inform(f"{_open_existing(history).prune(keep_scope=kept)} entries deleted")
 
 
 @app.command()
@@ -215,8 +201,7 @@ def forget(
         str | None, typer.Option(help="Delete all questions that contain this text, in upper or lower case.")
     ] = None,
     ids: Annotated[
-        list[int] | None,
-        typer.Option("--id", min=1, max=2**63 - 1, help="Delete the entry with this id; may be repeated."),
+        list[int] | None, typer.Option("--id", min=1, max=2**63 - 1, help="Delete this entry; may be repeated.")
     ] = None,
 ) -> None:
     """Delete questions and their embeddings, and erase them from the files on disk."""
@@ -254,13 +239,13 @@ def _open_existing(history: str, embedder: str | None = None) -> HistoryStore:
     return open_history(history, embedder)
 
 
-def _read_entries(run: Path, rule: str, tenant: str) -> list[LogEntry]:
+def _read_entries(run: Path, options: ImportOptions) -> list[LogEntry]:
     """Read entries from a file made by `history export`, or make them from the rows of a label run folder."""
     if run.is_file():
         return [entry_from_record(record, f"{run} line {number}") for number, record in read_jsonl(run)]
     folder = RunFolder(run)
-    scope = scope_from_settings(folder.settings(), tenant)
-    return list(entries_from_rows(folder.rows(), scope, rule))  # type: ignore[arg-type]
+    scope = scope_from_settings(folder.settings(), options.tenant)
+    return list(entries_from_rows(folder.rows(), scope, options.rule))
 
 
 def _add_time_sensitive(store: HistoryStore, data: str, scopes: set[HistoryScope], history: str) -> None:
@@ -273,8 +258,7 @@ def _add_time_sensitive(store: HistoryStore, data: str, scopes: set[HistoryScope
         entries = list(time_sensitive_entries(questions, scope))
         if not entries:
             raise BadInput(
-                f"none of the {len(questions)} questions of {data} is marked as time-sensitive. "
-                'Mark them in the data: "meta": {"time_sensitive": true}'
+                f"no question of {data} is time-sensitive. Mark some in the data: meta.time_sensitive = true."
             )
         _add(store, entries)
         inform(f"{len(entries)} time-sensitive questions of {data} logged in {redact_secrets(history)}")
@@ -306,8 +290,7 @@ def _resolve_scope(store: HistoryStore, options: ScopeOptions) -> HistoryScope:
     if len(matching) != 1:
         available = [f"--model-fingerprint {scope.model} --prompts-fingerprint {scope.prompts}" for scope in scopes]
         raise BadSetting(
-            "the log has entries of several models or prompts. Choose one pair with --model-fingerprint and "
-            f"--prompts-fingerprint: {'; '.join(available) or 'the log is empty'}."
+            f"the log does not have one model and set of prompts. Choose: {'; '.join(available) or 'none'}."
         )
     return matching[0]
 

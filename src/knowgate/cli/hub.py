@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
-from rich.text import Text
 
 from knowgate.cli.console import inform
 from knowgate.cli.options import path_argument, path_option
 from knowgate.cli.progress import show_progress
+from knowgate.core.options import Options, option
 from knowgate.core.registry import load_target
 from knowgate.integrations.hub import pull_artifact, push_artifact
-
-if TYPE_CHECKING:
-    from knowgate.training.judges.gguf_export import ExportedJudge
 
 JUDGE_EXPORT = "knowgate.training.judges.gguf_export:export_judge"  # needs torch; push and pull do not
 
@@ -36,35 +33,31 @@ def export_judge_command(
     """
     export_judge = load_target(JUDGE_EXPORT, "exporting a judge", "train")
     with show_progress("writing the judge", "tensors") as show:
-        exported = export_judge(gate, out, kind=numbers, watch=lambda done, total: show(done, total))
-    inform(Text(_describe(exported)))
-
-
-def _describe(exported: ExportedJudge) -> str:
-    """Describe the size of the exported judge, how to use it, and how much its probabilities changed."""
+        exported = export_judge(gate, out, kind=numbers, watch=show)
     folder = exported.folder
-    text = f"Exported to {folder}; the judge takes {exported.megabytes:,.0f} MB. Use it: knowgate ask --gate {folder}"
+    inform(f"Exported to {folder}; the judge takes {exported.megabytes:,.0f} MB. Use it: knowgate ask --gate {folder}")
     if exported.max_deviation is None:
-        return f"{text} (first: pip install 'knowgate[llamacpp]')"
-    return f"{text}\nOn check questions, the judge's probabilities changed by at most {exported.max_deviation:.4f}."
+        inform("First: pip install 'knowgate[llamacpp]'")
+    else:
+        inform(f"On check questions, the judge's probabilities changed by at most {exported.max_deviation:.4f}.")
 
 
 ADDRESS_HELP = "Shared location: hf:OWNER/NAME for the Hugging Face hub, or a folder."
 
 
+class PushOptions(Options):
+    """Options of `knowgate push`."""
+
+    public: bool = option(False, "Make a new hub repository public instead of private.", flag="--public")
+    with_questions: bool = option(
+        False, "Include ten sample questions, which test the hidden states of a server.", flag="--with-questions"
+    )
+
+
 def push(
     folder: Annotated[Path, path_argument("DIR", "Folder of a fitted gate, arbiter or reranker.")],
     target: Annotated[str, typer.Argument(metavar="TARGET", help=ADDRESS_HELP)],
-    public: Annotated[
-        bool, typer.Option("--public", help="Make a new hub repository public instead of private.")
-    ] = False,
-    questions: Annotated[
-        bool,
-        typer.Option(
-            "--with-questions",
-            help="Include the gate's ten sample questions, which test whether a server returns the same hidden states.",
-        ),
-    ] = False,
+    options: PushOptions,
 ) -> None:
     """Upload a fitted gate, arbiter or reranker to the Hugging Face hub, or copy it to a shared folder.
 
@@ -72,7 +65,7 @@ def push(
 
     Example: knowgate push my-gate hf:acme/faq-gate
     """
-    address = push_artifact(folder, target, public=public, questions=questions)
+    address = push_artifact(folder, target, public=options.public, questions=options.with_questions)
     inform(f"{folder} is at {address}. Download it: knowgate pull {address} --out {folder.name}")
 
 

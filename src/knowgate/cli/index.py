@@ -13,10 +13,7 @@ from knowgate.cli.progress import show_progress
 from knowgate.retrieval.index import IndexOptions, IndexReport, build_index
 
 SOURCE_HELP = "Documents to index: a folder of txt, md, html and pdf files, or a JSONL file with id, title and text."
-EMBEDDER_HELP = (
-    "Embedding model for the retrievers dense and hybrid: minilm (default), mpnet, m3e, the name or folder of a "
-    "Hugging Face model, or openai:MODEL@URL."
-)
+EMBEDDER_HELP = "Embedding model of dense and hybrid: minilm (default), mpnet, m3e, NAME_OR_DIR, or openai:MODEL@URL."
 
 
 def index(

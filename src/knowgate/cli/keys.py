@@ -13,25 +13,14 @@ from knowgate.cli.options import path_option
 from knowgate.core.display import sanitize_text
 from knowgate.server.auth.api_keys import add_key, read_keys, revoke_key
 
-app = typer.Typer(
-    help="Manage the API keys that clients of `knowgate serve --keys FILE` must use.", no_args_is_help=True
-)
+app = typer.Typer(help="Manage the API keys of clients of `knowgate serve --keys FILE`.", no_args_is_help=True)
 DEFAULT_KEYS_FILE = Path("keys.json")
-KeysFile = Annotated[
-    Path | None, path_option("FILE", "File that stores the hashes of API keys. Default: keys.json.", "--keys")
-]
+KeysFile = Annotated[Path | None, path_option("FILE", "File with hashes of API keys. Default: keys.json.", "--keys")]
 Name = Annotated[str, typer.Argument(help="Name of the person or application that the key is for.")]
-Rate = Annotated[
-    int | None,
-    typer.Option(min=1, help="Maximum requests per minute. Further requests get HTTP status 429. Default: no limit."),
-]
+Rate = Annotated[int | None, typer.Option(min=1, help="Maximum requests per minute. Default: no limit.")]
 
 Admin = Annotated[
-    bool,
-    typer.Option(
-        "--admin",
-        help="Allow the key to use the dashboard, clear alarms, and see and delete the decisions of all keys.",
-    ),
+    bool, typer.Option("--admin", help="Allow the dashboard, clearing alarms, and the decisions of all keys.")
 ]
 
 

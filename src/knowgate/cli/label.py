@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +22,7 @@ from knowgate.labels.grading import load_grader
 from knowgate.labels.labeling import label as run_label
 from knowgate.labels.options import LabelOptions
 from knowgate.labels.run import LabelProgress
-from knowgate.papers.self_assessment import build_kb_sat
+from knowgate.papers.self_assessment import NO_SWAPS_MESSAGE, build_kb_sat
 
 
 def import_answers(
@@ -33,12 +31,7 @@ def import_answers(
     out: Annotated[Path, path_option("RUN", "Folder that the label run is written to.")],
     options: ImportOptions,
     grade: Annotated[
-        str,
-        typer.Option(
-            help="How answers without a recorded grade are graded: `exact` (equals a gold answer), `contains` "
-            "(contains one) or `choice` (right letter). If an answer has a recorded grade, this one is stored "
-            "beside it; `knowgate eval --grader` chooses between them."
-        ),
+        str, typer.Option(help="How answers without a recorded grade are graded: exact, contains or choice.")
     ] = "contains",
     limit: LimitOption = None,
 ) -> None:
@@ -65,28 +58,19 @@ def label(
     data: Annotated[
         str, typer.Option(help="Questions: jsonl:FILE, lines:FILE, bench:NAME/SPLIT or hub:NAME?split=...")
     ],
-    out: Annotated[
-        Path,
-        path_option(
-            "RUN", "Folder that the label run is written to. If it holds an interrupted run, that run is continued."
-        ),
-    ],
+    out: Annotated[Path, path_option("RUN", "Folder of the label run. An interrupted run is continued.")],
     options: LabelOptions,
     model: Annotated[str, typer.Option(help="LLM that answers, such as smollm; see `knowgate models`.")] = "smollm",
     kb_sat: Annotated[
-        Path | None,
-        path_option(
-            "FILE",
-            "After labeling, write the KB-SAT training data (questions labeled known or unknown) to this file, and its "
-            "two stress-test sets next to it.",
-        ),
+        Path | None, path_option("FILE", "Also write KB-SAT data (known and unknown questions) to this file.")
     ] = None,
 ) -> None:
     """Answer questions without and with retrieved passages, grade the answers, and record what the LLM knows.
 
     Run the same command again to continue an interrupted run.
     """
-    with labeling_progress_bar() as bar:
+    with show_progress("labeling", "questions") as show:
+        bar = LabelProgressBar(show)
         try:
             folder = run_label(data, model=model, out=out, options=options, on_progress=bar)
         except KeyboardInterrupt:
@@ -96,7 +80,10 @@ def label(
             raise
     _print_summary(bar.latest, out)
     if not options.closed_book:
-        _print_missing_passages(folder)
+        # Users must know, because closed-book and open-book accuracy then cover different questions.
+        missing = sum(row.error is None and row.open is None for row in folder.rows())
+        if missing:
+            inform(f"{missing} questions have no open-book answer, because no passage was found for them.")
     if kb_sat:
         _write_kb_sat(folder, kb_sat, options.seed)
 
@@ -110,22 +97,14 @@ class LabelProgressBar:
 
     def __call__(self, progress: LabelProgress) -> None:
         self.latest = progress
-        self.show(progress.done, progress.total, _format_speed(progress, " "))
+        self.show(progress.done, progress.total, _format_speed(progress))
 
 
-@contextmanager
-def labeling_progress_bar() -> Iterator[LabelProgressBar]:
-    """Show a progress bar on stderr inside a `with` block; yields the progress callback for `label`."""
-    with show_progress("labeling", "questions") as show:
-        yield LabelProgressBar(show)
-
-
-def _format_speed(progress: LabelProgress, separator: str) -> str:
+def _format_speed(progress: LabelProgress) -> str:
     """Format the questions and the tokens per second; '' if no time has passed."""
     if not progress.seconds:
         return ""
-    questions = f"{progress.fresh / progress.seconds:.2f} questions/s"
-    return f"{questions}{separator}{progress.tokens / progress.seconds:.0f} tokens/s"
+    return f"{progress.fresh / progress.seconds:.2f} questions/s, {progress.tokens / progress.seconds:.0f} tokens/s"
 
 
 def _print_summary(progress: LabelProgress, out: Path) -> None:
@@ -133,20 +112,8 @@ def _print_summary(progress: LabelProgress, out: Path) -> None:
     failed = ""
     if progress.failed:
         failed = f", {progress.failed} failed (see 'error' in the rows; --retry-failed labels them again)"
-    speed = f"; {progress.fresh} of them in this session, {_format_speed(progress, ', ')}" if progress.fresh else ""
+    speed = f"; {progress.fresh} of them in this session, {_format_speed(progress)}" if progress.fresh else ""
     inform(f"{progress.done} of {progress.total} questions in {out}{failed}{speed}. See: knowgate report {out}")
-
-
-def _print_missing_passages(folder: RunFolder) -> None:
-    """Print how many questions have no open-book answer; print nothing if all have one.
-
-    Users must know, because closed-book and open-book accuracy then cover different questions.
-    """
-    missing = sum(row.error is None and row.open is None for row in folder.rows())
-    if missing:
-        inform(
-            f"{missing} questions have no open-book answer, because no passage was found or the data has no 'contexts'."
-        )
 
 
 def _write_kb_sat(folder: RunFolder, out: Path, seed: int) -> None:
@@ -164,4 +131,4 @@ def _write_kb_sat(folder: RunFolder, out: Path, seed: int) -> None:
         write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
         inform(f"{len(records)} questions in {path}")
     if not sets.swapped:
-        inform(sets.explain_no_swaps(), style="yellow")
+        inform(NO_SWAPS_MESSAGE, style="yellow")

@@ -7,7 +7,6 @@ Exit codes: 0 success, 1 an error that the user can fix, 2 wrong usage, 3 an eva
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import logging
 import os
@@ -15,19 +14,17 @@ import signal
 import sys
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from knowgate.cli.commands import CommandLineError, RootGroup
+from knowgate.cli.commands import CommandLineError, LazyGroup
 from knowgate.core import VERSION
 from knowgate.core.display import sanitize_text
 from knowgate.errors import KnowgateError
 
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
 DEBUG_FLAG = "--debug"
-DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 EXIT_CODES_HELP = (
     "Exit codes: 0 success, 1 an error that you can fix, 2 wrong usage, 3 an evaluation is worse than allowed "
     "(compare --fail-if-worse), 70 an internal error, 130 interrupted."
@@ -44,7 +41,7 @@ QUIET_ENVIRONMENT = {
 }
 app = typer.Typer(
     name="knowgate",
-    cls=RootGroup,
+    cls=LazyGroup,
     pretty_exceptions_enable=False,
     epilog=EXIT_CODES_HELP,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -56,10 +53,7 @@ def root_command(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
     debug: Annotated[
-        bool,
-        typer.Option(
-            DEBUG_FLAG, help="Show the traceback of an error. May also follow the command. Same as KNOWGATE_DEBUG=1."
-        ),
+        bool, typer.Option(DEBUG_FLAG, help="Show the traceback of an error. Same as KNOWGATE_DEBUG=1.")
     ] = False,
 ) -> None:
     """Decide, question by question, whether an LLM already knows the answer or must retrieve.
@@ -193,19 +187,5 @@ def _print_error(message: str, code: int, is_debug: bool) -> int:
 def _explain_os_error(error: OSError) -> str:
     """Explain why a file or folder cannot be read or written."""
     action = f"use '{error.filename}'" if error.filename else "read or write"
-    advice = "Check the path and its permissions"
-    if error.errno in DISK_FULL_ERRORS:
-        advice = "Free some disk space, then run the same command again"
-    elif _is_in_cache(str(error.filename)):
-        advice = "Set KNOWGATE_CACHE to a folder that you can write to"
-    return f"cannot {action}: {error.strerror or error}. {advice}."
-
-
-def _is_in_cache(path: str) -> bool:
-    """Return whether a path is inside the cache folder."""
-    from knowgate.core.files import cache_dir
-
-    try:
-        return Path(path).is_relative_to(cache_dir())
-    except KnowgateError:  # there is no cache folder
-        return False
+    reason = error.strerror or error
+    return f"cannot {action}: {reason}. Check the path, its permissions and the free disk space."

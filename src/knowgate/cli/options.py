@@ -71,33 +71,22 @@ def format_command_line() -> str:
 
 
 LabelsOption = Annotated[list[Path], path_option("RUN", "Folder of a label run; may be repeated.", "--labels")]
-PreferencesOption = Annotated[
-    list[Path], path_option("PREF", "Folder of `knowgate prefer`; may be repeated.", "--pref")
-]
+PreferencesOption = Annotated[list[Path], path_option("PREF", "Folder of `knowgate prefer`; repeatable.", "--pref")]
 LimitOption = Annotated[int | None, typer.Option("--limit", min=1, help="Use only the first N questions.")]
 SeedOption = Annotated[int, typer.Option("--seed", help="Random seed of splits, samples and training.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print results as JSON, one object per line.")]
 GatesOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--gates",
-        help="Gates to compare: names or folders, separated by commas. Default: auto (all that the data allow).",
-    ),
-]
-PlugInOption = Annotated[
-    bool, typer.Option("--plug-in", help="Allow gates that were fitted on another LLM than yours.")
+    list[str] | None, typer.Option("--gates", help="Gates to compare, separated by commas. Default: all possible ones.")
 ]
 LangOption = Annotated[str | None, typer.Option("--lang", help="Language of the prompts: en or zh. Default: detected.")]
 PromptsOption = Annotated[
-    Path | None,
-    path_option("free|FILE", "Wording of the prompts: free (for long answers), or your own TOML file.", "--prompts"),
+    Path | None, path_option("free|FILE", "Wording of the prompts: free (long answers), or a TOML file.", "--prompts")
 ]
 
 
 NoRules = Annotated[bool, typer.Option("--no-rules", help="Turn off the routing rules, which decide before the gate.")]
 ConfigFile = Annotated[
-    Path | None,
-    path_option("FILE", "Settings file. Default: knowgate.toml in this folder, if there is one.", "--config"),
+    Path | None, path_option("FILE", "Settings file. Default: knowgate.toml in this folder, if any.", "--config")
 ]
 
 

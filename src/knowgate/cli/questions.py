@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import codecs
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,38 +13,11 @@ from knowgate.data.questions import is_jsonl_file
 from knowgate.errors import BadInput
 from knowgate.types import Question
 
-STDIN = "standard input"
-TEXT_KEYS = ("question", "text", "messages")  # keys that may contain the question in a line of a traffic log
 
-
-@dataclass
-class QuestionStream:
-    """Questions from lines of input, read while they are iterated. The id of a question is its line number.
-
-    Attributes:
-        questions: The questions.
-        skipped: Numbers of empty lines that were skipped, counted from 1; grows while questions are read.
-    """
-
-    questions: Iterator[Question]
-    skipped: list[int] = field(default_factory=list)
-
-    def __iter__(self) -> Iterator[Question]:
-        return self.questions
-
-    def take_skipped(self, before: int | None = None) -> list[int]:
-        """Return the numbers of empty lines that were not returned by an earlier call.
-
-        Args:
-            before: Return only empty lines before this line; None for all that were read so far.
-        """
-        numbers = [number for number in self.skipped if before is None or number < before]
-        del self.skipped[: len(numbers)]  # the reader appends to the same list
-        return numbers
-
-
-def read_arguments(questions: list[str] | None) -> QuestionStream:
+def read_arguments(questions: list[str] | None) -> Iterator[Question]:
     """Read questions from the arguments or, if there are none, from standard input, one per line.
+
+    The id of a question is its number among several arguments, or its line number.
 
     Raises:
         BadInput: There is no question, or standard input is a terminal.
@@ -54,19 +25,17 @@ def read_arguments(questions: list[str] | None) -> QuestionStream:
     if questions:
         texts = [_check_argument(question) for question in questions]
         is_single = len(texts) == 1
-        return QuestionStream(
-            Question(text, "" if is_single else str(number)) for number, text in enumerate(texts, start=1)
-        )
+        return iter([Question(text, "" if is_single else str(number)) for number, text in enumerate(texts, start=1)])
     if sys.stdin is None or sys.stdin.isatty():
         raise BadInput("no question given. Write it as an argument, or pipe questions to standard input, one per line.")
-    return _read_stream(sys.stdin.buffer, STDIN)
+    return _read_lines(sys.stdin.buffer, "standard input")
 
 
-def read_question_file(file: Path) -> QuestionStream:
+def read_question_file(file: Path) -> Iterator[Question]:
     """Read questions from a text file, one per line, or from a JSONL file, recognized by its name."""
     if is_jsonl_file(str(file)):
-        return QuestionStream(read_messages(file))
-    return _read_stream(_open_lines(file), f"'{file}'")
+        return read_messages(file)
+    return _read_lines(_open_lines(file), f"'{file}'")
 
 
 def _open_lines(file: Path) -> Iterator[bytes]:
@@ -75,34 +44,27 @@ def _open_lines(file: Path) -> Iterator[bytes]:
         yield from lines
 
 
-def _read_stream(lines: Iterable[bytes], where: str) -> QuestionStream:
-    """Make a stream of the questions in lines of text; raise BadInput at once if there are none.
+def _read_lines(lines: Iterable[bytes], where: str) -> Iterator[Question]:
+    """Return the questions in lines of text, without empty lines; raise BadInput if there are none.
 
     The first question is read at once, so that empty input is reported before a model is loaded. The other lines are
-    read while the stream is iterated.
+    read on demand.
     """
-    skipped: list[int] = []  # grows while lines are read
-    questions = _read_questions(lines, where, skipped)
-    first = next(questions)
-    return QuestionStream(chain([first], questions), skipped)
-
-
-def _read_questions(lines: Iterable[bytes], where: str, skipped: list[int]) -> Iterator[Question]:
-    """Yield a question for each line that is not empty; append the numbers of empty lines to `skipped`.
-
-    Raises:
-        BadInput: All lines are empty, or a line is not UTF-8 text.
-    """
-    is_empty = True
-    for number, line in enumerate(lines, start=1):
-        text = _decode(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, number, where).strip()
-        if text:
-            is_empty = False
-            yield Question(text, str(number))
-        else:
-            skipped.append(number)
-    if is_empty:
+    questions = _iterate_questions(lines, where)
+    first = next(questions, None)
+    if first is None:
         raise BadInput(f"{where} contains no question. Write one question per line.")
+    return chain([first], questions)
+
+
+def _iterate_questions(lines: Iterable[bytes], where: str) -> Iterator[Question]:
+    """Yield a question for each line that is not empty, with the line number as its id."""
+    for number, line in enumerate(lines, start=1):
+        text = _decode(line, number, where)
+        if number == 1:
+            text = text.removeprefix("\ufeff")  # the byte order mark
+        if text.strip():
+            yield Question(text.strip(), str(number))
 
 
 def _decode(line: bytes, number: int, where: str) -> str:
@@ -143,19 +105,13 @@ def read_messages(file: Path) -> Iterator[Question]:
 
 def _get_text(record: Mapping[str, Any], where: str) -> str:
     """Return the question of one line of a traffic log; raise BadInput if it has none."""
-    key = next((key for key in TEXT_KEYS if key in record), None)
-    if key is None:
-        raise BadInput(f"{where} has none of the keys {', '.join(TEXT_KEYS)}. Add one of them.")
-    text = _get_last_user_message(record[key], where) if key == "messages" else record[key]
+    text = record.get("question") or record.get("text")
+    messages = record.get("messages")
+    if text is None and isinstance(messages, list):
+        contents = [item.get("content") for item in messages if isinstance(item, dict) and item.get("role") == "user"]
+        text = contents[-1] if contents else None
     if not isinstance(text, str) or not text.strip():
-        raise BadInput(f"{where}: '{key}' is empty or not a text. Write the question there.")
+        raise BadInput(
+            f"{where} has no question. Write it as 'question', 'text', or a message of the user in 'messages'."
+        )
     return text
-
-
-def _get_last_user_message(messages: object, where: str) -> object:
-    """Return the content of the last message whose role is 'user'; raise BadInput if there is none."""
-    items = messages if isinstance(messages, list) else []
-    contents = [item.get("content") for item in items if isinstance(item, dict) and item.get("role") == "user"]
-    if not contents:
-        raise BadInput(f"{where}: 'messages' must be a list of objects with 'role' and 'content', one of role 'user'.")
-    return contents[-1]

@@ -1,38 +1,37 @@
-"""`knowgate replay`: show what other thresholds would have saved and risked on logged traffic."""
+"""`knowgate replay` and `knowgate cost`: what thresholds would have saved and risked on logged traffic, and its cost."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from knowgate.cli.console import inform, print_json, print_tables
+from knowgate.cli.console import inform, print_json, print_tables, print_text
 from knowgate.cli.options import parse_log_location
-from knowgate.core.display import TextTable
-from knowgate.core.postgres.address import DatabaseAddress
+from knowgate.core.display import UNKNOWN_AMOUNT, TextTable
+from knowgate.core.options import Options, Share, get_set_fields, option
 from knowgate.errors import BadSetting
 from knowgate.evaluation import replay
+from knowgate.evaluation.cost import (
+    COST_QUESTIONS,
+    DEFAULT_SEARCH_PRICE,
+    DEFAULT_TOKEN_PRICE,
+    CostComparison,
+    compare_traffic_costs,
+    read_prices,
+)
+from knowgate.evaluation.report.evaluation_verdict import NOT_COUNTED
 from knowgate.evaluation.server_log import is_server_log, read_server_log
 from knowgate.evaluation.traffic_log import LoggedTraffic, read_label_run_traffic, read_traffic_log
 from knowgate.gates import load_gate
+from knowgate.gates.fitted_gate import has_judge
 from knowgate.stats.proportions import Proportion
 
 LogArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="LOG",
-        help="Output of `knowgate ask --json`, the decision log of the server (`serve --decisions`), or a label run.",
-    ),
-]
-ArbiterOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="DIR|rules|none",
-        help="Arbiter that chooses between the answers of a label run with and without passages. [default: the "
-        "policy's]",
-    ),
+    str, typer.Argument(metavar="LOG", help="Output of `ask --json`, log of `serve --decisions`, or a label run.")
 ]
 # Column titles by how both answers are known. "Differ" means that the answers with and without passages disagree;
 # "lost" means that only the answer with passages is correct.
@@ -43,28 +42,26 @@ RISK_COLUMNS = {
 }
 
 
-def replay_command(
-    log: LogArgument,
-    prices: replay.Prices,
-    gate: Annotated[
-        str | None,
-        typer.Option(
-            help="Gate to replay. Required for a label run. For a log, a fitted gate adds a row for its own threshold."
-        ),
-    ] = None,
-    arbiter: ArbiterOption = None,
-    arm: Annotated[
-        str | None,
-        typer.Option(
-            metavar="a|b",
-            help="Server logs only: arm of an A/B test whose decisions to replay. Default: the gate that decided most.",
-        ),
-    ] = None,
-    thresholds: Annotated[
-        str, typer.Option(help="Thresholds to try: a range in steps of 0.1 (0.1..0.9), or a list.")
-    ] = "0.1..0.9",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
-) -> None:
+class TrafficOptions(Options):
+    """Options of `knowgate replay` and `knowgate cost` that say which decisions a log or a label run is read with."""
+
+    gate: str | None = option(None, "Gate to use. A label run needs one. For a log: the fitted gate that decided.")
+    arbiter: str | None = option(
+        None, "Arbiter that chooses between the answers of a label run.", metavar="DIR|rules|none"
+    )
+    as_json: bool = option(False, "Print one JSON object instead of the table.", flag="--json")
+
+
+class ReplayOptions(TrafficOptions):
+    """Options of `knowgate replay`."""
+
+    arm: str | None = option(
+        None, "Arm of an A/B test in a server log. Default: the gate that decided most.", metavar="a|b"
+    )
+    thresholds: str = option("0.1..0.9", "Thresholds to try: a range in steps of 0.1 (0.1..0.9), or a list.")
+
+
+def replay_command(log: LogArgument, prices: replay.Prices, options: ReplayOptions) -> None:
     """Show what each threshold would have saved and risked on logged traffic, compared with always retrieving.
 
     On a log, the risk is the share of questions whose answers with and without passages disagree, which is weak
@@ -73,23 +70,21 @@ def replay_command(
 
     Example: knowgate replay traffic.jsonl --thresholds 0.2,0.4,0.6 --price-search 0.001
     """
-    requested = parse_thresholds(thresholds)
-    logged = read_traffic(parse_log_location(log), gate, arbiter, arm)
-    names = name_thresholds(logged, gate)
+    requested = parse_thresholds(options.thresholds)
+    logged = read_traffic(log, options, options.arm)
+    names = name_thresholds(logged, options.gate)
     traffic = replay.Traffic(logged.events)
     results = replay.replay_traffic(traffic, [*requested, *names], prices)
-    if as_json:
-        print_json(_make_record(logged, results, prices, names))
+    if options.as_json:
+        print_json(_make_replay_record(logged, results, prices, names))
     else:
         print_tables([_build_table(results, names, with_money=prices.are_given)])
     print_log_summary(logged, traffic)
     if prices.are_given and not prices.include_llm and any(_makes_extra_calls(result) for result in results):
         inform("Of the money saved, extra LLM calls are not priced (--price-llm-call).")
     if any(not result.has_evidence for result in results):
-        inform(
-            f"The risk of a threshold is unknown if fewer than {replay.MIN_KNOWN_QUESTIONS} skipped questions have both answers. "
-            "Do not choose such a threshold from this log: first collect more answers (knowgate serve --audit 0.1 --shadow)."
-        )
+        inform(f"A risk is unknown if fewer than {replay.MIN_KNOWN_QUESTIONS} skipped questions have both answers.")
+        inform("Do not choose such a threshold. First collect more answers: knowgate serve --audit 0.1 --shadow")
 
 
 def parse_thresholds(text: str) -> list[float]:
@@ -109,36 +104,34 @@ def parse_thresholds(text: str) -> list[float]:
         values = []
     if not values or not all(0 <= value <= 1 for value in values):
         raise BadSetting(
-            f"--thresholds '{text}' is not valid. Give a range such as 0.1..0.9, or numbers from 0 to 1: 0.25,0.5"
+            f"--thresholds '{text}' is not valid. Give a range (0.1..0.9) or numbers from 0 to 1 (0.25,0.5)."
         )
     return values
 
 
-def read_traffic(
-    log: Path | DatabaseAddress, gate: str | None, arbiter: str | None = None, arm: str | None = None
-) -> LoggedTraffic:
+def read_traffic(location: str, options: TrafficOptions, arm: str | None = None) -> LoggedTraffic:
     """Read logged traffic: output of `ask --json`, a decision log of the server, or a label run.
 
     Args:
-        log: File, folder or database of the log.
-        gate: Gate that decides the questions of a label run; ignored for other logs.
-        arbiter: Arbiter that chooses between the two answers of a label run; None for that of the policy.
+        location: File, folder or database of the log.
+        options: The gate and the arbiter that decide on the questions of a label run.
         arm: Arm of an A/B test ('a' or 'b') whose decisions to read. Server logs only.
     """
-    if arbiter is not None and not (isinstance(log, Path) and log.is_dir()):
+    log = parse_log_location(location)
+    if isinstance(log, Path) and log.is_dir():
+        if options.gate is None:
+            raise BadSetting(
+                f"'{log}' is a label run, which needs a gate to decide on its questions. Fit a policy: knowgate fit "
+                f"--labels {log} --out my-policy. Then set --gate my-policy."
+            )
+        return read_label_run_traffic(log, options.gate, options.arbiter)
+    if options.arbiter is not None:
         raise BadSetting("--arbiter needs a label run: a log does not record both answers. Leave --arbiter out.")
     if not isinstance(log, Path) or is_server_log(log):
         return read_server_log(log, arm)
     if arm is not None:
         raise BadSetting("--arm needs a decision log of the server: other logs have one gate only. Leave --arm out.")
-    if not log.is_dir():
-        return read_traffic_log(log)
-    if gate is None:
-        raise BadSetting(
-            f"'{log}' is a label run, which needs a gate to decide on its questions. Fit a policy: knowgate fit --labels "
-            f"{log} --out my-policy. Then set --gate my-policy."
-        )
-    return read_label_run_traffic(log, gate, arbiter)
+    return read_traffic_log(log)
 
 
 def name_thresholds(log: LoggedTraffic, gate: str | None) -> dict[float, str]:
@@ -176,9 +169,10 @@ def _build_table(results: Sequence[replay.ReplayResult], names: dict[float, str]
         with_money: Add a column for the money saved.
     """
     risk_titles = {name: RISK_COLUMNS[name].format(share.n) for name, share in results[0].risks.items()}
-    amounts = ["tokens", "seconds", *(["money"] if with_money else [])]
     columns = ["threshold", "retrieved", "retrievals saved", "answers known", *risk_titles.values()]
-    columns += [f"{amount} saved" for amount in amounts]
+    columns += ["tokens saved", "seconds saved"]
+    if with_money:
+        columns.append("money saved")
     rows = []
     for result in results:
         label = "always" if result.threshold < 0 else f"{result.threshold:g}"
@@ -186,7 +180,9 @@ def _build_table(results: Sequence[replay.ReplayResult], names: dict[float, str]
             label += f" ({names[result.threshold]})"
         cells = [label, f"{result.rate:.1%}", _format_saving(result.savings["retrievals"]), _format_known(result)]
         cells += [_format_share(result.risks[name]) for name in risk_titles]
-        cells += [_format_saving(result.savings[amount], " s" * (amount == "seconds")) for amount in amounts]
+        cells += [_format_saving(result.savings["tokens"]), _format_saving(result.savings["seconds"], " s")]
+        if with_money:
+            cells.append(_format_saving(result.savings["money"]))
         rows.append(tuple(cells))
     return TextTable("", tuple(columns), tuple(rows))
 
@@ -244,7 +240,7 @@ def print_log_summary(log: LoggedTraffic, traffic: replay.Traffic) -> None:
         inform("Lost answers are unknown: no question has both answers. Serve with --audit 0.1, or use a label run.")
 
 
-def _make_record(
+def _make_replay_record(
     log: LoggedTraffic, results: Sequence[replay.ReplayResult], prices: replay.Prices, names: dict[float, str]
 ) -> dict[str, Any]:
     return {
@@ -257,4 +253,158 @@ def _make_record(
         "estimated_prompts": log.n_estimated,
         "prices": prices.to_dict(),
         "thresholds": [{**result.to_dict(), "mark": names.get(result.threshold, "")} for result in results],
+    }
+
+
+ASSUMED_PRICES = replay.Prices(
+    search=DEFAULT_SEARCH_PRICE, input_token=DEFAULT_TOKEN_PRICE, output_token=DEFAULT_TOKEN_PRICE
+)
+ASSUMED_PRICES_MESSAGE = "These are default prices in US dollars. Set your own: --price-search, --price-llm-call."
+
+
+class CostOptions(TrafficOptions):
+    """Options of `knowgate cost`, besides prices."""
+
+    threshold: Share | None = option(None, "Need above which to retrieve. Default: the gate's own, or the log's.")
+    prices: Path | None = option(
+        None, "TOML file with prices: search, llm_call, input_token, output_token, gpu_hour.", metavar="FILE"
+    )
+
+
+def cost_command(log: LogArgument, price_flags: replay.Prices, options: CostOptions) -> None:
+    """Compare what 1,000 questions cost if you always retrieve, never retrieve, or use a gate.
+
+    Prints what the gate saves, the break-even price (the price of a search above which the gate is cheaper than always
+    retrieving), and a table. Money is in the currency of your prices.
+
+    Example: knowgate cost traffic.jsonl --prices prices.toml
+    """
+    given = get_set_fields(price_flags)
+    are_assumed = options.prices is None and not given
+    file_prices = read_prices(options.prices) if options.prices else replay.Prices()
+    prices = ASSUMED_PRICES if are_assumed else file_prices.replace(**given)
+    logged = read_traffic(log, options)
+    traffic = replay.Traffic(logged.events)
+    comparison = compare_traffic_costs(traffic, _choose_threshold(logged, options), prices)
+    if are_assumed and comparison.always.missing_amounts(prices):  # a log without tokens: show searches alone
+        comparison = replace(comparison, prices=replay.Prices(search=DEFAULT_SEARCH_PRICE))
+    if options.as_json:
+        print_json(_make_cost_record(logged, comparison))
+    else:
+        currency = "US dollars" if are_assumed else "the currency of your prices"
+        used = filter(None, [options.gate, *logged.gates, logged.arbiter])
+        not_counted = f" {NOT_COUNTED}" if any(map(has_judge, used)) else ""
+        print_text(f"{describe_saving(comparison, currency)} {describe_break_even(comparison)}{not_counted}")
+        print_tables([build_cost_table(comparison, currency)])
+    if are_assumed:
+        inform(ASSUMED_PRICES_MESSAGE)
+    print_log_summary(logged, traffic)
+
+
+def _choose_threshold(log: LoggedTraffic, options: CostOptions) -> float:
+    """Return the threshold that the user gave, else that of the gate, else the only one that the log ran with."""
+    if options.threshold is not None:
+        return options.threshold
+    named = name_thresholds(log, options.gate)
+    if not named:
+        used = ", ".join(f"{value:g}" for value in sorted(log.thresholds)) or "none"
+        raise BadSetting(f"the log has decisions at these thresholds: {used}. Set --threshold to the one to use.")
+    return next(iter(named))
+
+
+def build_cost_table(comparison: CostComparison, currency: str) -> TextTable:
+    """Build the cost table, with one row for always, never and gated retrieval.
+
+    A column is left out if its amount is unknown in all rows.
+    """
+    money = "money" if comparison.prices.include_llm else "money, searches only"
+    costs = comparison.policies.values()
+    columns = {
+        money: [_format(cost.money(comparison.prices), "{:,.4g}") for cost in costs],
+        "searches": [_format(cost.searches) for cost in costs],
+        "LLM calls": [_format(cost.calls) for cost in costs],
+        "right, against always": [_format(cost.change, "{:+,.1f}") for cost in costs],
+        "lost": [_format(cost.lost.value if cost.lost else None, "{:,.1f}") for cost in costs],
+        "tokens read": [_format(cost.prompt) for cost in costs],
+        "tokens written": [_format(cost.completion) for cost in costs],
+        "GPU seconds": [_format(cost.gpu) for cost in costs],
+    }
+    known = {title: cells for title, cells in columns.items() if set(cells) != {UNKNOWN_AMOUNT}}
+    title = f"Per {COST_QUESTIONS:,} questions, gated at the threshold {comparison.threshold:g}, money in {currency}"
+    return TextTable(title, ("", *known), tuple(zip(comparison.policies, *known.values(), strict=True)))
+
+
+def _format(amount: float | None, template: str = "{:,.0f}") -> str:
+    """Format an amount per question as an amount per `COST_QUESTIONS` questions."""
+    return UNKNOWN_AMOUNT if amount is None else template.format(COST_QUESTIONS * amount)
+
+
+def describe_saving(comparison: CostComparison, currency: str) -> str:
+    """Say what the gate saves, if the costs are known, and how many right answers that costs, if they are graded."""
+    always, gated = comparison.always.money(comparison.prices), comparison.gated.money(comparison.prices)
+    skipped = comparison.always.searches - comparison.gated.searches
+    verdict = f"The gate skips {skipped:.0%} of the searches."
+    if always is not None and gated is not None:
+        saved = COST_QUESTIONS * (always - gated)
+        amount = f"{abs(saved):,.4g}{'' if comparison.prices.include_llm else ' in searches'}"
+        verb = "saves" if saved >= 0 else "costs"
+        verdict = f"{verdict} That {verb} {amount} per {COST_QUESTIONS:,} questions, in {currency}."
+    lost, gained = comparison.gated.lost, comparison.gated.gained
+    if lost is None or gained is None:
+        return verdict
+    counts = f"{lost.hits:,} lost and {gained.hits:,} gained among {lost.n:,} graded questions"
+    change = f"{_format(comparison.gated.change, '{:+,.1f}')} per {COST_QUESTIONS:,} questions"
+    return f"{verdict} Right answers, against always retrieving: {change} ({counts})."
+
+
+def describe_break_even(comparison: CostComparison) -> str:
+    """Say above which price of a search the gate is cheaper than always retrieving, or why that is unknown.
+
+    The price (`break_even`) is None if LLM calls have no price, if the log lacks an amount that has a price, or if the
+    gate skips no search.
+    """
+    if comparison.break_even is not None:
+        return f"The gate is cheaper if a search costs more than {comparison.break_even:.3g}."
+    if not comparison.prices.include_llm:
+        return _describe_unpriced_calls(comparison)
+    missing = [
+        *comparison.always.missing_amounts(comparison.prices),
+        *comparison.gated.missing_amounts(comparison.prices),
+    ]
+    if not missing:
+        return "The gate skips no search at this threshold, so it is never cheaper."
+    flags = " ".join(f"--price-{name.replace('_', '-')} 0" for name in dict.fromkeys(missing))
+    return (
+        "The total is unknown, because the log does not record some amounts that have a price. Prices to set to 0, to leave "
+        f"them out: {flags}."
+    )
+
+
+def _describe_unpriced_calls(comparison: CostComparison) -> str:
+    """Say that the total is unknown because LLM calls have no price.
+
+    If the number of LLM calls is known, also say below which price of a call (`break_even_call`) the gate is cheaper than
+    always retrieving.
+    """
+    text = "The money leaves out LLM calls, which have no price."
+    if comparison.gated.calls is not None:
+        text += f" The gate makes {comparison.gated.calls:.2f} LLM calls per question where always retrieving makes 1."
+    if comparison.break_even_call:
+        text += f" It is cheaper if a call costs less than {comparison.break_even_call:.3g}."
+    return f"{text} Set a price with --price-llm-call or, if the log records tokens, --price-token."
+
+
+def _make_cost_record(log: LoggedTraffic, comparison: CostComparison) -> dict[str, Any]:
+    money = {name: cost.money(comparison.prices) for name, cost in comparison.policies.items()}
+    return {
+        "log": str(log.path),
+        "questions": comparison.n,
+        "gate": ", ".join(log.gates),
+        "arbiter": log.arbiter,
+        "threshold": comparison.threshold,
+        "prices": comparison.prices.to_dict(),
+        "per": COST_QUESTIONS,
+        "money": {name: None if amount is None else COST_QUESTIONS * amount for name, amount in money.items()},
+        "break_even_search": comparison.break_even,
+        "per_question": {name: asdict(cost) for name, cost in comparison.policies.items()},
     }

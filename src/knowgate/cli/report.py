@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from knowgate.cli.console import create_wide_console, inform, print_json, print_page_location, print_text
-from knowgate.cli.options import parse_path, path_argument
+from knowgate.cli.console import create_wide_console, inform, print_json, print_text
+from knowgate.cli.options import path_argument, path_option
 from knowgate.core.files import write_text
 from knowgate.data.runs.table import load_label_table
 from knowgate.errors import BadInput
@@ -25,10 +25,7 @@ def report(
     runs: Annotated[list[Path], path_argument("RUN...", "Label runs: folders made by `knowgate label`.")],
     options: topics.TopicOptions,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            parser=parse_path, metavar="FILE", show_default="report.html in the first RUN", help="HTML page to write."
-        ),
+        Path | None, path_option("FILE", "HTML page to write. Default: report.html in the first RUN.")
     ] = None,
     html: Annotated[bool, typer.Option("--html/--no-html", help="Whether to write the HTML page.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the tables.")] = False,
@@ -40,9 +37,7 @@ def report(
     reports = read_run_reports(runs)
     for run in reports:
         if not run.boundary.counts.rows:
-            raise BadInput(
-                f"the label run '{run.path}' has no rows yet. Run its `knowgate label` command again to continue it."
-            )
+            raise BadInput(f"the label run '{run.path}' has no rows yet. Continue it with `knowgate label`.")
     if as_json:
         print_json({"runs": [run_report_to_dict(run) for run in reports]})
     else:
@@ -56,7 +51,7 @@ def report(
     if html:
         file = out or runs[0] / PAGE_FILE
         write_boundary_page(reports, file)
-        print_page_location(file)
+        inform(f"Page: {file.resolve()}")
     if not as_json:
         labels = " ".join(f"--labels {run.path}" for run in reports)
         inform(f"Find out whether a gate is worth using: knowgate eval {labels} --out DIR")

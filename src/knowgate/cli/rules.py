@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from knowgate.cli.console import create_console, inform, print_json
+from knowgate.cli.console import create_console, inform, print_json, print_table
 from knowgate.cli.options import JsonOption, path_argument, path_option
 from knowgate.cli.questions import read_arguments, read_question_file
 from knowgate.core.display import sanitize_text
@@ -20,9 +19,7 @@ from knowgate.gates.rules.rule_set import load_rules
 from knowgate.gates.rules.topic_rule import RuleMatch
 
 app = typer.Typer(help="List the routing rules, which decide before the gate, or test them on questions.")
-RulesFile = Annotated[
-    Path | None, path_option("FILE", "TOML file with your own rules, which come before the packaged ones.", "--rules")
-]
+RulesFile = Annotated[Path | None, path_option("FILE", "TOML file with your own rules, which come first.", "--rules")]
 
 
 @app.callback(invoke_without_command=True)
@@ -30,10 +27,8 @@ def list_rules(context: typer.Context, rules: RulesFile = None) -> None:
     """List the routing rules in order. The first rule that matches a question decides."""
     if context.invoked_subcommand:
         return
-    table = Table("rule", "does", "because", box=None)
-    for rule in load_rules(rules).rules:
-        table.add_row(sanitize_text(rule.name), rule.match.action, sanitize_text(rule.match.reason))
-    create_console(soft_wrap=False).print(table)
+    rows = [(rule.name, rule.match.action, rule.match.reason) for rule in load_rules(rules).rules]
+    print_table(("rule", "does", "because"), rows)
     inform("Try them: knowgate rules test QUESTIONS.txt")
     inform("Your own rules: knowgate ask --rules FILE; none: knowgate ask --no-rules")
 
@@ -41,12 +36,7 @@ def list_rules(context: typer.Context, rules: RulesFile = None) -> None:
 @app.command("test")
 def try_rules(
     file: Annotated[
-        Path | None,
-        path_argument(
-            "FILE",
-            "Questions: a text file with one per line, or JSONL with the key question, text or messages. Default: "
-            "standard input.",
-        ),
+        Path | None, path_argument("FILE", "Questions: one per line, or JSONL with question, text or messages.")
     ] = None,
     rules: RulesFile = None,
     as_json: JsonOption = False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -21,10 +22,7 @@ from knowgate.server.options import ServeOptions, load_serve_options
 DEMO_QUESTIONS = ("Who is the head of the calibration laboratory?", "What is the capital of France?", "Thanks a lot!")
 DemoFlag = Annotated[
     bool,
-    typer.Option(
-        "--demo",
-        help="Try the server without any setup: use a small built-in model and a sample handbook, and print requests to send.",
-    ),
+    typer.Option("--demo", help="Try the server with a small model and a sample handbook; prints requests to send."),
 ]
 
 
@@ -69,15 +67,10 @@ def _find_handbook() -> Path:
 
 def _print_demo_requests(address: str) -> None:
     """Print curl commands for the demo that can be copied into another terminal."""
-    chats = [
-        f'{{"model": "knowgate", "messages": [{{"role": "user", "content": "{question}"}}]}}'
-        for question in DEMO_QUESTIONS
-    ]
-    lines = [
-        f"The documents are the handbook of a fictional company, in {_find_handbook()}. Try:",
-        *(f"  curl {address}/v1/chat/completions -d '{body}'" for body in chats),
-        f'  curl {address}/v1/decide -d \'{{"question": "{DEMO_QUESTIONS[0]}"}}\'',
-        f"  curl {address}/metrics        # list of endpoints, in a browser: {address}/docs",
-        f"OpenAI clients work with the base URL {address}/v1",
-    ]
-    inform("\n".join(lines))
+    inform(f"The documents are the handbook of a fictional company, in {_find_handbook()}. Try:")
+    for question in DEMO_QUESTIONS:
+        chat = json.dumps({"model": "knowgate", "messages": [{"role": "user", "content": question}]})
+        inform(f"  curl {address}/v1/chat/completions -d '{chat}'")
+    inform(f"  curl {address}/v1/decide -d '{json.dumps({'question': DEMO_QUESTIONS[0]})}'")
+    inform(f"  curl {address}/metrics        # list of endpoints, in a browser: {address}/docs")
+    inform(f"OpenAI clients work with the base URL {address}/v1")

@@ -1,30 +1,39 @@
-"""`knowgate start`: a guided first run. On a terminal it prompts for options that were not given."""
+"""`knowgate start` is a guided first run; `knowgate refit` repeats it on the questions in a server's log.
+
+On a terminal, `start` prompts for options that were not given.
+"""
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 import webbrowser
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from knowgate.cli.console import create_console, inform
 from knowgate.cli.error_messages import translate_arguments
-from knowgate.cli.options import parse_path
+from knowgate.cli.options import ConfigFile, parse_log_location, parse_path
 from knowgate.cli.progress import ProgressCallback, show_progress
-from knowgate.core.options import get_set_fields
+from knowgate.core.files import write_text
+from knowgate.core.options import Count, get_set_fields, option
+from knowgate.core.postgres.address import DatabaseAddress
 from knowgate.core.redaction import redact_urls
-from knowgate.core.validation import expand_path
 from knowgate.data.questions import guess_data_spec
-from knowgate.errors import KnowgateError
+from knowgate.errors import BadSetting, KnowgateError
 from knowgate.evaluation.first_run.gate_selection import NO_GUARANTEE_MESSAGE
 from knowgate.evaluation.first_run.labeling import POLICY_QUESTIONS, RECOMMENDED_QUESTIONS
 from knowgate.evaluation.first_run.options import DEFAULT_CONFIG, FirstRunOptions, read_progress
 from knowgate.evaluation.first_run.runner import FirstRunResult, first_run
+from knowgate.evaluation.server_log import is_server_log, read_logged_questions
 from knowgate.models import load_model
+from knowgate.pipeline.settings import PipelineOptions, load_settings
+from knowgate.server.options import load_serve_options
 
 FLAGS = {name: f"--{name.replace('_', '-')}" for name in FirstRunOptions.model_fields}
 
@@ -85,13 +94,12 @@ def format_start_command(options: FirstRunOptions, **changes: Any) -> str:
     Options that have their default value are left out.
     """
     defaults, changed = FirstRunOptions(), options.replace(**changes)
-    words = [
-        word
-        for name, flag in FLAGS.items()
-        if getattr(changed, name) != getattr(defaults, name)
-        for word in (flag, redact_urls(str(getattr(changed, name))))
-    ]
-    return shlex.join(["knowgate", "start", *words])
+    words = ["knowgate", "start"]
+    for name, flag in FLAGS.items():
+        value = getattr(changed, name)
+        if value != getattr(defaults, name):
+            words += [flag, redact_urls(str(value))]
+    return shlex.join(words)
 
 
 # --- prompts --------------------------------------------------------------------------------------
@@ -117,7 +125,7 @@ def prompt_for_options(options: FirstRunOptions, given: set[str]) -> FirstRunOpt
         options = options.replace(model=_prompt_until_valid(text, options.model, _check_model))
     if "questions" not in given:
         text = "A file with questions of your users (press Enter if you have none; the LLM then writes some)"
-        answer = _prompt_until_valid(text, options.questions, guess_data_spec, may_be_empty=True)
+        answer = _prompt_until_valid(text, options.questions, _check_questions)
         options = options.replace(questions=answer)
     if "count" not in given:
         text = (
@@ -128,21 +136,18 @@ def prompt_for_options(options: FirstRunOptions, given: set[str]) -> FirstRunOpt
     return options
 
 
-def _prompt_until_valid(text: str, default: str, check: Callable[[str], object], *, may_be_empty: bool = False) -> str:
+def _prompt_until_valid(text: str, default: str, check: Callable[[str], object]) -> str:
     """Prompt the user until `check` accepts the answer, and return the answer.
 
     Args:
         text: Text of the prompt.
-        default: Answer if the user only presses Enter; "" for none.
+        default: Answer if the user only presses Enter.
         check: Raises a KnowgateError, which is printed, if the answer is invalid.
-        may_be_empty: Accept an empty answer without checking it.
     """
     while True:
-        value = default or ("" if may_be_empty else None)
-        answer = str(typer.prompt(text, default=value, show_default=bool(default), err=True)).strip()
+        answer = str(typer.prompt(text, default=default, show_default=bool(default), err=True)).strip()
         try:
-            if answer or not may_be_empty:
-                check(answer)
+            check(answer)
             return answer
         except KnowgateError as error:
             inform(str(error), style="yellow")
@@ -151,6 +156,11 @@ def _prompt_until_valid(text: str, default: str, check: Callable[[str], object],
 def _check_docs(text: str) -> None:
     if not parse_path(text).exists():
         raise KnowgateError(f"the folder or file '{text}' does not exist. Enter the path of your documents.")
+
+
+def _check_questions(text: str) -> None:
+    if text:  # without questions, the LLM writes some
+        guess_data_spec(text)
 
 
 def _check_model(text: str) -> None:
@@ -191,39 +201,96 @@ def print_result(result: FirstRunResult, options: FirstRunOptions) -> None:
         inform(f"- {line}", style="yellow")
     if not result.choice.guarantee:
         inform(f"- {NO_GUARANTEE_MESSAGE}")
-        inform(f"- A proof needs more questions: {_suggest_more_questions(result, options)}")
+        count = max(RECOMMENDED_QUESTIONS, 2 * options.count)
+        inform(f"- A proof needs more questions of your users: {format_start_command(options, count=count)}")
     inform(f"Report: {result.page.resolve()}")
     inform(f"Settings: {result.config.resolve()}. Use them:")
-    for line in list_next_commands(result, options):
+    for line in list_next_commands(result):
         create_console().print(line)
 
 
-def _suggest_more_questions(result: FirstRunResult, options: FirstRunOptions) -> str:
-    """Return the command that labels more questions, preceded by how to get them if all were used."""
-    if result.has_more:
-        return format_start_command(options, count=max(RECOMMENDED_QUESTIONS, 2 * options.count))
-    source = "collect questions of your users (--questions FILE)"
-    if options.questions:
-        source = f"add some to {options.questions}"
-    return f"{source}, then {format_start_command(options, count=max(RECOMMENDED_QUESTIONS, options.count))}"
-
-
-def list_next_commands(result: FirstRunResult, options: FirstRunOptions) -> list[str]:
+def list_next_commands(result: FirstRunResult) -> list[str]:
     """List three commands to try next, which use the written settings.
 
     Settings in ./knowgate.toml are found automatically; for another file the commands contain --config.
     """
     config = [] if result.config == DEFAULT_CONFIG else ["--config", str(result.config)]
     command = " ".join(["knowgate ask", *map(shlex.quote, config)])
-    example, file = shlex.quote(result.example), shlex.quote(get_question_file(options.questions))
-    return [f"{command} --explain {example}", f"{command} -i", f"{command} --json < {file} > answers.jsonl"]
+    example = shlex.quote(result.example)
+    return [f"{command} --explain {example}", f"{command} -i", f"{command} --json < questions.txt > answers.jsonl"]
 
 
-def get_question_file(questions: str) -> str:
-    """Return the file name to show in the example `knowgate ask < FILE`.
+class RefitOptions(FirstRunOptions):
+    """Options of `knowgate refit`: those of a first run, without those that the log and the settings file replace."""
 
-    This is the user's question file if `knowgate ask` can read it: one question per line, or JSONL, not compressed.
+    docs: str = option("", "Documents to retrieve from. Default: those of the settings file.", metavar="DIR")
+    model: str = option("", "LLM that answers. Default: the one in the settings file.")
+    questions: str = option("", "Questions to label.", flag=None)
+    count: Count = option(500, "Maximum number of logged questions to label; the newest are used.")
+    writer: str = option("", "LLM that writes questions.", flag=None)
+    out: Path = option(Path("knowgate-refit"), "Output folder. An interrupted run continues there.", metavar="DIR")
+    config: Path = option(Path("knowgate.toml"), "Settings file to write.", flag=None)
+
+
+def refit(
+    log: Annotated[
+        str, typer.Argument(metavar="DB", help="Log written by `knowgate serve --decisions DB --keep-questions`.")
+    ],
+    *,
+    config: ConfigFile = None,
+    options: RefitOptions,
+) -> None:
+    """Fit a gate on the questions that your server was asked, prove its loss, and write settings that use it.
+
+    Answers the newest logged questions with and without passages, by the LLM and the documents of the settings file.
+    Answers that people corrected are gold answers. If fewer than half of the questions have one, an answer without
+    passages counts as right if it agrees with the answer with passages.
+
+    Example: knowgate refit decisions.db --config knowgate.toml --out refit
     """
-    kind, _, file = guess_data_spec(questions).partition(":") if questions else ("", "", "")
-    is_readable = kind in ("lines", "jsonl") and not file.endswith(".gz")
-    return str(expand_path(file)) if is_readable else "questions.txt"
+    source = parse_log_location(log)
+    if isinstance(source, Path) and not is_server_log(source):
+        raise BadSetting(f"'{log}' is not a server log. Start the server with --decisions FILE --keep-questions.")
+    sources = {"model": options.model or None, "docs": options.docs or None, "index": options.index or None}
+    settings = load_settings(config, **sources)
+    first_run_options = options.replace(
+        docs=str(settings.docs or ""),
+        index=settings.index or "",
+        model=get_served_model(settings),
+        questions=str(_write_logged_questions(source, options.count, options.out)),
+        out=options.out / "run",  # A first run requires a folder that contains nothing else.
+        config=options.out / "knowgate.toml",
+    )
+    try:
+        with show_progress("refitting", "questions") as show:
+            result = first_run(first_run_options, ConsoleReporter(show))
+    except (KeyboardInterrupt, KnowgateError):
+        inform(f"Finished work is kept in {options.out}. Run the same command again to continue.")
+        raise
+    print_result(result, first_run_options)
+    create_console().print(f"knowgate serve --config {result.config}")
+
+
+def _write_logged_questions(log: Path | DatabaseAddress, count: int, out: Path) -> Path:
+    """Write the newest logged questions, with corrected answers, to OUT/questions.jsonl and return that path."""
+    out.mkdir(parents=True, exist_ok=True)
+    lines = []
+    for question in read_logged_questions(log, count):
+        answers = {"answers": list(question.answers)} if question.answers else {}
+        lines.append(json.dumps({"id": question.id, "question": question.text, **answers}))
+    write_text(out / "questions.jsonl", "\n".join(lines) + "\n")
+    return out / "questions.jsonl"
+
+
+def get_served_model(settings: PipelineOptions) -> str:
+    """Return the spec of the LLM that answers: the upstream's if the [serve] settings name one, else `model`.
+
+    Raises:
+        BadSetting: The settings name an upstream without its model.
+    """
+    options = load_serve_options(settings)
+    if not options.upstream:
+        return settings.model
+    if not options.upstream_model:
+        raise BadSetting("[serve] in the settings names an upstream but no 'upstream_model'. Add the name of its LLM.")
+    return f"openai:{options.upstream_model}@{options.upstream}"

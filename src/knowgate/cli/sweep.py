@@ -1,23 +1,16 @@
-"""`knowgate sweep`: vary one setting of a gate and tabulate the results on label runs."""
+"""`knowgate sweep` and `knowgate eval-self`: the experiments of the papers behind the gates, on your own data."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from knowgate.cli.console import create_console, inform, print_tables
+from knowgate.cli.console import create_console, inform, print_json, print_tables
 from knowgate.cli.option_flags import expand_options
-from knowgate.cli.options import (
-    GatesOption,
-    LabelsOption,
-    LimitOption,
-    PlugInOption,
-    parse_integers,
-    path_option,
-    split_gate_specs,
-)
+from knowgate.cli.options import GatesOption, JsonOption, LabelsOption, parse_integers, path_option, split_gate_specs
 from knowgate.core.display import TextTable, render_markdown_tables
 from knowgate.core.options import Count, Options, Seed, option
 from knowgate.data.questions import load_questions
@@ -29,43 +22,38 @@ from knowgate.models.prompts.answers import load_answer_prompts
 from knowgate.papers import sweeps
 from knowgate.papers.cbdr_tables import build_beta_tables
 from knowgate.papers.dhicl_tables import EXAMPLE_COUNTS, LABEL_WORD_PAIRS, DhiclVariants, build_dhicl_tables
+from knowgate.papers.self_assessment import SelfAssessment, SelfAssessor
 
 app = typer.Typer(help="Vary one setting of a gate, such as the threshold, and show a table of the results.")
-DropSeen = Annotated[
-    bool,
-    typer.Option(
-        "--drop-seen", help="Leave out questions that a gate was fitted on, instead of stopping with an error."
-    ),
-]
 AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")]
 
 
+class GateSweepOptions(Options):
+    """Options of `knowgate sweep thresholds` and `knowgate sweep beta`."""
+
+    plug_in: bool = option(False, "Allow gates that were fitted on another LLM than yours.", flag="--plug-in")
+    drop_seen: bool = option(False, "Leave out questions that a gate was fitted on.", flag="--drop-seen")
+    markdown: bool = option(False, "Print the tables as Markdown.", flag="--markdown")
+
+
 @app.command()
-def thresholds(
-    labels: LabelsOption,
-    gates: GatesOption = None,
-    plug_in: PlugInOption = False,
-    drop_seen: DropSeen = False,
-    markdown: AsMarkdown = False,
-) -> None:
+@expand_options
+def thresholds(labels: LabelsOption, options: GateSweepOptions, gates: GatesOption = None) -> None:
     """Measure gates at every threshold from 0.1 to 0.9, as in the IK paper.
 
     Example: knowgate sweep thresholds --labels runs/test --gates my-ik
     """
-    table, specs = load_label_table(labels), split_gate_specs(gates, labels)
-    table = drop_seen_rows(table, specs) if drop_seen else table
-    scores = score_gates(table, specs, plug_in=plug_in)
-    _print([sweeps.sweep_thresholds(table, gate) for gate in scores], markdown)
+    specs = split_gate_specs(gates, labels)
+    table = load_label_table(labels)
+    if options.drop_seen:
+        table = drop_seen_rows(table, specs)
+    scores = score_gates(table, specs, plug_in=options.plug_in)
+    _print([sweeps.sweep_thresholds(table, gate) for gate in scores], options.markdown)
 
 
 @app.command()
-def beta(
-    labels: LabelsOption,
-    gates: GatesOption = None,
-    plug_in: PlugInOption = False,
-    drop_seen: DropSeen = False,
-    markdown: AsMarkdown = False,
-) -> None:
+@expand_options
+def beta(labels: LabelsOption, options: GateSweepOptions, gates: GatesOption = None) -> None:
     """Measure gates that answer directly if confidence is above beta, for beta from 0.5 to 0.98, as in CBDR.
 
     Confidence is the uncalibrated probability of a fitted gate (fit the probe with --target known --balanced), or
@@ -75,7 +63,9 @@ def beta(
 
     Example: knowgate sweep beta --labels runs/test --labels runs/test-reranked --gates my-probe
     """
-    _print(build_beta_tables(labels, split_gate_specs(gates, labels), plug_in=plug_in, drop_seen=drop_seen), markdown)
+    specs = split_gate_specs(gates, labels)
+    tables = build_beta_tables(labels, specs, plug_in=options.plug_in, drop_seen=options.drop_seen)
+    _print(tables, options.markdown)
 
 
 @app.command()
@@ -97,12 +87,7 @@ def variants(
 def transfer(
     train: Annotated[list[Path], path_option("RUN", "Label run to fit on; may be repeated.")],
     labels: LabelsOption,
-    fit: Annotated[
-        str,
-        typer.Option(
-            help="Gate to fit: any gate of `knowgate fit`, with options if needed, e.g. ik:mode=text,tokens=8."
-        ),
-    ] = "fusion",
+    fit: Annotated[str, typer.Option(help="Gate to fit, with options if needed: ik:mode=text,tokens=8.")] = "fusion",
     markdown: AsMarkdown = False,
 ) -> None:
     """Fit a gate on each training run, test it on each test run, and show the AUROC of every pair.
@@ -128,25 +113,15 @@ def plug_in_matrix(labels: LabelsOption, gates: GatesOption = None, markdown: As
 class IkSweepOptions(Options):
     """Options of `knowgate sweep ik`."""
 
-    test: list[Path] = option(
-        [], "Label run to test on; may be repeated. Default: the test split of --labels.", metavar="RUN"
-    )
+    test: list[Path] = option([], "Label run to test on; repeatable. Default: the test split.", metavar="RUN")
     tokens: str = option("0,8,32,128", "Numbers of draft tokens T that the judge reads, separated by commas.")
     rows: str = option("all", "Numbers of training questions, separated by commas; 'all' means all.")
-    grades: str = option(
-        "",
-        "Graders whose verdicts the judge learns, separated by commas: exact, contains, judge. Default: the grader of "
-        "the label runs.",
-    )
+    grades: str = option("", "Graders to learn from, of exact, contains, judge. Default: the grader of the label runs.")
     judge: str | None = option(None, "LLM that grades the answers. Used with --grades judge.")
-    mode: str = option(
-        "lora", "Kind of judge to fit: `lora` (a fine-tuned LLM) or `text` (a classifier on embeddings)."
-    )
+    mode: str = option("lora", "Kind of judge: `lora` (a fine-tuned LLM) or `text` (a classifier on embeddings).")
     base: str | None = option(None, "Model to fine-tune. Default: the LLM of the label runs.")
     epochs: Count | None = option(None, "Number of passes over the training questions. Default: as in `fit ik`.")
-    out: Path | None = option(
-        None, "Folder to store the judges in. If interrupted, run the same command again to continue.", metavar="DIR"
-    )
+    out: Path | None = option(None, "Folder to store the judges in. An interrupted run continues there.", metavar="DIR")
     seed: Seed = option(0, "Random seed of splits, samples and training.")
 
 
@@ -161,16 +136,15 @@ def ik(labels: LabelsOption, options: IkSweepOptions, markdown: AsMarkdown = Fal
     """
     from knowgate.papers.ik_ablations import IkAblations, sweep_ik
 
-    sizes = _split(options.rows)
-    # The check of numbers does not know "all", so a 0 takes its place. Below, None stands for all training questions.
-    numbers = parse_integers("--rows", ",".join("0" if size == "all" else size for size in sizes))
-    fit_options = {"mode": options.mode, "base": options.base}
+    fit_options: dict[str, Any] = {"mode": options.mode, "base": options.base}
+    if options.epochs is not None:
+        fit_options["epochs"] = options.epochs
     ablations = IkAblations(
         tokens=parse_integers("--tokens", options.tokens),
-        rows=[None if size == "all" else number for size, number in zip(sizes, numbers, strict=True)],
+        rows=[None if size == "all" else parse_integers("--rows", size)[0] for size in _split(options.rows)],
         graders=_split(options.grades),
         judge=load_model(options.judge) if options.judge else None,
-        fit_options=fit_options if options.epochs is None else fit_options | {"epochs": options.epochs},
+        fit_options=fit_options,
         seed=options.seed,
     )
     with require_extra("fitting", "train"):
@@ -182,27 +156,13 @@ class DhiclSweepOptions(Options):
     """Options of `knowgate sweep dhicl`."""
 
     history: str = option("history.db", "History log of earlier questions, made by `knowgate history import`.")
-    model: str | None = option(
-        None, "LLM that decides now; its decisions are stored in the runs. Default: use stored decisions."
-    )
-    gates: list[str] | None = option(
-        None, "Other gates to show in the first table: names or folders, separated by commas."
-    )
+    model: str | None = option(None, "LLM that decides now. Default: use the decisions that are stored in the runs.")
+    gates: list[str] | None = option(None, "Other gates in the first table, separated by commas.")
     k: Count = option(20, "Number of logged questions shown to the LLM, in tables where it does not vary.")
-    counts: str = option(
-        ",".join(map(str, EXAMPLE_COUNTS)), "Numbers of logged questions to compare, separated by commas."
-    )
-    words: str = option(
-        ",".join(LABEL_WORD_PAIRS), "Word pairs the LLM answers with, `known/unknown`, to compare, separated by commas."
-    )
-    embedder: str | None = option(
-        None, "Embedding model that finds similar logged questions. Default: the one stored with the log."
-    )
-    learn_cut: int = option(
-        0,
-        "Number of logged questions to learn a threshold from, besides the paper's 0.5. Needs `model`. Default: none.",
-        ge=0,
-    )
+    counts: str = option(",".join(map(str, EXAMPLE_COUNTS)), "Numbers of logged questions to compare.")
+    words: str = option(",".join(LABEL_WORD_PAIRS), "Word pairs to compare, `known/unknown`, separated by commas.")
+    embedder: str | None = option(None, "Embedding that finds similar logged questions. Default: that of the log.")
+    learn_cut: int = option(0, "Number of logged questions to learn a threshold from. Needs `model`.", ge=0)
 
 
 @app.command()
@@ -225,25 +185,27 @@ def dhicl(labels: LabelsOption, options: DhiclSweepOptions, markdown: AsMarkdown
     _print(tables, markdown)
 
 
+class LatencyOptions(Options):
+    """Options of `knowgate sweep latency`."""
+
+    data: str = option(..., "Questions to decide on: jsonl:FILE, bench:NAME/SPLIT or hub:NAME?split=...")
+    model: str = option("smollm", "LLM to use, such as smollm; see `knowgate models`.")
+    limit: Count = option(50, "Use only the first N questions.")
+    plug_in: bool = option(False, "Allow gates that were fitted on another LLM.", flag="--plug-in")
+
+
 @app.command()
-def latency(
-    data: Annotated[
-        str, typer.Option(help="Questions to decide on: jsonl:FILE, bench:NAME/SPLIT or hub:NAME?split=...")
-    ],
-    gates: GatesOption = None,
-    model: Annotated[str, typer.Option(help="LLM to use, such as smollm; see `knowgate models`.")] = "smollm",
-    limit: LimitOption = 50,
-    plug_in: PlugInOption = False,
-    markdown: AsMarkdown = False,
-) -> None:
+@expand_options
+def latency(options: LatencyOptions, gates: GatesOption = None, markdown: AsMarkdown = False) -> None:
     """Measure how long gates take to decide on one question: median, 95th percentile and mean.
 
     Example: knowgate sweep latency --data bench:triviaqa/test --gates dhicl:log.db,my-uar,logprob:mean
     """
     if not gates:
         raise BadSetting("sweep latency needs gates to time. Example: --gates dhicl:log.db,my-uar,logprob:mean")
-    questions, llm = load_questions(data, limit), load_model(model)
-    latencies = sweeps.time_gates(split_gate_specs(gates), questions, llm, load_answer_prompts(), plug_in=plug_in)
+    questions, model = load_questions(options.data, options.limit), load_model(options.model)
+    specs = split_gate_specs(gates)
+    latencies = sweeps.time_gates(specs, questions, model, load_answer_prompts(), plug_in=options.plug_in)
     _print([sweeps.build_latency_table(latencies)], markdown)
 
 
@@ -256,3 +218,62 @@ def _print(tables: list[TextTable], markdown: bool) -> None:
         create_console().print(render_markdown_tables(tables))
     else:
         print_tables(tables)
+
+
+COLUMNS = ("labels", "method", "accuracy", "says known", "says unknown", "AUROC")
+SELF_JUDGE = "self"
+
+
+class SelfAssessmentOptions(Options):
+    """Options of `knowgate eval-self`."""
+
+    model: str = option("smollm", "LLM that assesses itself, such as smollm.")
+    words: str = option("true/false", "Word pairs the LLM answers with, `known/unknown`, such as true/false,yes/no.")
+    history: str | None = option(None, "Log of earlier questions. Adds methods that show similar ones to the LLM.")
+    k: Count = option(20, "Number of logged questions shown to the LLM. Used with `history`.")
+    judge: str | None = option(
+        None, "Adds a method: the LLM says freely whether it knows, and the LLM named here (or 'self') reads that."
+    )
+    gates: list[str] | None = option(None, "Gates to compare with the LLM's self-assessment, by name or folder.")
+    plug_in: bool = option(False, "Allow gates that were fitted on another LLM.", flag="--plug-in")
+    limit: Count | None = option(None, "Maximum number of questions per set.")
+
+
+def eval_self(
+    data: Annotated[
+        list[str], typer.Option(help="Questions written by `label --kb-sat`: jsonl:FILE. May be repeated.")
+    ],
+    options: SelfAssessmentOptions,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure whether the LLM can tell which questions it can answer (the KB-SAT test).
+
+    Prints one row per method: the LLM is asked directly, sees similar logged questions (--history), states its
+    judgment freely (--judge), or a gate decides (--gates).
+    """
+    model = load_model(options.model)
+    judge = None
+    if options.judge:
+        judge = model if options.judge == SELF_JUDGE else load_model(options.judge)
+    gates = split_gate_specs(options.gates) if options.gates else []
+    for spec in data:
+        questions = load_questions(spec, options.limit)
+        assessor = SelfAssessor(model, questions, options.history, options.k, plug_in=options.plug_in, notify=inform)
+        known = sum(bool(question.meta.get("known")) for question in questions)
+        rows = []
+        for row in assessor.assess_all(options.words.split(","), judge, gates):
+            if as_json:
+                print_json({"data": spec, "model": model.name, **asdict(row)})
+            else:
+                rows.append(_format_row(row))
+        if rows:
+            title = f"{spec}: {known} known, {len(questions) - known} unknown"
+            print_tables([TextTable(title, COLUMNS, tuple(rows))])
+
+
+def _format_row(row: SelfAssessment) -> tuple[str, ...]:
+    """Format one method's results as a row of the table."""
+    unreadable = f" ({row.unreadable} unreadable)" if row.unreadable else ""
+    auroc = "-" if row.auroc is None else f"{row.auroc:.3f}"
+    counts = (str(row.predicted_known), str(row.predicted_unknown))
+    return (row.words, row.method + unreadable, f"{row.accuracy:.1%}", *counts, auroc)

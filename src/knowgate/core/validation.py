@@ -77,11 +77,13 @@ def parse_json(text: str, where: str, *, allow_surrogates: bool = False, replace
         value = _make_decoder().decode(text)
     except json.JSONDecodeError as error:
         line = f" of line {error.lineno}" if error.lineno > 1 else ""
-        raise BadInput(f"{where} is not valid JSON: {error.msg} at character {error.colno}{line}.") from None
+        raise BadInput(
+            f"{where} is not valid JSON: {error.msg} at character {error.colno}{line}. Correct it."
+        ) from None
     except RecursionError:
         raise _make_depth_error(where) from None
     except ValueError as error:
-        raise BadInput(f"{where} is not valid JSON: {error}.") from None
+        raise BadInput(f"{where} is not valid JSON: {error}. Correct it.") from None
     # Most texts have no surrogates and too few brackets for deep nesting. Their values need no further check.
     has_surrogates = _may_have_surrogates(text)
     if has_surrogates or text.count("[") + text.count("{") > MAX_DEPTH:

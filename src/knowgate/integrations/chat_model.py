@@ -8,9 +8,8 @@ without a second call. Otherwise the answer is generated from the start.
 from __future__ import annotations
 
 import functools
-import math
 from abc import abstractmethod
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ from knowgate.core.files import sha256_text
 from knowgate.core.frameworks import wrap_errors
 from knowgate.errors import ModelError, UnsupportedSignal
 from knowgate.models.backend import Backend, RemoteDraft, check_resume_handle, check_resume_options, check_sampling
+from knowgate.models.openai import responses
 from knowgate.types import (
     Completion,
     LabelPrompt,
@@ -97,7 +97,7 @@ class ChatModel(Backend):
         """
         if request.layers or request.sample_layer is not None:
             raise UnsupportedSignal(
-                f"{self.name} is a chat interface and returns no hidden states. Use an hf: model, or a gate that needs none."
+                f"{self.name} returns no hidden states. Use an hf: model, or a gate that needs none."
             )
         length = request.draft_tokens  # 0 if no draft is requested
         drafts = self._map(lambda prompt: self._complete_greedily(prompt, length) if length else None, prompts)
@@ -132,11 +132,9 @@ class ChatModel(Backend):
             check_resume_options(temperature, n)
             drafts = [check_resume_handle(handle, RemoteDraft) for _, handle in zip(prompts, resume, strict=True)]
             return self._map(lambda draft: [self._continue_draft(draft, max_tokens)], drafts)
-        if temperature == 0 and n > 0:  # one request per prompt, whose completion is returned n times
+        if temperature == 0:  # one request per prompt, whose completion is returned n times
             completions = self._map(lambda prompt: self._complete_greedily(prompt, max_tokens, seed), prompts)
             return [[completion] * n for completion in completions]
-        if temperature == 0:
-            return [[] for _ in prompts]
         return self._sample(prompts, max_tokens, Sampling(temperature), n, seed)
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
@@ -157,8 +155,7 @@ class ChatModel(Backend):
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
         """Raise UnsupportedSignal, because a chat interface cannot score given answers such as yes and no."""
         raise UnsupportedSignal(
-            f"{self.name} is a chat interface, which cannot score given answers such as yes and no. Use an openai: or "
-            "hf: model."
+            f"{self.name} cannot score given answers such as yes and no. Use an openai: or hf: model."
         )
 
     def _complete_greedily(self, prompt: Prompt, max_tokens: int, seed: int | None = None) -> Completion:
@@ -194,9 +191,7 @@ class ChatModel(Backend):
             ModelError: The completion has no log-probabilities, although they were requested.
         """
         if self._logprobs and completion.tokens is None and completion.text:
-            raise ModelError(
-                f"{self.name} returned no log-probabilities. Leave `logprobs` out and use a gate that does not need them."
-            )
+            raise ModelError(f"{self.name} returned no log-probabilities. Leave `logprobs` out, and use another gate.")
         return completion
 
     def _make_options(self, request: ChatRequest) -> dict[str, Any]:
@@ -227,29 +222,14 @@ def parse_logprobs(value: Any) -> tuple[Token, ...] | None:
     """Parse the log-probabilities of an answer in the format of OpenAI.
 
     Args:
-        value: A mapping or an object of the form `{"content": [{"token", "logprob", "top_logprobs"}]}`.
+        value: A dict or a pydantic model of the form `{"content": [{"token", "logprob", "top_logprobs"}]}`.
 
     Returns:
         The tokens, or None if there are no log-probabilities.
     """
-    content = value.get("content") if isinstance(value, Mapping) else getattr(value, "content", None)
-    return tuple(_parse_token(_as_mapping(item)) for item in content) if content else None
-
-
-def _parse_token(item: Mapping[str, Any]) -> Token:
-    """Parse a token of OpenAI's `logprobs`, with its log-probability and margin.
-
-    The margin is the difference between the two highest probabilities at its position; None if they are not given.
-    """
-    logprobs = [float(_as_mapping(alternative)["logprob"]) for alternative in item.get("top_logprobs") or ()]
-    highest = sorted(logprobs, reverse=True)[:2]
-    margin = math.exp(highest[0]) - math.exp(highest[1]) if len(highest) == 2 else None
-    return Token(str(item["token"]), float(item["logprob"]), margin=margin)
-
-
-def _as_mapping(item: Any) -> Mapping[str, Any]:
-    """Return the attributes of an object as a mapping; a mapping is returned as it is."""
-    return item if isinstance(item, Mapping) else vars(item)
+    fields = value.model_dump() if hasattr(value, "model_dump") else value
+    logprobs = responses.parse_logprobs(fields)
+    return tuple(token.as_token() for token in logprobs) if logprobs else None
 
 
 def _get_user_message(prompt: Prompt) -> str:

@@ -133,9 +133,7 @@ def as_decider(value: AdaptiveRAG | Decider) -> Decider:
         return value
     if isinstance(value, AdaptiveRAG):
         return Decider(value)
-    raise BadSetting(
-        f"{value!r} is not an AdaptiveRAG or a Decider. Make a Decider with open_decider(model=..., gate=...)."
-    )
+    raise BadSetting(f"{value!r} is not an AdaptiveRAG or a Decider. Make one: open_decider(model=..., gate=...).")
 
 
 def cache_decisions(decider: AdaptiveRAG | Decider, on_decision: DecisionCallback | None) -> Callable[[str], Decision]:

@@ -102,10 +102,7 @@ def check_shared_folder(folder: Path) -> str:
     manifest = next((name for name in ARTIFACT_CHECKS if (folder / name).is_file()), None)
     if manifest is None:
         expected = ", ".join(ARTIFACT_CHECKS)
-        raise BadSetting(
-            f"'{folder}' was not fitted by knowgate: it contains none of the files {expected}. Name a folder that "
-            "`knowgate fit` wrote."
-        )
+        raise BadSetting(f"'{folder}' contains none of the files {expected}. Name a folder that `knowgate fit` wrote.")
     ARTIFACT_CHECKS[manifest](folder)
     return manifest
 
@@ -120,9 +117,7 @@ def _copy(source: Path, out: Path, manifest: str, *, excluded: Sequence[str] = (
         excluded: The names of files that are not copied.
     """
     if out.exists() and (out.is_file() or any(out.iterdir())) and not (out / manifest).is_file():
-        raise ArtifactError(
-            f"'{out}' exists and contains no {manifest}, so it is not overwritten. Choose another folder."
-        )
+        raise ArtifactError(f"'{out}' exists and contains no {manifest}; it is not overwritten. Choose another folder.")
     with atomic_folder(out) as folder:
         for path in walk_files(source):
             if path.name not in excluded:

@@ -212,48 +212,37 @@ def middleware(decider: AdaptiveRAG | Decider, *, hide: Sequence[str]) -> Any:
     check_framework_version("langchain", "langchain", majors=("1",))
     from langchain.agents.middleware import AgentMiddleware, AgentState
 
+    source = as_decider(decider)
+
     class KnowgateState(AgentState):  # type: ignore[type-arg,misc,unused-ignore]
         knowgate: dict[str, Any]
 
-    # The class KnowgateMiddleware is made here, because AgentMiddleware is in a package that only this function needs.
-    bases = (_ToolFilter, AgentMiddleware)
-    return type("KnowgateMiddleware", bases, {"state_schema": KnowgateState})(as_decider(decider), frozenset(hide))
+    class KnowgateMiddleware(AgentMiddleware):  # type: ignore[type-arg,misc,unused-ignore]
+        state_schema = KnowgateState
+
+        def before_agent(self, state: Any, runtime: Any) -> dict[str, Any]:
+            """Decide on the last message, and return the decision as an update of the state. Called once per run."""
+            return {METADATA_KEY: decision_record(_decide_on_state(source, state, ""))}
+
+        async def abefore_agent(self, state: Any, runtime: Any) -> dict[str, Any]:
+            return await asyncio.to_thread(self.before_agent, state, runtime)
+
+        def wrap_model_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
+            """Send a request to the LLM without the hidden tools, if no retrieval is needed."""
+            return handler(_hide_tools(request, hide))
+
+        async def awrap_model_call(self, request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
+            return await handler(_hide_tools(request, hide))
+
+    return KnowgateMiddleware()
 
 
-class _ToolFilter:
-    """Middleware methods that hide tools from the LLM of an agent if its question needs no retrieval.
-
-    Args:
-        decider: Decides whether the question of a run needs retrieval.
-        hidden: The names of the tools to hide if it does not.
-    """
-
-    tools: Sequence[Any] = ()  # the middleware adds no tools of its own
-
-    def __init__(self, decider: Decider, hidden: frozenset[str]):
-        super().__init__()
-        self.decider, self.hidden = decider, hidden
-
-    def before_agent(self, state: Any, runtime: Any) -> dict[str, Any]:
-        """Decide on the last message, and return the decision as an update of the state. Called once per run."""
-        return {METADATA_KEY: decision_record(_decide_on_state(self.decider, state, ""))}
-
-    async def abefore_agent(self, state: Any, runtime: Any) -> dict[str, Any]:
-        return {METADATA_KEY: decision_record(await asyncio.to_thread(_decide_on_state, self.decider, state, ""))}
-
-    def wrap_model_call(self, request: Any, handler: Callable[[Any], Any]) -> Any:
-        """Send a request to the LLM without the hidden tools, if no retrieval is needed."""
-        return handler(self._filter_tools(request))
-
-    async def awrap_model_call(self, request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
-        return await handler(self._filter_tools(request))
-
-    def _filter_tools(self, request: Any) -> Any:
-        """Return a request to the LLM without the hidden tools, unless the decision is to retrieve or missing."""
-        decision = request.state.get(METADATA_KEY) or {}
-        if decision.get("retrieve", True):
-            return request
-        return request.override(tools=[tool for tool in request.tools if _get(tool, "name") not in self.hidden])
+def _hide_tools(request: Any, names: Sequence[str]) -> Any:
+    """Return a request to the LLM without the tools of these names, unless the decision is to retrieve or missing."""
+    decision = request.state.get(METADATA_KEY) or {}
+    if decision.get("retrieve", True):
+        return request
+    return request.override(tools=[tool for tool in request.tools if _get(tool, "name") not in names])
 
 
 def _publish(run_manager: Any, decision: Decision) -> RunnableConfig:

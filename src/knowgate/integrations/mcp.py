@@ -13,11 +13,12 @@ The resource `knowgate://gate` is the model card of the gate.
 from __future__ import annotations
 
 import asyncio
+import functools
 import uuid
 from collections import OrderedDict
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -26,21 +27,21 @@ from knowgate.core.frameworks import check_framework_version
 from knowgate.core.validation import check_integer
 from knowgate.data.history.entries import LabelSource
 from knowgate.errors import BadInput, BadSetting, KnowgateError
+from knowgate.gates.artifacts.gate_folder import CARD_FILE
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.integrations.decider import Decider, run_in_model_thread
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.answer_json import decision_record
 from knowgate.server.learning.answers import HistoryLabeler, label_by_feedback
 from knowgate.server.options import LOOPBACK_HOSTS
-from knowgate.types import Answer, Decision, Passage
+from knowgate.types import Answer, Passage
 
 MAX_STORED_ANSWERS = 1000  # answers kept in memory, so that feedback can refer to them
 MAX_PASSAGES = 100  # maximum passages of one search
 
-ResultT = TypeVar("ResultT")
+Tool = Callable[..., Awaitable[Any]]
 INSTRUCTIONS = (
-    "Before searching the documents, call decide: it says whether the LLM behind this server already knows the answer. "
-    "ask decides, searches if needed, and answers."
+    "Before searching, call decide: it says whether the LLM already knows. ask decides, searches and answers."
 )
 
 
@@ -57,10 +58,6 @@ class DecisionResult(BaseModel):
     reason: str
     rule: str = ""
     notes: list[str] = Field(default_factory=list)
-
-    @classmethod
-    def from_decision(cls, decision: Decision) -> DecisionResult:
-        return cls.model_validate(decision_record(decision))
 
 
 class SearchResult(BaseModel):
@@ -92,7 +89,7 @@ class FeedbackResult(BaseModel):
 
 @dataclass(frozen=True)
 class McpTools:
-    """The functions behind the tools of the server, independent of the MCP protocol.
+    """The tools of the server. Agents read the docstrings of the methods `decide`, `search`, `ask` and `feedback`.
 
     Args:
         decider: Decides whether questions need retrieval. Its pipeline searches and answers.
@@ -107,11 +104,11 @@ class McpTools:
         return self.decider.rag
 
     async def decide(self, question: str) -> DecisionResult:
-        """Decide whether a question needs retrieval."""
-        return DecisionResult.from_decision(await self.decider.adecide(question))
+        """Decide whether the LLM needs documents to answer this question, and say why. Does not answer it."""
+        return DecisionResult(**decision_record(await self.decider.adecide(question)))
 
     async def search(self, query: str, k: int | None = None) -> SearchResult:
-        """Return the k best passages for a query; raise BadSetting if the pipeline has no documents."""
+        """Search the documents and return passages, best first, whether or not they are needed."""
         if self.rag.retriever is None:
             raise BadSetting("there are no documents to search. Start the server with `docs` or `index`.")
         rag = self.rag if k is None else self.rag.replace(k=check_integer(k, "k", maximum=MAX_PASSAGES))
@@ -119,60 +116,45 @@ class McpTools:
         return SearchResult(passages=list(passages))
 
     async def ask(self, question: str) -> AnswerResult:
-        """Answer a question and keep the answer for feedback."""
-        answer, answer_id = await self.rag.aanswer(question), f"kg-{uuid.uuid4().hex}"
+        """Answer a question; search the documents only if the LLM does not know the answer by itself."""
+        answer = await self.rag.aanswer(question)
+        answer_id = f"kg-{uuid.uuid4().hex}"
         self.answers[answer_id] = answer
-        while len(self.answers) > MAX_STORED_ANSWERS:
+        if len(self.answers) > MAX_STORED_ANSWERS:
             self.answers.popitem(last=False)
         return AnswerResult(
             id=answer_id,
             answer=answer.text,
-            decision=DecisionResult.from_decision(answer.decision),
+            decision=DecisionResult(**decision_record(answer.decision)),
             passages=list(answer.passages),
             finished=answer.finished,
         )
 
-    async def add_feedback(self, answer_id: str, rating: str, correction: str | None = None) -> FeedbackResult:
-        """Learn from feedback to an answer: log the question as known or unknown to the LLM, if the feedback shows that.
-
-        Args:
-            answer_id: The id of an answer of `ask`.
-            rating: `up` if the answer was right, `down` if it was wrong.
-            correction: The right answer, if known.
-
-        Raises:
-            BadInput: No stored answer has this id.
-        """
-        answer, log = self.answers.get(answer_id), self.rag.log
-        if answer is None:
-            raise BadInput(
-                f"there is no answer with the id '{answer_id[:60]}'. Use the id of one of the last {MAX_STORED_ANSWERS} "
-                "answers of `ask`."
-            )
-        if log is None:
+    async def feedback(self, id: str, rating: Literal["up", "down"], correction: str | None = None) -> FeedbackResult:
+        """Report whether an answer of `ask` was right (up) or wrong (down), and optionally the right answer."""
+        if id not in self.answers:
+            raise BadInput(f"there is no answer with the id '{id[:60]}'. Use the id of a recent answer of `ask`.")
+        if self.rag.log is None:
             note = "there is no history to add feedback to. Start the server with `log` to learn from feedback."
-            return FeedbackResult(id=answer_id, learnt=False, note=note)
+            return FeedbackResult(id=id, learnt=False, note=note)
+        answer = self.answers[id]
         label = label_by_feedback(rating, correction, _get_known_answers(answer))
         if label is None:
             note = "this feedback does not show whether the LLM knows the answer by itself."
-            return FeedbackResult(id=answer_id, learnt=False, note=note)
-        HistoryLabeler(self.rag, log).add(answer.question.text, label, LabelSource.HUMAN)
-        return FeedbackResult(id=answer_id, learnt=True)
+            return FeedbackResult(id=id, learnt=False, note=note)
+        HistoryLabeler(self.rag, self.rag.log).add(answer.question.text, label, LabelSource.HUMAN)
+        return FeedbackResult(id=id, learnt=True)
 
     def make_card(self) -> str:
-        """Return the model card of a fitted gate, or a short description of any other gate, as Markdown."""
-        gate, rag = self.rag.bound_gate, self.rag
-        readme = gate.artifact.path / "README.md" if isinstance(gate, FittedGate) else None
-        if readme is not None and readme.is_file():
-            return readme.read_text(encoding="utf-8", errors="replace")
-        lines = [
-            f"# Gate {gate.name}\n",
-            f"- LLM: {rag.model.name}",
-            f"- retrieves if need is above {rag.used_threshold:g}",
-            f"- reads: {', '.join(sorted(gate.needs)) or 'nothing from the LLM'}",
-            f"- {rag.guarantee or 'its threshold has no guarantee'}",
-        ]
-        return "\n".join(lines) + "\n"
+        """The model card of the gate: what it is, how well it decides, and what is guaranteed."""
+        rag, gate = self.rag, self.rag.bound_gate
+        if isinstance(gate, FittedGate) and (gate.artifact.path / CARD_FILE).is_file():
+            return (gate.artifact.path / CARD_FILE).read_text(encoding="utf-8", errors="replace")
+        return (
+            f"# Gate {gate.name}\n\n- LLM: {rag.model.name}\n- retrieves if need is above {rag.used_threshold:g}\n"
+            f"- reads: {', '.join(sorted(gate.needs)) or 'nothing from the LLM'}\n"
+            f"- {rag.guarantee or 'its threshold has no guarantee'}\n"
+        )
 
 
 def create_mcp_server(rag: AdaptiveRAG, *, fall_open: bool = False) -> Any:
@@ -192,31 +174,11 @@ def create_mcp_server(rag: AdaptiveRAG, *, fall_open: bool = False) -> Any:
     server = MCPServer("knowgate", version=VERSION, instructions=INSTRUCTIONS, log_level="WARNING")
     read_only = ToolAnnotations(read_only_hint=True)
 
-    @server.tool(annotations=read_only)
-    async def decide(question: str) -> DecisionResult:
-        """Decide whether the LLM needs documents to answer this question, and say why. Does not answer it."""
-        return await _translate_errors(tools.decide(question))
-
-    @server.tool(annotations=read_only)
-    async def search(query: str, k: int | None = None) -> SearchResult:
-        """Search the documents and return passages, best first, whether or not they are needed."""
-        return await _translate_errors(tools.search(query, k))
-
-    @server.tool()
-    async def ask(question: str) -> AnswerResult:
-        """Answer a question; search the documents only if the LLM does not know the answer by itself."""
-        return await _translate_errors(tools.ask(question))
-
-    @server.tool()
-    async def feedback(id: str, rating: Literal["up", "down"], correction: str | None = None) -> FeedbackResult:
-        """Report whether an answer of `ask` was right (up) or wrong (down), and optionally the right answer."""
-        return await _translate_errors(tools.add_feedback(id, rating, correction))
-
-    @server.resource("knowgate://gate", name="gate", mime_type="text/markdown")
-    def gate() -> str:
-        """The model card of the gate: what it is, how well it decides, and what is guaranteed."""
-        return tools.make_card()
-
+    server.tool(annotations=read_only)(_translate_errors(tools.decide))
+    server.tool(annotations=read_only)(_translate_errors(tools.search))
+    server.tool()(_translate_errors(tools.ask))
+    server.tool()(_translate_errors(tools.feedback))
+    server.resource("knowgate://gate", name="gate", mime_type="text/markdown")(tools.make_card)
     return server
 
 
@@ -238,10 +200,7 @@ def run_mcp_server(
         BadSetting: Other machines could reach `host`, and this server has no authentication.
     """
     if http and host not in LOOPBACK_HOSTS:
-        raise BadSetting(
-            f"host={host!r} can be reached by other machines, and this server has no authentication. Use 127.0.0.1 "
-            "behind a proxy that authenticates clients."
-        )
+        raise BadSetting(f"this server has no authentication, so host={host!r} is not allowed. Use 127.0.0.1.")
     server = create_mcp_server(rag, fall_open=fall_open)
     if http:
         server.run("streamable-http", host=host, port=port)
@@ -249,14 +208,19 @@ def run_mcp_server(
         server.run("stdio")
 
 
-async def _translate_errors(work: Awaitable[ResultT]) -> ResultT:
-    """Await a result; raise errors of knowgate as `ToolError`, whose message the MCP client receives."""
-    from mcp.server.mcpserver.exceptions import ToolError
+def _translate_errors(tool: Tool) -> Tool:
+    """Return a tool that raises errors of knowgate as `ToolError`, whose message the MCP client receives."""
 
-    try:
-        return await work
-    except KnowgateError as error:
-        raise ToolError(str(error)) from None
+    @functools.wraps(tool)
+    async def call(*arguments: Any, **keywords: Any) -> Any:
+        from mcp.server.mcpserver.exceptions import ToolError
+
+        try:
+            return await tool(*arguments, **keywords)
+        except KnowgateError as error:
+            raise ToolError(str(error)) from None
+
+    return call
 
 
 def _get_known_answers(answer: Answer) -> dict[str, Any]:

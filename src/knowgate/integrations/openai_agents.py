@@ -44,10 +44,8 @@ def enable_tool(
             return (await asyncio.to_thread(decide, text)).retrieve
         if falls_open:
             return True
-        raise BadSetting(
-            "the context of the run contains no question. Pass it to Runner.run(agent, question, "
-            "context={'question': question}), or pass a function that finds it: enable_tool(decider, question=...)."
-        )
+        advice = "Pass it: Runner.run(..., context={'question': question}), or pass enable_tool(decider, question=...)."
+        raise BadSetting(f"the context of the run contains no question. {advice}")
 
     return is_enabled
 

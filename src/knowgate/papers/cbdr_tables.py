@@ -57,7 +57,6 @@ def build_beta_tables(
     *,
     plug_in: bool = False,
     drop_seen: bool = False,
-    betas: Sequence[float] = BETAS,
 ) -> list[TextTable]:
     """Build one table per gate that shows its accuracy and retrieval rate at each beta.
 
@@ -70,7 +69,6 @@ def build_beta_tables(
         gates: Gate specs and folders.
         plug_in: Allow gates that were fitted on another LLM.
         drop_seen: Leave out questions that a gate was fitted on, instead of raising an error.
-        betas: Values of beta, from 0 to 1.
 
     Raises:
         BadSetting: Runs with different passages have different questions.
@@ -82,10 +80,10 @@ def build_beta_tables(
         scores = {scores.name: scores for scores in score_gates(table, gates, plug_in=plug_in)}
         scored.append(ScoredTable(source, table, scores))
     if len(scored) == 1:
-        return [sweep_betas(scored[0].table, gate, betas) for gate in scored[0].gates.values()]
+        return [sweep_betas(scored[0].table, gate) for gate in scored[0].gates.values()]
     _check_same_questions(scored)
     shared_gates = [name for name in scored[0].gates if all(name in part.gates for part in scored)]
-    return [_build_beta_table(name, scored, betas) for name in shared_gates]
+    return [_build_beta_table(name, scored) for name in shared_gates]
 
 
 def group_by_passage_source(runs: Sequence[Path]) -> dict[PassageSource, list[Path]]:
@@ -116,13 +114,12 @@ def _check_same_questions(parts: Sequence[ScoredTable]) -> None:
         other_ids = sorted(row.id for row in other.table.rows)
         if other_ids != ids:
             raise BadSetting(
-                f"the label runs {', '.join(first.table.runs)} and {', '.join(other.table.runs)} have different "
-                f"questions ({len(ids)} and {len(other_ids)}), so their passages cannot be compared. Label the same "
-                "questions with each set of passages, or sweep the runs separately."
+                f"the label runs {', '.join(first.table.runs)} and {', '.join(other.table.runs)} have different questions. "
+                "Label the same questions with each set of passages, or sweep the runs separately."
             )
 
 
-def _build_beta_table(gate: str, parts: Sequence[ScoredTable], betas: Sequence[float]) -> TextTable:
+def _build_beta_table(gate: str, parts: Sequence[ScoredTable]) -> TextTable:
     """Build the table of one gate: a row for each ranker of passages and beta, a column for each number of passages.
 
     Beta is the confidence above which the LLM answers directly, without retrieval.
@@ -138,7 +135,7 @@ def _build_beta_table(gate: str, parts: Sequence[ScoredTable], betas: Sequence[f
     never = [format_accuracy_and_rate(table, np.zeros(len(table.rows), dtype=bool)) for table in tables.values()]
     rows = [(MISSING_VALUE, "never retrieve", *never)]
     for (ranker, _), by_column in by_ranker.items():
-        for beta in (None, *betas):
+        for beta in (None, *BETAS):
             label = "always retrieve" if beta is None else f"{beta:g}"
             rows.append((ranker, label, *(_make_cell(by_column.get(column), gate, beta) for column in columns)))
     title = f"{gate}: accuracy (retrieval rate) by beta, {len(parts[0].table.rows)} questions"

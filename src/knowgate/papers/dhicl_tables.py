@@ -140,23 +140,20 @@ def build_dhicl_tables(
     tables = {}
     for run in runs:
         if model is not None:
-            VariantRecorder(run, variants, model, prompts or AnswerPrompts(), notify).record_all()
+            record_decisions(run, variants, model, prompts or AnswerPrompts(), notify)
         tables[run.name] = _load_recorded_table(run, variants)
-    scores, main_scores = {}, {}  # run -> gate -> scores; those of Table 1 also have the other gates
+    scores = {}  # run -> gate -> scores
     for run_name, table in tables.items():
-        names = [name for name in variants.list_gates() if name in table.recorded_needs]
-        scores[run_name] = {name: score_gate(table, name) for name in names}
-        others = {gate: score_gate(table, gate) for gate in other_gates}
-        main_scores[run_name] = {**others, **scores[run_name]}
+        recorded = [name for name in variants.list_gates() if name in table.recorded_needs]
+        scores[run_name] = {gate: score_gate(table, gate) for gate in [*other_gates, *recorded]}
     main_names = [*dict.fromkeys(other_gates), variants.make_name(variants.standard)]
-    result = [
-        _build_table("Accuracy (retrieval rate) (Table 1)", tables, main_scores, main_names),
-        *(_build_table(title, tables, scores, list(gates)) for title, gates in variants.list_tables().items()),
-    ]
+    result = [_build_table("Accuracy (retrieval rate) (Table 1)", tables, scores, main_names)]
+    for title, gates in variants.list_tables().items():
+        result.append(_build_table(title, tables, scores, list(gates)))
     if model is not None and cut_questions:
         notify(f"learning a cut from {cut_questions} logged questions")
         learned = learn_cut(variants.standard, model, cut_questions, prompts)
-        result.append(_build_cut_table(learned, main_names[-1], tables, main_scores))
+        result.append(_build_cut_table(learned, main_names[-1], tables, scores))
     return result
 
 
@@ -193,86 +190,80 @@ def _load_recorded_table(run: Path, variants: DhiclVariants) -> LabelTable:
     table = load_label_table([run])
     name = variants.make_name(variants.standard)
     if name not in table.recorded_needs:
-        raise BadInput(
-            f"the label run '{run}' has no stored decisions of the gate {name}. To let the LLM decide now, set "
-            f"model={table.settings['model']!r}."
-        )
+        advice = f"To let the LLM decide now, set model={table.settings['model']!r}."
+        raise BadInput(f"the label run '{run}' has no stored decisions of the gate {name}. {advice}")
     return table
 
 
-@dataclass(frozen=True)
-class VariantRecorder:
-    """Lets the variants decide on the questions of a label run, and stores their decisions in the run.
+def record_decisions(
+    run: Path, variants: DhiclVariants, model: Model, prompts: AnswerPrompts, notify: Callable[[str], None]
+) -> None:
+    """Let the variants of the gate decide on the questions of a label run, and store the decisions in the run.
 
-    Attributes:
+    Variants whose decisions with the current log are already stored are skipped. So are variants that do not work with
+    this LLM, which are reported through `notify`.
+
+    Args:
         run: Folder of the label run.
         variants: Variants of the DH-ICL gate.
         model: The LLM that decides.
         prompts: Prompts that the run was made with.
         notify: Called with a message before a variant decides.
     """
+    table = load_label_table([run])
+    check_same_llm(f"the label run '{run}'", table.settings, model, prompts.fingerprint)
+    n_entries = open_history(variants.history, variants.embedder).count(scope_from_settings(table.settings))
+    # Stored with the decisions. Decisions with another note were made with a smaller log or another embedder.
+    note = f"log of {n_entries} questions" + (f", {variants.embedder}" if variants.embedder else "")
+    stored = {name for name, needs in table.recorded_needs.items() if needs.about == note}
+    for reader, group in _group_by_pass(variants).items():
+        if set(group) <= stored:
+            continue
+        notify(f"{run.name}: {', '.join(group)}")
+        try:
+            needs = _decide(table.questions, bind_gate(reader, model, prompts), group, model, prompts)
+        except BadSetting as error:  # for example two label words that start with the same token
+            notify(f"skipped {', '.join(group)}: {error}")
+        else:
+            write_needs(run, [RecordedNeeds(name, gate.threshold, needs[name], note) for name, gate in group.items()])
 
-    run: Path
-    variants: DhiclVariants
-    model: Model
-    prompts: AnswerPrompts
-    notify: Callable[[str], None]
 
-    def record_all(self) -> None:
-        """Let the variants of the gate decide on the questions of the label run, and store the decisions in the run.
+def _group_by_pass(variants: DhiclVariants) -> dict[Gate, dict[str, Gate]]:
+    """Group the variants that can share a pass of the LLM: they differ only in how its output is calibrated.
 
-        Variants whose decisions with the current log are already stored are skipped. So are variants that do not work with
-        this LLM, which are reported through `notify`.
-        """
-        table = load_label_table([self.run])
-        check_same_llm(f"the label run '{self.run}'", table.settings, self.model, self.prompts.fingerprint)
-        embedder = self.variants.embedder
-        n_entries = open_history(self.variants.history, embedder).count(scope_from_settings(table.settings))
-        # Stored with the decisions. Decisions with another note were made with a smaller log or another embedder.
-        note = f"log of {n_entries} questions" + (f", {embedder}" if embedder else "")
-        stored = {name for name, needs in table.recorded_needs.items() if needs.about == note}
-        for reader, variants in self._group_by_pass().items():
-            if set(variants) <= stored:
-                continue
-            self.notify(f"{self.run.name}: {', '.join(variants)}")
-            try:
-                write_needs(self.run, self._decide(table, reader, variants, note))
-            except BadSetting as error:  # for example two label words that start with the same token
-                self.notify(f"skipped {', '.join(variants)}: {error}")
+    Returns:
+        Gate with which the LLM reads the questions -> name of a variant -> variant that scores what was read.
+    """
+    groups: dict[Gate, dict[str, Gate]] = {}
+    for name, gate in variants.list_gates().items():
+        reader = replace(gate, sign="none") if isinstance(gate, DhiclGate) else gate
+        groups.setdefault(reader, {})[name] = gate
+    return groups
 
-    def _group_by_pass(self) -> dict[Gate, dict[str, Gate]]:
-        """Group the variants that can share a pass of the LLM: they differ only in how its output is calibrated.
 
-        Returns:
-            Gate with which the LLM reads the questions -> name of a variant -> variant that scores what was read.
-        """
-        groups: dict[Gate, dict[str, Gate]] = {}
-        for name, gate in self.variants.list_gates().items():
-            reader = replace(gate, sign="none") if isinstance(gate, DhiclGate) else gate
-            groups.setdefault(reader, {})[name] = gate
-        return groups
+def _decide(
+    questions: Sequence[Question], reader: Gate, variants: Mapping[str, Gate], model: Model, prompts: AnswerPrompts
+) -> dict[str, dict[str, float]]:
+    """Let the LLM read the questions once, and score what it read with each variant of the gate.
 
-    def _decide(self, table: LabelTable, reader: Gate, variants: Mapping[str, Gate], note: str) -> list[RecordedNeeds]:
-        """Let the LLM read the questions once, and score what it read with each variant of the gate.
+    Args:
+        questions: The questions.
+        reader: Gate that determines what the LLM reads.
+        variants: Variants of this gate, by name, which score the result differently.
+        model: The LLM.
+        prompts: Prompts that the label run was made with.
 
-        Args:
-            table: The questions.
-            reader: Gate that determines what the LLM reads.
-            variants: Variants of this gate, by name, which score the result differently.
-            note: Text that is stored with the decisions.
-
-        Returns:
-            The needs for retrieval of all questions, for each variant.
-        """
-        bound = bind_gate(reader, self.model, self.prompts)
-        needs: dict[str, dict[str, float]] = {name: {} for name in variants}  # variant -> id of a question -> need
-        for start in range(0, len(table.questions), DECISION_BATCH):
-            questions = table.questions[start : start + DECISION_BATCH]
-            readings = read_questions(self.model, [bound], questions, self.prompts)
-            ids = [question.id for question in questions]
-            for name, gate in variants.items():
-                needs[name] |= dict(zip(ids, score_questions(gate, questions, readings), strict=True))
-        return [RecordedNeeds(name, gate.threshold, needs[name], note) for name, gate in variants.items()]
+    Returns:
+        The need for retrieval of each question, by the name of the variant and the id of the question.
+    """
+    needs: dict[str, dict[str, float]] = {name: {} for name in variants}
+    for start in range(0, len(questions), DECISION_BATCH):
+        batch = questions[start : start + DECISION_BATCH]
+        readings = read_questions(model, [reader], batch, prompts)
+        for name, gate in variants.items():
+            scores = score_questions(gate, batch, readings)
+            needs[name] |= {question.id: need for question, need in zip(batch, scores, strict=True)}
+    return needs
 
 
 def _build_table(
@@ -360,9 +351,9 @@ def learn_cut(gate: DhiclGate, model: Model, questions: int = 200, prompts: Answ
     sample = store.sample(questions, bound.scope, exclude=(KnowledgeLabel.TIME_SENSITIVE,))
     known = np.array([entry.label == KnowledgeLabel.KNOWN for entry in sample], dtype=bool)
     if min(known.sum(), (~known).sum()) < MIN_CLASS_SIZE:
+        counts = f"{known.sum()} of the {len(known)} logged questions are known"
         raise BadSetting(
-            f"learning a threshold needs at least {MIN_CLASS_SIZE} known and {MIN_CLASS_SIZE} unknown questions, but "
-            f"{known.sum()} of the {len(known)} logged questions are known. Log more questions, or draw more."
+            f"{counts}; a threshold needs {MIN_CLASS_SIZE} known and unknown ones each. Log more questions."
         )
     needs: list[float] = []
     for start in range(0, len(sample), DECISION_BATCH):

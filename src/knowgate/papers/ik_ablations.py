@@ -19,7 +19,7 @@ import numpy as np
 
 from knowgate.core.display import MISSING_VALUE, TextTable, format_percent
 from knowgate.data.runs.table import LabelTable, load_label_table
-from knowgate.errors import BadInput, BadSetting
+from knowgate.errors import BadInput
 from knowgate.gates import load_fitted_gate
 from knowgate.gates.artifacts.gate_folder import is_artifact
 from knowgate.gates.fitted_gate import RAW_THRESHOLD
@@ -33,7 +33,6 @@ from knowgate.training.judges.ik import fit_ik, limit_training_rows
 from knowgate.types import Model
 
 DRAFT_TOKENS = (0, 8, 32, 128)  # T in the paper
-JUDGE_GRADER, STRING_GRADERS = "judge", ("exact", "contains")
 ABLATION_COLUMNS = (
     "T", "training rows", "labels by", "judged right", "own verdict right", "AUROC", "accuracy (retrieval)", "random",
 )  # fmt: skip
@@ -168,27 +167,17 @@ def compute_needed(examples: Examples, grader: str, judge: Model | None) -> Bool
     the answers now; `judge` is the LLM that grades if the grader is 'judge'.
 
     Raises:
-        BadSetting: The grader is unknown, or it is 'judge' and no LLM is given.
+        UnknownName: The grader is unknown, or it is 'judge' and no LLM is given.
         BadInput: Too few questions are answered right, or too few are answered wrong.
     """
     own_grader = str(examples.settings["grader"])
-    if grader == own_grader or (grader == JUDGE_GRADER and own_grader.startswith(JUDGE_GRADER)):
+    if grader == own_grader or (grader == "judge" and own_grader.startswith("judge")):
         return examples.needed
-    if grader == JUDGE_GRADER and judge is None:
-        raise BadSetting(
-            f"the answers were graded by '{own_grader}'. To grade them by an LLM, set `judge` to one; otherwise leave the "
-            "grader 'judge' out."
-        )
-    if grader not in (*STRING_GRADERS, JUDGE_GRADER):
-        allowed = ", ".join((*STRING_GRADERS, JUDGE_GRADER))
-        raise BadSetting(f"grades={grader!r} is not a grader. Use {allowed}.")
     texts = [row.closed.text if row.closed else "" for row in examples.rows]
     verdicts = load_grader(grader, judge).grade(texts, examples.questions)
     needed = np.array([not verdict.correct for verdict in verdicts], dtype=bool)
     n_unknown, n_known = int(needed.sum()), int((~needed).sum())
     if min(n_unknown, n_known) < MIN_ROWS_PER_CLASS:
-        raise BadInput(
-            f"too few questions to fit a judge: '{grader}' grades {n_known} answers right and {n_unknown} wrong, but "
-            f"at least {MIN_ROWS_PER_CLASS} of each are needed. Label more questions, or leave '{grader}' out."
-        )
+        counts = f"'{grader}' grades {n_known} answers right and {n_unknown} wrong"
+        raise BadInput(f"{counts}, but {MIN_ROWS_PER_CLASS} of each are needed. Label more questions.")
     return needed

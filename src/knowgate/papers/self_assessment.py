@@ -40,7 +40,7 @@ RARE_WORDS = (
 )  # fmt: skip
 RARE_WORDS_ZH = ("饕餮", "魑魅", "龃龉", "踟蹰", "氤氲", "旖旎", "囹圄", "耄耋", "觊觎", "蹀躞", "逡巡", "龟裂")
 SEPARATOR = " | "  # between the rare word and the question
-ENTITY_RULE = "an entity is capitalized words after the first, a year, or a title in 《》 or “”"
+NO_SWAPS_MESSAGE = "No name, year or title of a known question could be swapped. Label more questions."
 
 
 @dataclass(frozen=True)
@@ -59,20 +59,6 @@ class SelfAssessmentSets:
     swapped: list[dict[str, Any]]
     rare: list[dict[str, Any]]
 
-    def explain_no_swaps(self) -> str:
-        """Return the reason why no question has a swapped entity (a name, year or title), for the user."""
-        known = [record for record in self.balanced if record["meta"]["known"]]
-        with_entity = sum(bool(ENTITY_PATTERN.search(record["question"])) for record in known)
-        if not with_entity:
-            return (
-                f"No entity was swapped: none of the {len(known)} known questions contains one ({ENTITY_RULE}). "
-                "Label more questions."
-            )
-        return (
-            f"No entity was swapped: {with_entity} of the {len(known)} known questions contain one, but no other question in "
-            f"the same language contains a different one of the same kind ({ENTITY_RULE}). Label more questions."
-        )
-
 
 def build_kb_sat(rows: Iterable[LabelRow], seed: int = 0) -> SelfAssessmentSets:
     """Build KB-SAT, a test of whether an LLM can tell what it knows, and two harder sets from its label rows.
@@ -88,19 +74,20 @@ def build_kb_sat(rows: Iterable[LabelRow], seed: int = 0) -> SelfAssessmentSets:
     wrong = [row for row in graded if not _is_right(row)]
     if not right or not wrong:
         raise BadInput(
-            f"the self-assessment set (KB-SAT) needs right and wrong answers of the LLM, but the run has {len(right)} "
-            f"right and {len(wrong)} wrong ones. Label more questions."
+            f"the answers are {len(right)} right and {len(wrong)} wrong; KB-SAT needs both. Label more questions."
         )
     rng = random.Random(seed)
     size = min(len(right), len(wrong))
     chosen = rng.sample(right, size) + rng.sample(wrong, size)
     rng.shuffle(chosen)
     known = [row for row in chosen if _is_right(row)]
-    return SelfAssessmentSets(
-        balanced=[_make_record(row, row.question, _is_right(row)) for row in chosen],
-        swapped=swap_entities(known, graded, rng),
-        rare=[_make_record(row, draw_rare_word(row, rng) + SEPARATOR + row.question, True, "rare") for row in known],
-    )
+    balanced = [_make_record(row, row.question, _is_right(row)) for row in chosen]
+    swapped = swap_entities(known, graded, rng)
+    rare = []
+    for row in known:
+        word = rng.choice(RARE_WORDS_ZH if row.lang == "zh" else RARE_WORDS)
+        rare.append(_make_record(row, word + SEPARATOR + row.question, True, "rare"))
+    return SelfAssessmentSets(balanced, swapped, rare)
 
 
 def swap_entities(known: Sequence[LabelRow], pool: Sequence[LabelRow], rng: random.Random) -> list[dict[str, Any]]:
@@ -120,22 +107,14 @@ def swap_entities(known: Sequence[LabelRow], pool: Sequence[LabelRow], rng: rand
     records = []
     for row in known:
         own_entities = _find_entities(row)
-        others = sorted(entities.get(row.lang, ()))  # sorted, so that the seed alone decides
-        replacements = {}
-        for own in own_entities:
-            same_kind = [entity for entity in others if _get_kind(entity) == _get_kind(own)]
-            replacements[own] = [entity for entity in same_kind if entity not in own_entities]
-        replaceable = [own for own in own_entities if replacements[own]]
+        others = sorted(entities.get(row.lang, set()) - set(own_entities))  # sorted, so that the seed alone decides
+        kinds = {_get_kind(entity) for entity in others}
+        replaceable = [entity for entity in own_entities if _get_kind(entity) in kinds]
         if replaceable:
             replaced = rng.choice(replaceable)
-            text = row.question.replace(replaced, rng.choice(replacements[replaced]), 1)
-            records.append(_make_record(row, text, False, "swapped"))
+            new = rng.choice([entity for entity in others if _get_kind(entity) == _get_kind(replaced)])
+            records.append(_make_record(row, row.question.replace(replaced, new, 1), False, "swapped"))
     return records
-
-
-def draw_rare_word(row: LabelRow, rng: random.Random) -> str:
-    """Draw a rare word in the language of the question."""
-    return rng.choice(RARE_WORDS_ZH if row.lang == "zh" else RARE_WORDS)
 
 
 def _is_right(row: LabelRow) -> bool:
@@ -292,19 +271,18 @@ class SelfAssessor:
             for language, statement in zip(languages, statements, strict=True)
         ]
         replies = [samples[0].text for samples in judge.generate(judge_prompts, max_tokens=VERDICT_TOKENS)]
-        verdicts = []  # pairs: whether the LLM says that it knows, and whether it does
-        for reply, is_known in zip(replies, read_known_labels(self.questions), strict=True):
-            verdict = parse_verdict(reply)
-            if verdict is not None:
-                verdicts.append((verdict, is_known))
+        verdicts = [parse_verdict(reply) for reply in replies]  # True if the LLM says that it knows; None if unreadable
+        known = read_known_labels(self.questions)
+        n_right = sum(verdict == is_known for verdict, is_known in zip(verdicts, known, strict=True))
+        n_readable = len(verdicts) - verdicts.count(None)
         return SelfAssessment(
             "free statement",
             words="-",
             n=len(self.questions),
-            accuracy=sum(verdict == is_known for verdict, is_known in verdicts) / max(1, len(verdicts)),
-            predicted_known=sum(verdict for verdict, _ in verdicts),
-            predicted_unknown=sum(not verdict for verdict, _ in verdicts),
-            unreadable=len(self.questions) - len(verdicts),
+            accuracy=n_right / max(1, n_readable),
+            predicted_known=verdicts.count(True),
+            predicted_unknown=verdicts.count(False),
+            unreadable=verdicts.count(None),
         )
 
     def _score(self, gate: Gate) -> Sequence[float]:
@@ -337,7 +315,6 @@ def read_known_labels(questions: Sequence[Question]) -> list[bool]:
     for question in questions:
         if not isinstance(question.meta.get("known"), bool):
             raise BadInput(
-                f"the question '{question.id}' has no field meta.known, which says whether the LLM can answer it. Make "
-                "such questions with `knowgate label` and kb_sat=FILE."
+                f"the question '{question.id}' has no field meta.known. Make some with `knowgate label`: kb_sat=FILE."
             )
     return [bool(question.meta["known"]) for question in questions]

@@ -8,9 +8,8 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -30,7 +29,7 @@ from knowgate.stats.bootstrap import estimate_mean
 from knowgate.stats.metrics import BoolArray, auroc
 from knowgate.stats.proportions import format_points_estimate
 from knowgate.training.fit_function import read_fit_options
-from knowgate.types import Gate, Model, Question
+from knowgate.types import Model, Question
 
 THRESHOLDS = tuple(round(0.1 * step, 1) for step in range(1, 10))  # IK paper
 BETAS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # CBDR: answer directly if confidence is above beta
@@ -43,12 +42,12 @@ WARMUP_QUESTIONS = 2  # not timed: they load weights and indexes
 # --- thresholds -----------------------------------------------------------------------------------
 
 
-def sweep_thresholds(table: LabelTable, gate: TableScores, thresholds: Sequence[float] = THRESHOLDS) -> TextTable:
+def sweep_thresholds(table: LabelTable, gate: TableScores) -> TextTable:
     """Tabulate a gate's decisions at each threshold on need (need for retrieval: 0 = the LLM knows, 1 = retrieve).
 
     The last row decides the same for every question, for comparison.
     """
-    rows = [(f"{threshold:g}", *measure_decisions(table, gate.needs > threshold)) for threshold in thresholds]
+    rows = [(f"{threshold:g}", *measure_decisions(table, gate.needs > threshold)) for threshold in THRESHOLDS]
     return TextTable(
         f"{gate.name}: threshold, {len(table.rows)} questions",
         ("retrieve if need >", *DECISION_COLUMNS),
@@ -128,10 +127,9 @@ def sweep_variants(table: LabelTable, prefix: str) -> TextTable:
     """
     names = [name for name in table.recorded_needs if name.startswith(prefix)]
     if not names:
+        recorded = ", ".join(table.recorded_needs) or "no gate"
         raise BadInput(
-            f"the label runs have no decisions of '{prefix}' gates. They have decisions of: "
-            f"{', '.join(table.recorded_needs) or 'no gate'}. To add some, run `knowgate eval` with `data` and a gate such "
-            "as dhicl:LOG,k=5."
+            f"the label runs have decisions of {recorded}, but not of '{prefix}'. Add some: `knowgate eval`."
         )
     rows = []
     for name in names:
@@ -236,58 +234,42 @@ def parse_fit_options(model: type[Options], text: str) -> dict[str, Any]:
 # --- latency --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class GateLatency:
-    """Seconds that a gate took to decide on each question."""
-
-    gate: str
-    seconds: tuple[float, ...]
-
-    def quantile(self, share: float) -> float:
-        """Return the number of seconds within which a given share of the decisions was made."""
-        return float(np.quantile(self.seconds, share))
-
-
 def time_gates(
     gates: Sequence[str], questions: Sequence[Question], model: Model, prompts: AnswerPrompts, *, plug_in: bool = False
-) -> list[GateLatency]:
-    """Measure how long each gate takes to decide on one question at a time.
+) -> dict[str, list[float]]:
+    """Measure how many seconds each gate takes to decide on one question at a time.
 
     The gates take turns on every question, so that a machine that is slow for a while affects all of them alike.
     The first `WARMUP_QUESTIONS` questions are not timed.
+
+    Returns:
+        The seconds of each question, by the name of the gate.
 
     Raises:
         BadInput: There are no questions besides those.
     """
     if len(questions) <= WARMUP_QUESTIONS:
         raise BadInput(
-            f"{len(questions)} questions are too few to measure latency: the first {WARMUP_QUESTIONS} are a warm-up and "
-            "are not timed. Give more questions."
+            f"latency needs more than {WARMUP_QUESTIONS} questions, got {len(questions)}. Give more questions."
         )
-    bound = [bind_gate(load_gate(gate, plug_in=plug_in), model, prompts) for gate in gates]
-    rows = [[_time_decision(gate, question, model, prompts) for gate in bound] for question in questions]
-    latencies = []
-    for column, gate in enumerate(gates):
-        seconds = tuple(row[column] for row in rows[WARMUP_QUESTIONS:])
-        latencies.append(GateLatency(get_gate_name(gate), seconds))
-    return latencies
+    bound = {get_gate_name(gate): bind_gate(load_gate(gate, plug_in=plug_in), model, prompts) for gate in gates}
+    seconds: dict[str, list[float]] = {name: [] for name in bound}
+    for question in questions:
+        for name, gate in bound.items():
+            start = time.perf_counter()
+            score_questions(gate, [question], read_questions(model, [gate], [question], prompts))
+            seconds[name].append(time.perf_counter() - start)
+    return {name: values[WARMUP_QUESTIONS:] for name, values in seconds.items()}
 
 
-def _time_decision(gate: Gate, question: Question, model: Model, prompts: AnswerPrompts) -> float:
-    """Return the seconds that a gate takes to decide on one question, including the LLM's forward pass."""
-    start = time.perf_counter()
-    score_questions(gate, [question], read_questions(model, [gate], [question], prompts))
-    return time.perf_counter() - start
+def build_latency_table(latencies: Mapping[str, Sequence[float]]) -> TextTable:
+    """Build the table of median, 95th percentile and mean latency of each gate.
 
-
-def build_latency_table(latencies: Sequence[GateLatency]) -> TextTable:
-    """Build the table of median, 95th percentile and mean latency of each gate."""
-    columns: dict[str, Callable[[GateLatency], str]] = {
-        "gate": lambda latency: latency.gate,
-        "median": lambda latency: f"{latency.quantile(0.5):.4f}",
-        "95 % within": lambda latency: f"{latency.quantile(0.95):.4f}",
-        "mean": lambda latency: f"{np.mean(latency.seconds):.4f}",
-        "questions": lambda latency: str(len(latency.seconds)),
-    }
+    `latencies` holds the seconds of each decision, by the name of the gate.
+    """
+    rows = []
+    for gate, seconds in latencies.items():
+        statistics = (np.median(seconds), np.quantile(seconds, 0.95), np.mean(seconds))
+        rows.append((gate, *(f"{value:.4f}" for value in statistics), str(len(seconds))))
     title = f"Seconds to decide, one question at a time (the first {WARMUP_QUESTIONS} are not counted)"
-    return TextTable.build(title, latencies, columns)
+    return TextTable(title, ("gate", "median", "95 % within", "mean", "questions"), tuple(rows))

@@ -307,10 +307,7 @@ class AdaptiveRAG:
     @property
     def _retrieval(self) -> RetrievalStage:
         if self.retriever is None:
-            raise BadSetting(
-                f"the gate '{self.gate.name}' decided to retrieve, but there are no documents to retrieve from. "
-                "Give `retriever`, or use the gate 'never'."
-            )
+            raise BadSetting("there are no documents to retrieve from. Give `retriever`, or use the gate 'never'.")
         return RetrievalStage(
             self.retriever,
             self.reranker,

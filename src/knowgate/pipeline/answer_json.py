@@ -7,7 +7,7 @@ from typing import Any
 
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.question_state import is_complete_draft
-from knowgate.types import Answer, ArbiterChoice, Decision, Passage, TokenizingModel
+from knowgate.types import Answer, ArbiterChoice, Decision, TokenizingModel
 
 
 def answer_record(answer: Answer, rag: AdaptiveRAG) -> dict[str, Any]:
@@ -25,15 +25,15 @@ def answer_record(answer: Answer, rag: AdaptiveRAG) -> dict[str, Any]:
         "finished": None if answer.finished else False,
         **decision_record(answer.decision),
         "model": rag.model.name,
-        "passages": [_passage_record(passage) for passage in answer.passages],
+        "passages": [asdict(passage) for passage in answer.passages],
         **_timing_record(answer),
         "tokens": {
             "draft": answer.draft.n_tokens if answer.draft else 0,
             "answer": answer.n_tokens,
             **_count_prompt_tokens(answer, rag),
         },
-        **_draft_record(answer, rag.max_tokens),
-        **_choice_record(answer.choice),
+        "draft": _get_complete_draft(answer, rag.max_tokens),
+        "choice": None if answer.choice is None else _choice_record(answer.choice),
     }
     return {name: value for name, value in record.items() if value is not None}
 
@@ -59,10 +59,6 @@ def decision_record(decision: Decision) -> dict[str, Any]:
     return {name: value for name, value in record.items() if value is not None}
 
 
-def _passage_record(passage: Passage) -> dict[str, Any]:
-    return {"id": passage.id, "title": passage.title, "text": passage.text, "score": passage.score}
-
-
 def _timing_record(answer: Answer) -> dict[str, Any]:
     """Return the seconds that each stage took or, for an answer from a batch, the number of questions in the batch.
 
@@ -83,25 +79,22 @@ def _count_prompt_tokens(answer: Answer, rag: AdaptiveRAG) -> dict[str, int]:
     return {name: len(rag.model.tokenize(prompt.text)) for name, prompt in prompts.items()}
 
 
-def _draft_record(answer: Answer, max_tokens: int) -> dict[str, Any]:
-    """Return the field `draft`: the complete answer without passages, if the question was also answered with passages.
+def _get_complete_draft(answer: Answer, max_tokens: int) -> str | None:
+    """Return the complete answer without passages, if the question was also answered with passages; else None.
 
-    `knowgate replay` reads this field. It is left out if there is no draft, or only the beginning of one.
+    `knowgate replay` reads this field.
     """
     draft = answer.draft
     if answer.passages and draft is not None and is_complete_draft(draft, max_tokens):
-        return {"draft": draft.text}
-    return {}
+        return draft.text
+    return None
 
 
-def _choice_record(choice: ArbiterChoice | None) -> dict[str, Any]:
-    """Return the field `choice`: which of two answers the arbiter chose, and why. Empty if no arbiter chose.
+def _choice_record(choice: ArbiterChoice) -> dict[str, Any]:
+    """Convert an arbiter's choice between the draft (without passages) and the answer with passages to plain data.
 
-    The two answers are the draft, which is without passages, and the answer with passages. `believed` has the estimated
-    probability of each to be right, if the arbiter estimates it.
+    `believed` has the estimated probability of each answer to be right, if the arbiter estimates it.
     """
-    if choice is None:
-        return {}
     record: dict[str, Any] = {
         "given": "draft" if choice.is_closed_book else "passages",
         "arbiter": choice.arbiter,
@@ -109,6 +102,8 @@ def _choice_record(choice: ArbiterChoice | None) -> dict[str, Any]:
         "open_answer": choice.open,
     }
     if choice.closed_probability is not None and choice.open_probability is not None:
-        beliefs = {"draft": choice.closed_probability, "passages": choice.open_probability}
-        record["believed"] = {name: round(probability, 6) for name, probability in beliefs.items()}
-    return {"choice": record}
+        record["believed"] = {
+            "draft": round(choice.closed_probability, 6),
+            "passages": round(choice.open_probability, 6),
+        }
+    return record

@@ -54,6 +54,9 @@ def build_pipeline(
         BadSetting: Documents are missing, or options contradict each other.
     """
     settings = apply_preset(settings)
+    if not retrieves:
+        unused = {"rerank": None, "rerank_margin": None, "second_look": None, "log": None, "log_drafts": False}
+        settings = settings.replace(arbiter="none", **unused)
     gate = None if settings.gate == DEFAULT_GATE else load_gate(settings.gate, plug_in=settings.plug_in)
     retriever = build_retriever(settings) if retrieves else None
     if retrieves and retriever is None and (gate is None or gate.name != "never"):
@@ -66,11 +69,15 @@ def build_pipeline(
         model,
         gate or default_gate(model, prompts.fingerprint),
         retriever,
+        reranker=build_reranker(settings.rerank, model) if settings.rerank else None,
         threshold=settings.threshold,
         k=settings.k,
+        second_look=load_second_look(settings.second_look, model, prompts) if settings.second_look else None,
+        rerank_margin=settings.rerank_margin,
         prompts=prompts,
         max_tokens=settings.max_tokens,
-        arbiter=None,
+        log=build_log(settings),
+        arbiter=build_arbiter(settings),
         rules=build_rules(settings),
     )
     if settings.threshold is None and (notice := describe_missing_calibration(rag.gate)):
@@ -78,15 +85,7 @@ def build_pipeline(
     if not settings.plug_in and (notice := describe_recorded_origin(rag.gate)):
         _ = rag.bound_gate  # raises if the answers are those of another LLM
         log.warning(notice)
-    if not retrieves:
-        return rag
-    return rag.replace(
-        reranker=build_reranker(settings.rerank, model) if settings.rerank else None,
-        second_look=load_second_look(settings.second_look, model, prompts) if settings.second_look else None,
-        rerank_margin=settings.rerank_margin,
-        log=build_log(settings),
-        arbiter=build_arbiter(settings),
-    )
+    return rag
 
 
 def build_arbiter(settings: PipelineOptions) -> Arbiter | None:
@@ -137,10 +136,7 @@ def load_second_look(folder: str, model: Model, prompts: AnswerPrompts) -> Passa
     """
     gate = bind_gate(load_gate(folder, plug_in=True), model, prompts)
     if gate.passage_filter is None:
-        raise BadSetting(
-            f"second_look='{folder}' does not work: a gate of the type '{gate.name}' cannot read passages. Use a gate that "
-            "was fitted with `fit kbm`."
-        )
+        raise BadSetting(f"second_look='{folder}' cannot read passages. Use a gate that was fitted with `fit kbm`.")
     return gate.passage_filter
 
 
@@ -221,8 +217,7 @@ def apply_preset(settings: PipelineOptions) -> PipelineOptions:
     """Return the settings with a preset (such as 'cbdr') replaced by the options that it stands for."""
     if settings.preset is None:
         if settings.beta is not None:
-            message = "`beta` has an effect only with preset='cbdr'. Without this preset, set `threshold` instead."
-            raise BadSetting(message)
+            raise BadSetting("`beta` has an effect only with preset='cbdr'. Set `threshold` instead.")
         return settings
     if settings.preset not in PRESETS:
         raise BadSetting(f"preset='{settings.preset}' is unknown. Use one of: {', '.join(PRESETS)}.")
@@ -239,10 +234,7 @@ def _apply_cbdr(settings: PipelineOptions) -> PipelineOptions:
     folder = _find_probe_folder(settings.gate)
     if settings.rerank is None or not is_aligned_reranker(settings.rerank):
         problem = f"rerank='{settings.rerank}' is not one" if settings.rerank else "`rerank` is missing"
-        raise BadSetting(
-            f"preset='cbdr' needs a reranker that is aligned to an LLM, but {problem}. Make one with `knowgate prefer` "
-            "and `knowgate fit reranker`."
-        )
+        raise BadSetting(f"preset='cbdr' needs an aligned reranker, but {problem}. Make one: `knowgate fit reranker`.")
     if settings.beta is not None and settings.threshold is not None:
         raise BadSetting("`beta` and `threshold` (which is 1 - beta) are mutually exclusive: give only one of them.")
     beta = DEFAULT_BETA if settings.beta is None else settings.beta
@@ -262,7 +254,6 @@ def _find_probe_folder(gate: str) -> str:
         raise BadSetting(f"preset='cbdr' needs a fitted probe, but gate='{gate}' is not one. {FIT_PROBE_ADVICE}")
     if manifest.get("target", "known") != "known":
         raise BadSetting(
-            f"preset='cbdr' needs a probe of what the LLM knows, but gate='{gate}' was fitted with "
-            f"target='{manifest['target']}'. {FIT_PROBE_ADVICE}"
+            f"preset='cbdr' needs a probe with target='known', but gate='{gate}' differs. {FIT_PROBE_ADVICE}"
         )
     return spec.folder

@@ -152,7 +152,5 @@ def _read_message(message: Mapping[str, Any]) -> tuple[str, str]:
     """Return role and content of a chat message in OpenAI format; raise BadInput unless both are texts."""
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not isinstance(content, str) or not content.strip():
-        raise BadInput(
-            "every message must be an object with the texts 'role' and 'content', and the content must not be empty."
-        )
+        raise BadInput("every message must be an object with the texts 'role' and 'content', which must not be empty.")
     return role, content

@@ -131,10 +131,12 @@ def is_complete_draft(draft: Completion, max_tokens: int) -> bool:
 
 
 def describe_notes(notes: Sequence[DecisionNote]) -> list[str]:
-    """Describe each distinct note once, in the order of appearance."""
-    return [_describe_note(note, notes.count(note)) for note in dict.fromkeys(notes)]
+    """Describe each distinct note once, in the order of appearance.
 
-
-def _describe_note(note: DecisionNote, count: int) -> str:
-    """Describe a note; RETRIEVED_AGAIN is noted once per round after the first, so its count matters."""
-    return f"{1 + count} rounds of retrieval" if note is DecisionNote.RETRIEVED_AGAIN else NOTE_TEXTS[note]
+    RETRIEVED_AGAIN is noted once per round after the first, so its count matters.
+    """
+    texts = {
+        **NOTE_TEXTS,
+        DecisionNote.RETRIEVED_AGAIN: f"{1 + notes.count(DecisionNote.RETRIEVED_AGAIN)} rounds of retrieval",
+    }
+    return [texts[note] for note in dict.fromkeys(notes)]

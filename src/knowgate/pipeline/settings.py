@@ -31,32 +31,23 @@ class DecisionOptions(Options):
     """Options of a pipeline that only decides whether questions need retrieval."""
 
     model: PlainText = option(
-        "smollm",
-        "LLM that answers: smollm, hf:NAME_OR_DIR, gguf:FILE, openai:MODEL@URL, ... (list: `knowgate models`).",
+        "smollm", "LLM that answers: smollm, hf:NAME_OR_DIR, openai:MODEL@URL; see `knowgate models`."
     )
     gate: PlainText = option(
         DEFAULT_GATE,
-        "Gate that decides whether to retrieve: a name with options, such as logprob:mean, or the folder of a fitted "
-        "gate (DIR,verdict=own uses its uncalibrated score). Default: the gate that comes with the LLM, else "
-        "logprob:first, or always:rules for an LLM that returns only text.",
+        "Gate that decides whether to retrieve: a name with options, such as logprob:mean, or the folder of a fitted gate "
+        "(DIR,verdict=own uses its uncalibrated score). Default: the gate that comes with the LLM, else logprob:first.",
     )
-    plug_in: bool = option(
-        False, "Use the gate even if it was fitted on another LLM. Its guarantee does not hold then."
-    )
-    threshold: Share | None = option(
-        None, "Retrieve if the gate's score is above this (0: the LLM knows, 1: retrieve). Default: the gate's own."
-    )
+    plug_in: bool = option(False, "Use the gate even if it was fitted on another LLM. Its guarantee does not hold.")
+    threshold: Share | None = option(None, "Retrieve if the gate's score is above this. Default: the gate's own.")
     rules: PlainText = option(
         "packaged",
-        "Routing rules, which decide before the gate (small talk, arithmetic, recent events): packaged, none, or a "
-        "TOML file with your own rules. See `knowgate rules`.",
+        "Rules that decide before the gate: packaged, none, or a TOML file. See `knowgate rules`.",
         metavar="FILE",
     )
     lang: PlainText | None = option(None, "Language of the prompts, en or zh. Default: detected per question.")
     prompts: UserPath | None = option(
-        None,
-        "Wording of the answer prompts: free (for long answers), or your own TOML file. Default: short answers.",
-        metavar="free|FILE",
+        None, "Answer prompts: free (for long answers), or a TOML file. Default: short answers.", metavar="free|FILE"
     )
 
 
@@ -64,9 +55,7 @@ class PipelineOptions(DecisionOptions):
     """Options of a pipeline: every key of `knowgate.toml`, with its default."""
 
     docs: UserPath | None = option(
-        None,
-        "Documents to retrieve from: a folder (txt, md, html, pdf) or a JSONL file. The index is cached.",
-        metavar="PATH",
+        None, "Documents: a folder (txt, md, html, pdf) or a JSONL file. The index is cached.", metavar="PATH"
     )
     index: PlainText | None = option(
         None,
@@ -74,44 +63,26 @@ class PipelineOptions(DecisionOptions):
         "chroma:, lancedb:, elastic:, opensearch:, pgvector:, web:).",
         repr=False,
     )
-    retriever: PlainText | None = option(
-        None, "Search method: bm25, dense or hybrid. Default: bm25, or the one of the index."
-    )
+    retriever: PlainText | None = option(None, "Search method: bm25, dense or hybrid. Default: bm25, or the index's.")
     rerank: PlainText | None = option(
-        None,
-        "Reranker that orders 20 candidate passages: a folder made by `knowgate fit reranker`, or any cross-encoder.",
+        None, "Reranker that orders 20 candidates: a folder made by `knowgate fit reranker`, or any cross-encoder."
     )
-    rerank_margin: Share | None = option(
-        None, "Skip reranking if the best passage's score leads the second by this share. Default: always rerank."
-    )
-    preset: PlainText | None = option(
-        None, "Preset of options: cbdr (the method of the CBDR paper, with a fitted probe and an aligned reranker)."
-    )
-    beta: Share | None = option(
-        None, "Confidence of the probe above which preset cbdr answers without retrieval. Default: 0.95."
-    )
+    rerank_margin: Share | None = option(None, "Skip reranking if the best score leads the second by this share.")
+    preset: PlainText | None = option(None, "Preset: cbdr (the CBDR paper, with a fitted probe and reranker).")
+    beta: Share | None = option(None, "Confidence above which preset cbdr answers directly. Default: 0.95.")
     arbiter: PlainText | None = option(
         None,
-        "Arbiter that chooses, after retrieval, between the answer from memory and the answer with passages: the "
-        "folder of a fitted arbiter, rules (the rules arbiter), or none. Default: the arbiter of the policy, if the "
-        "gate is one; else the rules arbiter, if the gate reads a complete draft answer.",
+        "Arbiter that chooses, after retrieval, between the answers from memory and with passages: the folder of a fitted "
+        "arbiter, rules, or none. Default: the arbiter of the policy, else rules.",
     )
     second_look: PlainText | None = option(
-        None,
-        "Folder of a fitted kbm gate that judges the retrieved passages and drops those that it expects to do more "
-        "harm than good; `DIR,verdict=own` drops those that it finds insufficient, as in the KBM paper.",
+        None, "Folder of a fitted kbm gate that drops useless passages; `DIR,verdict=own` as in the KBM paper."
     )
     log: PlainText | None = option(
-        None,
-        "Log of retrieved questions (SQLite file or postgresql://...). A question is labeled as known if its answers "
-        "with and without passages agree.",
-        metavar="DB",
-        repr=False,
+        None, "Log of retrieved questions: an SQLite file or postgresql://...", metavar="DB", repr=False
     )
     log_drafts: bool = option(
-        False,
-        "Also generate the answer from memory for `log` if the gate does not read a complete draft answer. Without "
-        "it, such questions are not logged.",
+        False, "Also generate an answer from memory for `log` if the gate does not read a complete draft."
     )
     k: Count = option(3, "Maximum number of passages shown to the LLM.")
     max_tokens: Count = option(32, "Maximum length of an answer in tokens.")
@@ -133,22 +104,14 @@ def load_settings(config: str | Path | None = None, **values: Any) -> PipelineOp
         5
     """
     given = {key: value for key, value in values.items() if value is not None}
-    file_values = _drop_replaced_source(_read_config(config), given)
+    file_values = _read_config(config)
+    if "docs" in given or "index" in given:  # the documents of the caller replace those of the file
+        file_values = {key: value for key, value in file_values.items() if key not in ("docs", "index")}
     merged = {**file_values, **given}
     empty = [key for key, value in merged.items() if value == ""]
     if empty:
         raise BadSetting(f"the setting '{empty[0]}' is empty. Give it a value or leave it out.")
     return PipelineOptions(**merged)
-
-
-def _drop_replaced_source(values: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Drop `docs` of the settings file if the caller gave `index`, and the other way round."""
-    replaced = set()
-    if "docs" in given:
-        replaced.add("index")
-    if "index" in given:
-        replaced.add("docs")
-    return {key: value for key, value in values.items() if key not in replaced}
 
 
 def _read_config(config: str | Path | None) -> dict[str, Any]:
@@ -159,8 +122,7 @@ def _read_config(config: str | Path | None) -> dict[str, Any]:
     try:
         values = parse_toml(read_text(path, maximum=MAX_CONFIG_BYTES), f"the config file '{path}'")
     except OSError as error:
-        message = f"cannot read the config file '{path}': {error.strerror}. Check the path in `config`."
-        raise BadSetting(message) from None
+        raise BadSetting(f"cannot read the config file '{path}': {error.strerror}. Check the path.") from None
     except BadInput as error:
         raise BadSetting(str(error)) from None
     unknown = sorted(set(values) - set(PipelineOptions.model_fields))

@@ -43,23 +43,22 @@ def apply_gate(gate: Gate, threshold: float, states: Sequence[QuestionState]) ->
     check_count(gate, "explanations", explanations, questions)
     check_count(gate, "numbers of rounds", rounds, questions)
     distances = measure_distances(gate, questions, readings)
-    raw_scores: Sequence[float | None] = scores.raw or [None] * len(states)
-    rows = zip(states, scores.needs, raw_scores, explanations, rounds, distances, strict=True)
-    for state, need, raw, explanation, max_rounds, distance in rows:
-        state.max_rounds = min(max_rounds, MAX_ROUNDS)
+    for i, state in enumerate(states):
+        need, distance = scores.needs[i], distances[i]
+        state.max_rounds = min(rounds[i], MAX_ROUNDS)
         # A server that returns only its top tokens may omit all labels. Their logits are then equal.
         if gate.name in state.reading.labels and not has_distinct_logits(state.reading.labels[gate.name]):
             state.notes.append(DecisionNote.LABELS_UNLISTED)
         if need <= threshold and distance is not None and distance > FAR_DISTANCE:
             state.notes.append(DecisionNote.FAR_QUESTION)
         state.decision = Decision(
-            need > threshold,
-            need,
-            threshold,
-            gate.name,
-            _explain_decision(gate, need, threshold, explanation),
-            state.reading.neighbors.get(gate.name, ()),
-            raw=raw,
+            retrieve=need > threshold,
+            need=need,
+            threshold=threshold,
+            gate=gate.name,
+            reason=_explain_decision(gate, need, threshold, explanations[i]),
+            neighbors=state.reading.neighbors.get(gate.name, ()),
+            raw=scores.raw[i] if scores.raw else None,
             distance=distance,
         )
 
@@ -148,9 +147,9 @@ def bind_arbiter(arbiter: Arbiter | None, gate: Gate, model: Model, prompts: Ans
         return None
     missing = arbiter.needs - model.offers
     if missing:
+        needed = ", ".join(sorted(missing))
         raise UnsupportedSignal(
-            f"the arbiter '{arbiter.name}' needs {', '.join(sorted(missing))}, which {model.name} does not provide. "
-            "Fit an arbiter on label runs of this LLM, or use arbiter='rules'."
+            f"the arbiter '{arbiter.name}' needs {needed}, which {model.name} lacks. Use arbiter='rules'."
         )
     return arbiter.bind(model, prompts.fingerprint)
 
@@ -228,7 +227,9 @@ class RetrievalStage:
         """
         results = self._search(states, [state.question.text for state in states])
         with self.lock, measure_time(states, "second look"):
-            is_useful = self._judge_usefulness([state.question for state in states], results)
+            is_useful = [True] * len(states)
+            if self.second_look is not None:
+                is_useful = self.second_look.are_useful([state.question for state in states], results)
         for state, passages, useful in zip(states, results, is_useful, strict=True):
             state.passages = tuple(passages) if useful else ()
             if not state.passages:
@@ -294,9 +295,3 @@ class RetrievalStage:
             best = rerank(reranker, [queries[i] for i in chosen], [results[i] for i in chosen], self.k)
         reordered = dict(zip(chosen, best, strict=True))
         return [reordered.get(i, passages) for i, passages in enumerate(results)]
-
-    def _judge_usefulness(self, questions: list[Question], results: list[list[Passage]]) -> list[bool]:
-        """Return for each question whether its passages are useful; always True without a second look."""
-        if self.second_look is None:
-            return [True] * len(questions)
-        return self.second_look.are_useful(questions, results)

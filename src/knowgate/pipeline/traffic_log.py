@@ -7,12 +7,10 @@ answer only and is not logged; otherwise the gate would confirm its own decision
 
 from __future__ import annotations
 
-import atexit
 import logging
-import queue
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from knowgate.data.history import open_history
@@ -70,15 +68,12 @@ class TrafficLog:
         self.n_questions = 0
         self.n_labeled = 0
         self.n_lost = 0
-        self._writer: LogWriter | None = None
         self._lock = threading.Lock()
+        self._writer = ThreadPoolExecutor(1, "knowgate-log")  # starts its thread at the first entry
 
     @property
     def problem(self) -> str:
         """What is wrong with writing the log, or "" if nothing is."""
-        writer = self._writer
-        if writer is not None and not writer.is_alive():
-            return "the thread that writes the history has stopped. Restart the process"
         return f"{self.n_lost} labels could not be written to the history" if self.n_lost else ""
 
     def load_embedder(self) -> None:
@@ -93,108 +88,44 @@ class TrafficLog:
 
         Questions that cannot be labeled are counted, but not logged.
         """
-        labels = [(answer, label_by_agreement(answer, max_tokens)) for answer in answers]
-        entries = [
-            LogEntry(answer.question.text, label, scope, LabelSource.AGREEMENT)
-            for answer, label in labels
-            if label is not None
-        ]
+        entries = []
+        for answer in answers:
+            label = label_by_agreement(answer, max_tokens)
+            if label is not None:
+                entries.append(LogEntry(answer.question.text, label, scope, LabelSource.AGREEMENT))
         with self._lock:
             self.n_questions += len(answers)
-        self.log_entries(entries)
+        if entries:
+            self.log_entries(entries)
 
     def log_entries(self, entries: Sequence[LogEntry]) -> Future[bool]:
-        """Queue entries, which a background thread writes to the history, and return at once. Thread-safe.
-
-        The thread is started at the first call. If it has died, the entries are counted as lost.
+        """Write entries to the history in a background thread, and return at once. Thread-safe.
 
         Returns:
-            A future that says whether the entries were written. If it is canceled, they are written nevertheless.
+            A future that says whether the entries were written.
         """
-        written: Future[bool] = Future()
-        if not entries:
-            written.set_result(True)
-            return written
         with self._lock:
             self.n_labeled += len(entries)
-            if self._writer is None:
-                self._writer = LogWriter(self.store, self._count_loss)
-                self._writer.start()
-                atexit.register(self.close)
-            is_alive = self._writer.is_alive()
-            if is_alive:
-                self._writer.queue.put((list(entries), written))
-        if not is_alive:
-            self._count_loss(len(entries))
-            written.set_result(False)
-        return written
-
-    def _count_loss(self, count: int) -> None:
-        """Count entries that could not be written."""
-        with self._lock:
-            self.n_lost += count
-
-    def flush(self) -> None:
-        """Wait until all entries that were logged before this call are written.
-
-        An empty list of entries is queued. When the thread has processed it, all earlier ones are written.
-        """
-        flushed: Future[bool] = Future()
-        with self._lock:
-            writer = self._writer
-            if writer is None or not writer.is_alive():
-                return
-            writer.queue.put(([], flushed))
-        flushed.result()
-
-    def close(self) -> None:
-        """Wait until all entries are written. The log can still be used afterwards."""
-        with self._lock:
-            writer, self._writer = self._writer, None
-        if writer is not None:
-            atexit.unregister(self.close)
-            writer.queue.put(None)
-            writer.join()
-
-
-class LogWriter(threading.Thread):
-    """Thread that writes queued entries to a history of questions. The entry None in the queue stops the thread.
-
-    Errors are logged, not raised, so that a broken log does not stop the pipeline from answering.
-
-    Args:
-        store: The history.
-        on_loss: Called with the number of entries that could not be written.
-    """
-
-    def __init__(self, store: HistoryStore, on_loss: Callable[[int], None] = lambda count: None):
-        super().__init__(name="knowgate-log", daemon=True)
-        self.store = store
-        self._on_loss = on_loss
-        self.queue: queue.SimpleQueue[tuple[list[LogEntry], Future[bool]] | None] = queue.SimpleQueue()
-
-    def run(self) -> None:
-        """Write queued entries until None arrives, then close the connection of this thread.
-
-        Each item of the queue is a list of entries with a future, which receives whether the entries were written.
-        """
-        while (item := self.queue.get()) is not None:
-            entries, future = item
-            is_awaited = future.set_running_or_notify_cancel()  # false if the caller has cancelled the future
-            is_written = self._write(entries)
-            if is_awaited:
-                future.set_result(is_written)
-        close_connection(self.store)
+        return self._writer.submit(self._write, list(entries))
 
     def _write(self, entries: list[LogEntry]) -> bool:
-        """Write entries to the store and return whether that worked."""
+        """Write entries to the history, and return whether that worked. Errors are logged and counted, not raised."""
         try:
             self.store.add(entries)
-        except Exception as error:  # noqa: BLE001 - the thread must survive for later entries
+        except Exception as error:  # noqa: BLE001 - a broken log does not stop the pipeline from answering
             log.warning("Questions could not be logged: %s", error)
-            self._on_loss(len(entries))
+            with self._lock:
+                self.n_lost += len(entries)
             return False
         return True
+
+    def flush(self) -> None:
+        """Wait until all entries that were logged before this call are written."""
+        self._writer.submit(lambda: None).result()
+
+    def close(self) -> None:
+        """Wait until all entries are written, and close the connection. The log can still be used afterwards."""
+        self._writer.submit(close_connection, self.store).result()
 
 
 def close_connection(store: HistoryStore) -> None:

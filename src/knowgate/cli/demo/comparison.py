@@ -7,12 +7,12 @@ again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
-from knowgate.core.text import estimate_tokens, grade_contains
+from knowgate.core.text import grade_contains
 from knowgate.data.questions import load_questions
 from knowgate.gates import load_gate
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
@@ -65,77 +65,39 @@ def build_mode_pipelines(gated: AdaptiveRAG) -> dict[str, AdaptiveRAG]:
     return {**others, GATED: gated}
 
 
-@dataclass(frozen=True)
-class DemoOutcome:
-    """Answer to a message in one mode.
+AnswersByMode = dict[str, Answer]
 
-    Attributes:
-        answer: The answer.
-        rewrite_seconds: Time to rewrite a follow-up as a standalone question.
-    """
 
-    answer: Answer
-    rewrite_seconds: float = 0.0
-
-    @property
-    def is_right(self) -> bool | None:
-        """Whether the answer is right; None for messages without a gold answer, such as greetings."""
-        question = self.answer.question
-        return grade_contains(self.answer.text, question).correct if question.answers else None
-
-    @property
-    def has_searched(self) -> bool:
-        """Whether this mode searched for the message."""
-        return self.answer.decision.retrieve
-
-    @property
-    def seconds(self) -> float:
-        """Time to answer the message, including the rewriting of a follow-up."""
-        return self.answer.seconds["total"] + self.rewrite_seconds
-
-    @property
-    def tokens(self) -> int:
-        """Number of generated tokens, including an unused draft, plus an estimate of the tokens of the passages."""
-        draft = self.answer.draft.n_tokens if self.answer.draft and self.answer.passages else 0
-        passages = sum(estimate_tokens(f"{passage.title} {passage.text}") for passage in self.answer.passages)
-        return draft + self.answer.n_tokens + round(passages)
+def is_right(answer: Answer) -> bool | None:
+    """Return whether an answer is right; None for messages without a gold answer, such as greetings."""
+    return grade_contains(answer.text, answer.question).correct if answer.question.answers else None
 
 
 @dataclass(frozen=True)
-class OutcomeTotals:
+class AnswerTotals:
     """Sums over all answers of one mode.
 
     Attributes:
         right: Number of right answers.
         graded: Number of answers that could be graded.
         searches: Number of searches.
-        tokens: Generated tokens plus tokens of passages.
         seconds: Total time.
     """
 
     right: int
     graded: int
     searches: int
-    tokens: int
     seconds: float
 
 
-OutcomesByMode = dict[str, DemoOutcome]
-
-
-def sum_outcomes(outcomes: Sequence[OutcomesByMode]) -> dict[str, OutcomeTotals]:
-    """Sum the outcomes of all messages for each mode."""
-    return {mode: sum_mode_outcomes([by_mode[mode] for by_mode in outcomes]) for mode in MODES}
-
-
-def sum_mode_outcomes(outcomes: Sequence[DemoOutcome]) -> OutcomeTotals:
-    """Sum the outcomes of one mode."""
-    return OutcomeTotals(
-        right=sum(bool(outcome.is_right) for outcome in outcomes),
-        graded=sum(outcome.is_right is not None for outcome in outcomes),
-        searches=sum(outcome.has_searched for outcome in outcomes),
-        tokens=sum(outcome.tokens for outcome in outcomes),
-        seconds=sum(outcome.seconds for outcome in outcomes),
+def sum_answers(answers: Sequence[Answer]) -> AnswerTotals:
+    """Sum the answers of one mode."""
+    grades = [is_right(answer) for answer in answers]
+    return AnswerTotals(
+        right=grades.count(True),
+        graded=len(grades) - grades.count(None),
+        searches=sum(answer.decision.retrieve for answer in answers),
+        seconds=sum(answer.seconds["total"] for answer in answers),
     )
 
 
@@ -146,32 +108,20 @@ class DemoConversation:
     pipelines: dict[str, AdaptiveRAG]
     conversation: Conversation
 
-    def answer(
-        self, message: Question, on_outcome: Callable[[DemoOutcome], None] = lambda outcome: None
-    ) -> OutcomesByMode:
-        """Answer a message in all modes, and call `on_outcome` with each outcome as soon as it is known.
+    def answer(self, message: Question) -> AnswersByMode:
+        """Answer a message in all modes.
 
         The gated pipeline answers first. The closed-book or open-book answer that it generated is also the answer of the
         mode `never` or `always`. If it did not generate one of them, the pipeline of that mode answers the message.
         """
-        start = time.perf_counter()
         rewritten = self.conversation.rewrite(message.text)
         question = replace(message, text=rewritten.text, meta={**message.meta, **rewritten.meta})
-        rewrite_seconds = time.perf_counter() - start
         rag = self.pipelines[GATED]
         gated = rag.answer(question)
-        answers_from_gated = {  # None for a mode whose answer the gated pipeline did not generate
-            NEVER: extract_closed_book_answer(gated, rag.max_tokens),
-            ALWAYS: extract_open_book_answer(gated),
-            GATED: gated,
-        }
-        outcomes: OutcomesByMode = {}
-        for mode in MODES:
-            answer = answers_from_gated[mode] or self.pipelines[mode].answer(question)
-            outcomes[mode] = DemoOutcome(answer, rewrite_seconds)
-            on_outcome(outcomes[mode])
+        never = extract_closed_book_answer(gated, rag.max_tokens) or self.pipelines[NEVER].answer(question)
+        always = extract_open_book_answer(gated) or self.pipelines[ALWAYS].answer(question)
         self.conversation.remember(gated)
-        return outcomes
+        return {NEVER: never, ALWAYS: always, GATED: gated}
 
 
 def extract_closed_book_answer(gated: Answer, max_tokens: int) -> Answer | None:

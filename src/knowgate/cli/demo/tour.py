@@ -6,14 +6,14 @@ The output fits a terminal of 80 columns.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
 from rich.text import Text
 
-from knowgate.cli.demo import comparison
-from knowgate.cli.progress import show_waiting
+from knowgate.cli.console import inform
+from knowgate.cli.demo import DemoOptions, comparison
 from knowgate.core.display import sanitize_line
 from knowgate.core.schema import read_record
 from knowgate.core.validation import read_json
@@ -26,15 +26,13 @@ from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.builder import build_cached_index
 from knowgate.pipeline.conversation import Conversation
 from knowgate.retrieval import load_retriever
-from knowgate.types import Decision, Question
+from knowgate.types import Answer, Decision, Question
 
 PAGE_WIDTH, INDENT = 80, 2
 MESSAGE_WIDTH, MARK_WIDTH, NAME_WIDTH = 40, 7, 16  # columns of a message, a mark, and a name before a paragraph
 MARKS = {True: ("right", "green"), False: ("wrong", "red"), None: ("-", "dim")}
 PAIR_MODES = {comparison.NEVER: "from memory", comparison.ALWAYS: "after a search"}
-SLOWER_NOTE = (
-    "The gated mode took longer here, because a search was faster than the draft that decides. Try --search-seconds 1."
-)
+SLOWER_NOTE = "The gated mode took longer: a search was faster than the draft that decides. Try --search-seconds 1."
 MAX_BAR_WIDTH = 54  # characters
 POINT_STEP = 2  # the chart shows every second recorded threshold
 NEXT_STEPS = {
@@ -69,54 +67,48 @@ class DemoPage:
         for line in textwrap.wrap(sanitize_line(text), PAGE_WIDTH, initial_indent=prefix, subsequent_indent=indent):
             self.console.print(Text(line, style))
 
-    def print_pair(self, question: Question, outcomes: comparison.OutcomesByMode) -> None:
+    def print_pair(self, question: Question, answers: comparison.AnswersByMode) -> None:
         """Print a question with its answers without and with passages, and the decision of the gate."""
         self.print_paragraph(question.text, style="bold")
         for mode, name in PAIR_MODES.items():
-            mark, style = MARKS[outcomes[mode].is_right]
-            self.print_paragraph(f"{outcomes[mode].answer.text} ({mark})", name, style)
-        decision = outcomes[comparison.GATED].answer.decision
+            mark, style = MARKS[comparison.is_right(answers[mode])]
+            self.print_paragraph(f"{answers[mode].text} ({mark})", name, style)
+        decision = answers[comparison.GATED].decision
         self.print_paragraph(f"{_format_verdict(decision)}: {decision.reason}", "the gate says")
 
-    def print_header(self) -> None:
-        self.console.print(Text(f"{_format_row('message', comparison.MODES)}the gate", "dim"))
+    def print_row(self, message: Question, answers: comparison.AnswersByMode) -> None:
+        """Print a message, whether its answer is right in each mode, and what the gate decided.
 
-    def start_row(self, message: Question) -> None:
-        """Print a message, wrapped in its column, and leave the last line open for `print_mark` and `finish_row`."""
-        *lines, last = textwrap.wrap(sanitize_line(message.text), MESSAGE_WIDTH - 1) or [""]
-        for line in lines:
+        For a follow-up, the standalone question that it was rewritten to is printed, too.
+        """
+        gated = answers[comparison.GATED]
+        *first_lines, last_line = textwrap.wrap(sanitize_line(message.text), MESSAGE_WIDTH - 1) or [""]
+        for line in first_lines:
             self.console.print(Text(f"{'':{INDENT}}{line}"))
-        self.console.print(Text(f"{'':{INDENT}}{last:{MESSAGE_WIDTH}}"), end="")
+        row = Text(f"{'':{INDENT}}{last_line:{MESSAGE_WIDTH}}")
+        for mode in comparison.MODES:
+            mark, style = MARKS[comparison.is_right(answers[mode])]
+            row.append(f"{mark:{MARK_WIDTH}}", style)
+        verdict = f"{_format_verdict(gated.decision)}, {gated.decision.rule or f'{gated.decision.need:.2f}'}"
+        row.append(verdict, "yellow" if gated.decision.retrieve else "green")
+        self.console.print(row)
+        if "asked" in gated.question.meta:  # the original text of a question that was rewritten
+            self.print_paragraph(f"understood as: {gated.question.text}", style="dim")
 
-    def print_mark(self, outcome: comparison.DemoOutcome) -> None:
-        """Print whether an answer is right, in the column of its mode."""
-        mark, style = MARKS[outcome.is_right]
-        self.console.print(Text(f"{mark:{MARK_WIDTH}}", style), end="")
-
-    def finish_row(self, outcomes: comparison.OutcomesByMode) -> None:
-        """Print what the gate decided and, for a follow-up, the standalone question that it was rewritten to."""
-        decision, question = outcomes[comparison.GATED].answer.decision, outcomes[comparison.GATED].answer.question
-        text = f"{_format_verdict(decision)}, {decision.rule or f'{decision.need:.2f}'}"
-        self.console.print(Text(text, "yellow" if decision.retrieve else "green"))
-        if "asked" in question.meta:  # the original text of a question that was rewritten
-            self.print_paragraph(f"understood as: {question.text}", style="dim")
-
-    def print_totals(self, totals: Mapping[str, comparison.OutcomeTotals]) -> None:
-        """Print right answers, searches, tokens and seconds of all modes as a table."""
+    def print_totals(self, totals: Mapping[str, comparison.AnswerTotals]) -> None:
+        """Print right answers, searches and seconds of each mode as a table."""
+        sums = totals.values()
         rows = {
-            f"right answers, of {totals[comparison.GATED].graded}": [
-                f"{totals[mode].right}" for mode in comparison.MODES
-            ],
-            "searches": [f"{totals[mode].searches}" for mode in comparison.MODES],
-            "tokens of passages and answers": [f"{totals[mode].tokens:,}" for mode in comparison.MODES],
-            "seconds": [f"{totals[mode].seconds:.1f}" for mode in comparison.MODES],
+            f"right answers, of {totals[comparison.GATED].graded}": [str(total.right) for total in sums],
+            "searches": [str(total.searches) for total in sums],
+            "seconds": [f"{total.seconds:.1f}" for total in sums],
         }
-        self.console.print(Text(_format_row("in sum", comparison.MODES).rstrip(), "dim"))
+        self.console.print(Text(_format_row("in sum", totals).rstrip(), "dim"))
         for name, cells in rows.items():
             self.console.print(Text(_format_row(name, cells).rstrip(), "bold"))
 
 
-def _format_row(name: str, cells: Sequence[str]) -> str:
+def _format_row(name: str, cells: Iterable[str]) -> str:
     """Format a row of the table: a name, and one cell for each mode."""
     return f"{'':{INDENT}}{name:{MESSAGE_WIDTH}}" + "".join(f"{cell:{MARK_WIDTH}}" for cell in cells)
 
@@ -125,7 +117,7 @@ def _format_verdict(decision: Decision) -> str:
     return "search" if decision.retrieve else "skip"
 
 
-def summarize_totals(totals: Mapping[str, comparison.OutcomeTotals]) -> str:
+def summarize_totals(totals: Mapping[str, comparison.AnswerTotals]) -> str:
     """Summarize how many searches and seconds the gate saved, and how that changed the right answers."""
     always, gated = totals[comparison.ALWAYS], totals[comparison.GATED]
     saved, change = always.searches - gated.searches, gated.right - always.right
@@ -233,88 +225,75 @@ def _format_gain(point: RecordedPoint) -> str:
 # --- tour -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class DemoTour:
-    """The tour of `knowgate demo` with its settings.
+def run_tour(options: DemoOptions, console: Console) -> None:
+    """Load the LLM and print the tour."""
+    page, messages = DemoPage(console), comparison.load_demo_messages(options.limit)
+    conversation = _print_first_question(options, page)
+    page.print_title(f"2. A stream of {len(messages)} messages, as people write them")
+    page.print_paragraph(
+        "These messages are chosen by hand, because the embedded LLM is small and knows little. They illustrate; "
+        f"part 3 measures. Each search waits {_get_wait_seconds(options):g} s, about what a hosted search takes "
+        "(--search-seconds). always: retrieves for every message. gated: a routing rule decides, or the gate retrieves if "
+        "the need is high (0: the LLM knows, 1: it must search). An answer that two modes share is generated once "
+        "and counted in both."
+    )
+    _print_stream(page, conversation, messages)
+    _print_record(page)
+    page.print_title("4. Next")
+    for name, command in NEXT_STEPS.items():
+        page.print_paragraph(command, name)
 
-    Attributes:
-        model: LLM to use.
-        gate: Gate that decides whether to search.
-        threshold: Threshold of the gate; None for its default.
-        limit: Number of messages in the stream; None for all.
-        search_seconds: Seconds that each search waits; None for the default of `knowgate eval`.
-    """
 
-    model: str
-    gate: str = DEFAULT_GATE
-    threshold: float | None = None
-    limit: int | None = None
-    search_seconds: float | None = None
-
-    def run(self, console: Console) -> None:
-        """Load the LLM and print the tour."""
-        page, messages = DemoPage(console), comparison.load_demo_messages(self.limit)
-        conversation = self._print_first_question(page)
-        page.print_title(f"2. A stream of {len(messages)} messages, as people write them")
-        page.print_paragraph(
-            "These messages are chosen by hand, because the embedded LLM is small and knows little. They illustrate; "
-            f"part 3 measures. Each search waits {self._wait_seconds:g} s, about what a hosted search takes "
-            "(--search-seconds). always: retrieves for every message. gated: a routing rule decides, or the gate retrieves if "
-            "the need is high (0: the LLM knows, 1: it must search). An answer that two modes share is generated once "
-            "and counted in both."
-        )
-        _print_stream(page, conversation, messages)
+def run_quick_tour(options: DemoOptions, console: Console) -> None:
+    """Print the first question alone. Where no LLM can run, print the recorded results instead."""
+    page = DemoPage(console)
+    try:
+        _print_first_question(options, page)
+    except MissingExtra as error:
         _print_record(page)
-        page.print_title("4. Next")
-        for name, command in NEXT_STEPS.items():
-            page.print_paragraph(command, name)
+        page.print_paragraph(f"Only recorded results are shown: {error}")
 
-    def run_quick(self, console: Console) -> None:
-        """Print the first question alone. Where no LLM can run, print the recorded results instead."""
-        page = DemoPage(console)
-        try:
-            self._print_first_question(page)
-        except MissingExtra as error:
-            _print_record(page)
-            page.print_paragraph(f"Only recorded results are shown: {error}")
 
-    def _print_first_question(self, page: DemoPage) -> comparison.DemoConversation:
-        """Load the LLM and print one question answered with and without a search. Returns the loaded parts."""
-        with show_waiting(f"Loading {self.model} (takes longest the first time)"):
-            conversation = self._load()
-        page.print_title(f"1. One question, two ways ({self.model}, on this machine)")
-        for question in comparison.load_demo_messages(name=comparison.PAIR_FILE):
-            page.print_pair(question, conversation.answer(question))
-        return conversation
+def _print_first_question(options: DemoOptions, page: DemoPage) -> comparison.DemoConversation:
+    """Load the LLM and print one question answered with and without a search. Returns the loaded parts."""
+    inform(f"Loading {options.model} (takes longest the first time) ...")
+    conversation = _load(options)
+    page.print_title(f"1. One question, two ways ({options.model}, on this machine)")
+    for question in comparison.load_demo_messages(name=comparison.PAIR_FILE):
+        page.print_pair(question, conversation.answer(question))
+    return conversation
 
-    @property
-    def _wait_seconds(self) -> float:
-        return DEFAULT_SEARCH_SECONDS if self.search_seconds is None else self.search_seconds
 
-    def _load(self) -> comparison.DemoConversation:
-        """Load the LLM, the gate and the index.
+def _get_wait_seconds(options: DemoOptions) -> float:
+    """Return how many seconds each search waits."""
+    return DEFAULT_SEARCH_SECONDS if options.search_seconds is None else options.search_seconds
 
-        One decision is made in advance, so that no measured time includes the start of the LLM.
-        """
-        index = load_retriever(str(build_cached_index(comparison.demo_folder() / "handbook", "bm25")))
-        llm = load_model(self.model)
-        gate = default_gate(llm, AnswerPrompts().fingerprint) if self.gate == DEFAULT_GATE else load_gate(self.gate)
-        rag = AdaptiveRAG(
-            llm, gate, comparison.DelayedRetriever(index, self._wait_seconds), threshold=self.threshold, k=2
-        )
-        rag.decide("Who is there?")
-        return comparison.DemoConversation(comparison.build_mode_pipelines(rag), Conversation(rag))
+
+def _load(options: DemoOptions) -> comparison.DemoConversation:
+    """Load the LLM, the gate and the index.
+
+    One decision is made in advance, so that no measured time includes the start of the LLM.
+    """
+    index = load_retriever(str(build_cached_index(comparison.demo_folder() / "handbook", "bm25")))
+    retriever = comparison.DelayedRetriever(index, _get_wait_seconds(options))
+    llm = load_model(options.model)
+    is_default = options.gate == DEFAULT_GATE
+    gate = default_gate(llm, AnswerPrompts().fingerprint) if is_default else load_gate(options.gate)
+    rag = AdaptiveRAG(llm, gate, retriever, threshold=options.threshold, k=2)
+    rag.decide("Who is there?")
+    return comparison.DemoConversation(comparison.build_mode_pipelines(rag), Conversation(rag))
 
 
 def _print_stream(page: DemoPage, conversation: comparison.DemoConversation, messages: Sequence[Question]) -> None:
     """Answer the messages and print a row for each, then the sums of all modes."""
-    page.print_header()
-    outcomes = []
+    page.console.print(Text(f"{_format_row('message', comparison.MODES)}the gate", "dim"))
+    answers: dict[str, list[Answer]] = {mode: [] for mode in comparison.MODES}
     for message in messages:
-        page.start_row(message)
-        outcomes.append(conversation.answer(message, page.print_mark))
-        page.finish_row(outcomes[-1])
-    totals = comparison.sum_outcomes(outcomes)
+        by_mode = conversation.answer(message)
+        page.print_row(message, by_mode)
+        for mode, answer in by_mode.items():
+            answers[mode].append(answer)
+    totals = {mode: comparison.sum_answers(answers[mode]) for mode in comparison.MODES}
     page.print_totals(totals)
     page.print_paragraph(summarize_totals(totals))
 

@@ -1,4 +1,4 @@
-"""`knowgate fit reranker`: train a cross-encoder on preferences, and print its metrics before and after."""
+"""`knowgate prefer` measures which passages help an LLM; `knowgate fit reranker` trains a cross-encoder on that."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from rich.table import Table
+import typer
 
-from knowgate.cli.console import create_console, inform
-from knowgate.cli.options import format_command_line, path_option
+from knowgate.cli.console import inform, print_table
+from knowgate.cli.options import LabelsOption, LangOption, PromptsOption, format_command_line, path_option
 from knowgate.cli.progress import ProgressCallback, show_progress
 from knowgate.core.files import check_replaceable
 from knowgate.core.options import Count, Options, Seed, option
 from knowgate.data.preferences import RANK_METRIC_NAMES, PreferenceFolder, hash_preferences, load_common_settings
 from knowgate.data.questions import load_questions
 from knowgate.errors import BadInput, BadSetting
+from knowgate.models.prompts.answers import load_answer_prompts
 from knowgate.retrieval import load_retriever
 from knowgate.retrieval.rerankers.cross_encoder import RERANKER_MANIFEST
 from knowgate.training import reranker as training
 from knowgate.training import reranker_artifact as artifact
 from knowgate.training.fit_function import FitProgressCallback
+from knowgate.training.preference_run import PreferenceOptions, PreferenceProgress, measure_preferences
 from knowgate.training.reranker_trainer import MINILM, RankingGroup, RerankerTrainingOptions
 
 MIN_USEFUL_QUESTIONS = 100  # with fewer, a reranker learns next to nothing
@@ -31,47 +33,27 @@ PAPER_QUESTIONS = 7_622  # training questions of the CBDR paper
 class FitRerankerOptions(Options):
     """Options of `knowgate fit reranker`."""
 
-    base: str | None = option(
-        None, "Cross-encoder that training starts from: minilm, a folder or a hub name. Default: minilm."
-    )
+    base: str | None = option(None, "Cross-encoder to start from: minilm, a folder or a hub name. Default: minilm.")
     relevance: list[str] | None = option(
-        None,
-        "Questions with gold answers (jsonl:FILE), from which the reranker first learns which passages contain the answer; "
-        "may be repeated. Without preferences this is the only training, and the result can be aligned to an LLM later.",
+        None, "Questions with gold answers (jsonl:FILE), to first learn which passages contain the answer; repeatable."
     )
     relevance_index: str | None = option(
-        None,
-        "Index in which `relevance` finds passages without the answer. Default: the passages of the question set itself.",
+        None, "Index in which `relevance` finds passages without the answer. Default: the passages of the questions."
     )
     limit: Count | None = option(None, "Maximum number of questions to use of each `relevance` set.")
-    temperature: float = option(
-        1.0, "Temperature of the training loss; lower values weigh the hardest passages more.", gt=0
-    )
-    epochs: Count | None = option(
-        None, "Passes over the training questions. Default: 1 for preferences, 2 for `relevance`."
-    )
+    temperature: float = option(1.0, "Temperature of the training loss; lower values weigh the hardest passages more.", gt=0)
+    epochs: Count | None = option(None, "Passes over the questions. Default: 1 for preferences, 2 for `relevance`.")
     batch: Count | None = option(None, "Questions per training step. Default: 8 for preferences, 16 for `relevance`.")
-    learning_rate: float | None = option(
-        None, "Highest learning rate of the training. Default: 6e-5 for preferences, 5e-5 for `relevance`.", gt=0
-    )
+    learning_rate: float | None = option(None, "Highest learning rate. Default: 6e-5, or 5e-5 for `relevance`.", gt=0)
     question_unread: bool = option(
-        False,
-        "Hide the question from the reranker. This control experiment shows how much of the ranking depends on the "
-        "passage alone.",
-        flag="--question-unread",
+        False, "Hide the question, to see how much the ranking depends on passages alone.", flag="--question-unread"
     )
     seed: Seed = option(0, "Random seed of the training.")
     relevance_mix: float = option(
-        0.0,
-        "Relevance examples per question with preferences: the reranker learns both together, so that it does not forget "
-        "which passages contain the answer. They come from `relevance`, or else from the passages of the preferences.",
-        ge=0,
+        0.0, "Relevance examples per question with preferences, so that relevance is not forgotten.", ge=0
     )
     checks: int = option(
-        6,
-        "How often the dev questions are ranked during the training, to keep the weights that rank them best (those of "
-        "the base included). 0 keeps the last weights, as in the paper.",
-        ge=0,
+        6, "How often dev questions are ranked, to keep the best weights. 0 keeps the last, as in the paper.", ge=0
     )
 
     @property
@@ -102,8 +84,7 @@ def fit_reranker_command(
         _fit_relevance(out, options)
     else:
         raise BadSetting(
-            "knowgate fit reranker has nothing to learn from. Give --pref PREF, a folder made by knowgate prefer, or "
-            "--relevance DATA to train a reranker on relevance only."
+            "there is nothing to learn from. Give --pref PREF (made by knowgate prefer) or --relevance DATA."
         )
 
 
@@ -142,10 +123,8 @@ def _fit_relevance(out: Path, options: FitRerankerOptions) -> None:
         )
     data = ", ".join(options.relevance or [])
     artifact.save_relevance(fitted, out, data=data, command=format_command_line())
-    inform(
-        f"Trained on the relevance of {len(groups)} questions in {fitted.log.seconds:.0f} s. Align it to an LLM: "
-        f"knowgate fit reranker --base {out} --pref PREF --out DIR"
-    )
+    inform(f"Trained on the relevance of {len(groups)} questions in {fitted.log.seconds:.0f} s.")
+    inform(f"Align it to an LLM: knowgate fit reranker --base {out} --pref PREF --out DIR")
 
 
 def _load_relevance_groups(options: FitRerankerOptions) -> list[RankingGroup] | None:
@@ -161,8 +140,7 @@ def _load_relevance_groups(options: FitRerankerOptions) -> list[RankingGroup] | 
     if not groups:
         names = ", ".join(options.relevance)
         raise BadInput(
-            f"no question of {names} has a passage that contains its gold answer, so --relevance has nothing to learn "
-            "from. Give other data, or --relevance-index INDEX to search for passages."
+            f"no question of {names} has a passage with its gold answer. Give other data, or --relevance-index INDEX."
         )
     return groups
 
@@ -180,28 +158,72 @@ def _print_result(fitted: training.AlignedReranker, out: Path) -> None:
     """
     if fitted.tested:
         gains = artifact.measure_ranking_gains(fitted)
-        table = Table("measure", "before", "after", "gain, 95 % interval", box=None)
+        rows = []
         for name in RANK_METRIC_NAMES:
-            table.add_row(name, *(gains[part][name].format() for part in ("before", "after", "gain")))
-        create_console(soft_wrap=False).print(table)
+            rows.append((name, *(gains[part][name].format() for part in ("before", "after", "gain"))))
+        print_table(("measure", "before", "after", "gain, 95 % interval"), rows)
     else:
-        inform(
-            "The reranker was not measured on test questions: none has passages of different effect in these folders. "
-            "Measure preferences of test questions (knowgate prefer --split test), then run knowgate eval-rerank."
-        )
+        inform("No test question has passages of different effect, so the reranker was not measured on any.")
+        inform("Measure some: knowgate prefer --split test, then knowgate eval-rerank.")
     if selection := fitted.alignment.selection:
         inform(f"P@1 of {selection.questions} dev questions: {selection.base:.3f} to {selection.chosen:.3f}.")
         if not selection.share:
             inform("The reranker is its base, unchanged. Use preferences of more questions or another --learning-rate.")
-    n_trained, truncated = fitted.alignment.groups, fitted.alignment.cut
+    n_trained = fitted.alignment.groups
     if n_trained < MIN_USEFUL_QUESTIONS:
-        inform(
-            f"The reranker was trained on {n_trained} questions only (the CBDR paper: {PAPER_QUESTIONS:,}). Measure "
-            "preferences of more questions with knowgate prefer."
-        )
-    if truncated.questions or truncated.passages:
-        counts = f"{truncated.questions} questions, {truncated.passages} passages"
-        inform(f"Truncated to the token limits of the paper: {counts}.")
+        counts = f"{n_trained} questions only (the CBDR paper: {PAPER_QUESTIONS:,})"
+        inform(f"The reranker was trained on {counts}. Measure more with knowgate prefer.")
+    inform(f"Reranker aligned on {n_trained} questions, measured on {len(fitted.tested)}.")
+    inform(f"Use it: knowgate ask --rerank {out}")
+
+
+def prefer(
+    labels: LabelsOption,
+    out: Annotated[Path, path_option("PREF", "Folder of the measurements. An interrupted run is continued.")],
+    options: PreferenceOptions,
+    model: Annotated[
+        str | None, typer.Option(help="LLM that answers with each passage. Default: that of the label run.")
+    ] = None,
+    lang: LangOption = None,
+    prompts: PromptsOption = None,
+) -> None:
+    """Measure how each candidate passage changes the LLM's confidence in its answer. `fit reranker` learns from this.
+
+    Run the same command again to continue an interrupted run.
+
+    Example: knowgate prefer --labels run --index my-index --out pref
+    """
+    wording = load_answer_prompts(prompts, lang)
+    try:
+        with show_progress("measuring", "questions") as show:
+            progress = measure_preferences(
+                labels,
+                out,
+                model=model,
+                prompts=wording,
+                options=options,
+                on_progress=lambda state: show(state.done, state.total, _format_speed(state)),
+            )
+    except KeyboardInterrupt:
+        count = len(PreferenceFolder(out).done())
+        inform(f"{count} questions are saved in {out}. Run the same command to continue.")
+        raise
+    _print_summary(progress, out)
+
+
+def _format_speed(progress: PreferenceProgress) -> str:
+    return f"{progress.prompts / progress.seconds:.1f} prompts/s" if progress.seconds else ""
+
+
+def _print_summary(progress: PreferenceProgress, out: Path) -> None:
+    """Print how many questions a reranker can be trained on, why the others are left out, and the next command.
+
+    A reranker learns from questions that have both passages that help the LLM and passages that do not.
+    """
+    inform(f"{progress.kept} of {progress.done} questions have passages that help and passages that do not.")
     inform(
-        f"Reranker aligned on {n_trained} questions, measured on {len(fitted.tested)}. Use it: knowgate ask --rerank {out}"
+        f"Left out: {progress.one_sided} whose passages are all of one kind, {progress.bare} without passages, "
+        f"{progress.failed} failed (see 'error' in the rows)."
     )
+    inform(f"Duplicate passages dropped: {progress.duplicates}; shortened to fit the context window: {progress.cut}.")
+    inform(f"Train a reranker on them: knowgate fit reranker --pref {out} --out DIR")
