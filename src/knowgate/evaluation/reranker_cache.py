@@ -28,10 +28,6 @@ ANSWER_BATCH = 256  # answers generated before they are written
 ProgressCallback = Callable[[int, int], None]
 
 
-def ignore_progress(done: int, total: int) -> None:
-    """Ignore a progress report. The default of progress callbacks."""
-
-
 @dataclass(frozen=True)
 class ValueCache:
     """Key-value cache in a JSONL file with lines such as {"key": "...", "score": 0.5}.
@@ -90,7 +86,7 @@ class CachedAnswerer:
     file: Path
     prompts: AnswerPrompts = field(default_factory=AnswerPrompts)
     max_tokens: int = 32
-    on_progress: ProgressCallback = ignore_progress
+    on_progress: ProgressCallback = lambda done, total: None
 
     def grade_answers(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> FloatArray:
         """Answer and grade questions. Answers in the cache are not generated again.
@@ -153,7 +149,7 @@ class CachedReranker:
 
     reranker: Reranker
     file: Path
-    on_progress: ProgressCallback = ignore_progress
+    on_progress: ProgressCallback = lambda done, total: None
 
     @property
     def name(self) -> str:

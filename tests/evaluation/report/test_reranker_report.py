@@ -1,7 +1,7 @@
 import re
 
 from knowgate.evaluation.report.reranker_report import build_reranker_verdict, write_reranker_page
-from knowgate.evaluation.reranker_comparison import ComparisonSettings, compare_rerankers
+from knowgate.evaluation.reranker_comparison import compare_rerankers
 from tests.evaluation.test_reranker_comparison import ALIGNED, BOTH, Table, answering, held, row
 from tests.support.chromium import needs_browser, open_page
 
@@ -34,9 +34,7 @@ def test_without_a_reranker_nothing_is_recommended():
 
 
 def test_controls_are_never_recommended():
-    verdict = build_reranker_verdict(
-        compare_rerankers([held()], {"aligned": ALIGNED}, settings=ComparisonSettings(controls=True))
-    )
+    verdict = build_reranker_verdict(compare_rerankers([held()], {"aligned": ALIGNED}, controls=True))
     assert verdict.best == "aligned"
 
 
