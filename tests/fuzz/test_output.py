@@ -32,7 +32,6 @@ from knowgate.evaluation.report.html import (
     render_folded_section,
     render_section,
     render_table,
-    render_wide_table,
 )
 from knowgate.models.prompts.answers import AnswerPrompts
 from knowgate.types import Passage, Question
@@ -243,7 +242,7 @@ def test_tables_and_charts_of_a_page_hold_texts_and_data(title, text):
         rows = draw_dot_chart([DotRow(text, 0.1, 0.0, 0.2, title)], title, text)
         parts = [
             render_table(sheet, {text: title}),
-            render_wide_table(sheet, {}),
+            render_table(sheet, {}, "sortable wide"),
             *(render_figure(one, text) for one in (lines, bars, rows)),
         ]
         return render_section("x", title, text, [*parts, render_folded_section("y", title, text, [], text)])

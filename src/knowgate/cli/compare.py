@@ -57,7 +57,7 @@ def compare(
     if as_json:
         print_json({**diff_to_dict(diff), "worse": [each.gate for each in worse]})
     else:
-        print_tables([diff_report.build_short_diff_table(diff)])
+        print_tables([diff_report.build_diff_table(diff, diff_report.select_gates(diff))])
         verdict = diff_report.build_diff_verdict(diff)
         notes = (diff_report.describe_pairing(diff), diff_report.describe_uncompared_gates(diff))
         print_text(" ".join(filter(None, [verdict.headline, verdict.details, *notes])))

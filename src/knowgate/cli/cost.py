@@ -69,17 +69,18 @@ def cost_command(
     used_prices = ASSUMED_PRICES if are_assumed else file_prices.replace(**given)
     logged = read_traffic(parse_log_location(log), gate, arbiter)
     traffic = Traffic(logged.events)
-    comparison = compare_traffic_costs(traffic, _choose_threshold(logged, gate, threshold), used_prices)
+    used_threshold = _choose_threshold(logged, gate, threshold)
+    comparison = compare_traffic_costs(traffic, used_threshold, used_prices)
     if are_assumed and comparison.always.missing_amounts(used_prices):  # a log without tokens: show searches alone
         comparison = replace(comparison, prices=Prices(search=DEFAULT_SEARCH_PRICE))
     if as_json:
-        print_json(_make_record(logged, comparison))
+        print_json(_make_record(logged, comparison, used_threshold))
     else:
         currency = "US dollars" if are_assumed else "the currency of your prices"
         used = filter(None, [gate, *logged.gates, logged.arbiter])
         not_counted = f" {NOT_COUNTED}" if any(map(has_judge, used)) else ""
         print_text(f"{describe_saving(comparison, currency)} {describe_break_even(comparison)}{not_counted}")
-        print_tables([build_cost_table(comparison, currency)])
+        print_tables([build_cost_table(comparison, used_threshold, currency)])
     if are_assumed:
         inform(ASSUMED_PRICES_MESSAGE)
     print_log_summary(logged, traffic)
@@ -96,7 +97,7 @@ def _choose_threshold(log: LoggedTraffic, gate: str | None, threshold: float | N
     return next(iter(named))
 
 
-def build_cost_table(comparison: CostComparison, currency: str) -> TextTable:
+def build_cost_table(comparison: CostComparison, threshold: float, currency: str) -> TextTable:
     """Build the cost table, with one row for always, never and gated retrieval.
 
     A column is left out if its amount is unknown in all rows.
@@ -108,7 +109,7 @@ def build_cost_table(comparison: CostComparison, currency: str) -> TextTable:
     rows = [(name, *_make_cells(cost, comparison.prices)) for name, cost in comparison.policies.items()]
     known = [cells for cells in zip(columns, *rows, strict=True) if set(cells[1:]) != {UNKNOWN_AMOUNT}]
     columns, *rows = zip(*known, strict=True)
-    title = f"Per {COST_QUESTIONS:,} questions, gated at the threshold {comparison.threshold:g}, money in {currency}"
+    title = f"Per {COST_QUESTIONS:,} questions, gated at the threshold {threshold:g}, money in {currency}"
     return TextTable(title, columns, tuple(rows))
 
 
@@ -128,8 +129,7 @@ def _format(amount: float | None, template: str) -> str:
 def describe_saving(comparison: CostComparison, currency: str) -> str:
     """Say what the gate saves, if the costs are known, and how many right answers that costs, if they are graded."""
     always, gated = (cost.money(comparison.prices) for cost in (comparison.always, comparison.gated))
-    skipped = comparison.always.searches - comparison.gated.searches
-    verdict = f"The gate skips {skipped:.0%} of the searches."
+    verdict = f"The gate skips {comparison.searches:.0%} of the searches."
     if always is not None and gated is not None:
         saved = COST_QUESTIONS * (always - gated)
         amount = f"{abs(saved):,.4g}{'' if comparison.prices.include_llm else ' in searches'}"
@@ -182,14 +182,14 @@ def _describe_unpriced_calls(comparison: CostComparison) -> str:
     return f"The money leaves out LLM calls, which have no price: the gate makes {calls}.{limit} {advice}"
 
 
-def _make_record(log: LoggedTraffic, comparison: CostComparison) -> dict[str, Any]:
+def _make_record(log: LoggedTraffic, comparison: CostComparison, threshold: float) -> dict[str, Any]:
     money = {name: cost.money(comparison.prices) for name, cost in comparison.policies.items()}
     return {
         "log": str(log.path),
-        "questions": comparison.n,
+        "questions": len(log.events),
         "gate": ", ".join(log.gates),
         "arbiter": log.arbiter,
-        "threshold": comparison.threshold,
+        "threshold": threshold,
         "prices": comparison.prices.to_dict(),
         "per": COST_QUESTIONS,
         "money": {name: None if amount is None else COST_QUESTIONS * amount for name, amount in money.items()},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -256,5 +257,5 @@ def _make_record(
         "left_out": log.left_out,
         "estimated_prompts": log.n_estimated,
         "prices": prices.to_dict(),
-        "thresholds": [{**result.to_dict(), "mark": names.get(result.threshold, "")} for result in results],
+        "thresholds": [{**asdict(result), "mark": names.get(result.threshold, "")} for result in results],
     }

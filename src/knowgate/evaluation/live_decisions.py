@@ -53,19 +53,6 @@ class LiveOptions(AnswerOptions):
     plug_in: bool = option(False, "Also use gates that were fitted on another LLM than the one that answers.")
 
 
-@dataclass(frozen=True)
-class LiveRuns:
-    """Label runs that were made now.
-
-    Attributes:
-        runs: Folders of the runs.
-        gates: Names under which the decisions of each gate are stored in the runs.
-    """
-
-    runs: list[Path]
-    gates: list[str]
-
-
 def label_and_decide(
     gates: Sequence[str | Gate],
     data: QuestionSource,
@@ -73,10 +60,10 @@ def label_and_decide(
     *,
     options: LiveOptions,
     on_progress: Callable[[LabelProgress], None] = lambda progress: None,
-) -> LiveRuns:
-    """Let the LLM answer questions and gates decide on them, and store both in label runs.
+) -> list[Path]:
+    """Let the LLM answer questions and gates decide on them, and store both in label runs, whose folders are returned.
 
-    Answers and decisions found in `out` are reused.
+    Answers and decisions found in `out` are reused. Decisions are stored under the names of `make_record_names`.
 
     Args:
         gates: Gate specs or gates. 'auto' is left for the evaluation to resolve.
@@ -86,8 +73,8 @@ def label_and_decide(
         on_progress: Called with the progress of labeling.
     """
     sources = split_data_specs(data)
-    names = make_record_names(gates)
-    named_gates = {name: gate for name, gate in zip(names, gates, strict=True) if gate != AUTO_GATES}
+    named_gates = dict(zip(make_record_names(gates), gates, strict=True))
+    named_gates.pop(AUTO_GATES, None)
     model = resolve_model(options.model)
     prompts = load_answer_prompts(options.prompts, model=model)
     decider = LiveDecider.create(named_gates, model, prompts, options)
@@ -105,7 +92,7 @@ def label_and_decide(
         run = label(source, out=folder, model=labeled_model, options=label_options, on_progress=on_progress)
         decider.record(run)
         runs.append(run.path)
-    return LiveRuns(runs, names)
+    return runs
 
 
 def decide_on_runs(gates: Sequence[str | Gate], runs: Sequence[Path], *, options: LiveOptions) -> list[str | Gate]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -86,22 +86,6 @@ class Prices(Options):
         return prices | ({"llm_call": self.llm_call} if "llm_call" in self.model_fields_set else {})
 
 
-def compute_break_even_price(always: float, gated: float, skipped: float) -> float | None:
-    """Return the search price above which a gate is cheaper than always retrieving.
-
-    Solves p + always = (1 - skipped) p + gated for p.
-
-    Args:
-        always: Cost per question of always retrieving, without searches.
-        gated: Cost per question with the gate, without searches.
-        skipped: Searches saved per question.
-
-    Returns:
-        0 if the gate is cheaper at any price, None if it skips nothing.
-    """
-    return max(0.0, (gated - always) / skipped) if skipped > 0 else None
-
-
 @dataclass(frozen=True)
 class PolicyCost:
     """Mean cost per question of always, never or gated retrieval. Amounts that are not recorded are None.
@@ -115,6 +99,7 @@ class PolicyCost:
         calls: Number of LLM calls.
         gained: Share of questions that are answered right because the search is skipped. None if answers are not
             graded.
+        decision_seconds: Time of the gate's decision. None if it was not timed.
     """
 
     searches: float
@@ -124,6 +109,7 @@ class PolicyCost:
     lost: Proportion | None = None
     calls: float | None = None
     gained: Proportion | None = None
+    decision_seconds: float | None = None
 
     @property
     def change(self) -> float | None:
@@ -140,22 +126,6 @@ class PolicyCost:
         if self.missing_amounts(prices):
             return None
         return math.fsum((amount or 0.0) * price for amount, price in self._priced_amounts(prices).values())
-
-    def count_extra_calls(self, always: PolicyCost) -> float | None:
-        """Return the LLM calls per question that this policy makes more than `always`; None if unknown."""
-        return None if self.calls is None or always.calls is None else self.calls - always.calls
-
-    def break_even(self, always: PolicyCost, prices: Prices) -> float | None:
-        """Return the search price above which this policy is cheaper than `always`, the policy that always retrieves.
-
-        None if this policy skips nothing, if costs are unknown, or if it may make more LLM calls, whose price is unknown.
-        """
-        always_money, own_money = always.money_without_searches(prices), self.money_without_searches(prices)
-        extra_calls = self.count_extra_calls(always)
-        may_call_more = extra_calls is None or extra_calls > 0
-        if always_money is None or own_money is None or (may_call_more and not prices.include_llm):
-            return None
-        return compute_break_even_price(always_money, own_money, always.searches - self.searches)
 
     def missing_amounts(self, prices: Prices) -> list[str]:
         """List the names of prices above 0 whose amounts are unknown."""
@@ -258,10 +228,6 @@ class ReplayResult:
     risks: dict[str, Proportion]
     known: int = 0
     has_evidence: bool = True
-
-    def to_dict(self) -> dict[str, Any]:
-        """Convert to plain data."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

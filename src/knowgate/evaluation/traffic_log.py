@@ -270,17 +270,26 @@ def read_label_run_traffic(path: Path, gate: str, arbiter: str | None = None) ->
     lengths = np.array([_count_known_tokens(row.closed) for row in table.rows])
     draft_tokens = (np.minimum(lengths, limit) if has_draft else np.zeros_like(lengths)) + scores.extra_tokens
     seconds_per_token = _get_seconds_per_token(path)
-    grades = zip(table.closed_right, table.always_right, choices.right if choices else table.always_right, strict=True)
+    given_right = choices.right if choices else table.always_right  # whether the answer given after a search is right
     events = []
-    for row, need, draft, right in zip(table.rows, scores.needs, draft_tokens, grades, strict=True):
-        event = _make_graded_event(row, float(need), float(draft), seconds_per_token)
+    for index, row in enumerate(table.rows):
+        event = _make_graded_event(row, float(scores.needs[index]), float(draft_tokens[index]), seconds_per_token)
         if table.open_right is not None:
-            event = replace(event, loses_answer=bool(right[2] and not right[0]), right=right)
+            closed, opened, given = (
+                bool(right[index]) for right in (table.closed_right, table.open_right, given_right)
+            )
+            event = replace(event, loses_answer=given and not closed, right=(closed, opened, given))
         events.append(replace(event, extra_calls=scores.calls, has_draft=has_draft))
-    log = LoggedTraffic(path, events, left_out=Counter(left_out), own_threshold=scores.threshold)
-    log.arbiter, log.n_estimated = choices.name if choices else "", int(table.has_text.sum())
-    log.gates[scores.name] = log.models[str(table.settings["model"])] = len(events)
-    return log
+    return LoggedTraffic(
+        path,
+        events,
+        gates=Counter({scores.name: len(events)}),
+        models=Counter({str(table.settings["model"]): len(events)}),
+        left_out=Counter(left_out),
+        own_threshold=scores.threshold,
+        n_estimated=int(table.has_text.sum()),
+        arbiter=choices.name if choices else "",
+    )
 
 
 def _get_seconds_per_token(path: Path) -> float:

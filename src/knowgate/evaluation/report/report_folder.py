@@ -73,7 +73,7 @@ def build_summary(evaluation: Evaluation, options: ReportOptions) -> dict[str, A
     verdict = build_verdict(evaluation, options, options.max_loss)
     return {
         "recommendation": {**recommendation_to_dict(verdict.recommendation), "verdict": verdict.label},
-        "savings": verdict.savings.to_dict() if verdict.recommendation.is_positive else None,
+        "savings": verdict.costs.to_dict() if verdict.recommendation.is_positive else None,
         **evaluation_to_dict(evaluation),
     }
 
