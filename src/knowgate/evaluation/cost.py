@@ -17,7 +17,15 @@ from knowgate.core.display import UNKNOWN_AMOUNT
 from knowgate.core.options import Options, option, read_options
 from knowgate.core.validation import parse_toml, read_text
 from knowgate.data.runs.table import LabelTable
-from knowgate.evaluation.replay import CLOSED_ONLY, PolicyCost, Price, Prices, Traffic, measure_cost
+from knowgate.evaluation.replay import (
+    PolicyCost,
+    Price,
+    Prices,
+    Traffic,
+    measure_always_cost,
+    measure_gated_cost,
+    measure_never_cost,
+)
 from knowgate.gates.offline_scoring import TableScores
 from knowgate.stats.metrics import BoolArray
 
@@ -132,14 +140,8 @@ def compare_traffic_costs(traffic: Traffic, threshold: float, prices: Prices) ->
         threshold: The gate retrieves for questions whose need, a score from 0 to 1, is above it.
         prices: Prices of searches, tokens and GPU time.
     """
-    retrieve = traffic.needs > threshold
-    return CostComparison(
-        # Without a gate, every question costs the same recorded stage: the answer with or without passages.
-        always=measure_cost(traffic, np.ones_like(retrieve), stage="opened"),
-        never=measure_cost(traffic, np.zeros_like(retrieve), stage=CLOSED_ONLY),
-        gated=measure_cost(traffic, retrieve, stage=None),
-        prices=prices,
-    )
+    gated = measure_gated_cost(traffic, traffic.needs > threshold)
+    return CostComparison(measure_always_cost(traffic), measure_never_cost(traffic), gated, prices)
 
 
 # --- label runs -----------------------------------------------------------------------------------

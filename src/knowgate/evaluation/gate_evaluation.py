@@ -123,7 +123,7 @@ def evaluate(
     Example:
         >>> evaluate(["my-gate", "logprob:mean"], "runs/test")  # doctest: +SKIP
     """
-    gate_list: Sequence[GateLike] = gates if isinstance(gates, list | tuple) else [gates]  # type: ignore[list-item]
+    gate_list: Sequence[Any] = gates if isinstance(gates, list | tuple) else [gates]
     named: list[str | Gate] = [str(gate) if isinstance(gate, Path) else gate for gate in gate_list]
     _check_source(named, runs, data, options)
     scored: Sequence[str | Gate] = named  # if the LLM decides now: the names under which its decisions are stored

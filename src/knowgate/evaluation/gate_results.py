@@ -348,13 +348,16 @@ def group_into_cells(outcomes: GradedNeeds) -> QuestionCells:
     """Group questions into cells: questions of nearly equal need (level) with the same two grades share a cell."""
     level = _assign_need_levels(outcomes)
     opened = False if outcomes.opened is None else outcomes.opened
-    # The code of a cell is 4 * level + 2 * closed + opened. Sorting numbers is faster than sorting triples.
+    # Each combination of level and grades has a number of its own.
     codes = 4 * level.astype(np.int64) + 2 * outcomes.closed + opened
     cell_codes, cell_of_question = np.unique(codes, return_inverse=True)
-    cell_levels, cell_grades = np.divmod(cell_codes, 4)
-    cell_closed, cell_opened = cell_grades >= 2, None if outcomes.opened is None else cell_grades % 2 == 1
-    cell_needs = _compute_level_means(outcomes.needs, level)[cell_levels]
-    as_questions = GradedNeeds(cell_needs, outcomes.threshold, cell_closed, cell_opened)
+    level_means = _compute_level_means(outcomes.needs, level)
+    as_questions = GradedNeeds(
+        needs=level_means[cell_codes // 4],
+        threshold=outcomes.threshold,
+        closed=cell_codes % 4 >= 2,
+        opened=None if outcomes.opened is None else cell_codes % 2 == 1,
+    )
     return QuestionCells(as_questions, cell_of_question.astype(np.int32))
 
 

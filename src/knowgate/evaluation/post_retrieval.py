@@ -206,7 +206,9 @@ def judge_passages(table: LabelTable, spec: str) -> BoolArray:
         BadSetting: The gate cannot judge passages, was fitted on these rows, or the rows hold no texts.
     """
     check_unseen(table, _parse_judge_spec(spec).folder)
-    judge = _load_judge(spec)
+    judge = load_gate(spec, plug_in=True).passage_filter
+    if judge is None:
+        raise BadSetting(f"second_look={spec!r} cannot tell if passages help. Fit a gate that can: `knowgate fit kbm`")
     useful = np.zeros(len(table.rows), dtype=bool)
     for run in table.split_by_run():
         rows = list(table.subset(run.numbers).rows)
@@ -218,14 +220,6 @@ def judge_passages(table: LabelTable, spec: str) -> BoolArray:
 def _parse_judge_spec(spec: str) -> FittedGateSpec:
     """Split 'FOLDER,verdict=own' into the folder of the judge and its rule; a plain folder has the default rule."""
     return parse_fitted_spec(spec) or FittedGateSpec(spec)
-
-
-def _load_judge(spec: str) -> PassageFilter:
-    """Load a judge of passages; raises BadSetting if the gate cannot judge passages."""
-    judge = load_gate(spec, plug_in=True).passage_filter
-    if judge is None:
-        raise BadSetting(f"second_look={spec!r} cannot tell if passages help. Fit a gate that can: `knowgate fit kbm`")
-    return judge
 
 
 def judge_run_passages(run: Path, rows: Sequence[LabelRow], spec: str, judge: PassageFilter) -> dict[str, bool]:

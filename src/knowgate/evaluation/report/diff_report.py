@@ -12,7 +12,6 @@ from knowgate.core.files import write_text
 from knowgate.evaluation.evaluation_diff import EvaluationDiff, GateDiff
 from knowgate.evaluation.gate_comparison import format_estimate
 from knowgate.evaluation.report import html
-from knowgate.evaluation.report.charts import DotRow, draw_dot_chart
 from knowgate.stats.bootstrap import Estimate
 from knowgate.stats.proportions import format_percent_estimate, format_points_estimate
 
@@ -131,7 +130,6 @@ def build_sides_table(diff: EvaluationDiff) -> TextTable:
     ]
     if first.arbiter or second.arbiter:
         rows.append(("arbiter", first.arbiter or "none", second.arbiter or "none"))
-    rows.append(("gates only there", ", ".join(diff.only_first) or "none", ", ".join(diff.only_second) or "none"))
     return TextTable("What is compared", ("", "A", "B"), tuple(rows))
 
 
@@ -145,33 +143,14 @@ def write_diff_page(diff: EvaluationDiff, out: Path) -> None:
 
 
 def build_diff_sections(diff: EvaluationDiff) -> Iterator[str]:
-    """Build the sections of the HTML page that compares two evaluations: the verdict, a chart and the tables."""
+    """Build the sections of the HTML page that compares two evaluations: the verdict, the tables and definitions."""
     verdict = build_diff_verdict(diff)
     sentences = " ".join([verdict.details, describe_pairing(diff), describe_uncompared_gates(diff)])
     yield html.render_verdict(verdict.level, DIFF_LABELS[verdict.level], verdict.headline, sentences)
-    yield _build_chart_section(diff)
     sides = html.render_table(build_sides_table(diff), css_class="text")
     yield html.render_section("sides", "What is compared", "", [sides])
     table = html.render_table(build_diff_table(diff, diff.gates), DIFF_DEFINITIONS, "sortable wide", diff.watched)
     intro = "Click a column header to sort. The gates that count are highlighted."
-    yield html.render_folded_section("gates", "All gates", intro, [table], f"{len(diff.gates)} on both sides")
+    yield html.render_section("gates", "What changed", intro, [table])
     definitions = html.render_definitions("Definitions", DIFF_DEFINITIONS)
     yield html.render_folded_section("how", "How every number is computed", "", [definitions])
-
-
-def _build_chart_section(diff: EvaluationDiff) -> str:
-    """Build the section with a chart of the changes of accuracy."""
-    intro = "Accuracy of B minus that of A, with 95 % intervals: the gates that count, then those that changed most."
-    rows = []
-    for gate in select_gates(diff):
-        change = gate.changes.get("accuracy")
-        if change is not None and change.difference.value is not None:
-            difference = change.difference
-            tooltip = f"{gate.gate}: {format_points_estimate(difference)} points"
-            rows.append(DotRow(gate.gate, change.difference.value, difference.low, difference.high, tooltip))
-    title = "Accuracy, B minus A"
-    if rows:
-        content = html.render_figure(draw_dot_chart(rows, title, "points, B minus A"), title)
-    else:
-        content = html.render_remark("No gate has answers with and without passages on both sides.")
-    return html.render_section("picture", "What changed", intro, [content])

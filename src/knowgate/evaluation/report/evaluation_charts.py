@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -11,14 +11,13 @@ from knowgate.core.chart import Axis, ChartPoint, fit_axis
 from knowgate.core.display import format_percent
 from knowgate.evaluation.gate_comparison import Evaluation
 from knowgate.evaluation.gate_results import GateResult
-from knowgate.evaluation.recommendation import Recommendation, SliceChange
+from knowgate.evaluation.recommendation import Recommendation
 from knowgate.evaluation.report import charts
 from knowgate.evaluation.report.charts import (
     SMALL_HEIGHT,
     SMALL_WIDTH,
     Bar,
     BarGroup,
-    DotRow,
     PlotArea,
     PlotLine,
     PlotMark,
@@ -26,7 +25,6 @@ from knowgate.evaluation.report.charts import (
 from knowgate.gates import GATES
 from knowgate.stats.bootstrap import estimate_mean
 from knowgate.stats.metrics import BoolArray
-from knowgate.stats.proportions import format_points_estimate
 
 FINE_STEPS, COARSE_STEPS = 60, 30  # points of a visible line, and of a hidden one
 BIN_COUNT = 10
@@ -158,16 +156,6 @@ def _make_end_mark(evaluation: Evaluation, name: str, rate: float) -> PlotMark:
     """Make the dot of never or always retrieving (`name`) at its retrieval rate."""
     accuracy = evaluation.gate(name).measures["accuracy"].value or 0.0
     return PlotMark(ChartPoint(rate, accuracy), f"{name} retrieve: {format_percent(accuracy)}", label=name)
-
-
-def draw_slice_chart(slices: Sequence[SliceChange]) -> str:
-    """Draw the change of accuracy against always retrieving, for each group of questions, such as a language."""
-    rows = []
-    for part in slices:
-        tooltip = f"{part.name}: {format_points_estimate(part.change)} points, n = {part.n}"
-        rows.append(DotRow(part.name, part.change.value or 0.0, part.change.low, part.change.high, tooltip))
-    title = "Accuracy against always retrieving, by part"
-    return charts.draw_dot_chart(rows, title, "points against always retrieving")
 
 
 # --- calibration ----------------------------------------------------------------------

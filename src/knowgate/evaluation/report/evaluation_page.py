@@ -41,22 +41,13 @@ def write_evaluation_page(
         assumptions: Prices and times for savings.
         max_loss: Share of the answers that skipping searches may cost.
     """
-    n = len(evaluation.table.rows)
-    subtitle = f"{evaluation.table.settings['model']}, {n:,} question{'s' if n != 1 else ''}"
-    sections = list(build_evaluation_sections(evaluation, assumptions or CostAssumptions(), max_loss))
+    subtitle = f"{evaluation.table.settings['model']}, {len(evaluation.table.rows):,} questions"
+    sections = list(_build_sections(evaluation, assumptions or CostAssumptions(), max_loss))
     write_text(out, html.render_page("Which gate to use", subtitle, sections))
 
 
-def build_evaluation_sections(
-    evaluation: Evaluation, assumptions: CostAssumptions, max_loss: float = recommendation.MAX_LOSS
-) -> Iterator[str]:
-    """Build the sections of the HTML report of an evaluation: the verdict and a chart first, then the details.
-
-    Args:
-        evaluation: Evaluated gates.
-        assumptions: Prices and times for savings.
-        max_loss: Share of the answers that skipping searches may cost.
-    """
+def _build_sections(evaluation: Evaluation, assumptions: CostAssumptions, max_loss: float) -> Iterator[str]:
+    """Build the sections of the HTML report of an evaluation: the verdict and a chart first, then the details."""
     verdict = build_verdict(evaluation, assumptions, max_loss)
     policy = charts.select_policy(evaluation, verdict.recommendation)
     yield html.render_cautions(evaluation.table.list_caveats())
@@ -177,7 +168,7 @@ def _build_policy_slice_section(evaluation: Evaluation, policy: HighlightedPolic
     title = "Where it helps and hurts"
     intro = (
         f"How skipping searches with {policy.name} changes accuracy in each part of the questions, including those it "
-        "was chosen on. Left of the line, answers are lost."
+        "was chosen on. Below 0, answers are lost."
     )
     changes = policy.right.astype(float) - evaluation.table.always_right
     slices = recommendation.measure_slice_changes(evaluation, changes, MIN_SLICE_QUESTIONS)
@@ -188,9 +179,8 @@ def _build_policy_slice_section(evaluation: Evaluation, policy: HighlightedPolic
         "n": lambda part: str(part.n),
         "change in points": lambda part: format_points_estimate(part.change),
     }
-    figure = html.render_figure(charts.draw_slice_chart(slices), "Change against always retrieving")
-    table = html.render_table(TextTable.build("By part", slices, columns))
-    return html.render_section("where", title, intro, [figure, table])
+    table = TextTable.build("Accuracy against always retrieving, by part", slices, columns)
+    return html.render_section("where", title, intro, [html.render_table(table)])
 
 
 def _build_examples_section(evaluation: Evaluation, policy: HighlightedPolicy) -> str:

@@ -12,13 +12,11 @@ from typing import Literal
 
 from knowgate.core.display import format_percent, format_points
 from knowgate.core.files import write_text
-from knowgate.evaluation.rankers import NO_PASSAGES, RETRIEVER, RankerMeasures
+from knowgate.evaluation.rankers import RETRIEVER
 from knowgate.evaluation.report import html
-from knowgate.evaluation.report.charts import DotRow, draw_dot_chart
 from knowgate.evaluation.report.evaluation_verdict import LEVEL_LABELS, format_interval
 from knowgate.evaluation.reranker_comparison import RerankerComparison, build_reranker_tables, is_reranker
 from knowgate.stats.bootstrap import Estimate
-from knowgate.stats.proportions import format_points_estimate
 
 MAIN_MEASURE = "P@1"
 RERANKER_DEFINITIONS = html.load_texts("reranker")
@@ -111,38 +109,11 @@ def write_reranker_page(comparison: RerankerComparison, out: Path) -> None:
 
 
 def build_reranker_sections(comparison: RerankerComparison) -> Iterator[str]:
-    """Build the sections of the HTML page that compares rerankers: the verdict, charts, tables and definitions."""
+    """Build the sections of the HTML page that compares rerankers: the verdict, tables and definitions."""
     verdict = build_reranker_verdict(comparison)
     yield html.render_verdict(verdict.level, LEVEL_LABELS[verdict.level], verdict.headline, " ".join(verdict.sentences))
-    yield _build_chart_section(comparison)
     tables = [html.render_table(table) for table in build_reranker_tables(comparison)]
     intro = "Shares with 95 % intervals, then paired differences."
-    yield html.render_folded_section("tables", "All numbers", intro, tables)
+    yield html.render_section("tables", "What reranking changes", intro, tables)
     definitions = html.render_definitions("Definitions", RERANKER_DEFINITIONS)
     yield html.render_folded_section("how", "How every number is computed", "", [definitions])
-
-
-def _build_chart_section(comparison: RerankerComparison) -> str:
-    """Build the section with charts of each ranker against the retriever."""
-    intro = "Each ranker against the retriever's own order, on the same questions. Right of the line is better."
-    figures = []
-    for source, result in comparison.rankings.items():
-        title = f"A passage that helps comes first ({MAIN_MEASURE}): preferences by {source}"
-        figures.append(_draw_differences(result.measures, MAIN_MEASURE, title))
-    for (llm, data), measures in comparison.answers.items():
-        for shown in measures.values:
-            figures.append(_draw_differences(measures, shown, f"Right answers of {llm} to {data}, {shown}"))
-    content = html.render_pair([figure for figure in figures if figure])
-    return html.render_section("picture", "What reranking changes", intro, [content])
-
-
-def _draw_differences(measures: RankerMeasures, measure: str, title: str) -> str:
-    """Draw each ranker's difference to the retriever as a figure. Empty if there is none."""
-    rows = [
-        DotRow(name, change.value, change.low, change.high, f"{name}: {format_points_estimate(change)} points")
-        for name, change in measures.differences[RETRIEVER][measure].items()
-        if change.value is not None and name != NO_PASSAGES
-    ]
-    if not rows:
-        return ""
-    return html.render_figure(draw_dot_chart(rows, title, "points against the retriever's order"), title)
