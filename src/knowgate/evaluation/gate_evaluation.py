@@ -25,14 +25,13 @@ from knowgate.evaluation.live_decisions import (
 from knowgate.evaluation.post_retrieval import evaluate_cascade, evaluate_second_look, judge_passages
 from knowgate.evaluation.recommendation import recommend
 from knowgate.evaluation.replay import Price
-from knowgate.evaluation.retrieval_actions import ActionResult, evaluate_actions
+from knowgate.evaluation.retrieval_actions import evaluate_actions
 from knowgate.gates.arbiters.offline_arbitration import arbitrate, get_arbiter_folder
 from knowgate.gates.arbiters.policy_arbiter import NO_ARBITER, get_policy_arbiter
 from knowgate.gates.fitted_gate import get_gate_name, has_judge
 from knowgate.gates.offline_scoring import TableScores, drop_seen_rows, save_scores, score_gates
 from knowgate.labels.run import LabelProgress
 from knowgate.stats.bootstrap import DEFAULT_RESAMPLES, Bootstrap
-from knowgate.stats.metrics import BoolArray
 from knowgate.training.topics import TOPICS_HELP, measure_topics
 from knowgate.types import Gate
 
@@ -197,30 +196,14 @@ def _evaluate_runs(
     evaluation = replace(evaluation, guarantees=guarantees, with_judge=with_judge)
     if options.price_search is not None:
         once_right = choices.right if choices else table.always_right
-        actions = _evaluate_priced_actions(table, scores, once_right, options, bootstrap)
+        price = options.price_search / options.price_wrong
+        actions = evaluate_actions(table, _add_baselines(table, scores, []), once_right, price, bootstrap)
         evaluation = replace(evaluation, actions=actions)
     if options.second_look is not None:
         gates = _add_baselines(table, scores, ["never", "always"])
         useful = judge_passages(table, str(options.second_look))
         evaluation = replace(evaluation, second_looks=evaluate_second_look(table, gates, useful, bootstrap))
     return evaluation if options.topics is None else _add_topics(evaluation, options.topics)
-
-
-def _evaluate_priced_actions(
-    table: LabelTable,
-    scores: Sequence[TableScores],
-    once_right: BoolArray,
-    options: EvaluateOptions,
-    bootstrap: Bootstrap,
-) -> list[ActionResult]:
-    """Measure gates that choose between no search, one and several, if a search costs a share of a wrong answer.
-
-    `once_right` says whether the answer to each question after one search is right.
-    """
-    price = (options.price_search or 0.0) / options.price_wrong
-    option = "price_wrong" if "price_wrong" in options.model_fields_set else "price_search"
-    gates = _add_baselines(table, scores, [])
-    return evaluate_actions(table, gates, once_right, price, bootstrap, option=option)
 
 
 def _add_topics(evaluation: Evaluation, topics: str) -> Evaluation:

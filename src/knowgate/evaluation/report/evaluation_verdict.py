@@ -17,7 +17,7 @@ from knowgate.evaluation.cost import (
     format_price,
 )
 from knowgate.evaluation.gate_comparison import Evaluation
-from knowgate.evaluation.recommendation import FOLDS, MIN_QUESTIONS, MIN_SKIPPED, Z_CERTAIN, Recommendation, recommend
+from knowgate.evaluation.recommendation import FOLDS, MIN_QUESTIONS, Z_CERTAIN, Recommendation, recommend
 from knowgate.evaluation.replay import PolicyCost
 from knowgate.gates.artifacts.drift import format_far_warning
 from knowgate.stats.bootstrap import Estimate
@@ -39,7 +39,6 @@ UNPAID_LEVELS = {"use": "saves", "try": "may-save"}
 CHANCE_COUNTS = {"use": 3, "try": 108}
 NOT_COUNTED = "Not counted: running the judge."
 LOW_KNOWN_SHARE = 0.15  # if the LLM knows fewer questions, there is little to skip
-LOW_AUROC = 0.65  # a gate with less hardly tells known from unknown questions
 MAX_LISTED_SLICES = 3
 
 
@@ -328,20 +327,14 @@ def _explain_no_gate(recommendation: Recommendation, evaluation: Evaluation) -> 
 
 
 def _find_reason(recommendation: Recommendation, evaluation: Evaluation) -> str:
-    """Say why no gate is worth using: the LLM knows too little, or the gates do not tell what it knows."""
+    """Say why no gate is worth using: the LLM knows too little, or no gate is shown to tell what it knows."""
     known_share = float(evaluation.table.closed_right.mean())
     known = format_percent(known_share)
-    aurocs = [gate.measures["auroc"].value or 0.0 for gate in evaluation.ranking_gates]
     if known_share < LOW_KNOWN_SHARE:
         return f"The LLM answers only {known} of these questions right without passages, so there is little to skip."
-    knows = f"The LLM knows {known} of these questions, but"
-    if max(aurocs) < LOW_AUROC:
-        return f"{knows} no gate tells which: the best AUROC is {max(aurocs):.2f}."
-    if (recommendation.held_out_skipped.value or 0.0) >= MIN_SKIPPED and not recommendation.beats_chance:
-        return f"{knows} no gate is shown to choose the searches to skip better than chance."
     return (
-        f"{knows} {recommendation.n} questions do not show that a threshold skips enough and loses at most "
-        f"{format_point_count(recommendation.max_loss)} on new questions. Label more questions."
+        f"The LLM knows {known} of these questions, but {recommendation.n} questions do not show that a gate chooses the "
+        f"searches to skip better than chance and loses at most {format_point_count(recommendation.max_loss)}."
     )
 
 
