@@ -43,7 +43,6 @@ class RowCounts:
         reasons: The most frequent errors as (message, count).
         without_gold: Number of questions without gold answers.
         with_open: Number of questions with an open-book answer.
-        with_mask: Number of questions answered with masked passages.
         guarded: Number of answers graded as wrong because they only repeat the question.
         unparsable: Number of judge verdicts that could not be parsed.
         cut: Number of questions whose passages were shortened to fit the context window.
@@ -56,7 +55,6 @@ class RowCounts:
     reasons: tuple[tuple[str, int], ...]
     without_gold: int
     with_open: int
-    with_mask: int
     guarded: int
     unparsable: int
     cut: int
@@ -201,7 +199,6 @@ def measure_boundary(rows: Iterable[LabelRow]) -> KnowledgeBoundary:
         reasons=tuple(errors.most_common(MAX_ERROR_KINDS)),
         without_gold=sum(not fact.has_gold for fact in facts),
         with_open=sum(fact.has_open_answer for fact in facts),
-        with_mask=sum(fact.is_mask is not None for fact in facts),
         guarded=counts["guarded"],
         unparsable=counts["unparsable"],
         cut=counts["cut"],
