@@ -286,8 +286,9 @@ def _boundary_tables() -> Iterator[str]:
             boundary_tables.build_accuracy_table(reports),
             boundary_tables.build_correlation_table(reports),
         ]
-        for side in ("closed", *boundary_tables.list_sampled_sides(reports)):
-            tables += [boundary_tables.build_effect_table(reports, indicator, side) for indicator in INDICATORS]
+        for side in boundary_tables.SIDE_NAMES:
+            if boundary_tables.has_effects(reports, side):
+                tables += [boundary_tables.build_effect_table(reports, indicator, side) for indicator in INDICATORS]
         tables += [
             boundary_tables.build_saving_table(reports, "mastery"),
             boundary_tables.build_copy_rate_table(reports),

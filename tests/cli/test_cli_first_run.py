@@ -61,11 +61,6 @@ def test_the_same_command_without_a_word_continues(call: Call, lamps: Path):
     assert "Continuing in knowgate-start." in outcome.err
 
 
-def test_what_changed_is_said(call: Call, lamps: Path):
-    started(call)
-    assert "Changed since: --count was '100', now '30'." in call("start", "--count", 30).err
-
-
 def test_nothing_is_asked_where_nobody_sits_at_a_terminal(call: Call, lamps: Path):
     outcome = call("start", stdin=b"lamps\n")
     assert outcome.code == 1

@@ -201,7 +201,10 @@ def test_gates_are_timed_side_by_side(logged, capsys):
     [
         (["list", "--history", "none.db"], "there is no log 'none.db'"),
         (["forget", "--history", "log.db"], "--contains TEXT or --id NUMBER"),
-        (["add", "Q?", "--label", "maybe", "--history", "log.db"], "label is 'maybe', not one of known, unknown, time-sensitive"),
+        (
+            ["add", "Q?", "--label", "maybe", "--history", "log.db"],
+            "label is 'maybe', not one of known, unknown, time-sensitive",
+        ),
         (["import", "R", "--rule", "most", "--history", "log.db"], "it must be 'all', 'greedy' or 'majority'"),
         (["prune", "--model-fingerprint", "x", "--history", "log.db"], "give both"),
     ],

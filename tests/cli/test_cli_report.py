@@ -53,6 +53,5 @@ def test_a_run_without_rows_is_rejected(tmp_path):
 def test_the_summary_and_the_next_command_are_printed_last(tmp_path):
     path = write_run(tmp_path / "a", varied_rows(12))
     result = run(path, "--no-html")
-    assert result.stdout.splitlines()[0].startswith("fake: 50.0 % right from memory, ")
     assert result.stdout.splitlines()[-1].startswith("fake knows 50.0 % of these questions by itself.")
     assert result.stderr.endswith(f"knowgate eval --labels {path} --out DIR\n")

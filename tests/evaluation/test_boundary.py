@@ -37,22 +37,22 @@ def test_without_gold_answers_there_is_certainty_but_no_mastery():
     ungraded = row("a", side(None, None, 0.5), side(None, None, 0.9), answers=())
     result = measure_boundary([ungraded, row("b", side(True, 0.9, 0.7), side(True, 1.0, 1.0))])
     assert result.counts.without_gold == 1
-    assert sum(item.n for item in result.effects["mastery"]) == 1
-    assert sum(item.n for item in result.effects["certainty"]) == 2
+    assert sum(item.n for item in result.effects["closed"]["mastery"]) == 1
+    assert sum(item.n for item in result.effects["closed"]["certainty"]) == 2
     assert result.accuracy.closed.n == 1
 
 
 def test_intervals_exclude_their_upper_end_except_the_last():
     values = [0.0, 0.199, 0.2, 0.6, 0.8, 1.0]
     result = measure_boundary([row(str(value), side(True, value), side(True, value)) for value in values])
-    assert [item.n for item in result.effects["mastery"]] == [2, 1, 0, 1, 2]
+    assert [item.n for item in result.effects["closed"]["mastery"]] == [2, 1, 0, 1, 2]
 
 
 @pytest.mark.parametrize("correct", range(31))
 def test_a_share_on_a_border_lies_in_the_upper_interval(correct):
     value = round(correct / 30, 6)
     result = measure_boundary([row("a", side(True, value), side(True, value))])
-    assert [item.n for item in result.effects["mastery"]].index(1) == min(4, correct // 6)
+    assert [item.n for item in result.effects["closed"]["mastery"]].index(1) == min(4, correct // 6)
 
 
 def test_effects_are_counted_per_interval_of_each_indicator():
@@ -61,7 +61,7 @@ def test_effects_are_counted_per_interval_of_each_indicator():
         row("b", side(False, 0.1, 0.9), side(True, 0.1, 1.0)),
         row("c", side(False, 0.1, 0.3), side(True, 0.0, 0.3)),
     ]
-    effects = measure_boundary(rows).effects
+    effects = measure_boundary(rows).effects["closed"]
     assert dataclasses.astuple(effects["mastery"][0]) == (0.0, 0.2, 1, 1, 1)
     assert dataclasses.astuple(effects["certainty"][4]) == (0.8, 1.0, 1, 0, 1)
     assert dataclasses.astuple(effects["certainty"][1]) == (0.2, 0.4, 0, 1, 0)
@@ -156,13 +156,13 @@ def test_an_empty_run_has_no_values():
 def test_figure_three_has_a_panel_for_each_way_of_answering():
     """One question that retrieval helps: mastery .1 closed-book, .9 with passages, .5 with the answers masked."""
     result = measure_boundary([row("a", side(False, 0.1), side(True, 0.9), mask=side(False, 0.5, 0.3))])
-    helped = [[item.beneficial for item in panel["mastery"]] for panel in (result.effects, *result.panels.values())]
+    helped = [[item.beneficial for item in panel["mastery"]] for panel in result.effects.values()]
     assert helped == [[1, 0, 0, 0, 0], [0, 0, 0, 0, 1], [0, 0, 1, 0, 0]]
 
 
 def test_a_panel_without_sampled_answers_is_empty():
     result = measure_boundary([row("a", side(False, 0.1), side(True, 0.9), mask=side(False, None, None))])
-    assert [item.n for item in result.panels["mask"]["mastery"]] == [0] * 5
+    assert [item.n for item in result.effects["mask"]["mastery"]] == [0] * 5
 
 
 def test_copying_is_also_counted_where_the_masked_samples_agree():

@@ -12,12 +12,12 @@ import pytest
 from knowgate.errors import BadInput, BadSetting
 from knowgate.evaluation.cost import (
     CostAssumptions,
-    QuestionCost,
+    CostComparison,
     compare_traffic_costs,
     describe_prices,
     read_prices,
 )
-from knowgate.evaluation.replay import EventCost, Prices, Traffic, TrafficEvent
+from knowgate.evaluation.replay import EventCost, PolicyCost, Prices, Traffic, TrafficEvent
 from knowgate.evaluation.server_log import read_server_log
 
 # Four questions; the gate drafts 2 tokens of each. Retrieved: 100 tokens read, 5 written; from memory: 10 and 5.
@@ -94,6 +94,16 @@ def test_without_a_price_of_the_llm_the_break_even_price_is_unknown():
     assert comparison.break_even_call == pytest.approx(0.01)  # half a search saved for half a call
 
 
+@pytest.mark.parametrize(
+    ("always_calls", "gated_calls", "skipped", "price"),
+    [(1.0, 2.0, 0.5, 2.0), (2.0, 1.0, 0.5, 0.0), (1.0, 2.0, 0.0, None)],
+)
+def test_the_break_even_price_can_be_positive_zero_or_undefined(always_calls, gated_calls, skipped, price):
+    always = PolicyCost(1.0, None, None, calls=always_calls)
+    gated = PolicyCost(1.0 - skipped, None, None, calls=gated_calls)
+    assert CostComparison(always, always, gated, Prices(llm_call=1.0)).break_even == price
+
+
 def test_a_price_per_call_counts_the_drafts_of_retrieved_questions():
     prices = Prices(search=0.0, llm_call=0.01)
     comparison = compare_traffic_costs(Traffic(EVENTS), 0.5, prices)
@@ -158,7 +168,7 @@ def test_another_database_is_rejected(tmp_path):
 
 
 def test_the_money_of_a_question_is_its_searches_and_its_tokens_or_calls():
-    cost = QuestionCost(searches=0.5, prompt=100.0, completion=20.0, calls=1.5)
+    cost = PolicyCost(searches=0.5, prompt=100.0, completion=20.0, calls=1.5)
     assert cost.money(CostAssumptions(price_search=0.01, price_token=0.001).prices) == pytest.approx(0.005 + 0.12)
     assert cost.money(CostAssumptions(price_search=0.01, price_llm_call=0.1).prices) == pytest.approx(0.005 + 0.15)
 

@@ -119,10 +119,10 @@ def test_a_gate_object_decides_again_and_a_spec_does_not(setup, tmp_path):
     own = Numbered()
     asked = {"data": setup.data, "model": setup.model, "out": tmp_path / "out", "resamples": 10}
     first = evaluate([own, "prompt"], **asked)
-    timed = first.gate("prompt").cost.seconds
+    timed = first.gate("prompt").cost.decision_seconds
     second = evaluate([own, "prompt"], **asked)
     assert own.asked == 24
-    assert second.gate("prompt").cost.seconds == timed
+    assert second.gate("prompt").cost.decision_seconds == timed
 
 
 def test_a_recalibrated_folder_decides_again(setup, tmp_path):

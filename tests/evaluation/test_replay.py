@@ -13,7 +13,6 @@ from knowgate.evaluation.replay import (
     SavedAmount,
     Traffic,
     TrafficEvent,
-    compute_break_even_price,
     replay_traffic,
 )
 
@@ -81,13 +80,6 @@ def test_replay_and_cost_give_the_same_money(prices):
 
 def test_money_is_unknown_if_calls_have_a_price_and_nobody_knows_whether_there_were_drafts():
     assert line([TrafficEvent(0.2, False)], 0.5, Prices(search=2.0, llm_call=1.0)).savings["money"] is None
-
-
-@pytest.mark.parametrize(
-    ("always", "gated", "skipped", "price"), [(1.0, 2.0, 0.5, 2.0), (2.0, 1.0, 0.5, 0.0), (1.0, 2.0, 0.0, None)]
-)
-def test_the_break_even_price_can_be_positive_zero_or_undefined(always, gated, skipped, price):
-    assert compute_break_even_price(always, gated, skipped) == price
 
 
 def test_unknown_costs_are_replaced_by_the_mean():

@@ -15,7 +15,7 @@ def test_runs_are_named_by_model_if_that_is_unique(tmp_path):
 
 def test_the_server_address_is_not_part_of_the_name(tmp_path):
     (run,) = read_run_reports([write_run(tmp_path / "a", [], model="openai:qwen@http://localhost:8000/v1")])
-    assert (run.name, run.model) == ("openai:qwen", "openai:qwen@http://localhost:8000/v1")
+    assert (run.name, run.settings["model"]) == ("openai:qwen", "openai:qwen@http://localhost:8000/v1")
 
 
 def test_runs_of_one_model_are_named_by_folder(tmp_path):
@@ -42,12 +42,12 @@ def test_a_folder_without_a_run_is_rejected(tmp_path):
 def test_the_graders_are_those_of_the_rows(tmp_path):
     path = write_run(tmp_path / "a", [row("a", side()), row("b", side()), row("c", side(), grader="choice")])
     (run,) = read_run_reports([path])
-    assert run.grader == "contains (2), choice (1)"
+    assert run.settings["grader"] == "contains (2), choice (1)"
 
 
 def test_the_grader_of_a_run_without_rows_is_its_setting(tmp_path):
     (run,) = read_run_reports([write_run(tmp_path / "a", [], grade="exact")])
-    assert run.grader == "exact"
+    assert run.settings["grader"] == "exact"
 
 
 def test_json_holds_the_numbers_and_shortened_extreme_questions(tmp_path):

@@ -98,7 +98,7 @@ def _print_warnings(evaluation: Evaluation) -> None:
     n = len(evaluation.table.rows)
     warnings = evaluation.table.list_caveats()
     # The warning is empty if few questions are far from the gate's training questions.
-    warnings += [format_far_warning(gate.gate, gate.far_share, n) for gate in evaluation.gates]
+    warnings += [format_far_warning(gate.gate, gate.scores.far, n) for gate in evaluation.gates]
     for warning in warnings:
         if warning:
             inform(warning, style="yellow")
@@ -116,7 +116,7 @@ def _print_evaluation(evaluation: Evaluation, report: report_folder.ReportOption
     print_text(f"{verdict.label}: {verdict.text} {verdict.note or ''}".rstrip())
     if not evaluation.ranking_gates and evaluation.has_open_answers:
         inform(f"Next: knowgate fit {_list_runs(evaluation)} --out my-policy")
-    if verdict.level in ("saves", "may-save") and verdict.savings.money is None:
+    if verdict.level in ("saves", "may-save") and verdict.costs.money is None:
         inform("To see whether it pays, set the price of an LLM call: --price-llm-call PRICE.")
     if rules := describe_rules(propose_rules(evaluation.topics)):
         print_text(f"{rules} Write them to a file: knowgate report RUN --topic-rules FILE")
@@ -165,7 +165,7 @@ def compare(
     if as_json:
         print_json({**diff_to_dict(diff), "worse": [each.gate for each in worse]})
     else:
-        print_tables([diff_report.build_short_diff_table(diff)])
+        print_tables([diff_report.build_diff_table(diff, diff_report.select_gates(diff))])
         verdict = diff_report.build_diff_verdict(diff)
         notes = (diff_report.describe_pairing(diff), diff_report.describe_uncompared_gates(diff))
         print_text(" ".join(filter(None, [verdict.headline, verdict.details, *notes])))

@@ -20,6 +20,7 @@ from knowgate.core.validation import expand_path
 from knowgate.data.preferences import PreferenceFolder
 from knowgate.errors import BadInput, BadSetting
 from knowgate.evaluation import reranker_comparison as comparisons
+from knowgate.evaluation.report.evaluation_verdict import LEVEL_LABELS
 from knowgate.evaluation.report.reranker_report import build_reranker_verdict, write_reranker_page
 from knowgate.evaluation.reranker_cache import CachedAnswerer, CachedReranker
 from knowgate.evaluation.reranker_comparison import HeldOutPreferences, RerankerComparison
@@ -88,16 +89,14 @@ def eval_rerank(
     write_text(out / "predictions.jsonl", "".join(comparisons.iter_prediction_lines(comparison)))
     print_tables(tables)
     verdict = build_reranker_verdict(comparison)
-    print_text(" ".join([f"{verdict.label}:", verdict.headline, *verdict.sentences]))
+    print_text(" ".join([f"{LEVEL_LABELS[verdict.level]}:", verdict.headline, *verdict.sentences]))
     inform(f"Written to {out}. Intervals are 95 % bootstrap intervals over questions; differences are paired.")
 
 
 def _compare(
     sources: Sequence[HeldOutPreferences], specs: Mapping[str, str], out: Path, options: RerankEvaluationOptions
 ) -> RerankerComparison:
-    settings = comparisons.ComparisonSettings(
-        options.controls, parse_integers("--top", options.top, minimum=1), options.rerank_margin
-    )
+    passage_counts = parse_integers("--top", options.top, minimum=1)
     with show_progress("comparing", "questions") as progress:
         rerankers = {}
         for name, spec in specs.items():
@@ -105,7 +104,14 @@ def _compare(
             rerankers[name] = CachedReranker(load_reranker(spec), out / "scores.jsonl", on_progress)
         answerers = _make_answerers(options.model, out, progress)
         try:
-            return comparisons.compare_rerankers(sources, rerankers, answerers, settings)
+            return comparisons.compare_rerankers(
+                sources,
+                rerankers,
+                answerers,
+                controls=options.controls,
+                passage_counts=passage_counts,
+                margin=options.rerank_margin,
+            )
         except KeyboardInterrupt:
             inform(f"Scores and answers so far are stored in {out}. Run the same command to continue.")
             raise

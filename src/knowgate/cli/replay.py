@@ -252,7 +252,7 @@ def _make_replay_record(
         "left_out": log.left_out,
         "estimated_prompts": log.n_estimated,
         "prices": prices.to_dict(),
-        "thresholds": [{**result.to_dict(), "mark": names.get(result.threshold, "")} for result in results],
+        "thresholds": [{**asdict(result), "mark": names.get(result.threshold, "")} for result in results],
     }
 
 
@@ -285,17 +285,18 @@ def cost_command(log: LogArgument, price_flags: replay.Prices, options: CostOpti
     prices = ASSUMED_PRICES if are_assumed else file_prices.replace(**given)
     logged = read_traffic(log, options)
     traffic = replay.Traffic(logged.events)
-    comparison = compare_traffic_costs(traffic, _choose_threshold(logged, options), prices)
+    threshold = _choose_threshold(logged, options)
+    comparison = compare_traffic_costs(traffic, threshold, prices)
     if are_assumed and comparison.always.missing_amounts(prices):  # a log without tokens: show searches alone
         comparison = replace(comparison, prices=replay.Prices(search=DEFAULT_SEARCH_PRICE))
     if options.as_json:
-        print_json(_make_cost_record(logged, comparison))
+        print_json(_make_cost_record(logged, comparison, threshold))
     else:
         currency = "US dollars" if are_assumed else "the currency of your prices"
         used = filter(None, [options.gate, *logged.gates, logged.arbiter])
         not_counted = f" {NOT_COUNTED}" if any(map(has_judge, used)) else ""
         print_text(f"{describe_saving(comparison, currency)} {describe_break_even(comparison)}{not_counted}")
-        print_tables([build_cost_table(comparison, currency)])
+        print_tables([build_cost_table(comparison, threshold, currency)])
     if are_assumed:
         inform(ASSUMED_PRICES_MESSAGE)
     print_log_summary(logged, traffic)
@@ -312,7 +313,7 @@ def _choose_threshold(log: LoggedTraffic, options: CostOptions) -> float:
     return next(iter(named))
 
 
-def build_cost_table(comparison: CostComparison, currency: str) -> TextTable:
+def build_cost_table(comparison: CostComparison, threshold: float, currency: str) -> TextTable:
     """Build the cost table, with one row for always, never and gated retrieval.
 
     A column is left out if its amount is unknown in all rows.
@@ -330,7 +331,7 @@ def build_cost_table(comparison: CostComparison, currency: str) -> TextTable:
         "GPU seconds": [_format(cost.gpu) for cost in costs],
     }
     known = {title: cells for title, cells in columns.items() if set(cells) != {UNKNOWN_AMOUNT}}
-    title = f"Per {COST_QUESTIONS:,} questions, gated at the threshold {comparison.threshold:g}, money in {currency}"
+    title = f"Per {COST_QUESTIONS:,} questions, gated at the threshold {threshold:g}, money in {currency}"
     return TextTable(title, ("", *known), tuple(zip(comparison.policies, *known.values(), strict=True)))
 
 
@@ -342,8 +343,7 @@ def _format(amount: float | None, template: str = "{:,.0f}") -> str:
 def describe_saving(comparison: CostComparison, currency: str) -> str:
     """Say what the gate saves, if the costs are known, and how many right answers that costs, if they are graded."""
     always, gated = comparison.always.money(comparison.prices), comparison.gated.money(comparison.prices)
-    skipped = comparison.always.searches - comparison.gated.searches
-    verdict = f"The gate skips {skipped:.0%} of the searches."
+    verdict = f"The gate skips {comparison.searches:.0%} of the searches."
     if always is not None and gated is not None:
         saved = COST_QUESTIONS * (always - gated)
         amount = f"{abs(saved):,.4g}{'' if comparison.prices.include_llm else ' in searches'}"
@@ -394,14 +394,14 @@ def _describe_unpriced_calls(comparison: CostComparison) -> str:
     return f"{text} Set a price with --price-llm-call or, if the log records tokens, --price-token."
 
 
-def _make_cost_record(log: LoggedTraffic, comparison: CostComparison) -> dict[str, Any]:
+def _make_cost_record(log: LoggedTraffic, comparison: CostComparison, threshold: float) -> dict[str, Any]:
     money = {name: cost.money(comparison.prices) for name, cost in comparison.policies.items()}
     return {
         "log": str(log.path),
-        "questions": comparison.n,
+        "questions": len(log.events),
         "gate": ", ".join(log.gates),
         "arbiter": log.arbiter,
-        "threshold": comparison.threshold,
+        "threshold": threshold,
         "prices": comparison.prices.to_dict(),
         "per": COST_QUESTIONS,
         "money": {name: None if amount is None else COST_QUESTIONS * amount for name, amount in money.items()},

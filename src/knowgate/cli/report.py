@@ -15,7 +15,7 @@ from knowgate.data.runs.table import load_label_table
 from knowgate.errors import BadInput
 from knowgate.evaluation.boundary import read_run_reports, run_report_to_dict
 from knowgate.evaluation.report.boundary_page import describe_boundary, write_boundary_page
-from knowgate.evaluation.report.boundary_tables import build_boundary_tables, summarize_accuracies
+from knowgate.evaluation.report.boundary_tables import build_boundary_tables
 from knowgate.evaluation.report.report_folder import PAGE_FILE
 from knowgate.evaluation.report.terminal import render_tables
 from knowgate.training import topics
@@ -41,8 +41,6 @@ def report(
     if as_json:
         print_json({"runs": [run_report_to_dict(run) for run in reports]})
     else:
-        for run in reports:
-            print_text(f"{run.name}: {summarize_accuracies(run)}")
         create_wide_console().print(render_tables(build_boundary_tables(reports)))
         for run in reports:
             print_text(" ".join(describe_boundary(run)))

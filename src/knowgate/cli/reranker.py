@@ -41,7 +41,9 @@ class FitRerankerOptions(Options):
         None, "Index in which `relevance` finds passages without the answer. Default: the passages of the questions."
     )
     limit: Count | None = option(None, "Maximum number of questions to use of each `relevance` set.")
-    temperature: float = option(1.0, "Temperature of the training loss; lower values weigh the hardest passages more.", gt=0)
+    temperature: float = option(
+        1.0, "Temperature of the training loss; lower values weigh the hardest passages more.", gt=0
+    )
     epochs: Count | None = option(None, "Passes over the questions. Default: 1 for preferences, 2 for `relevance`.")
     batch: Count | None = option(None, "Questions per training step. Default: 8 for preferences, 16 for `relevance`.")
     learning_rate: float | None = option(None, "Highest learning rate. Default: 6e-5, or 5e-5 for `relevance`.", gt=0)

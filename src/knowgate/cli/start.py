@@ -17,7 +17,6 @@ from typing import Annotated, Any
 import typer
 
 from knowgate.cli.console import create_console, inform
-from knowgate.cli.error_messages import translate_arguments
 from knowgate.cli.options import ConfigFile, parse_log_location, parse_path
 from knowgate.cli.progress import ProgressCallback, show_progress
 from knowgate.core.files import write_text
@@ -28,7 +27,7 @@ from knowgate.data.questions import guess_data_spec
 from knowgate.errors import BadSetting, KnowgateError
 from knowgate.evaluation.first_run.gate_selection import NO_GUARANTEE_MESSAGE
 from knowgate.evaluation.first_run.labeling import POLICY_QUESTIONS, RECOMMENDED_QUESTIONS
-from knowgate.evaluation.first_run.options import DEFAULT_CONFIG, FirstRunOptions, read_progress
+from knowgate.evaluation.first_run.options import DEFAULT_CONFIG, FirstRunOptions, ProgressReporter, read_progress
 from knowgate.evaluation.first_run.runner import FirstRunResult, first_run
 from knowgate.evaluation.server_log import is_server_log, read_logged_questions
 from knowgate.models import load_model
@@ -71,7 +70,7 @@ def start(
 def merge_options(options: FirstRunOptions) -> FirstRunOptions:
     """Combine the given flags with the options of an earlier, interrupted run in the same folder.
 
-    Flags take precedence. If there was an earlier run, prints that it continues and which options changed.
+    Flags take precedence. If there was an earlier run, prints that it continues.
     """
     earlier = read_progress(options.out)
     if earlier is None:
@@ -82,9 +81,7 @@ def merge_options(options: FirstRunOptions) -> FirstRunOptions:
     if given.keys() & {"docs", "index"}:  # A new source of documents replaces the earlier one.
         reused |= {"docs": "", "index": ""}
     merged = FirstRunOptions(**{**reused, **given})
-    changes = "; ".join(merged.describe_changes(earlier.options))
-    note = f" Changed since: {translate_arguments(changes, FLAGS)}." if changes else ""
-    inform(f"Continuing in {options.out}.{note}")
+    inform(f"Continuing in {options.out}.")
     return merged
 
 
@@ -173,7 +170,7 @@ def _check_model(text: str) -> None:
 
 
 @dataclass(frozen=True)
-class ConsoleReporter:
+class ConsoleReporter(ProgressReporter):
     """Shows the messages, warnings and progress bars of a first run on stderr."""
 
     bars: ProgressCallback

@@ -27,7 +27,6 @@ from knowgate.stats import proportions
 from knowgate.stats.proportions import Correlation, GraderAgreement, Proportion, estimate_proportion
 
 INTERVAL_COUNT = 5
-PANEL_SIDES = ("open", "mask")  # sides of Figure 3 besides the closed-book one
 MAX_EXTREME_QUESTIONS = 20
 MAX_ERROR_KINDS = 3
 
@@ -44,12 +43,9 @@ class RowCounts:
         reasons: The most frequent errors as (message, count).
         without_gold: Number of questions without gold answers.
         with_open: Number of questions with an open-book answer.
-        with_mask: Number of questions answered with masked passages.
         guarded: Number of answers graded as wrong because they only repeat the question.
         unparsable: Number of judge verdicts that could not be parsed.
         cut: Number of questions whose passages were shortened to fit the context window.
-        seconds: Time that labeling took.
-        tokens: Number of generated tokens.
         graders: Each grader as (name, number of rows that it graded).
         synthetic: Number of questions that an LLM wrote.
     """
@@ -59,12 +55,9 @@ class RowCounts:
     reasons: tuple[tuple[str, int], ...]
     without_gold: int
     with_open: int
-    with_mask: int
     guarded: int
     unparsable: int
     cut: int
-    seconds: float
-    tokens: int
     graders: tuple[tuple[str, int], ...]
     synthetic: int = 0
 
@@ -152,8 +145,8 @@ class KnowledgeBoundary:
         counts: Numbers of rows and verdicts.
         accuracy: Accuracy of the greedy answers.
         benefit: How often retrieval turns greedy answers right or wrong.
-        effects: For each indicator, how often retrieval helps and harms, by interval of the closed-book indicator.
-        panels: Like `effects`, but by interval of the indicator with passages ('open') and with masked passages ('mask').
+        effects: How often retrieval helps and harms, by interval of an indicator. The keys are the side that the indicator
+            is measured on ('closed', 'open' or 'mask'), then the indicator.
         correlation: Correlation of closed-book mastery and certainty.
         savings: For each indicator, what skipping retrieval for its highest values saves and costs; None if no question
             has a graded answer both with and without passages.
@@ -167,8 +160,7 @@ class KnowledgeBoundary:
     counts: RowCounts
     accuracy: BoundaryAccuracy
     benefit: RetrievalBenefit
-    effects: Mapping[str, tuple[EffectInterval, ...]]
-    panels: Mapping[str, Mapping[str, tuple[EffectInterval, ...]]]
+    effects: Mapping[str, Mapping[str, tuple[EffectInterval, ...]]]
     correlation: Correlation
     savings: Mapping[str, SavingCurve | None]
     copying: CopyRate | None
@@ -187,11 +179,9 @@ def measure_boundary(rows: Iterable[LabelRow]) -> KnowledgeBoundary:
     facts: list[QuestionFacts] = []  # a small summary of each row that did not fail
     harmed: list[LabelRow] = []
     helped: list[LabelRow] = []
-    seconds = 0.0
     for row in rows:
-        counts.update(rows=1, guarded=row.guarded, unparsable=row.unparsable, cut=bool(row.cut), tokens=row.tokens)
-        counts["synthetic"] += row.is_synthetic
-        seconds += row.seconds
+        counts.update(rows=1, guarded=row.guarded, unparsable=row.unparsable)
+        counts.update(cut=bool(row.cut), synthetic=row.is_synthetic)
         if row.error is not None:
             errors[row.error] += 1
             continue
@@ -209,12 +199,9 @@ def measure_boundary(rows: Iterable[LabelRow]) -> KnowledgeBoundary:
         reasons=tuple(errors.most_common(MAX_ERROR_KINDS)),
         without_gold=sum(not fact.has_gold for fact in facts),
         with_open=sum(fact.has_open_answer for fact in facts),
-        with_mask=sum(fact.is_mask is not None for fact in facts),
         guarded=counts["guarded"],
         unparsable=counts["unparsable"],
         cut=counts["cut"],
-        seconds=seconds,
-        tokens=counts["tokens"],
         graders=tuple(graders.most_common()),
         synthetic=counts["synthetic"],
     )
@@ -258,8 +245,7 @@ def _summarize_facts(
         counts=counts,
         accuracy=BoundaryAccuracy(**accuracy, matched=matched),
         benefit=RetrievalBenefit(helps=benefits[1], neutral=benefits[0], hurts=benefits[-1]),
-        effects={name: count_effects(facts, name) for name in INDICATORS},
-        panels={side: {name: count_effects(facts, name, side) for name in INDICATORS} for side in PANEL_SIDES},
+        effects={side: {name: count_effects(facts, name, side) for name in INDICATORS} for side in SIDES},
         correlation=correlate_indicators(facts),
         savings={name: measures.compute_saving_curve(facts, name) for name in INDICATORS},
         copying=measure_copy_rate(facts),
@@ -270,7 +256,7 @@ def _summarize_facts(
     )
 
 
-def count_effects(facts: Sequence[QuestionFacts], indicator: str, side: str = "closed") -> tuple[EffectInterval, ...]:
+def count_effects(facts: Sequence[QuestionFacts], indicator: str, side: str) -> tuple[EffectInterval, ...]:
     """Count how often retrieval helps, changes nothing or hurts, for questions grouped by mastery or certainty.
 
     Args:
@@ -350,21 +336,13 @@ class RunReport:
     Attributes:
         name: The model's name, or the folder's if several runs share a model.
         path: Folder of the run.
-        model: The LLM that answered.
-        data: Where the questions come from.
-        grader: The graders that were used.
-        samples: Number of sampled answers per question.
-        temperature: Settings of the sampling, such as '1.0, top_p 0.9'.
+        settings: The model, data, grader, samples per answer and temperature of the run, as texts.
         boundary: What was measured.
     """
 
     name: str
     path: Path
-    model: str
-    data: str
-    grader: str
-    samples: str
-    temperature: str
+    settings: Mapping[str, str]
     boundary: KnowledgeBoundary
 
 
@@ -384,16 +362,14 @@ def _read_run_report(path: Path) -> RunReport:
     graders = boundary.counts.graders
     used_graders = ", ".join(name if len(graders) == 1 else f"{name} ({count})" for name, count in graders)
     sampling = [f"{name} {settings[name]}" for name in ("top_p", "top_k") if name in settings]
-    return RunReport(
-        name="",
-        path=path,
-        model=_get_setting(manifest, "model"),
-        data=_get_setting(manifest, "data"),
-        grader=used_graders or _get_setting(manifest, "grade", "grader"),
-        samples=_get_setting(manifest, "samples"),
-        temperature=", ".join([_get_setting(manifest, "temperature"), *sampling]),
-        boundary=boundary,
-    )
+    texts = {
+        "model": _get_setting(manifest, "model"),
+        "data": _get_setting(manifest, "data"),
+        "grader": used_graders or _get_setting(manifest, "grade", "grader"),
+        "samples": _get_setting(manifest, "samples"),
+        "temperature": ", ".join([_get_setting(manifest, "temperature"), *sampling]),
+    }
+    return RunReport("", path, texts, boundary)
 
 
 def _get_setting(manifest: Mapping[str, Any], *names: str) -> str:
@@ -409,15 +385,13 @@ def _get_setting(manifest: Mapping[str, Any], *names: str) -> str:
 
 
 def _assign_names(runs: Sequence[RunReport]) -> list[RunReport]:
-    """Give each run a short name: its model, its model@server, its folder or its path, whichever first tells all apart."""
-    namings = [
-        [run.model.split("@")[0] for run in runs],
-        [run.model for run in runs],
-        [run.path.resolve().name for run in runs],
-        [str(run.path) for run in runs],
-    ]
-    unique_namings = [names for names in namings if len(set(names)) == len(runs)]
-    names = unique_namings[0] if unique_namings else namings[-1]
+    """Name each run after its model, its folder or its path, whichever first tells all runs apart."""
+    models = [run.settings["model"].split("@")[0] for run in runs]  # without the address of a server
+    folders = [run.path.resolve().name for run in runs]
+    names = [str(run.path) for run in runs]
+    for shorter_names in (folders, models):
+        if len(set(shorter_names)) == len(runs):
+            names = shorter_names
     return [dataclasses.replace(run, name=name) for run, name in zip(runs, names, strict=True)]
 
 
@@ -430,8 +404,7 @@ def run_report_to_dict(run: RunReport) -> dict[str, Any]:
     numbers = dataclasses.asdict(dataclasses.replace(boundary, harmed=(), helped=()))
     numbers["harmed"] = [_shorten_row(row) for row in boundary.harmed]
     numbers["helped"] = [_shorten_row(row) for row in boundary.helped]
-    names = [field.name for field in dataclasses.fields(run) if field.name != "boundary"]
-    return {**{name: str(getattr(run, name)) for name in names}, **numbers}
+    return {"name": run.name, "path": str(run.path), **run.settings, **numbers}
 
 
 def _shorten_row(row: LabelRow) -> dict[str, Any]:

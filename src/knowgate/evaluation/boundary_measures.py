@@ -64,41 +64,32 @@ def extract_facts(row: LabelRow) -> QuestionFacts:
     question = Question(row.question, answers=row.answers, choices=row.choices, meta=row.meta)
     answers = {"closed": row.closed, "open": row.open, "mask": row.mask}
     correct = {side: answer.correct if answer else None for side, answer in answers.items()}
+    verdicts = {}
+    if has_gold_answer(question):
+        # Graders that compare texts grade again, so that they can be compared with the grader whose verdict is stored.
+        graded = {"closed": row.closed, "open": row.open}
+        verdicts = {side: _collect_verdicts(answer, row.grader, question) for side, answer in graded.items() if answer}
     return QuestionFacts(
         # A run that was stored without texts has grades but no gold answers. A graded question had a gold answer.
         has_gold=has_gold_answer(question) or correct["closed"] is not None,
         has_open_answer=row.open is not None,
         correct=correct,
         benefit=row.benefit,
-        indicators={side: _get_indicators(answer) for side, answer in answers.items()},
+        indicators={
+            side: {name: getattr(answer, name, None) for name in INDICATORS} for side, answer in answers.items()
+        },
         effects={name: getattr(row, f"effect_{name}") for name in INDICATORS},
         is_mask=is_mask(row.mask.text) if row.mask else None,
         mentions_mask=mentions_mask(row.mask.text) if row.mask else None,
         frequency=row.answer_frequency,
         slices=label_rows.list_slices(row),
-        verdicts=_grade_again(row, question),
+        verdicts=verdicts,
     )
 
 
 def has_gold_answer(question: Question) -> bool:
     """Return whether a question has a gold answer, or a gold letter for its choices."""
     return any(normalize(answer) for answer in question.answers) or bool(question.meta.get("gold_letter"))
-
-
-def _get_indicators(answer: GradedAnswer | None) -> dict[str, float | None]:
-    """Return the mastery (share of right samples) and certainty (how far they agree) of an answer; None if unknown."""
-    return {name: getattr(answer, name, None) for name in INDICATORS}
-
-
-def _grade_again(row: LabelRow, question: Question) -> dict[str, dict[str, bool]]:
-    """Return whether each grader accepts the greedy answers, by side ('closed', 'open') and name of the grader.
-
-    Graders that compare texts grade again, so that they can be compared with the grader whose verdict is stored.
-    """
-    if not has_gold_answer(question):
-        return {}
-    answers = {"closed": row.closed, "open": row.open}
-    return {side: _collect_verdicts(answer, row.grader, question) for side, answer in answers.items() if answer}
 
 
 def _collect_verdicts(answer: GradedAnswer, stored_grader: str, question: Question) -> dict[str, bool]:

@@ -17,9 +17,17 @@ from knowgate.core.display import UNKNOWN_AMOUNT
 from knowgate.core.options import Options, option, read_options
 from knowgate.core.validation import parse_toml, read_text
 from knowgate.data.runs.table import LabelTable
-from knowgate.evaluation.gate_results import GateResult
-from knowgate.evaluation.replay import CLOSED_ONLY, PolicyCost, Price, Prices, Traffic, measure_cost
-from knowgate.stats.metrics import BoolArray, FloatArray
+from knowgate.evaluation.replay import (
+    PolicyCost,
+    Price,
+    Prices,
+    Traffic,
+    measure_always_cost,
+    measure_gated_cost,
+    measure_never_cost,
+)
+from knowgate.gates.offline_scoring import TableScores
+from knowgate.stats.metrics import BoolArray
 
 COST_QUESTIONS = 1_000  # questions that `knowgate cost` shows costs for
 SAVINGS_QUESTIONS = 100_000  # questions that reports show savings for
@@ -38,19 +46,15 @@ def read_prices(path: Path) -> Prices:
 
 @dataclass(frozen=True)
 class CostComparison:
-    """Costs of always, never and gated retrieval on the same questions.
+    """Mean costs per question of always, never and gated retrieval on the same questions, and what the gate saves.
 
     Attributes:
-        n: Number of questions.
-        threshold: The gate retrieves for questions whose need, a score from 0 to 1, is above it.
         always: Cost of always retrieving.
         never: Cost of never retrieving.
         gated: Cost with the gate.
-        prices: Prices of searches, tokens and GPU time.
+        prices: Prices of searches, LLM calls, tokens and GPU time.
     """
 
-    n: int
-    threshold: float
     always: PolicyCost
     never: PolicyCost
     gated: PolicyCost
@@ -62,14 +66,56 @@ class CostComparison:
         return {"always": self.always, "never": self.never, "gated": self.gated}
 
     @property
-    def break_even(self) -> float | None:
-        """The search price above which the gate is cheaper; None if costs are unknown or the gate skips nothing."""
-        return self.gated.break_even(self.always, self.prices)
+    def searches(self) -> float:
+        """Searches per question that the gate saves."""
+        return self.always.searches - self.gated.searches
+
+    @property
+    def search_money(self) -> float:
+        """Price of the saved searches per question."""
+        return self.searches * self.prices.search
 
     @property
     def extra_calls(self) -> float | None:
         """LLM calls per question that the gate makes more than always retrieving; None if unknown."""
-        return self.gated.count_extra_calls(self.always)
+        if self.gated.calls is None or self.always.calls is None:
+            return None
+        return self.gated.calls - self.always.calls
+
+    @property
+    def may_call_more(self) -> bool:
+        """Whether the gate makes more LLM calls than always retrieving, or their number is unknown."""
+        return self.extra_calls is None or self.extra_calls > 0
+
+    @property
+    def money(self) -> float | None:
+        """Money per question that the gate saves; negative if it costs more.
+
+        If the price of LLM calls is unknown, this is the price of the saved searches or, if the gate may make more LLM
+        calls, None.
+        """
+        always_money, gated_money = self.always.money(self.prices), self.gated.money(self.prices)
+        if always_money is not None and gated_money is not None:
+            return always_money - gated_money
+        return None if self.may_call_more else self.search_money
+
+    @property
+    def pays(self) -> bool:
+        """Whether the gate is known to save money."""
+        return self.money is not None and self.money > 0
+
+    @property
+    def break_even(self) -> float | None:
+        """The search price above which the gate is cheaper; 0 if it is cheaper at any price.
+
+        None if the gate skips nothing, if costs are unknown, or if it may make more LLM calls, whose price is unknown.
+        """
+        always_money = self.always.money_without_searches(self.prices)
+        gated_money = self.gated.money_without_searches(self.prices)
+        is_unpriced = self.may_call_more and not self.prices.include_llm
+        if always_money is None or gated_money is None or is_unpriced or self.searches <= 0:
+            return None
+        return max(0.0, (gated_money - always_money) / self.searches)
 
     @property
     def break_even_call(self) -> float | None:
@@ -77,8 +123,13 @@ class CostComparison:
 
         None if the gate makes no extra calls, or their number is unknown.
         """
-        saved_money = (self.always.searches - self.gated.searches) * self.prices.search  # per question
-        return saved_money / self.extra_calls if self.extra_calls else None
+        return self.search_money / self.extra_calls if self.extra_calls and self.extra_calls > 0 else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Convert what the gate saves on `SAVINGS_QUESTIONS` questions to plain data."""
+        totals = {"searches": self.searches, "extra_llm_calls": self.extra_calls, "money": self.money}
+        scaled = {name: None if value is None else SAVINGS_QUESTIONS * value for name, value in totals.items()}
+        return {"questions": SAVINGS_QUESTIONS, **scaled, "break_even_llm_call": self.break_even_call}
 
 
 def compare_traffic_costs(traffic: Traffic, threshold: float, prices: Prices) -> CostComparison:
@@ -89,16 +140,8 @@ def compare_traffic_costs(traffic: Traffic, threshold: float, prices: Prices) ->
         threshold: The gate retrieves for questions whose need, a score from 0 to 1, is above it.
         prices: Prices of searches, tokens and GPU time.
     """
-    retrieve = traffic.needs > threshold
-    return CostComparison(
-        len(retrieve),
-        threshold,
-        # Without a gate, every question costs the same recorded stage: the answer with or without passages.
-        always=measure_cost(traffic, np.ones_like(retrieve), stage="opened"),
-        never=measure_cost(traffic, np.zeros_like(retrieve), stage=CLOSED_ONLY),
-        gated=measure_cost(traffic, retrieve, stage=None),
-        prices=prices,
-    )
+    gated = measure_gated_cost(traffic, traffic.needs > threshold)
+    return CostComparison(measure_always_cost(traffic), measure_never_cost(traffic), gated, prices)
 
 
 # --- label runs -----------------------------------------------------------------------------------
@@ -130,40 +173,19 @@ class CostAssumptions(Options):
         return Prices(search=self.price_search, token=self.price_token)
 
 
-@dataclass(frozen=True)
-class QuestionCost(PolicyCost):
-    """Mean cost per question, estimated from recorded answers (a label run).
-
-    The base class counts searches and tokens: `prompt` those of passages, `completion` those that the LLM generates.
-
-    Attributes:
-        calls: Number of LLM calls.
-        decision_seconds: Time of the gate's decision; None if it was not timed.
-    """
-
-    calls: float = 1.0
-    decision_seconds: float | None = 0.0
-
-    def seconds(self, assumptions: CostAssumptions) -> float | None:
-        """Return the seconds of searching and deciding, without answering; None if the decision was not timed."""
-        if self.decision_seconds is None:
-            return None
-        return self.searches * assumptions.search_seconds + self.decision_seconds
-
-
-def estimate_always_cost(table: LabelTable) -> QuestionCost:
+def estimate_always_cost(table: LabelTable) -> PolicyCost:
     """Estimate the mean cost per question of always retrieving, without a gate."""
     return estimate_gated_cost(table, np.zeros(len(table.rows), dtype=bool), None)
 
 
-def estimate_never_cost(table: LabelTable) -> QuestionCost:
+def estimate_never_cost(table: LabelTable) -> PolicyCost:
     """Estimate the mean cost per question of never retrieving, without a gate."""
     return estimate_gated_cost(table, np.ones(len(table.rows), dtype=bool), None)
 
 
 def estimate_gated_cost(
-    table: LabelTable, skips: BoolArray, gate: GateResult | None, *, has_arbiter: bool = False
-) -> QuestionCost:
+    table: LabelTable, skips: BoolArray, gate: TableScores | None, *, has_arbiter: bool = False
+) -> PolicyCost:
     """Estimate the mean cost per question if some searches are skipped.
 
     Of the prompt, only the passages are counted, because the rest is the same with and without retrieval.
@@ -177,99 +199,24 @@ def estimate_gated_cost(
     """
     # A draft is an answer without passages. A question with a draft and a search is therefore answered twice.
     needs_draft = has_arbiter or (gate is not None and gate.drafts)
-    extra_tokens = gate.extra_tokens if gate else 0.0
+    gate_tokens = gate.extra_tokens if gate else 0.0
+    gate_calls = gate.calls if gate else 0.0
     search_rate = float((~skips).mean())
     draft_tokens = table.closed_tokens if needs_draft else np.zeros_like(table.closed_tokens)
-    answer_tokens = np.where(skips, table.closed_tokens, draft_tokens + _count_open_answer_tokens(table))
-    passage_tokens = count_passage_tokens(table)
-    return QuestionCost(
+    # Without passages, the closed-book answer is given also after a search.
+    open_tokens = np.where(table.has_open_answer, table.open_tokens, table.closed_tokens)
+    answer_tokens = np.where(skips, table.closed_tokens, draft_tokens + open_tokens)
+    has_passages = table.passage_tokens.any()
+    return PolicyCost(
         searches=search_rate,
-        prompt=None if passage_tokens is None else float((passage_tokens * ~skips).mean()),
-        completion=float(answer_tokens.mean() + extra_tokens) if table.has_answer_lengths else None,
-        calls=1 + (gate.extra_calls if gate else 0.0) + (search_rate if needs_draft else 0.0),
-        decision_seconds=gate.cost.seconds if gate else 0.0,
+        prompt=float((table.passage_tokens * ~skips).mean()) if has_passages else None,
+        completion=float(answer_tokens.mean() + gate_tokens) if table.has_answer_lengths else None,
+        calls=1 + gate_calls + (search_rate if needs_draft else 0.0),
+        decision_seconds=gate.seconds if gate else 0.0,
     )
 
 
-def count_passage_tokens(table: LabelTable) -> FloatArray | None:
-    """Return the number of passage tokens of each question. None if no row contains passage texts."""
-    return table.passage_tokens if table.passage_tokens.any() else None
-
-
-def _count_open_answer_tokens(table: LabelTable) -> FloatArray:
-    """Return the answer length of each question with passages, or without them if none were found, in tokens."""
-    return np.where(table.has_open_answer, table.open_tokens, table.closed_tokens)
-
-
-# --- savings --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Savings:
-    """What a policy (such as a gate at a threshold) saves on `SAVINGS_QUESTIONS` questions, against always retrieving.
-
-    Attributes:
-        always: Cost of always retrieving.
-        gated: Cost of the policy.
-        assumptions: Prices and times.
-    """
-
-    always: QuestionCost
-    gated: QuestionCost
-    assumptions: CostAssumptions
-
-    @property
-    def searches(self) -> float:
-        """Searches saved."""
-        return SAVINGS_QUESTIONS * (self.always.searches - self.gated.searches)
-
-    @property
-    def search_money(self) -> float:
-        """Price of the saved searches."""
-        return self.searches * self.assumptions.price_search
-
-    @property
-    def extra_calls(self) -> float:
-        """LLM calls that the policy makes more than always retrieving."""
-        return SAVINGS_QUESTIONS * (self.gated.calls - self.always.calls)
-
-    @property
-    def includes_llm(self) -> bool:
-        """Whether `money` includes what the LLM calls cost."""
-        return None not in (cost.money(self.assumptions.prices) for cost in (self.always, self.gated))
-
-    @property
-    def money(self) -> float | None:
-        """Money that the gate saves on `SAVINGS_QUESTIONS` questions, in dollars; negative if it costs more.
-
-        If the price of LLM calls is unknown, this is the price of the saved searches or, if the gate also makes more
-        LLM calls, None.
-        """
-        prices = self.assumptions.prices
-        always_price, gated_price = self.always.money(prices), self.gated.money(prices)  # per question
-        if always_price is not None and gated_price is not None:
-            return SAVINGS_QUESTIONS * (always_price - gated_price)
-        return None if self.extra_calls > 0 else self.search_money
-
-    @property
-    def pays(self) -> bool:
-        """Whether the policy is known to save money."""
-        return self.money is not None and self.money > 0
-
-    @property
-    def break_even_call(self) -> float | None:
-        """The price of an LLM call below which the gate saves money; None if it makes no more calls."""
-        return self.search_money / self.extra_calls if self.extra_calls > 0 else None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Convert the savings to plain data."""
-        return {
-            "questions": SAVINGS_QUESTIONS,
-            "searches": self.searches,
-            "extra_llm_calls": self.extra_calls,
-            "money": self.money,
-            "break_even_llm_call": self.break_even_call,
-        }
+# --- texts ----------------------------------------------------------------------------------------
 
 
 def describe_prices(assumptions: CostAssumptions) -> str:

@@ -8,7 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from knowgate.errors import BadInput, UnknownName
 from knowgate.evaluation.evaluation_summary import ARBITER_SUFFIX, RECOMMENDED, EvaluationSummary, GateSummary
@@ -45,8 +48,6 @@ class EvaluationDiff:
         second: The evaluation to compare.
         gates: Gates that both evaluations have.
         watched: Names of the gates whose accuracy decides whether the second evaluation is better or worse.
-        paired: Number of shared questions on which the gates are compared question by question; 0 if the evaluations
-            share too few, so that their estimates are compared as independent samples.
         only_first: Names of gates that only the first evaluation has.
         only_second: Names of gates that only the second evaluation has.
         shared: Number of questions that both evaluations have.
@@ -57,11 +58,18 @@ class EvaluationDiff:
     second: EvaluationSummary
     gates: list[GateDiff]
     watched: list[str]
-    paired: int = 0
     only_first: list[str] = field(default_factory=list)
     only_second: list[str] = field(default_factory=list)
     shared: int = 0
     needed: int = 0
+
+    @property
+    def paired(self) -> int:
+        """Number of shared questions on which gates are compared question by question.
+
+        0 if the evaluations share too few, so that their estimates are compared as independent samples.
+        """
+        return self.shared if self.shared >= self.needed else 0
 
     def find_worse(self, tolerance: float) -> list[GateDiff]:
         """Return the watched gates whose accuracy fell by more than `tolerance` and whose interval is below 0."""
@@ -101,17 +109,19 @@ def diff_evaluations(
     for gate in watch:
         if gate not in gates:
             raise UnknownName("gate", gate, gates)
-    shared, needed = _find_shared_questions(first, second), _count_needed(first, second)
-    compared = shared if len(shared.first) >= needed else SharedQuestions([], [])
+    shared = _find_shared_questions(first, second)
+    # Pairing needs half of the questions of the smaller evaluation, but at least 30.
+    n_smaller = min(len(set(first.question_keys)), len(set(second.question_keys)))
+    needed = max(MIN_SHARED_QUESTIONS, math.ceil(n_smaller / 2))
+    paired = shared if len(shared.first) >= needed else None
     # A watched gate is watched with and without an arbiter.
     named = [gate for gate in gates if gate in watch or gate.removesuffix(ARBITER_SUFFIX) in watch]
     default = [gate for gate in gates if gate in DEFAULT_WATCHED or gate.endswith(ARBITER_SUFFIX)]
     return EvaluationDiff(
         first,
         second,
-        gates=[_diff_gate(gate, first.gates[gate], second.gates[gate], compared, resamples) for gate in gates],
+        gates=[_diff_gate(gate, first.gates[gate], second.gates[gate], paired, resamples) for gate in gates],
         watched=named or default,
-        paired=len(compared.first),
         only_first=[gate for gate in first.gates if gate not in gates],
         only_second=[gate for gate in second.gates if gate not in gates],
         shared=len(shared.first),
@@ -137,45 +147,34 @@ def diff_to_dict(diff: EvaluationDiff) -> dict[str, Any]:
     }
 
 
-class SharedQuestions(NamedTuple):
-    """Indexes of the questions that two evaluations share, in the first and in the second evaluation."""
+@dataclass(frozen=True)
+class SharedQuestions:
+    """The questions that two evaluations share: their row numbers in the first and in the second evaluation."""
 
-    first: list[int]
-    second: list[int]
+    first: NDArray[np.int64]
+    second: NDArray[np.int64]
 
 
 def _find_shared_questions(first: EvaluationSummary, second: EvaluationSummary) -> SharedQuestions:
     """Find the questions that both evaluations have. A question that occurs several times counts once."""
-    first_index, second_index = _index_by_key(first), _index_by_key(second)
-    keys = [key for key in first_index if key in second_index]
-    return SharedQuestions([first_index[key] for key in keys], [second_index[key] for key in keys])
+    first_keys, second_keys = np.array(first.question_keys, dtype=str), np.array(second.question_keys, dtype=str)
+    _, first_rows, second_rows = np.intersect1d(first_keys, second_keys, return_indices=True)
+    return SharedQuestions(first_rows, second_rows)
 
 
-def _index_by_key(summary: EvaluationSummary) -> dict[str, int]:
-    """Map the key of each question to the index of its first occurrence."""
-    indexes: dict[str, int] = {}
-    for index, key in enumerate(summary.question_keys):
-        indexes.setdefault(key, index)
-    return indexes
-
-
-def _count_needed(first: EvaluationSummary, second: EvaluationSummary) -> int:
-    """Return how many shared questions pairing needs: half of the smaller evaluation, but at least 30."""
-    smaller = min(len(set(first.question_keys)), len(set(second.question_keys)))
-    return max(MIN_SHARED_QUESTIONS, math.ceil(smaller / 2))
-
-
-def _diff_gate(name: str, first: GateSummary, second: GateSummary, shared: SharedQuestions, resamples: int) -> GateDiff:
+def _diff_gate(
+    name: str, first: GateSummary, second: GateSummary, shared: SharedQuestions | None, resamples: int
+) -> GateDiff:
     """Compare one gate in two evaluations.
 
-    Accuracy and retrieval rate are compared question by question, if there are shared questions and both evaluations
+    Accuracy and retrieval rate are compared question by question, if enough questions are `shared` and both evaluations
     store the gate's decisions. All else is compared as estimates of independent samples.
     """
     names = [name for name in first.measures if name in second.measures]
     changes = {name: _diff_independent(first.measures[name], second.measures[name]) for name in names}
     decisions = {"accuracy": (first.right, second.right), "rate": (first.searched, second.searched)}
     for measure, (before, after) in decisions.items():
-        if measure in changes and shared.first and before is not None and after is not None:
+        if measure in changes and shared is not None and before is not None and after is not None:
             changes[measure] = _diff_paired(before[shared.first], after[shared.second], resamples)
     return GateDiff(name, changes)
 

@@ -85,8 +85,6 @@ def load_evaluation_summary(
     folder = path.parent if path.name == SUMMARY_FILE else path
     if (folder / SUMMARY_FILE).is_file():
         return _read_summary(folder)
-    if not folder.is_dir():
-        raise BadInput(f"'{path}' is not a folder. Give a report folder of `knowgate eval`, or a label run.")
     manifest = RunFolder.manifest_name
     if not (folder / manifest).is_file():
         raise BadInput(
@@ -110,7 +108,7 @@ def summarize_evaluation(evaluation: Evaluation, recommendation: Recommendation,
     """
     gates = {}
     for gate in evaluation.gates:
-        measures = {measure: gate.measures[measure] for measure in SUMMARY_MEASURES if measure in gate.measures}
+        measures = {name: value for name, value in gate.measures.items() if name in SUMMARY_MEASURES}
         gates[gate.gate] = GateSummary(measures, gate.right, gate.retrieve)
     results_with_arbiter = evaluation.cascade.lines if evaluation.cascade else []
     for result in results_with_arbiter:
@@ -184,12 +182,10 @@ def _cascade_to_dict(cascade: Cascade) -> dict[str, Any]:
 
     An arbiter chooses between the answers with and without passages after a search.
     """
-    records = []
-    for result in cascade.lines:
-        record = asdict(result) | {"at_rate": _rates_to_dict(result.at_rate)}
-        del record["right"]
-        records.append(record)
-    return asdict(cascade) | {"lines": records}
+    values = asdict(cascade)
+    for line in values["lines"]:
+        del line["right"]
+    return values
 
 
 def _gate_to_dict(gate: GateResult) -> dict[str, Any]:
@@ -201,20 +197,20 @@ def _gate_to_dict(gate: GateResult) -> dict[str, Any]:
     return {
         "gate": gate.gate,
         "threshold": gate.threshold,
-        "note": gate.note,
-        "far": gate.far_share,
+        "note": gate.scores.note,
+        "far": gate.scores.far,
         **{name: asdict(value) for name, value in gate.measures.items()},
-        "cost": asdict(gate.cost),
-        "accuracy_at_rate": _rates_to_dict(gate.at_rate),
+        "cost": {
+            "calls": gate.cost.calls,
+            "retrievals": gate.cost.searches,
+            "tokens": gate.cost.completion,
+            "seconds": gate.cost.decision_seconds,
+        },
+        "accuracy_at_rate": {f"{rate:.2f}": accuracy for rate, accuracy in gate.at_rate.items()},
         "area": frontier.area if frontier else None,
         "random_area": frontier.random_area if frontier else None,
         "tuned": asdict(gate.tuned) if gate.tuned else None,
     }
-
-
-def _rates_to_dict(at_rate: dict[float, float]) -> dict[str, float]:
-    """Convert accuracies by retrieval rate to plain data, whose keys must be texts."""
-    return {f"{rate:.2f}": value for rate, value in at_rate.items()}
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -229,36 +225,13 @@ def decisions_to_dict(evaluation: Evaluation, recommendation: Recommendation) ->
     summary = summarize_evaluation(evaluation, recommendation, "")
     gates = {}
     for name, gate in summary.gates.items():
-        flags = {"right": gate.right, "searched": gate.searched}
-        known = {kind: values.astype(int) for kind, values in flags.items() if values is not None}
-        gates[name] = {kind: "".join(map(str, bits)) for kind, bits in known.items()}
+        gates[name] = {"right": _encode_flags(gate.right), "searched": _encode_flags(gate.searched)}
     return {"questions": summary.question_keys, "gates": gates}
 
 
-@dataclass(frozen=True)
-class _StoredRecommendation:
-    """Recommendation as stored in summary.json, where the level is called 'light'."""
-
-    light: str = "unknown"
-    gate: str | None = None
-    threshold: float | None = None
-
-
-@dataclass(frozen=True)
-class _StoredCascadeLine:
-    """Results of one gate with an arbiter, which chooses between both answers after a search, as in summary.json."""
-
-    gate: str
-    rate: float
-    accuracy: Estimate
-
-
-@dataclass(frozen=True)
-class _StoredCascade:
-    """Results of all gates with an arbiter, which chooses between both answers after a search, as in summary.json."""
-
-    arbiter: str = ""
-    lines: tuple[Mapping[str, Any], ...] = ()
+def _encode_flags(flags: BoolArray | None) -> str:
+    """Write flags as a string of 0 and 1; '' for None."""
+    return "" if flags is None else "".join("1" if flag else "0" for flag in flags)
 
 
 @dataclass(frozen=True)
@@ -284,39 +257,39 @@ def _read_summary(folder: Path) -> EvaluationSummary:
     Raises:
         BadInput: The files do not describe an evaluation.
     """
-    where = str(folder / SUMMARY_FILE)
-    summary = read_json(folder / SUMMARY_FILE)
-    if not isinstance(summary, dict) or not isinstance(summary.get("gates"), list):
-        raise BadInput(f"{where} is not the summary of an evaluation. Give a report folder of `knowgate eval`.")
-    file = folder / DECISIONS_FILE
-    decisions = read_record(_StoredDecisions, read_json(file), str(file)) if file.is_file() else _StoredDecisions()
+    decisions, file = _StoredDecisions(), folder / DECISIONS_FILE
+    if file.is_file():
+        decisions = read_record(_StoredDecisions, read_json(file), str(file))
+    record = read_json(folder / SUMMARY_FILE)
+    try:
+        return _parse_summary(record, decisions, str(folder))
+    except (KeyError, TypeError, AttributeError):
+        raise BadInput(
+            f"{folder / SUMMARY_FILE} is not the summary of an evaluation. Give a report folder of `knowgate eval`."
+        ) from None
+
+
+def _parse_summary(record: Any, decisions: _StoredDecisions, name: str) -> EvaluationSummary:
+    """Make a summary from the content of summary.json. Raises KeyError or TypeError if that is something else."""
     gates = {}
-    for record in summary["gates"]:
-        name = str(record.get("gate"))
-        gates[name] = decisions.summarize(name, _read_measures(record, name, where))
-    cascade = read_record(_StoredCascade, summary.get("cascade") or {}, f"{where}: cascade", ignore_unknown=True)
-    for record in cascade.lines:
-        line = read_record(_StoredCascadeLine, record, f"{where}: line of cascade", ignore_unknown=True)
-        name = line.gate + ARBITER_SUFFIX
-        gates[name] = decisions.summarize(name, {"accuracy": line.accuracy, "rate": Estimate(line.rate)})
+    for gate in record["gates"]:
+        measures = {key: Estimate(**gate[key]) for key in SUMMARY_MEASURES if key in gate}
+        gates[gate["gate"]] = decisions.summarize(gate["gate"], measures)
+    cascade = record.get("cascade") or {"arbiter": "", "lines": []}
+    for line in cascade["lines"]:
+        gate_name = line["gate"] + ARBITER_SUFFIX
+        measures = {"accuracy": Estimate(**line["accuracy"]), "rate": Estimate(line["rate"])}
+        gates[gate_name] = decisions.summarize(gate_name, measures)
     right, searched = decisions.get(RECOMMENDED, "right"), decisions.get(RECOMMENDED, "searched")
     if right is not None and searched is not None:
         gates[RECOMMENDED] = _summarize_decisions(right, searched)
-    stored = read_record(
-        _StoredRecommendation, summary.get("recommendation") or {}, f"{where}: recommendation", ignore_unknown=True
-    )
+    recommended = record.get("recommendation") or {"light": "unknown", "gate": None, "threshold": None}
     return EvaluationSummary(
-        name=str(folder),
-        model=str(summary.get("model")),
-        n=len(decisions.questions) or int(summary.get("questions", 0)),
+        name=name,
+        model=record["model"],
+        n=len(decisions.questions) or record["questions"],
         gates=gates,
         question_keys=list(decisions.questions),
-        recommendation=_describe_recommendation(stored.light, stored.gate, stored.threshold),
-        arbiter=cascade.arbiter,
+        recommendation=_describe_recommendation(recommended["light"], recommended["gate"], recommended["threshold"]),
+        arbiter=cascade["arbiter"],
     )
-
-
-def _read_measures(record: Mapping[str, Any], gate: str, where: str) -> dict[str, Estimate]:
-    """Read the estimates of `SUMMARY_MEASURES` from a gate's record. Missing measures are skipped."""
-    names = [name for name in SUMMARY_MEASURES if name in record]
-    return {name: read_record(Estimate, record[name], f"{where}: {name} of {gate}") for name in names}

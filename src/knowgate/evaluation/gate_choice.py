@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,28 +41,7 @@ class CorrectAnswers:
             choice: The chosen gate and threshold.
             rows: Mask of the questions to return.
         """
-        if choice.option.fixed_threshold is not None:
-            # Its answers depend on more than the threshold. They were measured at this threshold.
-            return choice.option.right[rows]
         return np.where(choice.skips(rows), self.closed[rows], self.retrieved[rows])
-
-
-@dataclass(frozen=True)
-class GateOption:
-    """A gate that may be chosen.
-
-    Attributes:
-        gate: Name of the gate.
-        needs: Need for retrieval of each question (0 = the LLM knows, 1 = retrieve).
-        right: Whether the gate's final answers at its own threshold are correct.
-        fixed_threshold: The gate's own threshold if no other can be chosen, because its answers do not depend on the
-            threshold alone. None if any threshold can be chosen.
-    """
-
-    gate: str
-    needs: FloatArray = field(repr=False)
-    right: BoolArray = field(repr=False)
-    fixed_threshold: float | None = None
 
 
 @dataclass(frozen=True)
@@ -70,18 +49,20 @@ class GateChoice:
     """A chosen gate and threshold.
 
     Attributes:
-        option: The gate.
-        threshold: The search is skipped for questions whose need (0 to 1) is at most this.
+        gate: Name of the gate.
+        needs: Need for retrieval that the gate gives to each question (0 = the LLM knows, 1 = retrieve).
+        threshold: The search is skipped for questions whose need is at most this.
         skipped: Share of searches that are skipped on the questions that the choice was made on.
     """
 
-    option: GateOption
+    gate: str
+    needs: FloatArray = field(repr=False)
     threshold: float
     skipped: float
 
     def skips(self, rows: BoolArray) -> BoolArray:
         """Return whether the search is skipped, for each question that the mask `rows` selects."""
-        return self.option.needs[rows] <= self.threshold
+        return self.needs[rows] <= self.threshold
 
 
 @dataclass(frozen=True)
@@ -110,12 +91,13 @@ class SkipCounts:
 
 
 def choose_gate(
-    options: Sequence[GateOption], answers: CorrectAnswers, rows: BoolArray, max_loss: float
+    needs_by_gate: Mapping[str, FloatArray], answers: CorrectAnswers, rows: BoolArray, max_loss: float
 ) -> GateChoice | None:
     """Choose the gate and threshold that skip the most searches without losing too much accuracy.
 
     Args:
-        options: Gates to choose from. If several skip equally many, the first is chosen.
+        needs_by_gate: By gate, the need for retrieval that it gives to each question (0 = the LLM knows, 1 = retrieve).
+            If several gates skip equally many, the first is chosen.
         answers: Grades of both answers to each question.
         rows: Mask of the questions to choose on.
         max_loss: Maximum loss of accuracy, which must hold with 95 % confidence.
@@ -124,33 +106,29 @@ def choose_gate(
         None if no gate can skip any search within the loss.
     """
     best: GateChoice | None = None
-    for option in options:
-        choice = _choose_threshold(option, answers, rows, max_loss)
+    for gate, needs in needs_by_gate.items():
+        choice = _choose_threshold(gate, needs, answers, rows, max_loss)
         if choice is not None and (best is None or choice.skipped > best.skipped):
             best = choice
     return best
 
 
 def _choose_threshold(
-    option: GateOption, answers: CorrectAnswers, rows: BoolArray, max_loss: float
+    gate: str, all_needs: FloatArray, answers: CorrectAnswers, rows: BoolArray, max_loss: float
 ) -> GateChoice | None:
     """Choose the threshold of a gate that skips the most searches and loses at most `max_loss` of accuracy.
 
     The loss is measured on the questions that the mask `rows` selects, and must be within the limit with 95 % confidence.
     None if no threshold is.
     """
-    needs = option.needs[rows]
-    if option.fixed_threshold is None:  # any threshold can be chosen
-        thresholds = list_candidate_thresholds(needs)
-        counts = _count_skips(needs, answers, rows, thresholds)
-    else:
-        thresholds = np.array([option.fixed_threshold])
-        counts = _count_fixed_skips(option, answers, rows, option.fixed_threshold)
+    needs = all_needs[rows]
+    thresholds = list_candidate_thresholds(needs)
+    counts = _count_skips(needs, answers, rows, thresholds)
     is_acceptable = (counts.lower_bounds(len(needs)) >= -max_loss) & (counts.skipped > 0)
     if not is_acceptable.any():
         return None
     highest = np.flatnonzero(is_acceptable)[-1]  # thresholds are in ascending order
-    return GateChoice(option, float(thresholds[highest]), float(counts.skipped[highest]) / len(needs))
+    return GateChoice(gate, all_needs, float(thresholds[highest]), float(counts.skipped[highest]) / len(needs))
 
 
 def _count_skips(needs: FloatArray, answers: CorrectAnswers, rows: BoolArray, thresholds: FloatArray) -> SkipCounts:
@@ -161,7 +139,9 @@ def _count_skips(needs: FloatArray, answers: CorrectAnswers, rows: BoolArray, th
     order = np.argsort(needs, kind="stable")
     n_skipped = np.searchsorted(needs[order], thresholds, side="right")  # number of needs at or below each threshold
     by_need = np.flatnonzero(rows)[order]  # indexes of the questions, from the lowest need up
-    closed, opened, retrieved = answers.closed[by_need], answers.opened[by_need], answers.retrieved[by_need]
+    closed = answers.closed[by_need]
+    opened = answers.opened[by_need]
+    retrieved = answers.retrieved[by_need]
     wins = _count_changes(closed & ~opened, retrieved & ~opened, n_skipped)
     losses = _count_changes(opened & ~closed, opened & ~retrieved, n_skipped)
     return SkipCounts(wins, losses, n_skipped)
@@ -181,14 +161,3 @@ def _count_changes(if_skipped: BoolArray, if_retrieved: BoolArray, n_skipped: ND
     retrieved_sums = np.concatenate([[0], np.cumsum(if_retrieved)])
     n_changed_others = retrieved_sums[-1] - retrieved_sums[n_skipped]
     return np.asarray(skipped_sums[n_skipped] + n_changed_others)
-
-
-def _count_fixed_skips(option: GateOption, answers: CorrectAnswers, rows: BoolArray, threshold: float) -> SkipCounts:
-    """Count wins, losses and skipped questions of a gate at its own threshold, the only one that it can have."""
-    right, opened = option.right[rows], answers.opened[rows]
-    is_skipped = option.needs[rows] <= threshold
-    return SkipCounts(
-        wins=np.array([(right & ~opened).sum()]),
-        losses=np.array([(opened & ~right).sum()]),
-        skipped=np.array([is_skipped.sum()]),
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -32,7 +32,6 @@ from knowgate.types import Gate
 from knowgate.types.markup import escape_html
 
 CURVE_STEPS = 60
-COST_COLUMNS = ("LLM calls", "deciding, ms")
 AGAINST_ALWAYS = "against always"
 MAX_CURVES = len(COLORS)  # gates that get a curve of their own in the notebook chart
 CALIBRATION_ENTRIES = (*TARGET_KINDS, "policy")  # entries in the manifest of a gate with a calibrated threshold
@@ -349,54 +348,58 @@ def build_answer_table(gates: Sequence[GateResult]) -> TextTable:
     wrong only because the search was skipped, 'waste' that of searches for questions that the LLM knows, and 'headroom'
     the reached part of the best possible rise over never retrieving.
     """
-    columns = (
-        "gate", "accuracy", "retrieval", *COST_COLUMNS, "matched random", "gain", AGAINST_ALWAYS, "harm", "waste", "headroom",
-    )  # fmt: skip
-    rows = [
-        (
-            gate.gate,
-            proportions.format_percent_estimate(gate.measures["accuracy"]),
-            format_percent(gate.measures["rate"].value),
-            *_format_cost_cells(gate),
-            format_percent(gate.measures["random"].value),
-            proportions.format_points_estimate(gate.measures["gain"]),
-            _format_against_always(gate),
-            *(format_percent(gate.measures[name].value) for name in ("harm", "waste", "recovered")),
-        )
-        for gate in gates
-    ]
-    return TextTable("Answers", columns, tuple(rows))
+    columns: dict[str, Callable[[GateResult], str]] = {
+        "gate": lambda gate: gate.gate,
+        "accuracy": lambda gate: proportions.format_percent_estimate(gate.measures["accuracy"]),
+        "retrieval": lambda gate: format_percent(gate.measures["rate"].value),
+        "LLM calls": lambda gate: f"{gate.cost.calls:.2f}",
+        "deciding, ms": _format_milliseconds,
+        "generated tokens": lambda gate: (
+            UNKNOWN_AMOUNT if gate.cost.completion is None else f"{gate.cost.completion:.1f}"
+        ),
+        "matched random": lambda gate: format_percent(gate.measures["random"].value),
+        "gain": lambda gate: proportions.format_points_estimate(gate.measures["gain"]),
+        AGAINST_ALWAYS: _format_against_always,
+        "harm": lambda gate: format_percent(gate.measures["harm"].value),
+        "waste": lambda gate: format_percent(gate.measures["waste"].value),
+        "headroom": lambda gate: format_percent(gate.measures["recovered"].value),
+    }
+    return TextTable.build("Answers", gates, columns)
 
 
-def _format_cost_cells(gate: GateResult) -> tuple[str, str]:
-    """Format the LLM calls and the milliseconds of deciding; baselines decide nothing."""
-    calls, seconds = f"{gate.cost.calls:.2f}", gate.cost.seconds
+def _format_milliseconds(gate: GateResult) -> str:
+    """Format the milliseconds of deciding; baselines decide nothing."""
     if not gate.can_rank:
-        return calls, MISSING_VALUE
-    return calls, UNKNOWN_AMOUNT if seconds is None else f"{1_000 * seconds:.1f}"
+        return MISSING_VALUE
+    seconds = gate.cost.decision_seconds
+    return UNKNOWN_AMOUNT if seconds is None else f"{1_000 * seconds:.1f}"
 
 
 def build_short_table(gates: Sequence[GateResult]) -> TextTable:
     """Build a narrow table with a row per gate: AUROC and, if there are answers with passages, accuracy and costs."""
+    columns: dict[str, Callable[[GateResult], str]] = {"gate": lambda gate: gate.gate}
     has_open_answers = any("accuracy" in gate.measures for gate in gates)
-    if not has_open_answers:
-        rows = [(gate.gate, _format_auroc_cell(gate)) for gate in gates]
-        return TextTable("Gates compared", ("gate", "AUROC"), tuple(rows))
-    rows_with_answers = [(gate.gate, *_format_answer_cells(gate), _format_auroc_cell(gate)) for gate in gates]
-    columns = ("gate", "threshold", "accuracy", "retrieval", "LLM calls", AGAINST_ALWAYS, "AUROC")
-    return TextTable("Gates compared, each at its own threshold", columns, tuple(rows_with_answers))
+    if has_open_answers:
+        columns |= {
+            "threshold": format_threshold,
+            "accuracy": lambda gate: format_percent(gate.measures["accuracy"].value),
+            "retrieval": lambda gate: format_percent(gate.measures["rate"].value),
+            "LLM calls": lambda gate: f"{gate.cost.calls:.2f}",
+            AGAINST_ALWAYS: _format_against_always,
+        }
+    columns["AUROC"] = lambda gate: format_estimate(gate.measures.get("auroc"))
+    title = "Gates compared, each at its own threshold" if has_open_answers else "Gates compared"
+    return TextTable.build(title, gates, columns)
 
 
-def _format_answer_cells(gate: GateResult) -> tuple[str, ...]:
-    """Format threshold, accuracy, retrieval rate, LLM calls and accuracy compared with always retrieving."""
-    measures = gate.measures
-    return (
-        f"{gate.threshold:.3g}" if gate.can_rank else MISSING_VALUE,
-        format_percent(measures["accuracy"].value),
-        format_percent(measures["rate"].value),
-        f"{gate.cost.calls:.2f}",
-        _format_against_always(gate),
-    )
+def format_threshold(gate: GateResult) -> str:
+    """Format the threshold of a gate; a dash for baselines, which have none."""
+    return f"{gate.threshold:.3g}" if gate.can_rank else MISSING_VALUE
+
+
+def format_estimate(estimate: Estimate | None) -> str:
+    """Format an estimate with its interval; a dash if there is none."""
+    return MISSING_VALUE if estimate is None or estimate.value is None else estimate.format()
 
 
 def _format_against_always(gate: GateResult) -> str:
@@ -405,12 +408,6 @@ def _format_against_always(gate: GateResult) -> str:
     # With the sign, the ends of the interval change places.
     value, low, high = (None if number is None else -number for number in (loss.value, loss.high, loss.low))
     return proportions.format_points_estimate(Estimate(value, low, high))
-
-
-def _format_auroc_cell(gate: GateResult) -> str:
-    """Format the AUROC with its interval; a dash for baselines, which do not rank questions."""
-    auroc = gate.measures.get("auroc")
-    return MISSING_VALUE if auroc is None or auroc.value is None else auroc.format()
 
 
 def draw_trade_off(gates: Sequence[GateResult]) -> str:

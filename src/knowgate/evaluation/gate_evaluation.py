@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +15,16 @@ from knowgate.data.runs.table import MAX_ROWS_IN_MEMORY, LabelTable, load_label_
 from knowgate.errors import BadSetting, require_extra
 from knowgate.evaluation.gate_comparison import Evaluation, compare_gates, read_guarantees
 from knowgate.evaluation.gate_results import build_baselines
-from knowgate.evaluation.live_decisions import AUTO_GATES, LiveOptions, decide_on_runs, label_and_decide
+from knowgate.evaluation.live_decisions import (
+    AUTO_GATES,
+    LiveOptions,
+    decide_on_runs,
+    label_and_decide,
+    make_record_names,
+)
 from knowgate.evaluation.post_retrieval import evaluate_cascade, evaluate_second_look, judge_passages
 from knowgate.evaluation.recommendation import recommend
+from knowgate.evaluation.replay import Price
 from knowgate.evaluation.retrieval_actions import evaluate_actions
 from knowgate.gates.arbiters.offline_arbitration import arbitrate, get_arbiter_folder
 from knowgate.gates.arbiters.policy_arbiter import NO_ARBITER, get_policy_arbiter
@@ -62,7 +68,7 @@ class EvaluateOptions(LiveOptions):
         metavar="DIR|rules",
     )
     renamed: ClassVar[Mapping[str, str]] = {"price_retrieval": "price_search"}
-    price_search: float | None = option(
+    price_search: Price | None = option(
         None,
         "Price of one search. Adds a table in which each question gets the best of three actions: skip, retrieve "
         "once, or several times. Needs runs labeled with `iterative`.",
@@ -72,6 +78,8 @@ class EvaluateOptions(LiveOptions):
         1.0,
         "Price of a wrong answer, in the currency of the price of a search. Adds a table in which each question gets "
         "the best of three actions: skip, retrieve once, or several times. Needs runs labeled with `iterative`.",
+        gt=0,
+        allow_inf_nan=False,
     )
     record: bool = option(False, "Whether to store the gates' decisions in the label runs.")
     resamples: int = option(DEFAULT_RESAMPLES, "Number of bootstrap resamples for the intervals.", ge=0)
@@ -114,16 +122,14 @@ def evaluate(
     Example:
         >>> evaluate(["my-gate", "logprob:mean"], "runs/test")  # doctest: +SKIP
     """
-    gate_list: Sequence[GateLike] = gates if isinstance(gates, list | tuple) else [gates]  # type: ignore[list-item]
+    gate_list: Sequence[Any] = gates if isinstance(gates, list | tuple) else [gates]
     named: list[str | Gate] = [str(gate) if isinstance(gate, Path) else gate for gate in gate_list]
     _check_source(named, runs, data, options)
     scored: Sequence[str | Gate] = named  # if the LLM decides now: the names under which its decisions are stored
     if data is not None and options.out is not None:
-        live = label_and_decide(
-            named, data, options.out, options=options.replace(model=options.model or DEFAULT_MODEL),
-            on_progress=on_progress,
-        )  # fmt: skip
-        runs, scored = live.runs, live.gates
+        live_options = options.replace(model=options.model or DEFAULT_MODEL)
+        runs = label_and_decide(named, data, options.out, options=live_options, on_progress=on_progress)
+        scored = make_record_names(named)
     elif options.model is not None:
         scored = decide_on_runs(named, resolve_run_paths(runs or []), options=options)
     with require_extra("evaluating", "train"):
@@ -167,12 +173,11 @@ def _evaluate_runs(
         options: The options of `evaluate`.
         on_arbitrated: Called with how many questions the arbiter has decided, and how many there are.
     """
-    second_look = None if options.second_look is None else str(options.second_look)
     arbiter = str(options.arbiter) if isinstance(options.arbiter, Path) else options.arbiter
     arbiter = find_policy_arbiter(named) if arbiter is None else arbiter
     table = load_label_table(runs, max_in_memory=MAX_ROWS_IN_MEMORY, grader=options.grader)
     if options.drop_seen:
-        judges = [second_look.removesuffix(",verdict=own")] if second_look else []
+        judges = [str(options.second_look).removesuffix(",verdict=own")] if options.second_look else []
         table = drop_seen_rows(table, [*named, *judges], get_arbiter_folder(arbiter))
     scores = score_gates(table, scored, plug_in=options.plug_in)
     if options.record:
@@ -191,14 +196,12 @@ def _evaluate_runs(
     evaluation = replace(evaluation, guarantees=guarantees, with_judge=with_judge)
     if options.price_search is not None:
         once_right = choices.right if choices else table.always_right
-        price = compute_search_price(options.price_search, options.price_wrong)
-        option = "price_wrong" if "price_wrong" in options.model_fields_set else "price_search"
-        gates = _add_baselines(table, scores, [])
-        actions = evaluate_actions(table, gates, once_right, price, bootstrap, option=option)
+        price = options.price_search / options.price_wrong
+        actions = evaluate_actions(table, _add_baselines(table, scores, []), once_right, price, bootstrap)
         evaluation = replace(evaluation, actions=actions)
-    if second_look is not None:
+    if options.second_look is not None:
         gates = _add_baselines(table, scores, ["never", "always"])
-        useful = judge_passages(table, second_look)
+        useful = judge_passages(table, str(options.second_look))
         evaluation = replace(evaluation, second_looks=evaluate_second_look(table, gates, useful, bootstrap))
     return evaluation if options.topics is None else _add_topics(evaluation, options.topics)
 
@@ -227,19 +230,3 @@ def _add_baselines(table: LabelTable, scores: Sequence[TableScores], names: Sequ
     """Return the baselines with the given names ('never', 'always' or 'oracle'), followed by the gates."""
     baselines = [baseline for baseline in build_baselines(table) if baseline.name in names]
     return [*baselines, *(gate for gate in scores if gate.name not in ("never", "always", "oracle"))]
-
-
-def compute_search_price(price_search: float, price_wrong: float) -> float:
-    """Return the price of a search as a share of the price of a wrong answer.
-
-    Raises:
-        BadSetting: A price is negative or not finite, or a wrong answer costs nothing.
-    """
-    for name, price in (("price_search", price_search), ("price_wrong", price_wrong)):
-        if not (math.isfinite(price) and price >= 0):
-            raise BadSetting(f"{name}={price:g} is not a price. Use a number of at least 0.")
-    if price_wrong == 0:
-        raise BadSetting(
-            "price_wrong=0 means that wrong answers cost nothing, so no search would pay. Use a price above 0."
-        )
-    return price_search / price_wrong

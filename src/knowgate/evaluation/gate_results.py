@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knowgate.data.runs.table import LabelTable
+from knowgate.evaluation.cost import estimate_gated_cost
+from knowgate.evaluation.replay import PolicyCost
 from knowgate.gates.calibration.threshold_choice import GateOutcomes, choose_for_accuracy, evaluate_threshold
 from knowgate.gates.offline_scoring import TableScores
 from knowgate.stats import metrics
@@ -33,38 +35,17 @@ class TunedThreshold:
 
     Attributes:
         threshold: The threshold.
-        dev_accuracy: Accuracy on the dev rows, where the threshold was chosen.
         accuracy: Accuracy on the other rows.
         rate: Retrieval rate on the other rows.
-        random: Accuracy of random retrieval at the same rate.
-        always: Accuracy of always retrieving.
+        always: Accuracy of always retrieving on the other rows.
         n: Number of the other rows.
     """
 
     threshold: float
-    dev_accuracy: float
     accuracy: float
     rate: float
-    random: float
     always: float
     n: int
-
-
-@dataclass(frozen=True)
-class GateCost:
-    """Mean cost of a gate per question.
-
-    Attributes:
-        calls: Number of LLM calls.
-        retrievals: Number of searches.
-        tokens: Generated tokens, or None if the rows hold no answer lengths.
-        seconds: Time of the decision, or None if it was not timed.
-    """
-
-    calls: float
-    retrievals: float
-    tokens: float | None
-    seconds: float | None
 
 
 @dataclass(frozen=True)
@@ -72,38 +53,37 @@ class GateResult:
     """Everything measured about one gate.
 
     Attributes:
-        gate: Name of the gate in the tables.
-        threshold: The gate retrieves if the need of a question is above it.
+        scores: The needs for retrieval that the gate gives to the questions, its threshold, and what its decisions cost.
         measures: Estimates by name. Measures that need open-book answers are missing without them.
         cost: Mean cost per question.
-        at_rate: Accuracy at each of `RETRIEVAL_RATES`.
-        tuned: The most accurate threshold on some of the questions, measured on the others.
-        note: Remark shown in the tables.
-        frontier: Accuracy at every retrieval rate; None without open-book answers.
-        needs: Need for retrieval of each question (0 = the LLM knows, 1 = retrieve).
         right: Whether the final answer to each question is correct.
         resampled: For each measure, its value on all questions, followed by its values on the bootstrap resamples.
-        far_share: Share of questions unlike those the gate was fitted on, or None if unknown.
-        drafts: Whether a draft is generated for retrieved questions too.
-        extra_tokens: Tokens generated per question besides the draft.
-        extra_calls: LLM calls per question besides the draft and the answer.
+        frontier: Accuracy at every retrieval rate; None without open-book answers.
+        tuned: The most accurate threshold on some of the questions, measured on the others.
     """
 
-    gate: str
-    threshold: float
+    scores: TableScores
     measures: dict[str, Estimate]
-    cost: GateCost
-    at_rate: dict[float, float] = field(default_factory=dict)
-    tuned: TunedThreshold | None = None
-    note: str = ""
+    cost: PolicyCost
+    right: metrics.BoolArray = field(repr=False)
+    resampled: dict[str, metrics.FloatArray] = field(repr=False)
     frontier: metrics.Frontier | None = field(default=None, repr=False)
-    needs: metrics.FloatArray = field(default_factory=lambda: np.empty(0), repr=False)
-    right: metrics.BoolArray = field(default_factory=lambda: np.empty(0, dtype=bool), repr=False)
-    resampled: dict[str, metrics.FloatArray] = field(default_factory=dict, repr=False)
-    far_share: float | None = None
-    drafts: bool = True
-    extra_tokens: float = 0.0
-    extra_calls: float = 0.0
+    tuned: TunedThreshold | None = None
+
+    @property
+    def gate(self) -> str:
+        """Name of the gate in the tables."""
+        return self.scores.name
+
+    @property
+    def threshold(self) -> float:
+        """The gate retrieves if the need of a question is above it."""
+        return self.scores.threshold
+
+    @property
+    def needs(self) -> metrics.FloatArray:
+        """Need for retrieval of each question (0 = the LLM knows, 1 = retrieve)."""
+        return self.scores.needs
 
     @property
     def retrieve(self) -> metrics.BoolArray:
@@ -114,6 +94,11 @@ class GateResult:
     def can_rank(self) -> bool:
         """Whether the gate orders questions by need; the baselines do not."""
         return "auroc" in self.measures
+
+    @property
+    def at_rate(self) -> dict[float, float]:
+        """Accuracy at each of `RETRIEVAL_RATES`; empty without open-book answers."""
+        return {} if self.frontier is None else {rate: self.frontier.at(rate) for rate in RETRIEVAL_RATES}
 
 
 def measure_gates(table: LabelTable, gates: Sequence[TableScores], bootstrap: Bootstrap) -> list[GateResult]:
@@ -136,48 +121,16 @@ def _build_gate_result(table: LabelTable, gate: TableScores, resampled: dict[str
     """Collect everything measured about a gate; `resampled` holds each measure's value and then its resamples."""
     retrieve = gate.needs > gate.threshold
     result = GateResult(
-        gate=gate.name,
-        threshold=gate.threshold,
+        gate,
         measures={name: summarize_resamples(values) for name, values in resampled.items()},
-        cost=_compute_gate_cost(table, gate, retrieve),
-        note=gate.note,
-        needs=gate.needs,
-        right=table.closed_right,
+        cost=estimate_gated_cost(table, ~retrieve, gate),
+        right=np.where(retrieve, table.always_right, table.closed_right),
         resampled=resampled,
-        far_share=gate.far,
-        drafts=gate.drafts,
-        extra_tokens=gate.extra_tokens,
-        extra_calls=gate.calls,
     )
     if table.open_right is None:
         return result
     frontier = metrics.compute_frontier(table.closed_right, table.open_right, gate.needs)
-    return replace(
-        result,
-        right=np.where(retrieve, table.open_right, table.closed_right),
-        frontier=frontier,
-        at_rate={rate: frontier.at(rate) for rate in RETRIEVAL_RATES},
-        tuned=tune_threshold(table, table.open_right, gate.needs),
-    )
-
-
-def _compute_gate_cost(table: LabelTable, gate: TableScores, retrieve: metrics.BoolArray) -> GateCost:
-    """Compute the mean cost per question.
-
-    A question that is skipped costs its closed-book answer. A question that is retrieved for costs its open-book answer
-    and, if the gate decides by a draft, the draft too.
-
-    Args:
-        table: The questions with the lengths of their answers.
-        gate: The gate.
-        retrieve: Whether the gate retrieves for each question.
-    """
-    closed, opened = table.closed_tokens, table.open_tokens
-    draft = closed if gate.drafts else np.zeros_like(closed)
-    tokens = np.where(retrieve, draft + opened, closed).mean() + gate.extra_tokens
-    rate = float(retrieve.mean())
-    calls = 1 + gate.calls + (rate if gate.drafts else 0.0)  # one call answers; retrieved drafts are answered again
-    return GateCost(calls, rate, float(tokens) if table.has_answer_lengths else None, gate.seconds)
+    return replace(result, frontier=frontier, tuned=tune_threshold(table, table.open_right, gate.needs))
 
 
 def estimate_column_means(bootstrap: Bootstrap, columns: Mapping[str, NDArray[Any]]) -> dict[str, Estimate]:
@@ -201,25 +154,13 @@ def _build_mean_metric(columns: Mapping[str, NDArray[Any]]) -> WeightedMetric:
 
 
 def tune_threshold(table: LabelTable, opened: metrics.BoolArray, needs: metrics.FloatArray) -> TunedThreshold | None:
-    """Choose the most accurate threshold on the dev rows, and measure it on the others; None without one or the other.
-
-    The result also has the accuracy of always retrieving, and of retrieving as often but at random.
-    """
+    """Choose the most accurate threshold on the dev rows, and measure it on the others; None without one or the other."""
     dev, outcomes = table.is_dev, GateOutcomes(needs, table.closed_right, opened)
     if not dev.any() or dev.all():
         return None
     threshold = choose_for_accuracy(outcomes.select(dev))
     test = evaluate_threshold(outcomes.select(~dev), threshold)
-    always, never = test.right_always / test.n, test.right_never / test.n
-    return TunedThreshold(
-        threshold=threshold,
-        dev_accuracy=evaluate_threshold(outcomes.select(dev), threshold).accuracy,
-        accuracy=test.accuracy,
-        rate=test.rate,
-        random=test.rate * always + (1 - test.rate) * never,
-        always=always,
-        n=test.n,
-    )
+    return TunedThreshold(threshold, test.accuracy, test.rate, test.right_always / test.n, test.n)
 
 
 # --- baselines ------------------------------------------------------------------------------------
@@ -248,8 +189,7 @@ def make_baseline_result(table: LabelTable, result: GateResult) -> GateResult:
     result = replace(result, measures=measures, tuned=None)
     if result.gate != "oracle" or table.open_right is None:
         return result
-    best = metrics.compute_oracle_frontier(table.closed_right, table.open_right)
-    return replace(result, frontier=best, at_rate={rate: best.at(rate) for rate in RETRIEVAL_RATES})
+    return replace(result, frontier=metrics.compute_oracle_frontier(table.closed_right, table.open_right))
 
 
 def compute_majority_share(table: LabelTable) -> float:
@@ -408,13 +348,16 @@ def group_into_cells(outcomes: GradedNeeds) -> QuestionCells:
     """Group questions into cells: questions of nearly equal need (level) with the same two grades share a cell."""
     level = _assign_need_levels(outcomes)
     opened = False if outcomes.opened is None else outcomes.opened
-    # The code of a cell is 4 * level + 2 * closed + opened. Sorting numbers is faster than sorting triples.
+    # Each combination of level and grades has a number of its own.
     codes = 4 * level.astype(np.int64) + 2 * outcomes.closed + opened
     cell_codes, cell_of_question = np.unique(codes, return_inverse=True)
-    cell_levels, cell_grades = np.divmod(cell_codes, 4)
-    cell_closed, cell_opened = cell_grades >= 2, None if outcomes.opened is None else cell_grades % 2 == 1
-    cell_needs = _compute_level_means(outcomes.needs, level)[cell_levels]
-    as_questions = GradedNeeds(cell_needs, outcomes.threshold, cell_closed, cell_opened)
+    level_means = _compute_level_means(outcomes.needs, level)
+    as_questions = GradedNeeds(
+        needs=level_means[cell_codes // 4],
+        threshold=outcomes.threshold,
+        closed=cell_codes % 4 >= 2,
+        opened=None if outcomes.opened is None else cell_codes % 2 == 1,
+    )
     return QuestionCells(as_questions, cell_of_question.astype(np.int32))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,19 +53,6 @@ class LiveOptions(AnswerOptions):
     plug_in: bool = option(False, "Also use gates that were fitted on another LLM than the one that answers.")
 
 
-@dataclass(frozen=True)
-class LiveRuns:
-    """Label runs that were made now.
-
-    Attributes:
-        runs: Folders of the runs.
-        gates: Names under which the decisions of each gate are stored in the runs.
-    """
-
-    runs: list[Path]
-    gates: list[str]
-
-
 def label_and_decide(
     gates: Sequence[str | Gate],
     data: QuestionSource,
@@ -73,10 +60,10 @@ def label_and_decide(
     *,
     options: LiveOptions,
     on_progress: Callable[[LabelProgress], None] = lambda progress: None,
-) -> LiveRuns:
-    """Let the LLM answer questions and gates decide on them, and store both in label runs.
+) -> list[Path]:
+    """Let the LLM answer questions and gates decide on them, and store both in label runs, whose folders are returned.
 
-    Answers and decisions found in `out` are reused.
+    Answers and decisions found in `out` are reused. Decisions are stored under the names of `make_record_names`.
 
     Args:
         gates: Gate specs or gates. 'auto' is left for the evaluation to resolve.
@@ -86,11 +73,11 @@ def label_and_decide(
         on_progress: Called with the progress of labeling.
     """
     sources = split_data_specs(data)
-    names = make_record_names(gates)
-    named_gates = {name: gate for name, gate in zip(names, gates, strict=True) if gate != AUTO_GATES}
+    named_gates = dict(zip(make_record_names(gates), gates, strict=True))
+    named_gates.pop(AUTO_GATES, None)
     model = resolve_model(options.model)
     prompts = load_answer_prompts(options.prompts, model=model)
-    decider = LiveDecider.create(named_gates, model, prompts, options)
+    decider = LiveDecider(model, prompts, bind_gates(named_gates, model, prompts, options), options)
     answer_options = {name: getattr(options, name) for name in AnswerOptions.model_fields}
     # The workers of a cluster load the index and the reranker by name. In this process, they are loaded once for all
     # data sets.
@@ -105,7 +92,7 @@ def label_and_decide(
         run = label(source, out=folder, model=labeled_model, options=label_options, on_progress=on_progress)
         decider.record(run)
         runs.append(run.path)
-    return LiveRuns(runs, names)
+    return runs
 
 
 def decide_on_runs(gates: Sequence[str | Gate], runs: Sequence[Path], *, options: LiveOptions) -> list[str | Gate]:
@@ -132,7 +119,8 @@ def decide_on_runs(gates: Sequence[str | Gate], runs: Sequence[Path], *, options
     _check_same_model(table, model, prompts)
     deciding = [gate for gate in gates if gate != AUTO_GATES and not can_score(table, gate, plug_in=options.plug_in)]
     names = make_record_names(deciding)
-    decider = LiveDecider.create(dict(zip(names, deciding, strict=True)), model, prompts, options)
+    bound_gates = bind_gates(dict(zip(names, deciding, strict=True)), model, prompts, options)
+    decider = LiveDecider(model, prompts, bound_gates, options)
     for run in runs:
         decider.record(RunFolder(run))
     name_of_gate = dict(zip(map(id, deciding), names, strict=True))  # by id(), because gates may not be hashable
@@ -299,6 +287,34 @@ class BoundGate:
     is_reusable: bool
 
 
+def bind_gates(
+    gates: Mapping[str, str | Gate], model: Model, prompts: AnswerPrompts, options: LiveOptions
+) -> list[BoundGate]:
+    """Load the gates that are given as specs, and bind all gates to the LLM.
+
+    Args:
+        gates: Gate specs, folders or gate objects, by the name that their decisions are stored under.
+        model: The LLM.
+        prompts: Prompts of the LLM.
+        options: Where the LLM runs, and whether gates of another LLM may be loaded.
+
+    Raises:
+        BadSetting: The LLM runs on a cluster, but the LLM or a gate is given as an object instead of a spec.
+    """
+    if is_remote_runner(options.runner):  # the workers load the LLM and the gates by name
+        require_name("model", options.model)
+        for spec in gates.values():
+            require_name("gate", spec)
+    bound = []
+    for name, spec in gates.items():
+        gate = load_gate(spec, plug_in=options.plug_in) if isinstance(spec, str) else spec
+        # A gate that searches logged questions overrides `find_neighbors`. Its decisions change as the log grows.
+        reads_history = type(gate).find_neighbors is not Gate.find_neighbors
+        is_reusable = isinstance(spec, str) and get_gate_folder(spec) is None and not reads_history
+        bound.append(BoundGate(name, spec, bind_gate(gate, model, prompts), is_reusable))
+    return bound
+
+
 @dataclass(frozen=True)
 class LiveDecider:
     """Lets gates decide on the questions of label runs (folders of recorded answers), and stores their decisions there.
@@ -314,22 +330,6 @@ class LiveDecider:
     prompts: AnswerPrompts
     gates: Sequence[BoundGate]
     options: LiveOptions
-
-    @classmethod
-    def create(
-        cls, gates: dict[str, str | Gate], model: Model, prompts: AnswerPrompts, options: LiveOptions
-    ) -> LiveDecider:
-        """Bind the gates to the LLM.
-
-        Raises:
-            BadSetting: The LLM runs on a cluster, but the LLM or a gate is given as an object instead of a spec.
-        """
-        bound = [_bind(name, spec, model, prompts, plug_in=options.plug_in) for name, spec in gates.items()]
-        if is_remote_runner(options.runner):  # the workers load the LLM and the gates by name
-            require_name("model", options.model)
-            for gate in bound:
-                require_name("gate", gate.spec)
-        return cls(model, prompts, bound, options)
 
     @property
     def is_remote(self) -> bool:
@@ -366,23 +366,6 @@ class LiveDecider:
         spec = DeciderSpec(str(self.options.model), specs, self.prompts, self.options.plug_in)
         fingerprints = {"wording": self.prompts.fingerprint}
         return create_ray_runner(str(self.options.runner), spec, raise_undecided, fingerprints)
-
-
-def _bind(name: str, spec: str | Gate, model: Model, prompts: AnswerPrompts, *, plug_in: bool) -> BoundGate:
-    """Load a gate if it is given as a spec, and bind it to the LLM.
-
-    Args:
-        name: Name that the gate's decisions are stored under.
-        spec: Gate spec, folder or gate object.
-        model: The LLM.
-        prompts: Prompts of the LLM.
-        plug_in: Also load a gate that was fitted on another LLM.
-    """
-    gate = load_gate(spec, plug_in=plug_in) if isinstance(spec, str) else spec
-    # A gate that searches logged questions overrides `find_neighbors`. Its decisions change as the log grows.
-    reads_history = type(gate).find_neighbors is not Gate.find_neighbors
-    is_reusable = isinstance(spec, str) and get_gate_folder(spec) is None and not reads_history
-    return BoundGate(name, spec, bind_gate(gate, model, prompts), is_reusable)
 
 
 def _make_record(gate: BoundGate, decisions: GateDecisions) -> RecordedNeeds:

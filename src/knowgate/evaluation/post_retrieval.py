@@ -9,12 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from knowgate.core.display import MISSING_VALUE, TextTable, format_percent, format_points
+from knowgate.core.display import TextTable, format_percent, format_points
 from knowgate.data.runs.records import RecordedUsefulness, read_usefulness, write_usefulness
 from knowgate.data.runs.rows import LabelRow
 from knowgate.data.runs.storage import question_from_row
@@ -26,12 +25,11 @@ from knowgate.gates.arbiters.offline_arbitration import ArbiterChoices
 from knowgate.gates.artifacts.gate_folder import FittedGateSpec, parse_fitted_spec, read_artifact
 from knowgate.gates.offline_scoring import TableScores, check_unseen
 from knowgate.stats.bootstrap import Bootstrap, Estimate
-from knowgate.stats.metrics import BoolArray, FloatArray, compute_frontier
+from knowgate.stats.metrics import BoolArray
 from knowgate.stats.proportions import format_p_value, format_percent_estimate, format_points_estimate, mcnemar_test
 from knowgate.types import PassageFilter
 
 log = logging.getLogger(__name__)
-CASCADE_RATES: tuple[float, ...] = (0.9, 0.8, 0.7, 0.6, 0.5)  # retrieval rates whose accuracy the table shows
 SECOND_LOOK_BATCH = 32
 COMPARED = ", better than without"  # name of the rule that compares with and without passages
 
@@ -56,7 +54,6 @@ class CascadeResult:
         p_mcnemar: p-value of `against_always` by McNemar's test.
         harmed: Share of questions that only the baseline answers correctly.
         gained: Share of questions that only the cascade answers correctly.
-        at_rate: Accuracy of the cascade by retrieval rate, if the gate's threshold is set to reach that rate.
         right: Whether the cascade answers each question correctly.
         calls: LLM calls per question, including both answers of each question that the gate retrieves for.
     """
@@ -70,7 +67,6 @@ class CascadeResult:
     p_mcnemar: float
     harmed: float
     gained: float
-    at_rate: dict[float, float]
     right: BoolArray = field(repr=False, compare=False)
     calls: float = 0.0
 
@@ -139,7 +135,6 @@ def _measure_cascade(
     right = np.where(retrieve, arbiter_right, closed)
     columns = {"accuracy": right, "change": right - without_arbiter, "against_always": right - opened.astype(float)}
     means = estimate_column_means(bootstrap, columns)
-    frontier = compute_frontier(closed, arbiter_right, gate.needs)
     p_value, gained, harmed = mcnemar_test(right, opened)
     return CascadeResult(
         gate=gate.name,
@@ -148,7 +143,6 @@ def _measure_cascade(
         p_mcnemar=p_value,
         harmed=harmed / len(right),
         gained=gained / len(right),
-        at_rate={rate: frontier.at(rate) for rate in CASCADE_RATES},
         right=right,
         calls=1 + gate.calls + float(retrieve.mean()),  # closed-book answer, calls of the gate, open-book answer
         **means,
@@ -168,14 +162,9 @@ def build_cascade_table(cascade: Cascade) -> TextTable:
         "p": lambda result: format_p_value(result.p_mcnemar),
         "harmed": lambda result: format_percent(result.harmed),
         "gained": lambda result: format_percent(result.gained),
-        **{f"cascade at {rate:.0%}": partial(_format_at_rate, rate) for rate in CASCADE_RATES},
     }
     title = "The policy as it runs" if cascade.is_policy else "Cascade"
     return TextTable.build(f"{title}: the arbiter {cascade.arbiter} chooses after retrieval", cascade.lines, columns)
-
-
-def _format_at_rate(rate: float, result: CascadeResult) -> str:
-    return format_percent(result.at_rate[rate])
 
 
 # --- second look: a judge drops useless passages (KBM, section 5.4) -------------------------------
@@ -195,8 +184,6 @@ class SecondLookResult:
         difference: `twice` minus `once`.
         random: Accuracy if the passages of as many questions are dropped at random.
         shown: Share of questions that are answered with passages if the judge is used.
-        words_once: Words of passages per question without the judge; None if the rows hold no texts.
-        words_twice: The same with the judge.
     """
 
     gate: str
@@ -206,8 +193,6 @@ class SecondLookResult:
     difference: Estimate
     random: float
     shown: float
-    words_once: float | None
-    words_twice: float | None
 
 
 def judge_passages(table: LabelTable, spec: str) -> BoolArray:
@@ -221,7 +206,9 @@ def judge_passages(table: LabelTable, spec: str) -> BoolArray:
         BadSetting: The gate cannot judge passages, was fitted on these rows, or the rows hold no texts.
     """
     check_unseen(table, _parse_judge_spec(spec).folder)
-    judge = _load_judge(spec)
+    judge = load_gate(spec, plug_in=True).passage_filter
+    if judge is None:
+        raise BadSetting(f"second_look={spec!r} cannot tell if passages help. Fit a gate that can: `knowgate fit kbm`")
     useful = np.zeros(len(table.rows), dtype=bool)
     for run in table.split_by_run():
         rows = list(table.subset(run.numbers).rows)
@@ -233,14 +220,6 @@ def judge_passages(table: LabelTable, spec: str) -> BoolArray:
 def _parse_judge_spec(spec: str) -> FittedGateSpec:
     """Split 'FOLDER,verdict=own' into the folder of the judge and its rule; a plain folder has the default rule."""
     return parse_fitted_spec(spec) or FittedGateSpec(spec)
-
-
-def _load_judge(spec: str) -> PassageFilter:
-    """Load a judge of passages; raises BadSetting if the gate cannot judge passages."""
-    judge = load_gate(spec, plug_in=True).passage_filter
-    if judge is None:
-        raise BadSetting(f"second_look={spec!r} cannot tell if passages help. Fit a gate that can: `knowgate fit kbm`")
-    return judge
 
 
 def judge_run_passages(run: Path, rows: Sequence[LabelRow], spec: str, judge: PassageFilter) -> dict[str, bool]:
@@ -313,7 +292,6 @@ def _measure_second_look(
     shown_share = float(shown.sum() / max(1, retrieve.sum()))
     random = np.where(retrieve, shown_share * opened + (1 - shown_share) * closed, closed)
     difference = estimate_column_means(bootstrap, {"difference": twice.astype(float) - once.astype(float)})
-    words = _count_passage_words(table)
     return SecondLookResult(
         gate=gate.name,
         rate=float(retrieve.mean()),
@@ -321,16 +299,8 @@ def _measure_second_look(
         twice=float(twice.mean()),
         random=float(random.mean()),
         shown=float(shown.mean()),
-        words_once=None if words is None else float((words * retrieve).mean()),
-        words_twice=None if words is None else float((words * shown).mean()),
         **difference,
     )
-
-
-def _count_passage_words(table: LabelTable) -> FloatArray | None:
-    """Count the words of each row's passages. None if no row holds texts."""
-    counts = [sum(len(passage.text.split()) for passage in row.passages) for row in table.rows]
-    return np.array(counts, dtype=float) if any(counts) else None
 
 
 def build_second_look_table(results: Sequence[SecondLookResult]) -> TextTable:
@@ -346,11 +316,5 @@ def build_second_look_table(results: Sequence[SecondLookResult]) -> TextTable:
         "change": lambda result: format_points_estimate(result.difference),
         "against random drop": lambda result: format_points(result.twice - result.random),
         "passages shown": lambda result: format_percent(result.shown),
-        "words of passages": lambda result: _format_words(result.words_once),
-        "after two looks": lambda result: _format_words(result.words_twice),
     }
     return TextTable.build("Second look at the passages (KBM, Figure 8)", results, columns)
-
-
-def _format_words(words: float | None) -> str:
-    return MISSING_VALUE if words is None else f"{words:.0f}"

@@ -7,7 +7,7 @@ orders passages by their shift.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -23,7 +23,6 @@ from knowgate.stats.metrics import FloatArray
 from knowgate.types import Passage, Reranker
 
 RETRIEVER, BASE, ORACLE, NO_PASSAGES = "retriever", "base", "oracle", "no passages"
-PASSAGE_COUNTS = (1, 3)  # numbers of passages that the LLM answers with
 ValueTable = Mapping[str, Mapping[str, FloatArray]]  # measure -> ranker -> value of each question
 EstimateTable = dict[str, dict[str, Estimate]]  # measure -> ranker -> mean
 
@@ -117,10 +116,7 @@ def select_usable(rows: Sequence[Preference]) -> list[Preference]:
 
 
 def rank_with_all(
-    rows: Sequence[Preference],
-    rerankers: Mapping[str, Reranker],
-    margin: float | None = None,
-    notify: Callable[[str], None] = lambda message: None,
+    rows: Sequence[Preference], rerankers: Mapping[str, Reranker], margin: float | None = None
 ) -> list[Ranker]:
     """Score the candidate passages of each question with the retriever, every reranker, and the oracle.
 
@@ -131,21 +127,18 @@ def rank_with_all(
         rerankers: Rerankers by name.
         margin: Adds one more ranker: the last reranker, but with the retriever's order where the retriever's first
             passage leads by at least this share of its score.
-        notify: Called with a message before each reranker starts.
     """
     # Candidates are in the retriever's order, so scores 0, -1, -2, ... reproduce it.
     retriever_order = [[-float(rank) for rank in range(len(row.candidates))] for row in rows]
     rankers = [Ranker(RETRIEVER, retriever_order)]
     for name, reranker in rerankers.items():
-        notify(f"reranking: {name}")
         scores = reranker.score([row.question for row in rows], [list_passages(row) for row in rows])
         rankers.append(Ranker(name, scores))
     if margin is not None and rerankers:
         last = rankers[-1]
-        with_margin = [
-            order if can_skip_reranking(list_passages(row), margin) else scores
-            for row, order, scores in zip(rows, retriever_order, last.scores, strict=True)
-        ]
+        with_margin = []
+        for row, order, reranked in zip(rows, retriever_order, last.scores, strict=True):
+            with_margin.append(order if can_skip_reranking(list_passages(row), margin) else reranked)
         rankers.append(Ranker(f"{last.name}, margin {margin:g}", with_margin))
     return [*rankers, Ranker(ORACLE, [[candidate.shift for candidate in row.candidates] for row in rows])]
 
@@ -190,11 +183,7 @@ def measure_ranking(
 
 
 def measure_answers(
-    rows: Sequence[Preference],
-    rankers: Sequence[Ranker],
-    answerer: CachedAnswerer,
-    passage_counts: Sequence[int] = PASSAGE_COUNTS,
-    notify: Callable[[str], None] = lambda message: None,
+    rows: Sequence[Preference], rankers: Sequence[Ranker], answerer: CachedAnswerer, passage_counts: Sequence[int]
 ) -> RankerMeasures:
     """Measure the accuracy of an LLM that is shown the first passages of each ranker, or none.
 
@@ -203,20 +192,16 @@ def measure_answers(
         rankers: Scores of the candidates.
         answerer: The LLM with its grader. Answers in its cache are not generated again.
         passage_counts: Numbers of passages to show.
-        notify: Called with a message before each batch of answers.
     """
     questions = [row.to_question() for row in rows]
-    notify(f"answering: {NO_PASSAGES}")
     without_passages = answerer.grade_answers(questions, [[] for _ in rows])
     values: dict[str, dict[str, FloatArray]] = {}
     for count in passage_counts:
         by_ranker = {NO_PASSAGES: without_passages}
         for ranker in rankers:
-            notify(f"answering: {ranker.name}, top {count}")
-            first_passages = [
-                [row.candidates[index].passage for index in rank_scores(scores)[:count]]
-                for row, scores in zip(rows, ranker.scores, strict=True)
-            ]
+            first_passages = []
+            for row, scores in zip(rows, ranker.scores, strict=True):
+                first_passages.append([row.candidates[index].passage for index in rank_scores(scores)[:count]])
             by_ranker[ranker.name] = answerer.grade_answers(questions, first_passages)
         values[f"top {count}"] = by_ranker
     return RankerMeasures([row.id for row in rows], values)
@@ -264,8 +249,3 @@ class PassageMeanRanker:
     def score(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[list[float]]:
         """Score each passage by its mean shift on training questions."""
         return [[self.means.get(passage.id, 0.0) for passage in candidates] for candidates in passages]
-
-    def compute_coverage(self, rows: Iterable[Preference]) -> float:
-        """Return the share of the rows' candidates that also occur in the training questions."""
-        covered = [candidate.id in self.means for row in rows for candidate in row.candidates]
-        return float(np.mean(covered)) if covered else 0.0

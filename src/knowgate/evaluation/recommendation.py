@@ -16,7 +16,7 @@ import numpy as np
 
 from knowgate.core.validation import check_number
 from knowgate.data.splits import hash_to_unit
-from knowgate.evaluation.gate_choice import CorrectAnswers, GateChoice, GateOption, choose_gate
+from knowgate.evaluation.gate_choice import CorrectAnswers, GateChoice, choose_gate
 from knowgate.evaluation.gate_comparison import Evaluation
 from knowgate.evaluation.gate_results import GateResult
 from knowgate.stats.bootstrap import Estimate, estimate_mean, estimate_means
@@ -58,7 +58,8 @@ class Recommendation:
         held_out_skipped: The same, measured by cross-validation like `difference` and `gain`. Costs are measured so, too.
         difference: Accuracy minus the accuracy of always retrieving.
         gain: Accuracy minus the accuracy of skipping as many searches at random. Undefined without a gate.
-        beats_chance: Whether the gain is certainly above 0.
+        beats_chance: Whether the gain is certainly above 0, by more than `Z_CERTAIN` standard errors.
+        likely_beats_chance: Whether the gain is probably above 0, by more than `Z_LIKELY` standard errors.
         agreeing_folds: Number of cross-validation folds that chose the same gate; 0 if no choice was made.
         guarantee: The stored guarantee that applies, in words; empty if none does.
         n_calibrated: Number of these questions that the guarantee was calibrated on.
@@ -80,6 +81,7 @@ class Recommendation:
     difference: Estimate = UNKNOWN_ESTIMATE
     gain: Estimate = UNKNOWN_ESTIMATE
     beats_chance: bool = True
+    likely_beats_chance: bool = True
     agreeing_folds: int = 0
     guarantee: str = ""
     n_calibrated: int = 0
@@ -106,25 +108,26 @@ class Recommendation:
         return self.level in ("use", "try")
 
     @property
-    def is_stable(self) -> bool:
-        """Whether at least four of five repeats made the same choice; True if nothing had to be chosen."""
-        return not self.agreeing_folds or self.agreeing_folds >= MIN_AGREEING_FOLDS
-
-    @property
     def forbidden_slices(self) -> list[SliceChange]:
         """The slices whose loss is certainly above the accepted one."""
         return [part for part in self.losing_slices if (part.change.high or 0.0) < -self.max_loss]
 
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether fewer than four of five repeats chose the same gate, or a large slice certainly loses too much."""
+        is_unstable = 0 < self.agreeing_folds < MIN_AGREEING_FOLDS  # 0 if nothing had to be chosen
+        return is_unstable or bool(self.forbidden_slices)
+
 
 # Keys of summary.json that differ from the names of the attributes.
 SUMMARY_KEYS = {"level": "light", "held_out_skipped": "tried", "agreeing_folds": "agreed", "n_calibrated": "chosen_on"}
-PER_QUESTION_FIELDS = ("skips", "held_out_skips", "right")
+OMITTED_FIELDS = ("skips", "held_out_skips", "right", "likely_beats_chance")
 
 
 def recommendation_to_dict(recommendation: Recommendation) -> dict[str, Any]:
     """Convert a recommendation to plain data, without the per-question arrays."""
     values = asdict(recommendation)
-    return {SUMMARY_KEYS.get(name, name): value for name, value in values.items() if name not in PER_QUESTION_FIELDS}
+    return {SUMMARY_KEYS.get(name, name): value for name, value in values.items() if name not in OMITTED_FIELDS}
 
 
 def recommend(evaluation: Evaluation, max_loss: float = MAX_LOSS) -> Recommendation:
@@ -154,7 +157,7 @@ def recommend(evaluation: Evaluation, max_loss: float = MAX_LOSS) -> Recommendat
             return recommendation
     # A choice looks better on the questions it was made on, so only half of the loss is allowed there.
     all_rows = np.ones(n, dtype=bool)
-    choice = choose_gate(_list_options(evaluation), answers, all_rows, max_loss / 2)
+    choice = choose_gate(_list_needs(evaluation), answers, all_rows, max_loss / 2)
     recommendation = Recommendation("leave" if _has_enough_questions(evaluation) else "unknown", n, max_loss)
     if choice is not None:
         recommendation = _recommend_choice(evaluation, choice, answers, max_loss)
@@ -163,19 +166,10 @@ def recommend(evaluation: Evaluation, max_loss: float = MAX_LOSS) -> Recommendat
     return recommendation if is_known else replace(recommendation, level="unknown")
 
 
-def _list_options(evaluation: Evaluation) -> list[GateOption]:
-    """List what can be chosen: never retrieving, and every gate that ranks questions by need (a score from 0 to 1).
-
-    The threshold of a gate can be changed if its answers follow from its needs: with passages above the threshold, else
-    without. Otherwise its results at other thresholds are unknown, and its threshold is fixed.
-    """
-    table = evaluation.table
-    options = [GateOption(NEVER, needs=np.zeros(len(table.rows)), right=table.closed_right)]
-    for gate in evaluation.ranking_gates:
-        right_by_threshold = np.where(gate.retrieve, table.always_right, table.closed_right)
-        follows_threshold = bool((right_by_threshold == gate.right).all())
-        options.append(GateOption(gate.gate, gate.needs, gate.right, None if follows_threshold else gate.threshold))
-    return options
+def _list_needs(evaluation: Evaluation) -> dict[str, FloatArray]:
+    """Return the needs (scores from 0 to 1) of all questions by what can be chosen: never retrieving, or a gate."""
+    needs = {NEVER: np.zeros(len(evaluation.table.rows))}
+    return needs | {gate.gate: gate.needs for gate in evaluation.ranking_gates}
 
 
 # --- recommendation of a calibrated gate ----------------------------------------------------------
@@ -206,22 +200,23 @@ def _recommend_own_threshold(
     if cascade is None:
         answers = replace(answers, arbitrated=None)
     skips = ~gate.retrieve
-    right = np.where(skips, answers.closed, answers.retrieved) if cascade else gate.right
-    changes = right.astype(float) - answers.opened  # 1 if only the gate is right, -1 if only always retrieving is
-    effect = _measure_effect(evaluation, answers, skips, changes)
-    accepted = guarantee.max_loss if guarantee.holds else max_loss
-    has_evidence = guarantee.holds or _has_enough_questions(evaluation)
-    level = _choose_level(effect, accepted, is_guaranteed=guarantee.holds) if has_evidence else "unknown"
-    recommendation = replace(
-        _make_recommendation(level, accepted, gate.gate, gate.threshold, effect),
+    right = np.where(skips, answers.closed, answers.retrieved)
+    recommendation = Recommendation(
+        "unknown",
+        len(right),
+        guarantee.max_loss if guarantee.holds else max_loss,
+        gate.gate,
+        gate.threshold,
         guarantee=guarantee.text if guarantee.holds else "",
         n_calibrated=guarantee.n_calibrated,
         arbiter=cascade.arbiter if cascade else "",
-        losing_slices=_find_losing_slices(evaluation, changes),
-        right=right,
         at_own_threshold=True,
+        skips=skips,
+        right=right,
     )
-    return _lower_uncertain_level(recommendation)
+    changes = right.astype(float) - answers.opened  # 1 if only the gate is right, -1 if only always retrieving is
+    measured = _measure_effect(evaluation, recommendation, answers, skips, changes)
+    return _set_level(evaluation, measured, is_guaranteed=guarantee.holds)
 
 
 # --- recommendation chosen on these questions -----------------------------------------------------
@@ -237,32 +232,30 @@ def _recommend_choice(
     """
     folds = _cross_validate(evaluation, answers, max_loss / 2)
     n = len(answers.closed)
-    skips, changes = np.zeros(n, dtype=bool), np.zeros(n)  # of each question, by the choice of its fold
+    held_out_skips, changes = np.zeros(n, dtype=bool), np.zeros(n)  # of each question, by the choice of its fold
     for fold in folds:
         if fold.choice is not None:  # otherwise nothing is skipped in this fold
-            skips[fold.rows] = fold.choice.skips(fold.rows)
+            held_out_skips[fold.rows] = fold.choice.skips(fold.rows)
             changes[fold.rows] = answers.apply(fold.choice, fold.rows).astype(float) - answers.opened[fold.rows]
-    effect = _measure_effect(evaluation, answers, skips, changes)
-    if choice.option.gate == NEVER:
-        effect = effect.without_gain()  # there is no gate that could beat chance
-    elif not effect.likely_beats_chance:
+    fold_gates = [fold.choice.gate for fold in folds if fold.choice]
+    all_rows = np.ones(n, dtype=bool)
+    recommendation = Recommendation(
+        "unknown",
+        n,
+        max_loss,
+        choice.gate,
+        choice.threshold,
+        agreeing_folds=fold_gates.count(choice.gate),
+        arbiter=evaluation.cascade.arbiter if evaluation.cascade and choice.gate != NEVER else "",
+        skips=choice.skips(all_rows),
+        right=answers.apply(choice, all_rows),
+    )
+    measured = _measure_effect(evaluation, recommendation, answers, held_out_skips, changes)
+    if not measured.likely_beats_chance:
         without_retrieval = _recommend_no_retrieval(evaluation, answers, max_loss)
         if without_retrieval.is_positive:
             return without_retrieval
-    all_rows = np.ones(n, dtype=bool)
-    skipped_by_choice = choice.skips(all_rows)
-    level = _choose_level(effect, max_loss) if _has_enough_questions(evaluation) else "unknown"
-    fold_gates = [fold.choice.option.gate for fold in folds if fold.choice]
-    recommendation = replace(
-        _make_recommendation(level, max_loss, choice.option.gate, choice.threshold, effect),
-        skipped=estimate_mean(skipped_by_choice.astype(float), evaluation.resamples),
-        agreeing_folds=fold_gates.count(choice.option.gate),
-        arbiter=evaluation.cascade.arbiter if evaluation.cascade and choice.option.gate != NEVER else "",
-        losing_slices=_find_losing_slices(evaluation, changes),
-        skips=skipped_by_choice,
-        right=answers.apply(choice, all_rows),
-    )
-    return _lower_uncertain_level(recommendation)
+    return _set_level(evaluation, measured)
 
 
 def _find_losing_slices(evaluation: Evaluation, changes: FloatArray) -> tuple[SliceChange, ...]:
@@ -271,24 +264,20 @@ def _find_losing_slices(evaluation: Evaluation, changes: FloatArray) -> tuple[Sl
     `changes` is 1 for each question that became right, -1 for each that became wrong, compared with always retrieving. A
     loss is certain if the 95 % interval of the mean change is below 0.
     """
-    slices = []
-    for part in evaluation.slices:
-        if part.n >= MIN_SLICE_ROWS:
-            in_slice = evaluation.table.get_slice_values(part.dimension) == part.value
-            change = estimate_mean(changes[in_slice], evaluation.resamples)
-            slices.append(SliceChange(f"{part.dimension} {part.value}", part.n, change))
+    slices = measure_slice_changes(evaluation, changes, MIN_SLICE_ROWS)
     losing = [part for part in slices if part.change.high is not None and part.change.high < 0]
     return tuple(sorted(losing, key=lambda part: part.change.value or 0.0))
 
 
-def _lower_uncertain_level(recommendation: Recommendation) -> Recommendation:
-    """Lower the level 'use' to 'try' if the recommendation is in doubt.
-
-    It is if cross-validation chose other gates on other parts of the questions, or if a large group of questions, such as
-    a language, certainly loses too much.
-    """
-    is_in_doubt = not recommendation.is_stable or bool(recommendation.forbidden_slices)
-    return replace(recommendation, level="try") if recommendation.level == "use" and is_in_doubt else recommendation
+def measure_slice_changes(evaluation: Evaluation, changes: FloatArray, min_questions: int) -> list[SliceChange]:
+    """Return the mean change of each group of questions, such as a language, that has at least `min_questions`."""
+    slices = []
+    for part in evaluation.slices:
+        if part.n >= min_questions:
+            in_slice = evaluation.table.get_slice_values(part.dimension) == part.value
+            change = estimate_mean(changes[in_slice], evaluation.resamples)
+            slices.append(SliceChange(f"{part.dimension} {part.value}", part.n, change))
+    return slices
 
 
 def _recommend_no_retrieval(evaluation: Evaluation, answers: CorrectAnswers, max_loss: float) -> Recommendation:
@@ -297,17 +286,10 @@ def _recommend_no_retrieval(evaluation: Evaluation, answers: CorrectAnswers, max
     There is no gate or threshold to choose, so no cross-validation is needed. Only the loss against always retrieving is
     judged, because without a gate there is no gain over skipping searches at random.
     """
-    n = len(answers.closed)
-    skips = np.ones(n, dtype=bool)  # every search is skipped
+    skips = np.ones(len(answers.closed), dtype=bool)  # every search is skipped
+    recommendation = Recommendation("unknown", len(skips), max_loss, NEVER, 1.0, skips=skips, right=answers.closed)
     changes = answers.closed.astype(float) - answers.opened
-    effect = _measure_effect(evaluation, answers, skips, changes).without_gain()
-    level = _choose_level(effect, max_loss) if _has_enough_questions(evaluation) else "unknown"
-    recommendation = replace(
-        _make_recommendation(level, max_loss, NEVER, 1.0, effect),
-        losing_slices=_find_losing_slices(evaluation, changes),
-        right=answers.closed,
-    )
-    return _lower_uncertain_level(recommendation)
+    return _set_level(evaluation, _measure_effect(evaluation, recommendation, answers, skips, changes))
 
 
 def _has_enough_questions(evaluation: Evaluation) -> bool:
@@ -329,59 +311,54 @@ def _cross_validate(evaluation: Evaluation, answers: CorrectAnswers, max_loss: f
     """
     hashes = (hash_to_unit("recommend", str(key)) for key in evaluation.table.question_fingerprints)
     fold_of_row = np.array([int(value * FOLDS) for value in hashes])  # hashes are at least 0 and below 1
-    options = _list_options(evaluation)
+    needs_by_gate = _list_needs(evaluation)
     masks = [fold_of_row == number for number in range(FOLDS)]
     masks = [rows for rows in masks if rows.any() and not rows.all()]  # with few questions, a fold may be empty
-    return [_Fold(rows, choose_gate(options, answers, ~rows, max_loss)) for rows in masks]
+    return [_Fold(rows, choose_gate(needs_by_gate, answers, ~rows, max_loss)) for rows in masks]
 
 
 # --- measurement ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _SkipEffect:
-    """Measured effect of skipping searches.
-
-    Attributes:
-        skips: Whether the search for each question is skipped.
-        skipped: Share of searches skipped.
-        difference: Accuracy minus the accuracy of always retrieving.
-        gain: Accuracy minus the accuracy of skipping as many searches at random.
-        beats_chance: Whether the gain is above 0 by more than `Z_CERTAIN` standard errors.
-        likely_beats_chance: Whether the gain is above 0 by more than `Z_LIKELY` standard errors.
-    """
-
-    skips: BoolArray
-    skipped: Estimate
-    difference: Estimate
-    gain: Estimate
-    beats_chance: bool
-    likely_beats_chance: bool
-
-    def without_gain(self) -> _SkipEffect:
-        """Return the effect for a policy without a gate, which has no gain over chance and need not beat it."""
-        return replace(self, gain=UNKNOWN_ESTIMATE, beats_chance=True, likely_beats_chance=True)
-
-
 def _measure_effect(
-    evaluation: Evaluation, answers: CorrectAnswers, skips: BoolArray, changes: FloatArray
-) -> _SkipEffect:
-    """Measure the effect of skipping searches, compared with always retrieving and with skipping at random.
+    evaluation: Evaluation,
+    recommendation: Recommendation,
+    answers: CorrectAnswers,
+    held_out_skips: BoolArray,
+    changes: FloatArray,
+) -> Recommendation:
+    """Add to a recommendation what skipping searches changes, compared with always retrieving and with skipping at random.
 
     Args:
-        evaluation: The evaluation, for its number of resamples.
+        evaluation: The evaluation, for its number of resamples and its slices.
+        recommendation: The gate and threshold, or never retrieving.
         answers: Grades of both answers to each question.
-        skips: Whether the search for each question is skipped.
-        changes: 1 where the policy made the answer correct, -1 where it made it wrong, compared with always giving the
+        held_out_skips: Whether the search for each question is skipped, where the question had no part in the choice.
+        changes: 1 where that made the answer correct, -1 where it made it wrong, compared with always giving the
             open-book answer; else 0.
     """
     # The gain of a question is its change, minus the expected change if as many questions are skipped at random.
     by_arbiter = answers.retrieved.astype(float) - answers.opened  # what the arbiter changes if nothing is skipped
     by_random_skip = float(answers.closed.mean() - answers.retrieved.mean())  # mean change by a skip at random
-    gains = changes - by_arbiter - skips * by_random_skip
-    skipped, difference, gain = estimate_means([skips.astype(float), changes, gains], evaluation.resamples)
-    beats_chance, likely_beats_chance = _is_above_zero(gains, Z_CERTAIN), _is_above_zero(gains, Z_LIKELY)
-    return _SkipEffect(skips, skipped, difference, gain, beats_chance, likely_beats_chance)
+    gains = changes - by_arbiter - held_out_skips * by_random_skip
+    columns = [recommendation.skips.astype(float), held_out_skips.astype(float), changes, gains]
+    skipped, held_out_skipped, difference, gain = estimate_means(columns, evaluation.resamples)
+    measured = replace(
+        recommendation,
+        skipped=skipped,
+        held_out_skipped=held_out_skipped,
+        held_out_skips=held_out_skips,
+        difference=difference,
+        losing_slices=_find_losing_slices(evaluation, changes),
+    )
+    if recommendation.is_without_retrieval:
+        return measured  # there is no gate that could beat chance
+    return replace(
+        measured,
+        gain=gain,
+        beats_chance=_is_above_zero(gains, Z_CERTAIN),
+        likely_beats_chance=_is_above_zero(gains, Z_LIKELY),
+    )
 
 
 def _is_above_zero(gains: FloatArray, z: float) -> bool:
@@ -399,42 +376,33 @@ def _is_above_zero(gains: FloatArray, z: float) -> bool:
     return float(gains.mean()) - 1 / n > z * standard_error
 
 
-def _make_recommendation(
-    level: RecommendationLevel, max_loss: float, gate: str, threshold: float, effect: _SkipEffect
+def _set_level(
+    evaluation: Evaluation, recommendation: Recommendation, *, is_guaranteed: bool = False
 ) -> Recommendation:
-    """Make a recommendation from the measured effect."""
-    return Recommendation(
-        level,
-        len(effect.skips),
-        max_loss,
-        gate,
-        threshold,
-        skipped=effect.skipped,
-        held_out_skipped=effect.skipped,
-        difference=effect.difference,
-        gain=effect.gain,
-        beats_chance=effect.beats_chance,
-        skips=effect.skips,
-        held_out_skips=effect.skips,
-    )
+    """Set the level of a measured recommendation; it stays 'unknown' with too few questions and no guarantee.
+
+    The level 'use' is lowered to 'try' if the recommendation is in doubt.
+    """
+    if not is_guaranteed and not _has_enough_questions(evaluation):
+        return recommendation
+    level = _choose_level(recommendation, is_guaranteed=is_guaranteed)
+    if level == "use" and recommendation.is_in_doubt:
+        level = "try"
+    return replace(recommendation, level=level)
 
 
-def _choose_level(effect: _SkipEffect, max_loss: float, *, is_guaranteed: bool = False) -> RecommendationLevel:
+def _choose_level(effect: Recommendation, *, is_guaranteed: bool) -> RecommendationLevel:
     """Decide from the measured effect of a gate whether to use it, to try it, or to leave it.
 
     'use' needs a guarantee, or a loss that is certainly within the limit and a gain that is certainly more than chance.
-
-    Args:
-        effect: The measured effect.
-        max_loss: Maximum loss of accuracy.
-        is_guaranteed: Whether the gate has a guarantee that holds here. It then needs less evidence.
+    With a guarantee that holds here (`is_guaranteed`), less evidence is needed.
     """
     has_gain = effect.gain.value is None or effect.gain.value > 0
-    skips_little = (effect.skipped.value or 0.0) < MIN_SKIPPED
+    skips_little = (effect.held_out_skipped.value or 0.0) < MIN_SKIPPED
     loss = -(effect.difference.value or 0.0)
     if is_guaranteed and skips_little and (effect.difference.low or 0.0) > 0:
         return "use"  # it saves no searches, but its arbiter certainly gains right answers
-    if skips_little or loss > max_loss:
+    if skips_little or loss > effect.max_loss:
         return "leave"
     if is_guaranteed and has_gain:
         return "use"
@@ -447,4 +415,4 @@ def _choose_level(effect: _SkipEffect, max_loss: float, *, is_guaranteed: bool =
         return "leave"
     # Without an interval, the worst possible loss is assumed.
     lowest_difference = -1.0 if effect.difference.low is None else effect.difference.low
-    return "use" if effect.beats_chance and lowest_difference >= -max_loss else "try"
+    return "use" if effect.beats_chance and lowest_difference >= -effect.max_loss else "try"

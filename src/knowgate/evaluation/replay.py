@@ -9,8 +9,8 @@ questions that have it. If no question has it, the saving is unknown.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -86,22 +86,6 @@ class Prices(Options):
         return prices | ({"llm_call": self.llm_call} if "llm_call" in self.model_fields_set else {})
 
 
-def compute_break_even_price(always: float, gated: float, skipped: float) -> float | None:
-    """Return the search price above which a gate is cheaper than always retrieving.
-
-    Solves p + always = (1 - skipped) p + gated for p.
-
-    Args:
-        always: Cost per question of always retrieving, without searches.
-        gated: Cost per question with the gate, without searches.
-        skipped: Searches saved per question.
-
-    Returns:
-        0 if the gate is cheaper at any price, None if it skips nothing.
-    """
-    return max(0.0, (gated - always) / skipped) if skipped > 0 else None
-
-
 @dataclass(frozen=True)
 class PolicyCost:
     """Mean cost per question of always, never or gated retrieval. Amounts that are not recorded are None.
@@ -115,6 +99,8 @@ class PolicyCost:
         calls: Number of LLM calls.
         gained: Share of questions that are answered right because the search is skipped. None if answers are not
             graded.
+        seconds: Elapsed time.
+        decision_seconds: Time of the gate's decision alone.
     """
 
     searches: float
@@ -124,6 +110,8 @@ class PolicyCost:
     lost: Proportion | None = None
     calls: float | None = None
     gained: Proportion | None = None
+    seconds: float | None = None
+    decision_seconds: float | None = None
 
     @property
     def change(self) -> float | None:
@@ -140,22 +128,6 @@ class PolicyCost:
         if self.missing_amounts(prices):
             return None
         return math.fsum((amount or 0.0) * price for amount, price in self._priced_amounts(prices).values())
-
-    def count_extra_calls(self, always: PolicyCost) -> float | None:
-        """Return the LLM calls per question that this policy makes more than `always`; None if unknown."""
-        return None if self.calls is None or always.calls is None else self.calls - always.calls
-
-    def break_even(self, always: PolicyCost, prices: Prices) -> float | None:
-        """Return the search price above which this policy is cheaper than `always`, the policy that always retrieves.
-
-        None if this policy skips nothing, if costs are unknown, or if it may make more LLM calls, whose price is unknown.
-        """
-        always_money, own_money = always.money_without_searches(prices), self.money_without_searches(prices)
-        extra_calls = self.count_extra_calls(always)
-        may_call_more = extra_calls is None or extra_calls > 0
-        if always_money is None or own_money is None or (may_call_more and not prices.include_llm):
-            return None
-        return compute_break_even_price(always_money, own_money, always.searches - self.searches)
 
     def missing_amounts(self, prices: Prices) -> list[str]:
         """List the names of prices above 0 whose amounts are unknown."""
@@ -259,10 +231,6 @@ class ReplayResult:
     known: int = 0
     has_evidence: bool = True
 
-    def to_dict(self) -> dict[str, Any]:
-        """Convert to plain data."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Traffic:
@@ -339,16 +307,12 @@ def _replay_threshold(traffic: Traffic, threshold: float, prices: Prices) -> Rep
     """
     retrieve = traffic.needs > threshold
     n, n_retrieved = len(retrieve), int(retrieve.sum())
-    # Without a gate, every question costs what the stage 'opened' costs: searching and answering with passages.
-    always = measure_cost(traffic, np.ones_like(retrieve), stage="opened")
-    gated = measure_cost(traffic, retrieve, stage=None)
-    always_seconds = _compute_mean_amount(traffic, "seconds", retrieve, stage="opened")
-    gated_seconds = _compute_mean_amount(traffic, "seconds", retrieve, stage=None)
+    always, gated = measure_always_cost(traffic), measure_gated_cost(traffic, retrieve)
     savings = {
         "retrievals": SavedAmount(n - n_retrieved, n),
         "llm_calls": _make_saving(always.calls, gated.calls, n),
         "tokens": _make_saving(always.money(TOKEN_COUNT), gated.money(TOKEN_COUNT), n),
-        "seconds": _make_saving(always_seconds, gated_seconds, n),
+        "seconds": _make_saving(always.seconds, gated.seconds, n),
         "money": _make_saving(always.money(prices), gated.money(prices), n) if prices.are_given else None,
     }
     has_evidence = _has_evidence(traffic, threshold)
@@ -380,21 +344,53 @@ def _make_saving(always: float | None, gated: float | None, n: int) -> SavedAmou
     return None if always is None or gated is None else SavedAmount(n * (always - gated), n * always)
 
 
-def measure_cost(traffic: Traffic, retrieve: BoolArray, stage: str | None) -> PolicyCost:
-    """Measure the mean cost per question of retrieving for some of the questions.
+def measure_always_cost(traffic: Traffic) -> PolicyCost:
+    """Measure the mean cost per question of always retrieving, without a gate: each question is searched and answered."""
+    retrieve = np.ones(len(traffic.events), dtype=bool)
+    lost, gained = _compare_answers(traffic, retrieve, has_arbiter=False)
+    return _average_costs(traffic.costs["opened"], searches=1.0, calls=1.0, lost=lost, gained=gained)
 
-    Args:
-        traffic: Logged questions.
-        retrieve: Whether each question is retrieved for.
-        stage: Without a gate, the recorded cost that every question has: 'opened' (answer with passages) or CLOSED_ONLY
-            (answer without passages). With a gate, None: the gate reads each question before it is answered.
+
+def measure_never_cost(traffic: Traffic) -> PolicyCost:
+    """Measure the mean cost per question of never retrieving, without a gate."""
+    retrieve = np.zeros(len(traffic.events), dtype=bool)
+    lost, gained = _compare_answers(traffic, retrieve, has_arbiter=False)
+    return _average_costs(traffic.costs[CLOSED_ONLY], searches=0.0, calls=1.0, lost=lost, gained=gained)
+
+
+def measure_gated_cost(traffic: Traffic, retrieve: BoolArray) -> PolicyCost:
+    """Measure the mean cost per question with a gate, which reads each question before it is answered.
+
+    `retrieve` says whether the gate retrieves for each question.
     """
-    prompt = _compute_mean_amount(traffic, "prompt", retrieve, stage)
-    completion = _compute_mean_amount(traffic, "completion", retrieve, stage)
-    gpu = _compute_mean_amount(traffic, "gpu", retrieve, stage)
-    calls = 1.0 if stage is not None else _count_gated_calls(traffic, retrieve)
-    lost, gained = _compare_answers(traffic, retrieve, has_arbiter=stage is None)
-    return PolicyCost(float(retrieve.mean()), prompt, completion, gpu, lost, calls, gained)
+    reading, closed, opened = (traffic.costs[stage] for stage in COST_STAGES)
+    costs = {name: reading[name] + np.where(retrieve, opened[name], closed[name]) for name in COST_MEASURES}
+    lost, gained = _compare_answers(traffic, retrieve, has_arbiter=True)
+    calls = _count_gated_calls(traffic, retrieve)
+    return _average_costs(costs, searches=float(retrieve.mean()), calls=calls, lost=lost, gained=gained)
+
+
+def _average_costs(
+    costs: Mapping[str, FloatArray],
+    *,
+    searches: float,
+    calls: float | None,
+    lost: Proportion | None,
+    gained: Proportion | None,
+) -> PolicyCost:
+    """Average the costs of all questions, which are given by measure ('seconds', 'prompt', 'completion' and 'gpu')."""
+    means = {name: float(amounts.mean()) for name, amounts in costs.items()}
+    known = {name: mean for name, mean in means.items() if not math.isnan(mean)}
+    return PolicyCost(
+        searches,
+        prompt=known.get("prompt"),
+        completion=known.get("completion"),
+        gpu=known.get("gpu"),
+        lost=lost,
+        calls=calls,
+        gained=gained,
+        seconds=known.get("seconds"),
+    )
 
 
 def _count_gated_calls(traffic: Traffic, retrieve: BoolArray) -> float | None:
@@ -409,21 +405,6 @@ def _count_gated_calls(traffic: Traffic, retrieve: BoolArray) -> float | None:
     gate_calls = np.array([event.extra_calls for event in traffic.events])
     is_answered_again = retrieve & (np.array(drafts) > 0)
     return float((1 + gate_calls + is_answered_again).mean())
-
-
-def _compute_mean_amount(traffic: Traffic, measure: str, retrieve: BoolArray, stage: str | None) -> float | None:
-    """Return the mean of one cost measure ('prompt', 'completion' or 'gpu') per question; None if unknown.
-
-    `stage` names the recorded cost that every question has. None means gated retrieval: the cost of the gate's reading
-    plus that of the answer that `retrieve` selects.
-    """
-    if stage is not None:
-        amounts = traffic.costs[stage][measure]
-    else:
-        reading, closed, opened = (traffic.costs[name][measure] for name in ("reading", "closed", "opened"))
-        amounts = reading + np.where(retrieve, opened, closed)
-    mean = float(amounts.mean())
-    return None if math.isnan(mean) else mean
 
 
 def _compare_answers(traffic: Traffic, retrieve: BoolArray, *, has_arbiter: bool) -> tuple[Proportion | None, ...]:

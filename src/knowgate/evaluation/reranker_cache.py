@@ -28,10 +28,6 @@ ANSWER_BATCH = 256  # answers generated before they are written
 ProgressCallback = Callable[[int, int], None]
 
 
-def ignore_progress(done: int, total: int) -> None:
-    """Ignore a progress report. The default of progress callbacks."""
-
-
 @dataclass(frozen=True)
 class ValueCache:
     """Key-value cache in a JSONL file with lines such as {"key": "...", "score": 0.5}.
@@ -90,7 +86,7 @@ class CachedAnswerer:
     file: Path
     prompts: AnswerPrompts = field(default_factory=AnswerPrompts)
     max_tokens: int = 32
-    on_progress: ProgressCallback = ignore_progress
+    on_progress: ProgressCallback = lambda done, total: None
 
     def grade_answers(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> FloatArray:
         """Answer and grade questions. Answers in the cache are not generated again.
@@ -153,7 +149,7 @@ class CachedReranker:
 
     reranker: Reranker
     file: Path
-    on_progress: ProgressCallback = ignore_progress
+    on_progress: ProgressCallback = lambda done, total: None
 
     @property
     def name(self) -> str:
@@ -172,12 +168,8 @@ class CachedReranker:
 
     def score(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[list[float]]:
         """Score the passages of each question. Questions whose scores are all cached are not scored again."""
-        # For each question, the cache keys of its passages.
-        keys = [
-            [self._make_key(question, passage) for passage in candidates]
-            for question, candidates in zip(questions, passages, strict=True)
-        ]
-        unscored = [index for index, row in enumerate(keys) if any(key not in self.cache.values for key in row)]
+        keys = [self._make_keys(question, shown) for question, shown in zip(questions, passages, strict=True)]
+        unscored = [index for index, row in enumerate(keys) if not set(row) <= self.cache.values.keys()]
         for start in range(0, len(unscored), SCORE_BATCH):
             batch = unscored[start : start + SCORE_BATCH]  # indexes of questions
             scores = self.reranker.score([questions[index] for index in batch], [passages[index] for index in batch])
@@ -188,6 +180,6 @@ class CachedReranker:
             self.on_progress(start + len(batch), len(unscored))
         return [[self.cache.values[key] for key in row] for row in keys]
 
-    def _make_key(self, question: str, passage: Passage) -> str:
-        """Return the cache key of a score, which depends on the reranker, the question and the passage."""
-        return sha256_text(self.fingerprint, question, format_passage(passage))[:24]
+    def _make_keys(self, question: str, passages: Sequence[Passage]) -> list[str]:
+        """Return the cache key of each score, which depends on the reranker, the question and the passage."""
+        return [sha256_text(self.fingerprint, question, format_passage(passage))[:24] for passage in passages]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from knowgate.core.display import MISSING_VALUE, TextTable
+from knowgate.core.display import TextTable
 from knowgate.data.preferences import Preference, PreferenceFolder, load_common_settings
 from knowgate.evaluation import rankers as ranking
 from knowgate.evaluation.rankers import NO_PASSAGES, ORACLE, RETRIEVER, EstimateTable, RankerMeasures, RankingResult
@@ -52,30 +52,10 @@ class RerankerComparison:
     Attributes:
         rankings: Ranking measures by source of preferences (method of measuring which passages help an LLM).
         answers: Accuracy of answers by (LLM, data set).
-        coverage: By source of preferences, the share of candidate passages that a reranker may know, because they were
-            also candidates of training questions. Empty if it was not measured.
     """
 
     rankings: dict[str, RankingResult]
     answers: dict[tuple[str, str], RankerMeasures]
-    coverage: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class ComparisonSettings:
-    """Settings of a comparison of rerankers.
-
-    Attributes:
-        controls: Also compare two baselines that do not read the question: the shortest passage first, and the passage
-            first that helped most in training questions.
-        passage_counts: Numbers of passages that the LLMs answer with.
-        margin: Also compare the last reranker with a shortcut: reranking is skipped if the retriever's first passage
-            leads by at least this share of its score.
-    """
-
-    controls: bool = False
-    passage_counts: Sequence[int] = ranking.PASSAGE_COUNTS
-    margin: float | None = None
 
 
 def is_reranker(name: str) -> bool:
@@ -129,8 +109,10 @@ def compare_rerankers(
     sources: Sequence[HeldOutPreferences],
     rerankers: Mapping[str, Reranker],
     answerers: Mapping[str, CachedAnswerer] | None = None,
-    settings: ComparisonSettings | None = None,
-    notify: Callable[[str], None] = lambda message: None,
+    *,
+    controls: bool = False,
+    passage_counts: Sequence[int] = (1, 3),
+    margin: float | None = None,
 ) -> RerankerComparison:
     """Measure how early rerankers put passages that help, and how well LLMs answer with the passages that they put first.
 
@@ -138,23 +120,23 @@ def compare_rerankers(
         sources: Which passages help, by each method of measuring. The LLMs answer only the questions of the first source.
         rerankers: Rerankers by name.
         answerers: LLMs by name; None to let no LLM answer.
-        settings: Settings of the comparison.
-        notify: Called with a message before each step.
+        controls: Also compare two baselines that do not read the question: the shortest passage first, and the passage
+            first that helped most in training questions.
+        passage_counts: Numbers of passages that the LLMs answer with.
+        margin: Also compare the last reranker with a shortcut: reranking is skipped if the retriever's first passage
+            leads by at least this share of its score.
     """
-    settings = settings or ComparisonSettings()
     rankings: dict[str, RankingResult] = {}
-    coverage: dict[str, float] = {}
     compared: dict[str, Reranker] = dict(rerankers)
-    if settings.controls:
+    if controls:
         compared[ranking.ShortestFirstRanker.name] = ranking.ShortestFirstRanker()
     for source in sources:
         compared_here = dict(compared)
-        if settings.controls:  # this baseline learns from the source
+        if controls:  # this baseline learns from the source
             passage_means = ranking.PassageMeanRanker(source.training)
             compared_here[passage_means.name] = passage_means
-            coverage[source.name] = passage_means.compute_coverage(source.rows)
-        rankers = ranking.rank_with_all(source.rows, compared_here, settings.margin, notify)
-        rankings[source.name] = ranking.measure_ranking(source.rows, rankers, settings.margin)
+        rankers = ranking.rank_with_all(source.rows, compared_here, margin)
+        rankings[source.name] = ranking.measure_ranking(source.rows, rankers, margin)
     answers = {}
     for llm, answerer in (answerers or {}).items():
         for data, rows in sources[0].by_data.items():
@@ -162,8 +144,8 @@ def compare_rerankers(
             rankers = ranking.rank_with_all(usable, compared)
             # Each source has an oracle of its own, which replaces the one of the rows.
             rankers = [ranker for ranker in rankers if ranker.name != ORACLE] + build_oracle_rankers(usable, sources)
-            answers[llm, data] = ranking.measure_answers(usable, rankers, answerer, settings.passage_counts, notify)
-    return RerankerComparison(rankings, answers, coverage)
+            answers[llm, data] = ranking.measure_answers(usable, rankers, answerer, passage_counts)
+    return RerankerComparison(rankings, answers)
 
 
 def build_oracle_rankers(rows: Sequence[Preference], sources: Sequence[HeldOutPreferences]) -> list[ranking.Ranker]:
@@ -191,28 +173,30 @@ def build_oracle_rankers(rows: Sequence[Preference], sources: Sequence[HeldOutPr
 def build_reranker_tables(comparison: RerankerComparison) -> list[TextTable]:
     """Build the tables of a comparison of rerankers, as in the paper on CBDR.
 
-    For each source of preferences (which passages help the LLM) there is a table of ranking measures (Table 1). If LLMs
-    answered, there is a table of right answers (Table 2). Each is followed by a table of paired differences.
+    For each source of preferences (which passages help the LLM) there is a table of ranking measures (Table 1), and for
+    each LLM and data set a table of right answers (Table 2). Each is followed by a table of differences to the reference:
+    the reranker before training or, if that was not compared, the retriever.
     """
     tables = []
     for source, result in comparison.rankings.items():
-        tables += _build_ranking_tables(source, result)
-    return tables + (_build_answer_tables(comparison) if comparison.answers else [])
+        basis = f"preferences by {source}, {len(result.measures.ids)} questions with passages of both kinds"
+        title = f"Rankers: {basis}; a random order has P@1 {result.chance:.3f}"
+        if result.margin is not None and result.margin_share is not None:
+            title += f"; the margin {result.margin:g} skips {result.margin_share:.1%}"
+        tables += _build_measure_tables(result.measures, title, basis)
+    for (llm, data), measures in comparison.answers.items():
+        basis = f"answers of {llm} to {data}, {len(measures.ids)} questions"
+        tables += _build_measure_tables(measures, f"Right {basis}", basis)
+    return tables
 
 
-def _build_ranking_tables(source: str, result: RankingResult) -> list[TextTable]:
-    """Build the tables of ranking measures by one source, and of their differences to the reference."""
-    measures = result.measures
-    basis = f"preferences by {source}, {len(measures.ids)} questions with passages of both kinds"
-    title = f"Rankers: {basis}; a random order has P@1 {result.chance:.3f}"
-    if result.margin is not None and result.margin_share is not None:
-        title += f"; the margin {result.margin:g} skips {result.margin_share:.1%}"
+def _build_measure_tables(measures: RankerMeasures, title: str, basis: str) -> list[TextTable]:
+    """Build the table of all measures of the rankers, and the table of their differences to the reference."""
     differences = measures.differences[measures.reference]
+    difference_title = f"Less {measures.reference}, in points: {basis}"
     return [
         _build_ranker_table(title, measures.rankers, measures.means, format_percent_estimate),
-        _build_ranker_table(
-            f"Less {measures.reference}, in points: {basis}", measures.rankers, differences, format_points_estimate
-        ),
+        _build_ranker_table(difference_title, measures.rankers, differences, format_points_estimate),
     ]
 
 
@@ -225,51 +209,10 @@ def _build_ranker_table(
     """
     rows = []
     for name in rankers:
-        cells = [format_estimate(column[name]) if name in column else MISSING_VALUE for column in values.values()]
-        if any(name in column for column in values.values()):
-            rows.append((name, *cells))
+        estimates = [column[name] for column in values.values() if name in column]
+        if estimates:
+            rows.append((name, *map(format_estimate, estimates)))
     return TextTable(title, ("ranker", *values), tuple(rows))
-
-
-def _build_answer_tables(comparison: RerankerComparison) -> list[TextTable]:
-    """Build two tables of the answers of LLMs with the passages of each ranker.
-
-    The first shows the share of right answers, the second its difference to the reference: the reranker before training
-    or, if that was not compared, the retriever.
-    """
-    counts = {data: len(measures.ids) for (_, data), measures in comparison.answers.items()}
-    basis = ", ".join(f"{data} ({n} questions)" for data, n in counts.items())
-    reference = next(iter(comparison.answers.values())).reference
-    means = {key: measures.means for key, measures in comparison.answers.items()}
-    differences = {key: measures.differences[reference] for key, measures in comparison.answers.items()}
-    return [
-        _build_answer_table(f"Right answers: {basis}", means, format_percent_estimate),
-        _build_answer_table(f"Right answers less those of {reference}, in points", differences, format_points_estimate),
-    ]
-
-
-def _build_answer_table(
-    title: str, values: Mapping[tuple[str, str], EstimateTable], format_estimate: Callable[[Estimate], str]
-) -> TextTable:
-    """Build a table with a row for each LLM and ranker, and a column for each data set and number of passages.
-
-    Args:
-        title: Title of the table.
-        values: Estimates by (LLM, data set), number of passages ('top 3'), and ranker.
-        format_estimate: Formats an estimate.
-    """
-    cells: dict[tuple[str, str], dict[str, str]] = {}  # by LLM and ranker: the texts of a row, by column
-    columns: dict[str, None] = {}  # an ordered set
-    for (llm, data), by_count in values.items():
-        for passage_count, by_ranker in by_count.items():
-            column = f"{data}, {passage_count}"
-            columns[column] = None
-            for ranker, estimate in by_ranker.items():
-                cells.setdefault((llm, ranker), {})[column] = format_estimate(estimate)
-    rows = []
-    for (llm, ranker), texts in cells.items():
-        rows.append((llm, ranker, *(texts.get(column, MISSING_VALUE) for column in columns)))
-    return TextTable(title, ("LLM", "ranker", *columns), tuple(rows))
 
 
 # --- as plain data --------------------------------------------------------------------------------
@@ -280,7 +223,7 @@ def reranker_comparison_to_dict(comparison: RerankerComparison) -> dict[str, Any
 
     Each source of preferences (which passages help the LLM) has its measures and these fields. 'chance' is P@1 of a random
     order. 'margin_share' is the share of questions that are not reranked, because the retriever's first passage leads by
-    'margin'. 'seen_by_passage_means' is the share of passages that `PassageMeanRanker`, a baseline, knows from training.
+    'margin'.
     """
     return {
         "rankings": {
@@ -289,7 +232,6 @@ def reranker_comparison_to_dict(comparison: RerankerComparison) -> dict[str, Any
                 "chance": result.chance,
                 "margin": result.margin,
                 "margin_share": result.margin_share,
-                "seen_by_passage_means": comparison.coverage.get(source),
                 **_measures_to_dict(result.measures),
             }
             for source, result in comparison.rankings.items()

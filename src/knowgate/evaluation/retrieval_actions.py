@@ -149,13 +149,7 @@ def _measure_choice(
 
 
 def evaluate_actions(
-    table: LabelTable,
-    gates: Sequence[TableScores],
-    once_right: BoolArray,
-    price: float,
-    bootstrap: Bootstrap,
-    *,
-    option: str = "price_search",
+    table: LabelTable, gates: Sequence[TableScores], once_right: BoolArray, price: float, bootstrap: Bootstrap
 ) -> list[ActionResult]:
     """Evaluate gates that choose among three actions: no retrieval, one retrieval, or several rounds of retrieval.
 
@@ -165,7 +159,6 @@ def evaluate_actions(
         once_right: Whether the answer after one retrieval is correct.
         price: Price of a search, in correct answers.
         bootstrap: Bootstrap whose number of resamples and seed to use.
-        option: The option that asked for this, which errors name.
 
     Raises:
         BadSetting: No row has an answer after several rounds, or there are too few rows to fit and test.
@@ -173,14 +166,14 @@ def evaluate_actions(
     several_right = table.iterative_right
     if several_right is None:
         raise BadSetting(
-            f"`{option}` compares no search, one search and several, but no question was answered after several "
-            f"searches. Leave `{option}` out, or label the questions again with iterative=True."
+            "no search, one search and several cannot be compared, because no question was answered after several "
+            "searches. Leave the prices out, or label the questions again with iterative=True."
         )
     dev = table.is_dev
     if not dev.any() or dev.all():
         raise BadSetting(
-            f"{len(table.rows)} questions are too few for `{option}`, which learns from some of them and is tested on "
-            "the others. Label more questions."
+            f"{len(table.rows)} questions are too few to compare no search, one search and several, which learns from "
+            "some of them and is tested on the others. Label more questions."
         )
     right = np.stack([table.closed_right, once_right, several_right], axis=1)
     test_bootstrap = Bootstrap(int((~dev).sum()), bootstrap.resamples, bootstrap.seed)

@@ -32,7 +32,6 @@ from knowgate.gates.calibration.threshold_calibration import select_usable_rows
 from knowgate.gates.offline_scoring import score_gate
 
 DECISION_STAGES = ("read", "gate")  # pipeline stages before the decision
-ANSWER_STAGES = ("answer",)  # pipeline stages in which the LLM answers after the decision
 
 
 @dataclass
@@ -155,37 +154,87 @@ def parse_event(record: Mapping[str, Any]) -> TrafficEvent:
     return _parse_answer(record, float(need), retrieved=retrieved)
 
 
-def _parse_answer(record: Mapping[str, Any], need: float, *, retrieved: bool) -> TrafficEvent:
-    """Parse a record of an answered question, with the costs of every stage: seconds, prompt and completion tokens, GPU.
+@dataclass(frozen=True)
+class _AnswerAmounts:
+    """What answering a logged question took, in seconds and tokens. Unknown amounts are NaN.
 
-    Only the answer that was given has a recorded cost. Missing token counts of the prompt and the answer are estimated
-    from the texts. Other missing amounts are NaN.
+    Attributes:
+        reading_seconds: Time until the decision.
+        rest_seconds: Time after the decision.
+        answer_seconds: Time in which the LLM answered after the decision.
+        closed_prompt: Tokens of the prompt without passages.
+        open_prompt: Tokens of the prompt with passages.
+        draft: Tokens that were generated before the decision.
+        answer: Tokens of the answer.
     """
+
+    reading_seconds: float
+    rest_seconds: float
+    answer_seconds: float
+    closed_prompt: float
+    open_prompt: float
+    draft: float
+    answer: float
+
+
+def _parse_answer(record: Mapping[str, Any], need: float, *, retrieved: bool) -> TrafficEvent:
+    """Parse a record of an answered question. Only the answer that was given has a recorded cost."""
+    passages = _get_passages(record)
+    amounts = _parse_amounts(record, passages)
+    reading = EventCost(
+        seconds=amounts.reading_seconds,
+        prompt=amounts.closed_prompt if amounts.draft else 0.0,
+        completion=amounts.draft,
+        gpu=amounts.reading_seconds,
+    )
+    event = TrafficEvent(need, retrieved, reading, loses_answer=_answers_differ(record, has_passages=bool(passages)))
+    if not retrieved:
+        return _add_skip_costs(event, amounts)
+    return _add_search_costs(event, amounts, has_full_draft="draft" in record)
+
+
+def _parse_amounts(record: Mapping[str, Any], passages: list[str]) -> _AnswerAmounts:
+    """Parse the recorded times and token counts. Missing counts of prompts and answers are estimated from the texts."""
     seconds, tokens = _get_numbers(record, "seconds"), _get_numbers(record, "tokens")
-    passages, has_full_draft = _get_passages(record), "draft" in record
     reading_seconds = sum(seconds.get(stage, 0.0) for stage in DECISION_STAGES) if seconds else math.nan
-    answer_seconds = sum(seconds.get(stage, 0.0) for stage in ANSWER_STAGES) if seconds else math.nan
-    rest_seconds = seconds["total"] - reading_seconds if "total" in seconds else math.nan
     closed_prompt = tokens.get("closed_prompt", estimate_tokens(_get_text(record, "question")))
-    open_prompt = tokens.get("open_prompt", closed_prompt + sum(map(estimate_tokens, passages)))
-    draft = tokens.get("draft", math.nan)
-    answer = tokens.get("answer", estimate_tokens(_get_text(record, "answer")))
-    # The costs are seconds, prompt tokens, completion tokens and GPU seconds.
-    reading = EventCost(reading_seconds, closed_prompt if draft else 0.0, draft, reading_seconds)
-    if retrieved:
-        opened = EventCost(rest_seconds, open_prompt, answer, answer_seconds)
-        closed, closed_only = EventCost(), EventCost(prompt=closed_prompt)
-        if has_full_draft:  # the draft is the closed-book answer, so skipping would have cost nothing more
-            closed = EventCost(0.0, 0.0, 0.0, 0.0)
-            closed_only = EventCost(reading_seconds, closed_prompt, draft, reading_seconds)
-    else:
-        opened = EventCost()
-        remaining = _subtract(answer, draft)  # the answer continues the draft
-        closed = EventCost(rest_seconds, 0.0 if draft else closed_prompt, remaining, answer_seconds)
-        total_seconds = reading_seconds + rest_seconds
-        closed_only = EventCost(total_seconds, closed_prompt, answer, reading_seconds + answer_seconds)
-    loses_answer = _answers_differ(record, has_passages=bool(passages))
-    return TrafficEvent(need, retrieved, reading, closed, opened, loses_answer, closed_only)
+    return _AnswerAmounts(
+        reading_seconds=reading_seconds,
+        rest_seconds=seconds["total"] - reading_seconds if "total" in seconds else math.nan,
+        answer_seconds=seconds.get("answer", 0.0) if seconds else math.nan,
+        closed_prompt=closed_prompt,
+        open_prompt=tokens.get("open_prompt", closed_prompt + sum(map(estimate_tokens, passages))),
+        draft=tokens.get("draft", math.nan),
+        answer=tokens.get("answer", estimate_tokens(_get_text(record, "answer"))),
+    )
+
+
+def _add_search_costs(event: TrafficEvent, amounts: _AnswerAmounts, *, has_full_draft: bool) -> TrafficEvent:
+    """Add the costs of a question with a search. What skipping would have cost is known only from a full draft."""
+    opened = EventCost(amounts.rest_seconds, amounts.open_prompt, amounts.answer, amounts.answer_seconds)
+    if not has_full_draft:
+        return replace(event, opened=opened, closed_only=EventCost(prompt=amounts.closed_prompt))
+    # The draft is the whole answer without passages, so skipping would have cost nothing more.
+    nothing = EventCost(0.0, 0.0, 0.0, 0.0)
+    closed_only = EventCost(amounts.reading_seconds, amounts.closed_prompt, amounts.draft, amounts.reading_seconds)
+    return replace(event, opened=opened, closed=nothing, closed_only=closed_only)
+
+
+def _add_skip_costs(event: TrafficEvent, amounts: _AnswerAmounts) -> TrafficEvent:
+    """Add the costs of a question without a search, whose answer continues the draft if there is one."""
+    closed = EventCost(
+        seconds=amounts.rest_seconds,
+        prompt=0.0 if amounts.draft else amounts.closed_prompt,
+        completion=_subtract(amounts.answer, amounts.draft),
+        gpu=amounts.answer_seconds,
+    )
+    closed_only = EventCost(
+        seconds=amounts.reading_seconds + amounts.rest_seconds,
+        prompt=amounts.closed_prompt,
+        completion=amounts.answer,
+        gpu=amounts.reading_seconds + amounts.answer_seconds,
+    )
+    return replace(event, closed=closed, closed_only=closed_only)
 
 
 def _answers_differ(record: Mapping[str, Any], *, has_passages: bool) -> bool | None:
@@ -270,17 +319,26 @@ def read_label_run_traffic(path: Path, gate: str, arbiter: str | None = None) ->
     lengths = np.array([_count_known_tokens(row.closed) for row in table.rows])
     draft_tokens = (np.minimum(lengths, limit) if has_draft else np.zeros_like(lengths)) + scores.extra_tokens
     seconds_per_token = _get_seconds_per_token(path)
-    grades = zip(table.closed_right, table.always_right, choices.right if choices else table.always_right, strict=True)
+    given_right = choices.right if choices else table.always_right  # whether the answer given after a search is right
     events = []
-    for row, need, draft, right in zip(table.rows, scores.needs, draft_tokens, grades, strict=True):
-        event = _make_graded_event(row, float(need), float(draft), seconds_per_token)
+    for index, row in enumerate(table.rows):
+        event = _make_graded_event(row, float(scores.needs[index]), float(draft_tokens[index]), seconds_per_token)
         if table.open_right is not None:
-            event = replace(event, loses_answer=bool(right[2] and not right[0]), right=right)
+            closed, opened, given = (
+                bool(right[index]) for right in (table.closed_right, table.open_right, given_right)
+            )
+            event = replace(event, loses_answer=given and not closed, right=(closed, opened, given))
         events.append(replace(event, extra_calls=scores.calls, has_draft=has_draft))
-    log = LoggedTraffic(path, events, left_out=Counter(left_out), own_threshold=scores.threshold)
-    log.arbiter, log.n_estimated = choices.name if choices else "", int(table.has_text.sum())
-    log.gates[scores.name] = log.models[str(table.settings["model"])] = len(events)
-    return log
+    return LoggedTraffic(
+        path,
+        events,
+        gates=Counter({scores.name: len(events)}),
+        models=Counter({str(table.settings["model"]): len(events)}),
+        left_out=Counter(left_out),
+        own_threshold=scores.threshold,
+        n_estimated=int(table.has_text.sum()),
+        arbiter=choices.name if choices else "",
+    )
 
 
 def _get_seconds_per_token(path: Path) -> float:

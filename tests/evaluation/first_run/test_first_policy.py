@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from knowgate.evaluation.first_run.gate_selection import ALWAYS_RETRIEVE_GATE, GateChoice, fit_first_policy
-from knowgate.evaluation.first_run.options import FirstRunOptions, SilentReporter
+from knowgate.evaluation.first_run.options import FirstRunOptions, ProgressReporter
 from knowgate.evaluation.first_run.runner import render_config
 from knowgate.training.policy import candidates
 from knowgate.training.policy.evidence import MemoryEmbedder
@@ -37,7 +37,7 @@ def fit(tmp_path, monkeypatch):
         rows = [pair_row(f"r{i}", 0.1 if i % 2 == 0 else 0.9, i % 2 == 0, True) for i in range(n)]
         run = write_rows(tmp_path / "run", rows)
         options = FirstRunOptions(docs="docs", out=tmp_path / "out", max_loss=max_loss)
-        return fit_first_policy(OneRun(run), options, SilentReporter()), options
+        return fit_first_policy(OneRun(run), options, ProgressReporter()), options
 
     return fit_rows
 

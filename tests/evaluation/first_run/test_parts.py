@@ -9,7 +9,7 @@ import pytest
 
 from knowgate.cli.start import format_start_command
 from knowgate.errors import ArtifactError, BadSetting
-from knowgate.evaluation.first_run.gate_selection import can_prove, describe_provable_loss, smallest_provable_loss
+from knowgate.evaluation.first_run.gate_selection import describe_required_questions
 from knowgate.evaluation.first_run.labeling import LabelRounds, read_rounds, split_into_parts, write_rounds
 from knowgate.evaluation.first_run.options import PROGRESS_FILE, FirstRunOptions, open_progress, read_progress
 from knowgate.types import Question
@@ -49,17 +49,8 @@ def test_rounds_come_back_as_they_were_written(tmp_path: Path):
     ]  # fmt: skip
 
 
-def test_the_smallest_loss_is_where_no_harm_at_all_is_just_improbable_enough():
-    assert smallest_provable_loss(59) == pytest.approx(0.0495, abs=1e-4)
-    assert (1 - smallest_provable_loss(59)) ** 59 == pytest.approx(0.05)
-    assert (can_prove(58, 0.05), can_prove(59, 0.05)) == (False, True)
-
-
 def test_what_cannot_be_proven_is_said_with_how_many_questions_it_takes():
-    said = describe_provable_loss(80, 0.05)
-    assert "at most 3.7 % of the answers" in said
-    assert "2 % takes 149" in said
-    assert "5 % takes" not in said
+    assert describe_required_questions(58, 0.05).endswith("loses at most 5 % of the answers. That takes 59.")
 
 
 @pytest.mark.parametrize(
@@ -83,12 +74,6 @@ def test_the_start_command_lists_changed_options_and_no_password():
         format_start_command(options)
         == "knowgate start --docs 'my docs' --model 'openai:m@http://***@host/v1' --count 50"
     )
-
-
-def test_changed_options_are_named():
-    assert FirstRunOptions(docs="a", model="fake").describe_changes(FirstRunOptions(docs="a").to_record()) == [
-        "`model` was 'smollm', now 'fake'"
-    ]
 
 
 def test_a_folder_of_other_things_is_refused(tmp_path: Path):

@@ -59,14 +59,6 @@ def test_sections_without_values_are_left_out(tmp_path):
         assert word not in text
 
 
-def test_the_first_line_says_what_is_right_from_memory_and_with_passages(tmp_path):
-    rows = [row(str(i), side(i % 2 == 0), side(True)) for i in range(10)]
-    (run,) = read_run_reports([write_run(tmp_path / "a", rows)])
-    assert sheets.summarize_accuracies(run) == "50.0 % right from memory, 100.0 % right with passages (10 questions)."
-    (alone,) = read_run_reports([write_run(tmp_path / "b", [row("a", side(True))])])
-    assert sheets.summarize_accuracies(alone) == "100.0 % right from memory, no answers with passages (1 questions)."
-
-
 def test_empty_intervals_are_shown_as_such(tmp_path):
     (run,) = read_run_reports([write_run(tmp_path / "a", [row("a", side(True, 1.0), side(True, 1.0))])])
     lines = sheets.build_effect_table([run], "mastery").rows
@@ -79,11 +71,6 @@ def test_failures_and_missing_gold_answers_are_counted(tmp_path):
     text = shown(write_run(tmp_path / "a", rows))
     assert "1 (no mastery)" in line(text, "without gold answers")
     assert "1: 1 × timeout" in line(text, "failed")
-
-
-def test_throughput_is_computed_from_the_rows(tmp_path):
-    rows = [row(str(i), side(), seconds=0.5, tokens=30) for i in range(4)]
-    assert "2.00 questions/s, 60 tokens/s" in line(shown(write_run(tmp_path / "a", rows)), "throughput")
 
 
 def test_markup_and_control_characters_stay_text(tmp_path):

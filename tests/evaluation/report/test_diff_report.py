@@ -1,5 +1,4 @@
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -227,5 +226,5 @@ def test_the_page_is_drawn_in_a_browser_without_console_lines(both, tmp_path):
     write_diff_page(diff_evaluations(*(load_evaluation_summary(one, []) for one in both)), page)
     opened = open_page(page, tmp_path / "profile")
     assert opened.console == []
-    assert len(re.findall(r'<svg class="rows" role="img"', opened.dom)) == 1
+    assert "Differences with 95 % intervals, in points" in opened.dom
     assert page.stat().st_size < 1e5

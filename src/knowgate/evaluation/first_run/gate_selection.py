@@ -40,12 +40,10 @@ TRAINED_GATE_FOLDER, PACKAGED_GATE_FOLDER = "learnt-gate", "packaged-gate"
 NO_GUARANTEE_MESSAGE = (
     "No gate is proven yet, so knowgate retrieves for every question, except small talk and the like (knowgate rules)."
 )
-NOT_PROVEN = "nothing is proven"
 MIN_SKIP_RATE = 0.02  # a gate that skips fewer searches is not worth its upkeep
 CONFIDENCE = 0.95
 POLICY_FOLDER = "policy"
 ALLOWED_MEAN_LOSS = 0.01  # the loss that is seen may not be larger; the loss that is proven is `max_loss`
-COMMON_LOSSES = (0.02, 0.01)  # losses that people ask for
 
 
 @dataclass(frozen=True)
@@ -146,20 +144,19 @@ class GateSelector:
     def select(self) -> GateChoice:
         """Select the gate that provably loses at most `max_loss` and skips most searches."""
         runs = self.labeled.runs("fit", "calibration")
-        n = count_graded_questions(runs)
-        if n == 0:
-            explanation = f"Too few questions to choose a threshold. {describe_provable_loss(0, self.max_loss)}"
-            return GateChoice(explanations=(explanation,))
+        if not count_graded_questions(runs):
+            return GateChoice(explanations=(describe_required_questions(0, self.max_loss),))
         n_fit = count_graded_questions(self.labeled.runs("fit"))
         untrained = self._find_untrained_gate(runs)
-        # If two gates compete, they share the allowed probability that a proof is wrong (delta).
-        is_shared = n_fit >= MIN_GRADED_ROWS and untrained is not None
-        delta = (1 - CONFIDENCE) / (2 if is_shared else 1)
+        # If two gates compete, each gets half of the allowed probability that a proof is wrong (delta).
+        delta = 1 - CONFIDENCE
+        if n_fit >= MIN_GRADED_ROWS and untrained is not None:
+            delta /= 2
         trained = self._train_gate(n_fit)
         candidates = [candidate for candidate in (untrained, trained) if candidate is not None]
         results = [self._calibrate(candidate, delta) for candidate in candidates]
         calibrated = [result for result in results if result is not None]
-        return self._choose(calibrated, candidates, n, is_shared=is_shared)
+        return self._choose(calibrated, candidates)
 
     # --- candidates -------------------------------------------------------------------------------
 
@@ -230,9 +227,9 @@ class GateSelector:
             delta: Allowed probability that the proof is wrong.
         """
         n = count_graded_questions(candidate.runs)
-        if not can_prove(n, self.max_loss, delta):
-            reason = describe_provable_loss(n, self.max_loss, delta)
-            self.explanations.append(f"Of {candidate.description} {NOT_PROVEN}: {reason}")
+        if n < compute_required_rows(self.max_loss, delta):
+            reason = describe_required_questions(n, self.max_loss, delta)
+            self.explanations.append(f"Of {candidate.description} nothing is proven: {reason}")
             return None
         try:
             calibration = calibrate(
@@ -244,46 +241,34 @@ class GateSelector:
                 out=candidate.folder,
             )
         except KnowgateError as error:
-            self.explanations.append(f"Of {candidate.description} {NOT_PROVEN}: {error}")
+            self.explanations.append(f"Of {candidate.description} nothing is proven: {error}")
             return None
         return CalibratedCandidate(candidate, calibration)
 
-    def _choose(
-        self, calibrated: Sequence[CalibratedCandidate], candidates: Sequence[GateCandidate], n: int, *, is_shared: bool
-    ) -> GateChoice:
+    def _choose(self, calibrated: Sequence[CalibratedCandidate], candidates: Sequence[GateCandidate]) -> GateChoice:
         """Choose the useful gate that skips most searches; always retrieving if no gate is useful.
 
         Args:
             calibrated: Candidates whose threshold was calibrated.
             candidates: All candidates that were tried.
-            n: Number of graded questions.
-            is_shared: Whether two gates compete, so that each is proven with half of the error probability.
         """
         tried = tuple(str(each.folder if each.folder and each.folder.is_dir() else each.gate) for each in candidates)
         useful = [each for each in calibrated if each.is_useful]
-        self.explanations += [
-            f"Of {each.candidate.description}: {_explain_useless(each)}" for each in calibrated if not each.is_useful
-        ]
+        for each in calibrated:
+            if not each.is_useful:
+                self.explanations.append(f"Of {each.candidate.description}: {_explain_useless(each)}")
         if not useful:
-            if not any(NOT_PROVEN in explanation for explanation in self.explanations):
-                self.explanations.append(describe_provable_loss(n, self.max_loss))
             return GateChoice(alternatives=tried, explanations=tuple(self.explanations))
         best = max(useful, key=lambda each: each.skip_rate)
         candidate, guarantee = best.candidate, best.calibration.sentence
         skipped = f"It skips {100 * best.skip_rate:.0f} % of the searches there."
-        reasons = [f"Chosen: {candidate.description}. {skipped} {guarantee}"]
-        if is_shared:
-            confidence_of_each = f"each had to be proven at {50 * (1 + CONFIDENCE):g} %"
-            reasons.append(
-                f"Two gates competed, so {confidence_of_each}; that leaves {100 * CONFIDENCE:g} % for the chosen one."
-            )
         chosen = str(candidate.folder or candidate.gate)
         return GateChoice(
             chosen,
             threshold=None if candidate.folder else best.calibration.threshold,
             guarantee=guarantee,
             alternatives=tuple(gate for gate in tried if gate != chosen),
-            explanations=(*reasons, *self.explanations),
+            explanations=(f"Chosen: {candidate.description}. {skipped} {guarantee}", *self.explanations),
         )
 
 
@@ -359,37 +344,12 @@ def _format_auroc(auroc: Estimate) -> str:
     return f" (AUROC {auroc.value:.2f}, {interval}, on questions it never saw)"
 
 
-# --- what a number of questions can prove ---------------------------------------------------------
-
-
-def smallest_provable_loss(n: int, delta: float = 1 - CONFIDENCE) -> float:
-    """Return the smallest loss that n questions can prove, if skipping searches loses none of their answers.
-
-    The loss is the share of answers that skipping loses. If it were larger than the returned value, n questions without
-    a lost answer would have a probability below delta: (1 - loss)^n < delta. So 100 questions prove a loss of 3 %.
-
-    Args:
-        n: Number of questions.
-        delta: Allowed probability that the proof is wrong.
-    """
-    return 1.0 - delta ** (1 / n) if n else 1.0
-
-
-def can_prove(n: int, loss: float, delta: float = 1 - CONFIDENCE) -> bool:
-    """Return whether n questions are enough to prove that at most this share of answers is lost."""
-    return n >= compute_required_rows(loss, delta)
-
-
-def describe_provable_loss(n: int, max_loss: float | None = None, delta: float = 1 - CONFIDENCE) -> str:
-    """Describe which loss of answers n questions can prove, and how many it takes for `max_loss` and common losses.
+def describe_required_questions(n: int, max_loss: float, delta: float = 1 - CONFIDENCE) -> str:
+    """Say how many questions it takes to prove that at most `max_loss` of the answers are lost, and that n are too few.
 
     `delta` is the allowed probability that the proof is wrong.
     """
-    losses = set(COMMON_LOSSES) | ({max_loss} if max_loss else set())
-    unprovable = [loss for loss in sorted(losses, reverse=True) if not can_prove(n, loss, delta)]
-    needed = ", ".join(f"{100 * loss:g} % takes {compute_required_rows(loss, delta)}" for loss in unprovable)
-    confidence = f"with {100 * (1 - delta):.3g} % confidence"
-    if not n:
-        return f"Questions needed to prove, {confidence}, that skipping loses at most this share of answers: {needed}."
-    least = f"at most {100 * smallest_provable_loss(n, delta):.1f} % of the answers, if none of them is harmed"
-    return f"{n} questions can prove, {confidence}, that skipping loses {least}{'; ' if needed else ''}{needed}."
+    return (
+        f"{n} questions are too few to prove, with {100 * (1 - delta):.3g} % confidence, that skipping loses at most "
+        f"{100 * max_loss:g} % of the answers. That takes {compute_required_rows(max_loss, delta)}."
+    )

@@ -28,7 +28,7 @@ from knowgate.labels.labeling import label
 from knowgate.labels.run import LabelProgress
 from knowgate.models.prompts.answers import load_answer_prompts
 from knowgate.models.prompts.templates import load_packaged_templates
-from knowgate.training.examples import MIN_GRADED_ROWS, answers_agree
+from knowgate.training.examples import answers_agree
 from knowgate.types import Model, Question, Retriever
 
 QuestionPart = Literal["fit", "calibration", "test"]
@@ -248,67 +248,29 @@ PROOF_SHARE = 1 - PART_ROTATION.count("test") / len(PART_ROTATION)  # share of q
 POLICY_QUESTIONS = math.ceil(MIN_POLICY_ROWS / PROOF_SHARE)
 
 
-@dataclass(frozen=True)
-class Provability:
-    """Whether there are enough questions to prove that skipping searches loses at most `max_loss` of the answers.
-
-    The proof is a statistical test with 95 % confidence. This class answers for the best case, before any labeling.
-
-    Attributes:
-        count: Number of questions that there are.
-        max_loss: Maximum share of right answers that skipping may lose; 0.02 is 2 %.
-    """
-
-    count: int
-    max_loss: float
-
-    @property
-    def required(self) -> int:
-        """Number of questions that are needed to prove `max_loss`, if skipping loses no answer."""
-        # An untrained and a trained gate may both be tested, so each gets half of the allowed error probability.
-        n_for_proof = compute_required_rows(self.max_loss, (1 - CONFIDENCE) / 2)
-        # Only this share of the questions is used for the proof. The others are kept to measure the result.
-        return max(MIN_QUESTIONS_TO_SPLIT, math.ceil(n_for_proof / PROOF_SHARE))
-
-    @property
-    def is_enough(self) -> bool:
-        """Whether the questions can prove `max_loss`."""
-        return self.count >= self.required
-
-    @property
-    def proposed(self) -> int:
-        """Number of questions to propose: enough to prove a gate that is trained on them."""
-        return max(RECOMMENDED_QUESTIONS, self.required)
-
-    def describe(self) -> str:
-        """Say what the questions can prove, and how many would prove more."""
-        loss = f"that skipping loses at most {100 * self.max_loss:g} % of the answers"
-        if not self.is_enough:
-            return (
-                f"{self.count} questions cannot prove {loss}: that takes {self.required} or more, better {self.proposed}. "
-                f"{self._describe_training_need()}This run only measures; its settings will retrieve for every question."
-            )
-        more = "" if self.count >= POLICY_QUESTIONS else f" {self._suggest_more()}"
-        return f"{self.count} questions can prove {loss}, if few are lost.{more}"
-
-    def _describe_training_need(self) -> str:
-        """Say how many questions are needed to train a gate; '' if there are enough."""
-        fit_share = PART_ROTATION.count("fit") / len(PART_ROTATION)  # share of the questions that gates are trained on
-        needed = math.ceil(MIN_GRADED_ROWS / fit_share)
-        return f"Training a gate takes {needed}. " if self.count < needed else ""
-
-    def _suggest_more(self) -> str:
-        """Say what more questions could prove."""
-        if self.count < self.proposed:
-            return f"{self.proposed} could prove a gate that is trained on them; {POLICY_QUESTIONS}, a policy."
-        return f"{POLICY_QUESTIONS} could prove a policy, which chooses gate, arbiter and threshold together."
+def count_required_questions(max_loss: float) -> int:
+    """Return how many questions can prove that skipping loses at most `max_loss` of the answers, if it loses none."""
+    # An untrained and a trained gate may both be tested, so each gets half of the allowed error probability.
+    n_for_proof = compute_required_rows(max_loss, (1 - CONFIDENCE) / 2)
+    # Only this share of the questions is used for the proof. The others are kept to measure the result.
+    return max(MIN_QUESTIONS_TO_SPLIT, math.ceil(n_for_proof / PROOF_SHARE))
 
 
 def report_plan(n_questions: int, max_loss: float, reporter: ProgressReporter) -> None:
     """Report whether this number of questions can prove that a gate loses at most `max_loss`; a warning if it cannot."""
-    provable = Provability(n_questions, max_loss)
-    report = reporter.say if provable.is_enough else reporter.warn
-    report(provable.describe())
+    required = count_required_questions(max_loss)
+    proposed = max(RECOMMENDED_QUESTIONS, required)
+    loss = f"that skipping loses at most {100 * max_loss:g} % of the answers"
+    if n_questions < required:
+        reporter.warn(
+            f"{n_questions} questions cannot prove {loss}: that takes {required} or more, better {proposed}. This run only "
+            "measures; its settings will retrieve for every question."
+        )
+        return
+    more = f" {proposed} could prove a gate that is trained on them; {POLICY_QUESTIONS}, a policy."
+    reporter.say(
+        f"{n_questions} questions can prove {loss}, if few are lost.{more if n_questions < POLICY_QUESTIONS else ''}"
+    )
 
 
 def report_label_time(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from knowgate.core.files import check_output_folder, sha256_text, write_json
 from knowgate.core.options import Count, Options, Seed, option
@@ -61,21 +61,12 @@ class FirstRunOptions(Options):
             name: redact_urls(str(value)) if isinstance(value, str | Path) else value for name, value in values.items()
         }
 
-    def describe_changes(self, earlier: Mapping[str, Any]) -> list[str]:
-        """Describe the options whose values differ from those of an earlier run (`to_record`), one text each.
-
-        The output paths `out` and `config` are not compared.
-        """
-        current = {name: value for name, value in self.to_record().items() if name not in ("out", "config")}
-        changed = [name for name in current if name in earlier and earlier[name] != current[name]]
-        return [f"`{name}` was '{earlier[name]}', now '{current[name]}'" for name in changed]
-
 
 # --- reporting ------------------------------------------------------------------------------------
 
 
-class ProgressReporter(Protocol):
-    """Receives the messages and the progress of `knowgate start`, which takes a user through a first run."""
+class ProgressReporter:
+    """Receives the messages and the progress of a first run. This base class ignores them."""
 
     def say(self, line: str) -> None:
         """Report a message."""
@@ -87,32 +78,10 @@ class ProgressReporter(Protocol):
         """Report the progress of a stage."""
 
 
-@dataclass(frozen=True)
-class SilentReporter:
-    """A progress reporter that shows nothing."""
-
-    def say(self, line: str) -> None:
-        """Ignore a message."""
-
-    def warn(self, line: str) -> None:
-        """Ignore a warning."""
-
-    def show(self, stage: str, done: int, total: int, unit: str, pace: str = "") -> None:
-        """Ignore progress."""
-
-
 # --- progress file --------------------------------------------------------------------------------
 
 StepFunction = Callable[[], dict[str, Any]]
 StepOutputs = Callable[[dict[str, Any]], Sequence[Path]]  # returns the files and folders that a step has written
-
-
-@dataclass(frozen=True)
-class ProgressRecord:
-    """The content of a progress file: the options, and the result of each finished step by name."""
-
-    options: Mapping[str, Any]
-    steps: Mapping[str, Mapping[str, Any]]
 
 
 @dataclass
@@ -176,11 +145,10 @@ def open_progress(folder: Path, options: FirstRunOptions) -> ProgressFile:
     """
     check_output_folder(folder, [PROGRESS_FILE, INDEX_FOLDER, f".{INDEX_FOLDER}.lock"], "a first run's")
     earlier = read_progress(folder)
-    steps = {name: dict(step) for name, step in earlier.steps.items()} if earlier else {}
-    return ProgressFile(folder, options.to_record(), steps)
+    return ProgressFile(folder, options.to_record(), earlier.steps if earlier else {})
 
 
-def read_progress(folder: Path) -> ProgressRecord | None:
+def read_progress(folder: Path) -> ProgressFile | None:
     """Read the progress file of a folder. Returns None if the file does not exist.
 
     Raises:
@@ -200,4 +168,4 @@ def read_progress(folder: Path) -> ProgressRecord | None:
         raise ArtifactError(f"{file} is damaged. {advice}")
     if content.get("version") != PROGRESS_VERSION:
         raise ArtifactError(f"{file} was written by another version of knowgate. {advice}")
-    return ProgressRecord(options, steps)
+    return ProgressFile(folder, options, steps)

@@ -92,13 +92,12 @@ def _describe_questions(questions: FirstRunQuestions) -> str:
     """Say how many questions there are, and whether they have gold answers."""
     n, total = len(questions.questions), len(questions.every)
     count = f"{n} of {total} questions" if n < total else f"{total} questions"
+    with_gold = f"{count}, {questions.n_with_gold} of them with gold answers"
     if questions.has_gold:
-        without = n - questions.n_with_gold
-        return f"{count}, with gold answers" + (f"; {without} have none and cannot be graded." if without else ".")
-    some = f" ({questions.n_with_gold} have one, too few to use)" if questions.n_with_gold else ""
+        return f"{with_gold}."
     return (
-        f"{count}, without gold answers{some}: the open-book answer counts as right, so the proof will be how rarely "
-        "skipping changes the answer."
+        f"{with_gold}, too few to use: the open-book answer counts as right, so the proof will be how rarely skipping "
+        "changes the answer."
     )
 
 

@@ -25,7 +25,6 @@ from knowgate.evaluation.first_run.options import (
     INDEX_FOLDER,
     FirstRunOptions,
     ProgressReporter,
-    SilentReporter,
     open_progress,
 )
 from knowgate.evaluation.first_run.questions import (
@@ -91,7 +90,7 @@ def first_run(
     """
     options.check()
     with exclusive_writer(options.out.resolve()):
-        return _FirstRun(options, reporter or SilentReporter(), model).run()
+        return _FirstRun(options, reporter or ProgressReporter(), model).run()
 
 
 @dataclass
@@ -219,30 +218,22 @@ def write_first_report(labeled: labeling.LabeledParts, choice: GateChoice, out: 
     """
     runs = labeled.runs("test")
     not_chosen = [gate for gate in choice.alternatives if Path(gate).is_dir()]
-    gates: list[str | Gate] = [load_chosen_gate(choice), *not_chosen, "auto"]
+    chosen: str | Gate = choice.gate
+    chosen_name = f"{choice.gate} (chosen)"
+    if choice.threshold is not None:  # otherwise the folder of the gate stores its threshold
+        chosen = copy_with_threshold(load_gate(choice.gate), choice.threshold, chosen_name)
     try:
-        compared = [gate for gate in gates if gate != ALWAYS_RETRIEVE_GATE]
+        compared = [gate for gate in (chosen, *not_chosen, "auto") if gate != ALWAYS_RETRIEVE_GATE]
         evaluation: Evaluation = evaluate(compared, runs, drop_seen=True)
     except (BadInput, BadSetting) as error:
         write_report(runs, out)
         return f"Gates cannot be compared: {error}"
-    evaluation = _add_guarantee(evaluation, choice, max_loss)
+    if choice.threshold is not None:  # otherwise the folder of the gate stores its guarantee
+        guarantee = GateGuarantee(choice.guarantee, holds=True, max_loss=max_loss)
+        evaluation = replace(evaluation, guarantees={**evaluation.guarantees, chosen_name: guarantee})
     write_report(evaluation, out, max_loss=max_loss)
     verdict = build_verdict(evaluation, CostAssumptions(), max_loss)
     return f"{_count_right_answers(evaluation, choice)} {verdict.headline}"
-
-
-def _add_guarantee(evaluation: Evaluation, choice: GateChoice, max_loss: float) -> Evaluation:
-    """Add the guarantee (proof of a small loss) of the chosen gate, unless the gate has a folder that stores it."""
-    if choice.threshold is None:  # the folder stores threshold and guarantee, and the evaluation has read it
-        return evaluation
-    guarantee = GateGuarantee(choice.guarantee, holds=True, max_loss=max_loss)
-    return replace(evaluation, guarantees={**evaluation.guarantees, _name_chosen_gate(choice): guarantee})
-
-
-def _name_chosen_gate(choice: GateChoice) -> str:
-    """Return the name of the chosen gate in the tables."""
-    return f"{choice.gate} (chosen)"
 
 
 def _count_right_answers(evaluation: Evaluation, choice: GateChoice) -> str:
@@ -258,13 +249,6 @@ def _count_right_answers(evaluation: Evaluation, choice: GateChoice) -> str:
     n_skipped = int((gate.needs <= gate.threshold).sum())
     chosen = f"{int(gate.right.sum())} with the gate, which skips {n_skipped} searches"
     return f"of {len(table.rows)} questions, answered right: {chosen}; {baselines}."
-
-
-def load_chosen_gate(choice: GateChoice) -> str | Gate:
-    """Return the chosen gate with its chosen threshold, or only its folder or spec if it has a threshold of its own."""
-    if choice.threshold is None:
-        return choice.gate
-    return copy_with_threshold(load_gate(choice.gate), choice.threshold, _name_chosen_gate(choice))
 
 
 # --- settings file --------------------------------------------------------------------------------

@@ -40,13 +40,14 @@ def render_boundary_page(runs: Sequence[RunReport]) -> str:
 
 
 def build_boundary_sections(runs: Sequence[RunReport]) -> list[str]:
-    """Build the HTML sections that show what LLMs know: warnings first, then a summary, charts, and details."""
+    """Build the HTML sections that show what LLMs know: warnings first, then a summary, charts, and all tables."""
     counts = [run.boundary.counts for run in runs]
     cautions = [describe_synthetic(count.synthetic, count.rows) for count in counts]
-    settings = [html.render_table(tables.build_settings_table(runs))]
     # Imported answers have no samples, so the effect sections would be empty. Of a run without passages they say that.
     lacks_passages = not all(run.boundary.counts.with_open for run in runs)
     has_effects = lacks_passages or any(tables.has_effects(runs, side) for side in tables.SIDE_NAMES)
+    definitions = html.render_definitions("Definitions", INTROS)
+    all_tables = [html.render_table(table) for table in tables.build_boundary_tables(runs)]
     return [
         html.render_cautions([text for text in cautions if text]),
         _build_summary_section(runs),
@@ -54,10 +55,9 @@ def build_boundary_sections(runs: Sequence[RunReport]) -> list[str]:
         _build_saving_section(runs) if has_effects else "",
         *(_build_extremes_section(runs, name) for name in ("harmed", "helped")),
         _build_effect_section(runs) if has_effects else "",
-        _build_copy_rate_section(runs) if any(run.boundary.copying for run in runs) else "",
-        _build_slice_section(runs),
-        _build_agreement_section(runs),
-        html.render_folded_section("runs", "Runs", "What each model was asked, and how it was graded.", settings),
+        html.render_folded_section(
+            "tables", "All tables", "What each table means is below.", [*all_tables, definitions]
+        ),
     ]
 
 
@@ -88,9 +88,6 @@ def _build_effect_section(runs: Sequence[RunReport]) -> str:
     Mastery is the share of sampled answers that are right, certainty how far they agree.
     """
     parts = [_draw_run_effects(run) for run in runs]
-    for side in ("closed", *tables.list_sampled_sides(runs)):
-        parts += [html.render_table(tables.build_effect_table(runs, name, side)) for name in INDICATORS]
-    parts.append(html.render_table(tables.build_correlation_table(runs)))
     return html.render_folded_section("effects", "Who is helped, who is harmed", INTROS["effects"], parts)
 
 
@@ -103,7 +100,8 @@ def _draw_run_effects(run: RunReport) -> str:
     if not run.boundary.counts.with_open:
         return html.render_remark(f"{run.name}: {tables.NO_OPEN_ANSWERS}.")
     pairs = []
-    for side in ("closed", *tables.list_sampled_sides([run])):
+    sampled = [side for side in ("open", "mask") if tables.has_effects([run], side)]
+    for side in ("closed", *sampled):
         title = f"{run.name}: effect by {tables.SIDE_NAMES[side]}"
         figures = [html.render_figure(draw_effect_chart(run, name, side), f"{title} {name}") for name in INDICATORS]
         pairs.append(html.render_pair(figures))
@@ -119,31 +117,8 @@ def _build_saving_section(runs: Sequence[RunReport]) -> str:
     figures = [html.render_figure(svg, f"Skipping by {name}") for name, svg in drawings.items() if svg]
     runs_without_passages = [run for run in runs if not run.boundary.counts.with_open]
     remarks = [html.render_remark(f"{run.name}: {tables.NO_OPEN_ANSWERS}.") for run in runs_without_passages]
-    saving_tables = [html.render_table(tables.build_saving_table(runs, name)) for name in INDICATORS]
-    parts = [html.render_pair(figures), *remarks, *saving_tables]
+    parts = [html.render_pair(figures), *remarks]
     return html.render_section("savings", "Retrieval saved, accuracy kept", INTROS["savings"], parts)
-
-
-def _build_copy_rate_section(runs: Sequence[RunReport]) -> str:
-    """Build the section on how often LLMs copy the word MASK from masked passages."""
-    chart = draw_copy_rate_chart(runs)
-    figures = [html.render_figure(chart, "Copy rate")] if chart else []
-    table = html.render_table(tables.build_copy_rate_table(runs))
-    return html.render_folded_section("copying", "Copy rate", INTROS["copying"], [*figures, table])
-
-
-def _build_slice_section(runs: Sequence[RunReport]) -> str:
-    """Build the section with the measures on groups of questions, such as those of each language."""
-    parts = [html.render_table(table) for table in tables.build_run_slice_tables(runs)]
-    if not parts:
-        parts = [html.render_remark("The runs cannot be divided: all questions are of one kind.")]
-    return html.render_folded_section("slices", "Slices", INTROS["slices"], parts)
-
-
-def _build_agreement_section(runs: Sequence[RunReport]) -> str:
-    """Build the section on how often graders agree."""
-    table = html.render_table(tables.build_agreement_table(runs))
-    return html.render_folded_section("agreement", "Agreement of graders", INTROS["agreement"], [table])
 
 
 def _build_extremes_section(runs: Sequence[RunReport], name: str) -> str:
@@ -183,8 +158,7 @@ def _describe_ungraded(run: RunReport) -> str:
     """Say how many questions are not graded, or failed."""
     counts = run.boundary.counts
     ungraded = counts.rows - counts.failed - run.boundary.accuracy.closed.n
-    reason = ": they have no gold answers" if counts.without_gold >= ungraded > 0 else ""
-    return f"{ungraded:,} questions are not graded{reason}, {counts.failed:,} failed."
+    return f"{ungraded:,} questions are not graded, {counts.failed:,} failed."
 
 
 def _describe_passages(run: RunReport) -> str:
@@ -193,16 +167,13 @@ def _describe_passages(run: RunReport) -> str:
     if not accuracy.open.n:
         return "No question was answered with passages, so the effect of retrieval is unknown."
     n = benefit.helps + benefit.neutral + benefit.hurts
-    both_wrong = n - accuracy.open.hits - benefit.hurts  # wrong with passages, but not because of them
-    both_right = benefit.neutral - both_wrong
     is_subset = accuracy.open.n < accuracy.closed.n
     questions = f"{accuracy.open.n:,} questions that found passages" if is_subset else "same questions"
     return (
         f"With passages it is right on {format_percent(accuracy.open.value)}{_format_interval(accuracy.open)} of the "
         f"{questions}, without them on {format_percent(accuracy.matched.value)}: they turn "
         f"{format_percent(benefit.helps / n)} of the answers right, spoil {format_percent(benefit.hurts / n)}, and change "
-        f"nothing for {format_percent(benefit.neutral / n)} ({format_percent(both_right / n)} right and "
-        f"{format_percent(both_wrong / n)} wrong both ways)."
+        f"nothing for {format_percent(benefit.neutral / n)}."
     )
 
 
@@ -269,24 +240,6 @@ def draw_accuracy_chart(runs: Sequence[RunReport]) -> str:
     return charts.draw_bar_chart(PlotArea(Axis(""), Axis("accuracy")), groups, "Accuracy") + key
 
 
-def draw_copy_rate_chart(runs: Sequence[RunReport]) -> str:
-    """Draw how often each LLM copies the word MASK from masked passages (KBM, Figure 2).
-
-    Returns '' if no run has masked answers to questions whose samples all agree.
-    """
-    kinds = {"is_mask": ("answer is MASK", "k4"), "says_mask": ("answer holds MASK", "k1")}
-    groups = []
-    for run in runs:
-        rate = run.boundary.copying
-        if rate is not None and rate.is_mask.n:
-            bars = [_make_share_bar(*kinds[kind], getattr(rate, kind)) for kind in kinds]
-            groups.append(BarGroup(run.name, bars))
-    if not groups:
-        return ""
-    chart = charts.draw_bar_chart(PlotArea(Axis(""), Axis("share of answers")), groups, "Copy rate")
-    return chart + charts.build_color_key(list(kinds.values()))
-
-
 def _make_share_bar(name: str, css_class: str, share: Proportion) -> Bar:
     """Make the bar of a share, with its interval and a tooltip."""
     label = format_percent(share.value) if share.n else ""
@@ -294,10 +247,10 @@ def _make_share_bar(name: str, css_class: str, share: Proportion) -> Bar:
     return Bar(share.value, css_class, tooltip, share.low, share.high, label)
 
 
-def draw_effect_chart(run: RunReport, indicator: str, side: str = "closed") -> str:
+def draw_effect_chart(run: RunReport, indicator: str, side: str) -> str:
     """Draw the effects of retrieval by interval as stacked bars (a panel of KBM's Figure 3)."""
     groups = []
-    for interval in tables.get_effect_intervals(run, indicator, side):
+    for interval in run.boundary.effects[side][indicator]:
         bars = [_make_effect_bar(interval, effect) for effect in EFFECT_STYLES]
         note = f"n = {interval.n}" if interval.n else "empty"
         groups.append(BarGroup(tables.format_interval(interval), bars, note))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from knowgate.core.display import MISSING_VALUE, NOT_DEFINED, TextTable, format_number, format_percent, format_points
 from knowgate.data.runs.rows import FREQUENCY_THIRDS, SLICE_DIMENSIONS, LabelRow
-from knowgate.evaluation.boundary import EffectInterval, RowCounts, RunReport, measure_retrieval_change
+from knowgate.evaluation.boundary import EffectInterval, RunReport, measure_retrieval_change
 from knowgate.evaluation.boundary_measures import (
     INDICATORS,
     NOT_GIVEN,
@@ -36,8 +36,9 @@ def build_boundary_tables(runs: Sequence[RunReport]) -> Iterator[TextTable]:
     yield build_accuracy_table(runs)
     if any(boundary.correlation.n for boundary in boundaries):
         yield build_correlation_table(runs)
-    for side in (side for side in SIDE_NAMES if has_effects(runs, side)):
-        yield from (build_effect_table(runs, indicator, side) for indicator in INDICATORS)
+    for side in SIDE_NAMES:
+        if has_effects(runs, side):
+            yield from (build_effect_table(runs, indicator, side) for indicator in INDICATORS)
     for indicator in INDICATORS:
         if any(boundary.savings[indicator] is not None for boundary in boundaries):
             yield build_saving_table(runs, indicator)
@@ -50,15 +51,12 @@ def build_boundary_tables(runs: Sequence[RunReport]) -> Iterator[TextTable]:
 
 
 def build_settings_table(runs: Sequence[RunReport]) -> TextTable:
-    """Build the table of settings and row counts, with a column for each run.
-
-    Temperature and throughput are left out if no run has recorded them.
-    """
+    """Build the table of settings and row counts, with a column for each run. Settings that no run records are left out."""
     columns = [_describe_run(run) for run in runs]
     rows = []
     for label in columns[0]:
         cells = [column[label] for column in columns]
-        if label not in ("temperature", "throughput") or set(cells) != {NOT_RECORDED}:
+        if set(cells) != {NOT_RECORDED}:
             rows.append((label, *cells))
     return _build_side_by_side("Settings and counts", runs, rows)
 
@@ -69,38 +67,19 @@ def _describe_run(run: RunReport) -> dict[str, str]:
     errors = "; ".join(f"{count} × {reason}" for reason, count in counts.reasons)
     return {
         "folder": str(run.path),
-        "model": run.model,
-        "data": run.data,
-        "grader": run.grader,
-        "samples per answer": run.samples,
-        "temperature": run.temperature,
+        **run.settings,
         "questions": f"{counts.rows} ({counts.synthetic} synthetic)" if counts.synthetic else str(counts.rows),
         "failed": f"{counts.failed}: {errors}" if errors else "0",
         "without gold answers": f"{counts.without_gold} (no mastery)" if counts.without_gold else "0",
         "with passages cut to fit": str(counts.cut),
         "verdicts changed by the echo guard": str(counts.guarded),
         "unparsable judge verdicts": str(counts.unparsable),
-        "throughput": _format_throughput(counts),
     }
-
-
-def _format_throughput(counts: RowCounts) -> str:
-    """Format how many questions were answered and tokens generated per second."""
-    if not counts.seconds:
-        return NOT_RECORDED
-    answered = counts.rows - counts.failed
-    return f"{answered / counts.seconds:.2f} questions/s, {counts.tokens / counts.seconds:.0f} tokens/s"
 
 
 def build_accuracy_table(runs: Sequence[RunReport]) -> TextTable:
     """Build the table of accuracies and of the effects of retrieval on the greedy answers."""
     accuracies = [run.boundary.accuracy for run in runs]
-
-    def list_benefits(name: str) -> list[str]:  # one cell per run
-        return [
-            str(getattr(run.boundary.benefit, name)) if run.boundary.counts.with_open else MISSING_VALUE for run in runs
-        ]
-
     rows = [
         ("closed book", *(format_proportion(get_matched_accuracy(run), "no graded answers") for run in runs)),
         ("open book", *(format_proportion(accuracy.open, NO_OPEN_ANSWERS) for accuracy in accuracies)),
@@ -110,10 +89,11 @@ def build_accuracy_table(runs: Sequence[RunReport]) -> TextTable:
     if any(get_matched_accuracy(run).n != run.boundary.accuracy.closed.n for run in runs):
         all_questions = (format_proportion(accuracy.closed) for accuracy in accuracies)
         rows.append(("closed book, also where no passage was found", *all_questions))
+    benefits = [run.boundary.benefit if run.boundary.counts.with_open else None for run in runs]
     rows += [
-        ("retrieval helps (+1)", *list_benefits("helps")),
-        ("changes nothing (0)", *list_benefits("neutral")),
-        ("hurts (-1)", *list_benefits("hurts")),
+        ("retrieval helps (+1)", *(str(benefit.helps) if benefit else MISSING_VALUE for benefit in benefits)),
+        ("changes nothing (0)", *(str(benefit.neutral) if benefit else MISSING_VALUE for benefit in benefits)),
+        ("hurts (-1)", *(str(benefit.hurts) if benefit else MISSING_VALUE for benefit in benefits)),
     ]
     return _build_side_by_side("Accuracy of the greedy answers, 95 % intervals", runs, rows)
 
@@ -122,15 +102,6 @@ def get_matched_accuracy(run: RunReport) -> Proportion:
     """Return closed-book accuracy on the questions with open-book answers, or on all if there are none."""
     accuracy = run.boundary.accuracy
     return accuracy.matched if accuracy.open.n else accuracy.closed
-
-
-def summarize_accuracies(run: RunReport) -> str:
-    """Say in one line how many answers are right from memory and with passages."""
-    closed, opened = get_matched_accuracy(run), run.boundary.accuracy.open
-    if not closed.n:
-        return "no answer is graded."
-    with_passages = f"{format_percent(opened.value)} right with passages" if opened.n else "no answers with passages"
-    return f"{format_percent(closed.value)} right from memory, {with_passages} ({closed.n:,} questions)."
 
 
 def build_correlation_table(runs: Sequence[RunReport]) -> TextTable:
@@ -159,7 +130,7 @@ def build_effect_table(runs: Sequence[RunReport], indicator: str, side: str = "c
     rows: list[tuple[str, ...]] = []
     for run in runs:
         if run.boundary.counts.with_open:
-            rows += [(run.name, *_make_interval_cells(item)) for item in get_effect_intervals(run, indicator, side)]
+            rows += [(run.name, *_make_interval_cells(item)) for item in run.boundary.effects[side][indicator]]
         else:
             rows.append((run.name, NO_OPEN_ANSWERS))
     columns = ("run", f"{SIDE_NAMES[side]} {indicator}", "n", "beneficial", "neutral", "harmful")
@@ -167,24 +138,9 @@ def build_effect_table(runs: Sequence[RunReport], indicator: str, side: str = "c
     return TextTable(f"Effect of retrieval on {indicator}{measured_on}", columns, _blank_repeats(rows))
 
 
-def get_effect_intervals(run: RunReport, indicator: str, side: str) -> tuple[EffectInterval, ...]:
-    """Return how often retrieval helps and harms, by interval of 'mastery' or 'certainty' (`indicator`).
-
-    Mastery is the share of sampled answers that are right, certainty how far they agree. `side` names the answers that
-    the indicator is measured on: 'closed' (without passages), 'open' (with passages) or 'mask' (with masked passages).
-    """
-    effects = run.boundary.effects if side == "closed" else run.boundary.panels[side]
-    return effects[indicator]
-
-
-def list_sampled_sides(runs: Sequence[RunReport]) -> list[str]:
-    """Return which of 'open' and 'mask' (answers with passages, and with masked passages) any run has samples of."""
-    return [side for side in ("open", "mask") if has_effects(runs, side)]
-
-
 def has_effects(runs: Sequence[RunReport], side: str) -> bool:
     """Return whether any run has a question with mastery or certainty of the 'closed', 'open' or 'mask' answers."""
-    return any(item.n for run in runs for name in INDICATORS for item in get_effect_intervals(run, name, side))
+    return any(item.n for run in runs for name in INDICATORS for item in run.boundary.effects[side][name])
 
 
 def format_interval(item: EffectInterval) -> str:

@@ -1,4 +1,4 @@
-"""SVG charts of report pages: lines, bars and dots in a plot area. Colors and fonts come from the style sheet.
+"""SVG charts of report pages: lines and bars in a plot area. Colors and fonts come from the style sheet.
 
 A chart is as wide as its container. On narrow screens the style sheet enlarges its texts, so margins are generous.
 """
@@ -22,11 +22,7 @@ SMALL_WIDTH, SMALL_HEIGHT = 560, 360
 COLOR_COUNT = 7  # classes k0 to k6 of the style sheet
 DASH_COUNT = 3
 MAX_BAR_NAME = 22  # characters
-MAX_ROW_NAME = 28
 MIN_LABELED_SHARE = 0.07  # a thinner part of a stacked bar has no room for its label
-ROW_HEIGHT = 34
-ROW_NAME_WIDTH = 300
-ROW_END = 686
 
 
 @dataclass(frozen=True)
@@ -63,7 +59,7 @@ class PlotArea:
         return self.height - BOTTOM
 
 
-def render_svg(area: PlotArea, parts: Sequence[str], title: str, description: str, css_class: str = "plot") -> str:
+def render_svg(area: PlotArea, parts: Sequence[str], title: str, description: str) -> str:
     """Render an SVG element that a screen reader reads as one image.
 
     Args:
@@ -71,7 +67,6 @@ def render_svg(area: PlotArea, parts: Sequence[str], title: str, description: st
         parts: SVG elements.
         title: Title for screen readers.
         description: What the chart shows, in words.
-        css_class: Class of the element.
     """
     # The script of the page reads the scale, to show the values under the pointer.
     scale = {
@@ -81,7 +76,7 @@ def render_svg(area: PlotArea, parts: Sequence[str], title: str, description: st
         "names": [area.x.title, area.y.title],
     }
     return (
-        f'<svg class="{css_class}" role="img" aria-label="{escape_html(title)}" viewBox="0 0 {area.width} '
+        f'<svg class="plot" role="img" aria-label="{escape_html(title)}" viewBox="0 0 {area.width} '
         f'{area.height}" data-scale="{escape_html(json.dumps(scale))}"><desc>{escape_html(description)}</desc>'
         f"{''.join(parts)}</svg>"
     )
@@ -315,52 +310,3 @@ def _draw_box(area: PlotArea, bar: Bar, x: float, width: float, low: float, high
     top, bottom = area.get_y(high), area.get_y(low)
     position = f'x="{x:.1f}" y="{top:.1f}" width="{width:.1f}" height="{bottom - top:.1f}"'
     return f'<rect class="bar {bar.css_class}" {position} data-tip="{escape_html(bar.tooltip)}"/>'
-
-
-# --- rows of dots ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class DotRow:
-    """A named value with an optional interval, drawn as a dot."""
-
-    name: str
-    value: float
-    low: float | None
-    high: float | None
-    tooltip: str
-
-
-def draw_dot_chart(rows: Sequence[DotRow], title: str, axis_title: str) -> str:
-    """Draw differences as rows of dots, with a vertical line at 0. Tooltips describe the chart to screen readers.
-
-    Each row has its name on the left. The lowest value, 0, the highest value and the title of the axis are below the rows.
-    """
-    values = [0.0, *(value for row in rows for value in (row.value, row.low, row.high) if value is not None)]
-    padding = (max(values) - min(values)) * 0.06 or 0.01
-    axis = Axis(axis_title, min(values) - padding, max(values) + padding)
-    height = ROW_HEIGHT * len(rows) + 56  # 8 pixels above the rows, 48 below
-    parts = [f'<path class="axis" d="M{_get_row_x(axis, 0.0):.1f} 8V{height - 44}"/>']
-    for number, row in enumerate(rows):
-        parts += _draw_dot_row(axis, row, 8 + ROW_HEIGHT * (number + 0.5))
-    for value in sorted({min(values), 0.0, max(values)}):
-        text = f"{100 * value:+.1f}" if value else "0"
-        parts.append(draw_text(_get_row_x(axis, value), height - 26, text, "middle"))
-    parts.append(draw_text((ROW_NAME_WIDTH + ROW_END) / 2, height - 6, axis_title, "middle", "title"))
-    area = PlotArea(axis, Axis("", 0, 1), width=CHART_WIDTH, height=height)
-    return render_svg(area, parts, title, "; ".join(row.tooltip for row in rows), css_class="rows")
-
-
-def _draw_dot_row(axis: Axis, row: DotRow, y: float) -> Iterator[str]:
-    """Draw the name, interval and dot of a row at y coordinate `y`."""
-    yield draw_text(ROW_NAME_WIDTH - 14, y + 5, shorten(sanitize_line(row.name), MAX_ROW_NAME), "end")
-    if row.low is not None and row.high is not None:
-        low, high = _get_row_x(axis, row.low), _get_row_x(axis, row.high)
-        yield f'<path class="whisker k0" d="M{low:.1f} {y:.1f}H{high:.1f}"/>'
-    position = f'cx="{_get_row_x(axis, row.value):.1f}" cy="{y:.1f}"'
-    yield f'<circle class="dot k0" {position} r="6" data-tip="{escape_html(row.tooltip)}"/>'
-
-
-def _get_row_x(axis: Axis, value: float) -> float:
-    """Return the x coordinate of a value in a dot chart, to the right of the row names."""
-    return ROW_NAME_WIDTH + (ROW_END - ROW_NAME_WIDTH) * axis.scale(value)

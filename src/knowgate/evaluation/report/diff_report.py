@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from knowgate.core.display import MISSING_VALUE, TextTable, format_percent, format_points
+from knowgate.core.display import MISSING_VALUE, TextTable
 from knowgate.core.files import write_text
 from knowgate.evaluation.evaluation_diff import EvaluationDiff, GateDiff
+from knowgate.evaluation.gate_comparison import format_estimate
 from knowgate.evaluation.report import html
-from knowgate.evaluation.report.charts import DotRow, draw_dot_chart
-from knowgate.evaluation.report.evaluation_tables import format_estimate
 from knowgate.stats.bootstrap import Estimate
 from knowgate.stats.proportions import format_percent_estimate, format_points_estimate
 
@@ -83,34 +82,14 @@ def describe_uncompared_gates(diff: EvaluationDiff) -> str:
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def build_short_diff_table(diff: EvaluationDiff) -> TextTable:
-    """Build the table for the terminal, with one row per gate: the watched gates, then those that changed most.
-
-    The columns are a measure in A, in B, and its change with an interval; then the change in searches, which is the
-    share of questions that the gate retrieves for. The measure is accuracy, or AUROC if no gate has an accuracy.
-    """
-    measure = "accuracy" if any("accuracy" in gate.changes for gate in diff.gates) else "auroc"
-    rows = []
-    for gate in select_gates(diff):
-        change, searches = gate.changes.get(measure), gate.changes.get("rate")
-        cells = (MISSING_VALUE,) * 3
-        if change is not None:
-            first, second = format_percent(change.first.value), format_percent(change.second.value)
-            cells = (first, second, format_points_estimate(change.difference))
-        more_searches = searches.difference.value if searches else None
-        rows.append((gate.gate, *cells, MISSING_VALUE if more_searches is None else format_points(more_searches)))
-    columns = ("gate", f"{MEASURE_NAMES[measure]}, A", "B", "B - A", "searches")
-    return TextTable("B minus A, in points", columns, tuple(rows))
-
-
-def build_diff_table(diff: EvaluationDiff) -> TextTable:
-    """Build the table of all gates: each measure has three columns, its value in A, in B, and the difference."""
+def build_diff_table(diff: EvaluationDiff, gates: Sequence[GateDiff]) -> TextTable:
+    """Build the table of some gates: each measure has three columns, its value in A, in B, and the difference."""
     measures = [measure for measure in MEASURE_NAMES if any(measure in gate.changes for gate in diff.gates)]
     columns = ["gate"]
     for measure in measures:
         columns += [f"{MEASURE_NAMES[measure]}, A", "B", "B - A"]
     rows = []
-    for gate in diff.gates:
+    for gate in gates:
         cells = [gate.gate]
         for measure in measures:
             cells += _make_measure_cells(gate, measure)
@@ -151,7 +130,6 @@ def build_sides_table(diff: EvaluationDiff) -> TextTable:
     ]
     if first.arbiter or second.arbiter:
         rows.append(("arbiter", first.arbiter or "none", second.arbiter or "none"))
-    rows.append(("gates only there", ", ".join(diff.only_first) or "none", ", ".join(diff.only_second) or "none"))
     return TextTable("What is compared", ("", "A", "B"), tuple(rows))
 
 
@@ -165,33 +143,14 @@ def write_diff_page(diff: EvaluationDiff, out: Path) -> None:
 
 
 def build_diff_sections(diff: EvaluationDiff) -> Iterator[str]:
-    """Build the sections of the HTML page that compares two evaluations: the verdict, a chart and the tables."""
+    """Build the sections of the HTML page that compares two evaluations: the verdict, the tables and definitions."""
     verdict = build_diff_verdict(diff)
     sentences = " ".join([verdict.details, describe_pairing(diff), describe_uncompared_gates(diff)])
     yield html.render_verdict(verdict.level, DIFF_LABELS[verdict.level], verdict.headline, sentences)
-    yield _build_chart_section(diff)
     sides = html.render_table(build_sides_table(diff), css_class="text")
     yield html.render_section("sides", "What is compared", "", [sides])
-    table = html.render_wide_table(build_diff_table(diff), DIFF_DEFINITIONS, diff.watched)
+    table = html.render_table(build_diff_table(diff, diff.gates), DIFF_DEFINITIONS, "sortable wide", diff.watched)
     intro = "Click a column header to sort. The gates that count are highlighted."
-    yield html.render_folded_section("gates", "All gates", intro, [table], f"{len(diff.gates)} on both sides")
+    yield html.render_section("gates", "What changed", intro, [table])
     definitions = html.render_definitions("Definitions", DIFF_DEFINITIONS)
     yield html.render_folded_section("how", "How every number is computed", "", [definitions])
-
-
-def _build_chart_section(diff: EvaluationDiff) -> str:
-    """Build the section with a chart of the changes of accuracy."""
-    intro = "Accuracy of B minus that of A, with 95 % intervals: the gates that count, then those that changed most."
-    rows = []
-    for gate in select_gates(diff):
-        change = gate.changes.get("accuracy")
-        if change is not None and change.difference.value is not None:
-            difference = change.difference
-            tooltip = f"{gate.gate}: {format_points_estimate(difference)} points"
-            rows.append(DotRow(gate.gate, change.difference.value, difference.low, difference.high, tooltip))
-    title = "Accuracy, B minus A"
-    if rows:
-        content = html.render_figure(draw_dot_chart(rows, title, "points, B minus A"), title)
-    else:
-        content = html.render_remark("No gate has answers with and without passages on both sides.")
-    return html.render_section("picture", "What changed", intro, [content])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from knowgate.core.chart import Axis, ChartPoint, fit_axis
-from knowgate.core.display import format_percent, format_points
+from knowgate.core.display import format_percent
 from knowgate.evaluation.gate_comparison import Evaluation
 from knowgate.evaluation.gate_results import GateResult
 from knowgate.evaluation.recommendation import Recommendation
@@ -18,14 +18,13 @@ from knowgate.evaluation.report.charts import (
     SMALL_WIDTH,
     Bar,
     BarGroup,
-    DotRow,
     PlotArea,
     PlotLine,
     PlotMark,
 )
 from knowgate.gates import GATES
 from knowgate.stats.bootstrap import estimate_mean
-from knowgate.stats.metrics import BoolArray, FloatArray
+from knowgate.stats.metrics import BoolArray
 
 FINE_STEPS, COARSE_STEPS = 60, 30  # points of a visible line, and of a hidden one
 BIN_COUNT = 10
@@ -90,39 +89,6 @@ def rank_gates(evaluation: Evaluation) -> list[GateResult]:
         return gate.frontier.area if gate.frontier is not None else gate.measures["auroc"].value or 0.0
 
     return sorted(evaluation.ranking_gates, key=get_quality, reverse=True)
-
-
-@dataclass(frozen=True)
-class PolicySlice:
-    """Results of a gate and threshold on a group of questions, such as those of one language.
-
-    Attributes:
-        name: The group.
-        n: Number of questions.
-        skipped: Share of searches skipped.
-        always: Accuracy of always retrieving.
-        changes: For each question, 1 if only this gate answers it correctly, -1 if only always retrieving does, else 0.
-    """
-
-    name: str
-    n: int
-    skipped: float
-    always: float
-    changes: FloatArray = field(repr=False)
-
-
-def slice_policy(evaluation: Evaluation, policy: HighlightedPolicy, min_questions: int) -> list[PolicySlice]:
-    """Measure a gate and threshold on each group of questions that has at least `min_questions`."""
-    always_right = evaluation.table.always_right
-    slices = []
-    for part in evaluation.slices:
-        in_slice = evaluation.table.get_slice_values(part.dimension) == part.value
-        n = int(in_slice.sum())
-        if n >= min_questions:
-            changes = policy.right[in_slice].astype(float) - always_right[in_slice]
-            skipped, always = float(policy.skips[in_slice].mean()), float(always_right[in_slice].mean())
-            slices.append(PolicySlice(f"{part.dimension}: {part.value}", n, skipped, always, changes))
-    return slices
 
 
 # --- trade-off ------------------------------------------------------------------------------------
@@ -192,54 +158,7 @@ def _make_end_mark(evaluation: Evaluation, name: str, rate: float) -> PlotMark:
     return PlotMark(ChartPoint(rate, accuracy), f"{name} retrieve: {format_percent(accuracy)}", label=name)
 
 
-def draw_slice_chart(slices: Sequence[PolicySlice], resamples: int) -> str:
-    """Draw the change of accuracy against always retrieving, for each group of questions, such as a language."""
-    rows = []
-    for part in slices:
-        change = estimate_mean(part.changes, resamples)
-        value = change.value or 0.0
-        tooltip = f"{part.name}: {format_points(value)} points, {format_percent(part.skipped)} skipped, n = {part.n}"
-        rows.append(DotRow(part.name, value, change.low, change.high, tooltip))
-    title = "Accuracy against always retrieving, by part"
-    return charts.draw_dot_chart(rows, title, "points against always retrieving")
-
-
-# --- ranking and calibration ----------------------------------------------------------------------
-
-
-def draw_roc_chart(evaluation: Evaluation, gates: Sequence[GateResult]) -> str:
-    """Draw ROC curves: the share of unknown questions that a gate retrieves for, against that of known questions."""
-    unknown = ~evaluation.table.closed_right
-    lines = []
-    for number, gate in enumerate(gates):
-        name = f"{gate.gate} ({gate.measures['auroc'].format(2)})"
-        lines.append(PlotLine(name, compute_roc_points(unknown, gate.needs), charts.pick_line_style(number)))
-    description = "; ".join(line.name for line in lines)
-    x_axis, y_axis = Axis("known questions retrieved for"), Axis("unknown questions retrieved for")
-    area = PlotArea(x_axis, y_axis, SMALL_WIDTH, SMALL_HEIGHT)
-    return charts.draw_line_plot(area, [*lines, PlotLine("chance", DIAGONAL, "kgrey d2")], "ROC curves", description)
-
-
-def compute_roc_points(unknown: BoolArray, needs: FloatArray) -> list[ChartPoint]:
-    """Return the points of a ROC curve: the shares of known (x) and unknown (y) questions whose need is above a threshold.
-
-    The result is empty if all questions are known, or all unknown.
-    """
-    # Thresholds from high to low: needs that occur, with about as many questions between them.
-    thresholds = np.unique(np.quantile(needs, np.linspace(0, 1, FINE_STEPS), method="inverted_cdf"))[::-1]
-    known_needs, unknown_needs = np.sort(needs[~unknown]), np.sort(needs[unknown])
-    if not len(known_needs) or not len(unknown_needs):
-        return []
-    points = [
-        ChartPoint(_compute_share_above(known_needs, threshold), _compute_share_above(unknown_needs, threshold))
-        for threshold in thresholds
-    ]
-    return [*points, ChartPoint(1.0, 1.0)]
-
-
-def _compute_share_above(sorted_values: FloatArray, threshold: float) -> float:
-    """Return the share of sorted values that are above a threshold."""
-    return float(1 - np.searchsorted(sorted_values, threshold, side="right") / len(sorted_values))
+# --- calibration ----------------------------------------------------------------------
 
 
 def draw_reliability_chart(evaluation: Evaluation, gate: GateResult) -> str:

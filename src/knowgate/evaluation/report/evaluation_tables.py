@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from knowgate.core.display import MISSING_VALUE, UNKNOWN_AMOUNT, TextTable, format_percent, format_points
-from knowgate.evaluation.gate_comparison import Evaluation, SliceTable, build_answer_table, build_short_table
+from knowgate.core.display import MISSING_VALUE, TextTable, format_percent, format_points
+from knowgate.evaluation.gate_comparison import (
+    Evaluation,
+    SliceTable,
+    build_answer_table,
+    build_short_table,
+    format_estimate,
+    format_threshold,
+)
 from knowgate.evaluation.gate_results import RETRIEVAL_RATES, GateResult, compute_majority_share
 from knowgate.evaluation.post_retrieval import build_cascade_table, build_second_look_table
 from knowgate.evaluation.report import html
@@ -27,7 +34,11 @@ def build_evaluation_tables(evaluation: Evaluation) -> Iterator[TextTable]:
     yield build_ranking_table(evaluation)
     yield build_frontier_table(evaluation)
     yield build_judgment_table(evaluation)
-    yield build_cost_table(evaluation)
+    yield from build_detail_tables(evaluation)
+
+
+def build_detail_tables(evaluation: Evaluation) -> Iterator[TextTable]:
+    """Build the tables that are not about single gates on all questions: pairs of gates, checks, slices and topics."""
     yield build_comparison_table(evaluation)
     yield from _build_post_retrieval_tables(evaluation)
     yield from build_gate_slice_tables(evaluation)
@@ -59,30 +70,20 @@ def _build_post_retrieval_tables(evaluation: Evaluation) -> Iterator[TextTable]:
 
 def build_full_table(evaluation: Evaluation) -> TextTable:
     """Join the tables of measures into one, with a row for each gate and dashes where a table does not have the gate."""
-    tables = [build_ranking_table(evaluation), build_cost_table(evaluation)]
+    tables = [build_ranking_table(evaluation)]
     if evaluation.has_open_answers:
         tables.insert(0, build_answer_table(evaluation.gates))
         tables += [build_frontier_table(evaluation), build_judgment_table(evaluation)]
-    # The first table already has the column of LLM calls.
-    tables = [tables[0], *(_drop_columns(table, ("LLM calls",)) for table in tables[1:])]
-    columns = [column for table in tables for column in table.columns[1:]]
-    cells_by_gate = [{row[0]: row[1:] for row in table.rows} for table in tables]
-    rows = []
-    for gate in evaluation.gates:
-        cells: list[str] = []
-        for table, by_gate in zip(tables, cells_by_gate, strict=True):
-            no_values = (MISSING_VALUE,) * (len(table.columns) - 1)
-            cells += by_gate.get(gate.gate, no_values)
-        threshold = f"{gate.threshold:.3g}" if gate.can_rank else MISSING_VALUE
-        rows.append((gate.gate, threshold, *cells, gate.note or MISSING_VALUE))
-    return TextTable("All gates, all numbers", ("gate", "threshold", *columns, "about the gate"), tuple(rows))
-
-
-def _drop_columns(table: TextTable, names: Sequence[str]) -> TextTable:
-    """Return a table without some of its columns."""
-    kept = [number for number, column in enumerate(table.columns) if column not in names]
-    rows = tuple(tuple(row[number] for number in kept) for row in table.rows)
-    return TextTable(table.title, tuple(table.columns[number] for number in kept), rows)
+    columns = ["gate", "threshold"]
+    cells = {gate.gate: [gate.gate, format_threshold(gate)] for gate in evaluation.gates}
+    for table in tables:
+        columns += table.columns[1:]
+        row_of_gate = {row[0]: row for row in table.rows}
+        no_values = [MISSING_VALUE] * len(table.columns)
+        for gate, gate_cells in cells.items():
+            gate_cells += row_of_gate.get(gate, no_values)[1:]
+    rows = [(*cells[gate.gate], gate.scores.note or MISSING_VALUE) for gate in evaluation.gates]
+    return TextTable("All gates, all numbers", (*columns, "about the gate"), tuple(rows))
 
 
 def build_ranking_table(evaluation: Evaluation) -> TextTable:
@@ -128,25 +129,6 @@ def build_judgment_table(evaluation: Evaluation) -> TextTable:
     return TextTable("Does the LLM know the questions that are judged as known?", columns, tuple(rows))
 
 
-def build_cost_table(evaluation: Evaluation) -> TextTable:
-    """Build the table of mean costs per question."""
-    columns: dict[str, Callable[[GateResult], str]] = {
-        "gate": lambda gate: gate.gate,
-        "LLM calls": lambda gate: f"{gate.cost.calls:.2f}",
-        "retrievals": lambda gate: f"{gate.cost.retrievals:.2f}",
-        "generated tokens": lambda gate: UNKNOWN_AMOUNT if gate.cost.tokens is None else f"{gate.cost.tokens:.1f}",
-        "seconds": _format_seconds,
-    }
-    return TextTable.build("Cost per question", evaluation.gates, columns)
-
-
-def _format_seconds(gate: GateResult) -> str:
-    """Format the seconds of deciding; baselines decide nothing."""
-    if gate.cost.seconds is None:
-        return UNKNOWN_AMOUNT if gate.can_rank else MISSING_VALUE
-    return f"{gate.cost.seconds:.4f}"
-
-
 def build_comparison_table(evaluation: Evaluation) -> TextTable:
     """Build the table of paired tests between gates."""
     columns: dict[str, Callable[[PairedComparison], str]] = {
@@ -180,8 +162,3 @@ def _make_slice_cell(part: SliceTable, gate: str) -> str:
             gain = format_points(result.accuracy - result.random)
             return f"{format_percent(result.accuracy)} @ {format_percent(result.rate)} ({gain})"
     return "empty"
-
-
-def format_estimate(estimate: Estimate | None) -> str:
-    """Format an estimate with its interval, or as a missing value."""
-    return MISSING_VALUE if estimate is None or estimate.value is None else estimate.format()

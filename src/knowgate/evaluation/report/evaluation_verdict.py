@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from knowgate.core.display import MISSING_VALUE, format_percent, format_points
 from knowgate.evaluation.cost import (
     SAVINGS_QUESTIONS,
     CostAssumptions,
-    QuestionCost,
-    Savings,
+    CostComparison,
     describe_prices,
     estimate_always_cost,
     estimate_gated_cost,
@@ -19,7 +17,8 @@ from knowgate.evaluation.cost import (
     format_price,
 )
 from knowgate.evaluation.gate_comparison import Evaluation
-from knowgate.evaluation.recommendation import FOLDS, MIN_QUESTIONS, MIN_SKIPPED, Z_CERTAIN, Recommendation, recommend
+from knowgate.evaluation.recommendation import FOLDS, MIN_QUESTIONS, Z_CERTAIN, Recommendation, recommend
+from knowgate.evaluation.replay import PolicyCost
 from knowgate.gates.artifacts.drift import format_far_warning
 from knowgate.stats.bootstrap import Estimate
 from knowgate.stats.proportions import format_points_estimate
@@ -40,8 +39,6 @@ UNPAID_LEVELS = {"use": "saves", "try": "may-save"}
 CHANCE_COUNTS = {"use": 3, "try": 108}
 NOT_COUNTED = "Not counted: running the judge."
 LOW_KNOWN_SHARE = 0.15  # if the LLM knows fewer questions, there is little to skip
-LOW_AUROC = 0.65  # a gate with less hardly tells known from unknown questions
-MAX_SUGGESTED_QUESTIONS = 50_000
 MAX_LISTED_SLICES = 3
 
 
@@ -62,8 +59,7 @@ class EvaluationVerdict:
         headline: What to do.
         sentences: Why, and how certain that is.
         key_figures: The most important numbers.
-        savings: What the recommended gate saves against always retrieving.
-        never: Mean cost per question of never retrieving.
+        costs: Costs of always, never and gated retrieval, and what the recommended gate saves.
         note: How the recommendation was chosen.
         not_counted: Sentence about costs that are not counted; '' if there are none.
     """
@@ -72,8 +68,7 @@ class EvaluationVerdict:
     headline: str
     sentences: list[str]
     key_figures: list[KeyFigure]
-    savings: Savings
-    never: QuestionCost
+    costs: CostComparison
     note: str = ""
     not_counted: str = ""
 
@@ -86,12 +81,12 @@ class EvaluationVerdict:
         level = self.recommendation.level
         if self.recommendation.is_positive and self.recommendation.skips_nothing:
             return "gains"
-        return level if self.savings.pays else UNPAID_LEVELS.get(level, level)
+        return level if self.costs.pays else UNPAID_LEVELS.get(level, level)
 
     @property
     def label(self) -> str:
         """The level in words, such as 'Worth using' or, if it is known to save no money, 'Saves searches, not money'."""
-        is_unpaid = self.level in UNPAID_LEVELS.values() and self.savings.money is not None
+        is_unpaid = self.level in UNPAID_LEVELS.values() and self.costs.money is not None
         return f"{LEVEL_LABELS[self.level]}, not money" if is_unpaid else LEVEL_LABELS[self.level]
 
     @property
@@ -112,48 +107,53 @@ def build_verdict(evaluation: Evaluation, assumptions: CostAssumptions, max_loss
         max_loss: Share of all answers that skipping searches may turn from right to wrong.
     """
     recommendation = recommend(evaluation, max_loss)
-    always_cost, never_cost = estimate_always_cost(evaluation.table), estimate_never_cost(evaluation.table)
+    always_cost = estimate_always_cost(evaluation.table)
     gated_cost = _estimate_recommended_cost(evaluation, recommendation) if recommendation.gate else always_cost
-    savings = Savings(always_cost, gated_cost, assumptions)
-    arbiter_sentences = _describe_arbiter(evaluation, recommendation)
+    never_cost = estimate_never_cost(evaluation.table)
+    costs = CostComparison(always_cost, never_cost, gated_cost, assumptions.prices)
     uses_judge = recommendation.gate in evaluation.with_judge or recommendation.arbiter in evaluation.with_judge
     not_counted = NOT_COUNTED if uses_judge else ""
-    if not recommendation.is_positive:
-        sentences = [*_explain_no_gate(recommendation, evaluation), *arbiter_sentences]
-        if evaluation.has_open_answers:
-            sentences.append(_describe_always_cost(always_cost, assumptions))
-        headline = _write_negative_headline(recommendation, evaluation)
-        return EvaluationVerdict(recommendation, headline, sentences, [], savings, never_cost, not_counted=not_counted)
-    sentences = [
-        _describe_chance(recommendation),
-        recommendation.guarantee,
-        _describe_difference(recommendation),
-        *arbiter_sentences,
-        _describe_losing_slices(recommendation),
-        _describe_calls(savings),
-        _warn_about_distance(recommendation, evaluation),
-        "" if recommendation.skips_nothing else f"{describe_savings(savings)} {not_counted}".rstrip(),
-    ]
+    note, key_figures = "", []
+    if recommendation.is_positive:
+        headline = _write_headline(recommendation, costs)
+        key_figures = _list_key_figures(recommendation, costs)
+        if not recommendation.guarantee:
+            note = _describe_choice(recommendation, evaluation)
+        sentences = [
+            _describe_chance(recommendation),
+            recommendation.guarantee,
+            _describe_difference(recommendation),
+            _describe_arbiter(evaluation, recommendation),
+            _describe_losing_slices(recommendation),
+            _describe_calls(costs, assumptions.search_seconds),
+            _warn_about_distance(recommendation, evaluation),
+            "" if recommendation.skips_nothing else f"{describe_savings(costs, assumptions)} {not_counted}".rstrip(),
+        ]
+    else:
+        headline, *sentences = _explain_no_gate(recommendation, evaluation)
+        sentences += [
+            _describe_arbiter(evaluation, recommendation),
+            _describe_always_cost(evaluation, costs, assumptions),
+        ]
     return EvaluationVerdict(
         recommendation,
-        _write_headline(recommendation, savings),
+        headline,
         [sentence for sentence in sentences if sentence],
-        _list_key_figures(recommendation, savings),
-        savings,
-        never_cost,
-        note="" if recommendation.guarantee else _describe_choice(recommendation, evaluation),
-        not_counted=not_counted,
+        key_figures,
+        costs,
+        note,
+        not_counted,
     )
 
 
-def _estimate_recommended_cost(evaluation: Evaluation, recommendation: Recommendation) -> QuestionCost:
+def _estimate_recommended_cost(evaluation: Evaluation, recommendation: Recommendation) -> PolicyCost:
     """Estimate the mean cost per question of the recommended gate, on the questions that its accuracy is measured on."""
-    gate = None if recommendation.is_without_retrieval else evaluation.gate(str(recommendation.gate))
+    gate = None if recommendation.is_without_retrieval else evaluation.gate(str(recommendation.gate)).scores
     skips, has_arbiter = recommendation.held_out_skips, bool(recommendation.arbiter)
     return estimate_gated_cost(evaluation.table, skips, gate, has_arbiter=has_arbiter)
 
 
-def _describe_arbiter(evaluation: Evaluation, recommendation: Recommendation) -> list[str]:
+def _describe_arbiter(evaluation: Evaluation, recommendation: Recommendation) -> str:
     """Describe what the arbiter, which chooses between both answers, changes if it follows every search.
 
     Empty if there is no arbiter, nothing to retrieve, or if the recommendation includes the arbiter.
@@ -161,10 +161,10 @@ def _describe_arbiter(evaluation: Evaluation, recommendation: Recommendation) ->
     cascade = evaluation.cascade
     is_included = recommendation.is_positive and recommendation.arbiter
     if cascade is None or recommendation.is_without_retrieval or is_included:
-        return []
-    always = next(result for result in cascade.lines if result.gate == "always")
-    change = f"{format_points(always.against_always.value or 0.0)} points against always retrieving"
-    return [f"The arbiter '{cascade.arbiter}' after every search: {change}{format_interval(always.against_always)}."]
+        return ""
+    change = next(result.against_always for result in cascade.lines if result.gate == "always")
+    points = f"{format_points(change.value or 0.0)} points against always retrieving{format_interval(change)}"
+    return f"The arbiter '{cascade.arbiter}' after every search: {points}."
 
 
 def _describe_losing_slices(recommendation: Recommendation) -> str:
@@ -174,14 +174,14 @@ def _describe_losing_slices(recommendation: Recommendation) -> str:
     return f"It loses answers on: {'; '.join(parts)}." if parts else ""
 
 
-def _describe_calls(savings: Savings) -> str:
+def _describe_calls(costs: CostComparison, search_seconds: float) -> str:
     """State the searches, LLM calls, searching time and deciding time per question."""
-    always, gated, duration = savings.always, savings.gated, savings.assumptions.search_seconds
+    always, gated = costs.always, costs.gated
     deciding = "an unknown time" if gated.decision_seconds is None else f"{1_000 * gated.decision_seconds:.1f} ms"
     return (
         f"Per question it makes {gated.searches:.2f} searches and {gated.calls:.2f} LLM calls (always retrieving: "
-        f"{always.searches:.2f} and {always.calls:.2f}). At {duration:g} s a search, searching takes "
-        f"{gated.searches * duration:.3g} s (always retrieving: {duration:g} s); deciding takes {deciding}."
+        f"{always.searches:.2f} and {always.calls:.2f}). At {search_seconds:g} s a search, searching takes "
+        f"{gated.searches * search_seconds:.3g} s (always retrieving: {search_seconds:g} s); deciding takes {deciding}."
     )
 
 
@@ -190,13 +190,13 @@ def _warn_about_distance(recommendation: Recommendation, evaluation: Evaluation)
     if recommendation.is_without_retrieval:
         return ""
     gate = evaluation.gate(str(recommendation.gate))
-    return format_far_warning(gate.gate, gate.far_share, recommendation.n)
+    return format_far_warning(gate.gate, gate.scores.far, recommendation.n)
 
 
 # --- a positive verdict ---------------------------------------------------------------------------
 
 
-def _write_headline(recommendation: Recommendation, savings: Savings) -> str:
+def _write_headline(recommendation: Recommendation, costs: CostComparison) -> str:
     """Write the advice of a recommendation to use or try a gate, or to do without retrieval, and what is in doubt."""
     is_certain = recommendation.level == "use"
     doubt = "" if is_certain else f", but {_describe_doubt(recommendation)}"
@@ -208,10 +208,10 @@ def _write_headline(recommendation: Recommendation, savings: Savings) -> str:
     setting = f"'{recommendation.gate}' at {kind}{format_threshold(recommendation.threshold)}{arbiter}"
     if recommendation.skips_nothing:
         return f"'{recommendation.gate}' always retrieves{arbiter}: more right answers for more LLM calls{doubt}."
-    if savings.pays:
+    if costs.pays:
         return f"{'Use' if is_certain else 'Try'} {setting}{doubt}."
-    if savings.money is None:
-        return f"{setting} pays if an LLM call costs less than {format_price(savings.break_even_call)}{doubt}."
+    if costs.money is None:
+        return f"{setting} pays if an LLM call costs less than {format_price(costs.break_even_call)}{doubt}."
     return f"{setting} saves no money at these prices, so it is not worth it."
 
 
@@ -255,19 +255,21 @@ def _name_questions(recommendation: Recommendation) -> str:
 
 def _describe_chance(recommendation: Recommendation) -> str:
     """Say how often meaningless scores get the same verdict, if a gate was chosen here, and its gain if that is small."""
-    is_chosen_gate = recommendation.agreeing_folds and not recommendation.is_without_retrieval
-    count = CHANCE_COUNTS[recommendation.level] if is_chosen_gate else 0
-    doubt = "this one may be chance, too" if count > 0.05 * 400 else "this one is hardly chance"
-    verdicts = f"Of 400 evaluations with shuffled scores, {count} got this verdict, so {doubt}" if count else ""
-    gain = "" if recommendation.beats_chance else f"{describe_gain(recommendation).capitalize()}{STRICTER_TEST}"
-    return "".join(f"{sentence}. " for sentence in (verdicts, gain) if sentence).rstrip()
+    sentences = []
+    if recommendation.agreeing_folds and not recommendation.is_without_retrieval:
+        count = CHANCE_COUNTS[recommendation.level]
+        doubt = "this one may be chance, too" if count > 0.05 * 400 else "this one is hardly chance"
+        sentences.append(f"Of 400 evaluations with shuffled scores, {count} got this verdict, so {doubt}.")
+    if not recommendation.beats_chance:
+        sentences.append(f"{describe_gain(recommendation).capitalize()}{STRICTER_TEST}.")
+    return " ".join(sentences)
 
 
 def _describe_doubt(recommendation: Recommendation) -> str:
     """Say in a few words what is not certain about a gate that is worth a try."""
     low, loss = recommendation.difference.low, format_point_count(recommendation.max_loss)
     if low is None or low < -recommendation.max_loss:
-        return f"a loss above {loss} is not ruled out{_suggest_more_questions(recommendation)}"
+        return f"a loss above {loss} is not ruled out: more questions would show it"
     if not recommendation.beats_chance:
         return "it is not certain that it chooses better than chance"
     if recommendation.forbidden_slices:
@@ -275,154 +277,126 @@ def _describe_doubt(recommendation: Recommendation) -> str:
     return f"only {recommendation.agreeing_folds} of {FOLDS} repeats chose the same gate"
 
 
-def _suggest_more_questions(recommendation: Recommendation) -> str:
-    """Say how many questions would rule out the loss if the difference stayed the same; '' if none or too many would.
-
-    The half-width of an interval shrinks with the root of the number of questions.
-    """
-    difference = recommendation.difference
-    allowed_half_width = (difference.value or 0.0) + recommendation.max_loss
-    if difference.low is None or difference.value is None or allowed_half_width <= 0:
-        return ""
-    half_width = difference.value - difference.low
-    needed = math.ceil(recommendation.n * (half_width / allowed_half_width) ** 2 / 100) * 100  # in full hundreds
-    return f": about {needed:,} questions would show it" if needed < MAX_SUGGESTED_QUESTIONS else ""
-
-
-def _list_key_figures(recommendation: Recommendation, savings: Savings) -> list[KeyFigure]:
+def _list_key_figures(recommendation: Recommendation, costs: CostComparison) -> list[KeyFigure]:
     """List the numbers that stand out: searches skipped, accuracy, LLM calls and money, all of the same questions."""
     difference = recommendation.difference
     skipped = f"of the searches skipped {_name_questions(recommendation)}"
-    calls = f"LLM calls per question, always retrieving makes {savings.always.calls:.2f}"
+    calls = f"LLM calls per question, always retrieving makes {costs.always.calls:.2f}"
     return [
         KeyFigure(format_percent(recommendation.held_out_skipped.value), skipped),
         KeyFigure(format_points(difference.value or 0.0), f"points of accuracy{format_interval(difference)}"),
-        KeyFigure(f"{savings.gated.calls:.2f}", calls),
-        *([] if recommendation.skips_nothing else [_make_money_figure(savings)]),
+        KeyFigure(f"{costs.gated.calls:.2f}", calls),
+        *([] if recommendation.skips_nothing else [_make_money_figure(costs)]),
     ]
 
 
-def _make_money_figure(savings: Savings) -> KeyFigure:
+def _make_money_figure(costs: CostComparison) -> KeyFigure:
     """Show the money saved, the extra cost or, if it is unknown, the price of an LLM call at which the gate breaks even."""
-    if savings.money is None:
-        return KeyFigure(format_price(savings.break_even_call), "per LLM call: it pays below this price")
-    scope = "" if savings.includes_llm else ", searches alone"
-    verb = "saved" if savings.money >= 0 else "extra cost"
-    return KeyFigure(format_money(abs(savings.money)), f"{verb} on {SAVINGS_QUESTIONS:,} questions{scope}")
+    if costs.money is None:
+        return KeyFigure(format_price(costs.break_even_call), "per LLM call: it pays below this price")
+    verb = "saved" if costs.money >= 0 else "extra cost"
+    return KeyFigure(format_money(SAVINGS_QUESTIONS * abs(costs.money)), f"{verb} on {SAVINGS_QUESTIONS:,} questions")
 
 
 # --- a negative verdict ---------------------------------------------------------------------------
 
 
-def _write_negative_headline(recommendation: Recommendation, evaluation: Evaluation) -> str:
-    """Say that no gate is recommended, or why that cannot be said."""
-    if not evaluation.has_open_answers:
-        return "The cost of skipping is unknown, because no question was answered with passages."
-    if not evaluation.ranking_gates:
-        return "No gate could be evaluated on these rows."
-    if recommendation.level == "unknown":
-        subject = f"Fewer than {MIN_QUESTIONS} different questions" if recommendation.n > 1 else "One question"
-        return f"{subject} cannot show whether a gate pays here."
-    return "No gate is worth using here: retrieve for every question."
-
-
 def _explain_no_gate(recommendation: Recommendation, evaluation: Evaluation) -> list[str]:
-    """Return sentences that explain why no gate is recommended, and what to do about it."""
+    """Say that no gate is recommended, or why that cannot be said, followed by the reason and what to do about it."""
     if not evaluation.has_open_answers:
-        return ["Label with passages to see it: `knowgate label` with an index.", *_describe_best_ranking(evaluation)]
+        return [
+            "The cost of skipping is unknown, because no question was answered with passages.",
+            "Label with passages to see it: `knowgate label` with an index.",
+            _describe_best_ranking(evaluation),
+        ]
     if not evaluation.ranking_gates:
-        return ["Fit a policy on them with `knowgate fit`, then evaluate it on other questions."]
+        return [
+            "No gate could be evaluated on these rows.",
+            "Fit a policy on them with `knowgate fit`, then evaluate it on other questions.",
+        ]
     if recommendation.level == "unknown":
-        return [f"Label at least {MIN_QUESTIONS}; a few hundred are better. The tables are there, but prove little."]
-    reason = [] if recommendation.at_own_threshold else [_find_reason(recommendation, evaluation)]
-    return [*reason, *_describe_best_choice(recommendation)]
+        return [
+            f"Fewer than {MIN_QUESTIONS} different questions cannot show whether a gate pays here.",
+            f"Label at least {MIN_QUESTIONS}; a few hundred are better. The tables are there, but prove little.",
+        ]
+    return [
+        "No gate is worth using here: retrieve for every question.",
+        "" if recommendation.at_own_threshold else _find_reason(recommendation, evaluation),
+        _describe_best_choice(recommendation),
+    ]
 
 
 def _find_reason(recommendation: Recommendation, evaluation: Evaluation) -> str:
-    """Say why no gate is worth using: the LLM knows too little, or the gates do not tell what it knows."""
+    """Say why no gate is worth using: the LLM knows too little, or no gate is shown to tell what it knows."""
     known_share = float(evaluation.table.closed_right.mean())
     known = format_percent(known_share)
-    aurocs = [gate.measures["auroc"].value or 0.0 for gate in evaluation.ranking_gates]
     if known_share < LOW_KNOWN_SHARE:
         return f"The LLM answers only {known} of these questions right without passages, so there is little to skip."
-    knows = f"The LLM knows {known} of these questions, but"
-    if max(aurocs) < LOW_AUROC:
-        return f"{knows} no gate tells which: the best AUROC is {max(aurocs):.2f}."
-    if (recommendation.held_out_skipped.value or 0.0) >= MIN_SKIPPED and not recommendation.beats_chance:
-        return f"{knows} no gate is shown to choose the searches to skip better than chance."
     return (
-        f"{knows} {recommendation.n} questions do not show that a threshold skips enough and loses at most "
-        f"{format_point_count(recommendation.max_loss)} on new questions. Label more questions."
+        f"The LLM knows {known} of these questions, but {recommendation.n} questions do not show that a gate chooses the "
+        f"searches to skip better than chance and loses at most {format_point_count(recommendation.max_loss)}."
     )
 
 
-def _describe_best_choice(recommendation: Recommendation) -> list[str]:
-    """Describe the best gate and threshold that were found, if any."""
+def _describe_best_choice(recommendation: Recommendation) -> str:
+    """Describe the best gate and threshold that were found; '' if there are none."""
     if recommendation.gate is None:
-        return []
+        return ""
     gain = f"; {describe_gain(recommendation)}" if recommendation.gain.value is not None else ""
-    is_own = recommendation.at_own_threshold
-    kind, questions = ("At its own threshold", "these") if is_own else ("The best found", "held-out")
-    return [
+    kind = "At its own threshold" if recommendation.at_own_threshold else "The best found"
+    return (
         f"{kind}, '{recommendation.gate}' at {format_threshold(recommendation.threshold)}, skips "
-        f"{format_percent(recommendation.held_out_skipped.value)} on {questions} questions, at "
+        f"{format_percent(recommendation.held_out_skipped.value)} {_name_questions(recommendation)}, at "
         f"{format_points(recommendation.difference.value or 0.0)} points against always "
         f"retrieving{format_interval(recommendation.difference)}{gain}."
-    ]
+    )
 
 
-def _describe_best_ranking(evaluation: Evaluation) -> list[str]:
-    """Describe the gate that ranks questions best, if any."""
+def _describe_best_ranking(evaluation: Evaluation) -> str:
+    """Describe the gate that ranks questions best; '' if there is none."""
     gates = [gate for gate in evaluation.ranking_gates if gate.measures["auroc"].value is not None]
     if not gates:
-        return []
+        return ""
     best = max(gates, key=lambda gate: gate.measures["auroc"].value or 0.0)
-    return [
+    return (
         f"What the LLM knows can be ranked: '{best.gate}' tells known from unknown questions best, with an AUROC of "
         f"{best.measures['auroc'].format(2)}."
-    ]
+    )
 
 
 # --- costs and formats ----------------------------------------------------------------------------
 
 
-def describe_savings(savings: Savings) -> str:
+def describe_savings(costs: CostComparison, assumptions: CostAssumptions) -> str:
     """Describe in one to three sentences what a gate saves, and at which price it breaks even."""
-    start = f"On {SAVINGS_QUESTIONS:,} questions that saves {savings.searches:,.0f} searches"
-    prices = describe_prices(savings.assumptions)
-    if savings.money is None:
-        worth = format_money(savings.search_money)
-        return (
-            f"{start}, worth {worth} at {prices}, and makes {savings.extra_calls:,.0f} more LLM calls. What these cost "
-            f"is unknown: {_explain_unknown_cost(savings.gated)}. Break-even: {worth} / {savings.extra_calls:,.0f} = "
-            f"{format_price(savings.break_even_call)} a call."
-        )
-    if savings.money < 0:
-        price = savings.gated.break_even(savings.always, savings.assumptions.prices)
-        break_even = f"; it pays if a search costs more than {format_price(price)}" if price else ""
-        return f"{start}, but costs {format_money(-savings.money)} more at {prices}{break_even}."
-    if not savings.includes_llm:
-        return f"{start}, worth {format_money(savings.money)} at {prices}, and makes no more LLM calls."
-    return f"{start} and {format_money(savings.money)}, at {prices}."
-
-
-def _explain_unknown_cost(cost: QuestionCost) -> str:
-    """Say which texts are missing to know the cost."""
-    missing = "passages" if cost.prompt is None else "answers"
-    return f"the rows hold no texts of {missing}"
-
-
-def _describe_always_cost(always: QuestionCost, assumptions: CostAssumptions) -> str:
-    """Say what always retrieving costs."""
-    per_question = always.money(assumptions.prices)
+    start = f"On {SAVINGS_QUESTIONS:,} questions that saves {SAVINGS_QUESTIONS * costs.searches:,.0f} searches"
     prices = describe_prices(assumptions)
-    if per_question is None:
-        money = format_money(SAVINGS_QUESTIONS * always.searches * assumptions.price_search)
+    if costs.money is None:
+        worth = format_money(SAVINGS_QUESTIONS * costs.search_money)
+        calls = f"{SAVINGS_QUESTIONS * (costs.extra_calls or 0.0):,.0f}"
+        missing = "passages" if costs.gated.prompt is None else "answers"
         return (
-            f"The searches of {SAVINGS_QUESTIONS:,} such questions cost {money}, at {prices}; what the LLM calls cost "
-            f"is unknown: {_explain_unknown_cost(always)}."
+            f"{start}, worth {worth} at {prices}, and makes {calls} more LLM calls. What these cost is unknown: the rows "
+            f"hold no texts of {missing}. Break-even: {worth} / {calls} = {format_price(costs.break_even_call)} a call."
         )
+    money = format_money(SAVINGS_QUESTIONS * abs(costs.money))
+    if costs.money < 0:
+        break_even = (
+            f"; it pays if a search costs more than {format_price(costs.break_even)}" if costs.break_even else ""
+        )
+        return f"{start}, but costs {money} more at {prices}{break_even}."
+    if costs.gated.money(costs.prices) is None:
+        return f"{start}, worth {money} at {prices}, and makes no more LLM calls."
+    return f"{start} and {money}, at {prices}."
+
+
+def _describe_always_cost(evaluation: Evaluation, costs: CostComparison, assumptions: CostAssumptions) -> str:
+    """Say what always retrieving costs; '' if that is unknown."""
+    per_question = costs.always.money(costs.prices)
+    if not evaluation.has_open_answers or per_question is None:
+        return ""
     money = format_money(SAVINGS_QUESTIONS * per_question)
+    prices = describe_prices(assumptions)
     return f"Retrieving for {SAVINGS_QUESTIONS:,} such questions costs {money}, at {prices}; no gate can save more."
 
 

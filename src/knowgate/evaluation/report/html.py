@@ -112,22 +112,26 @@ def render_remark(text: str) -> str:
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def render_table(table: TextTable, definitions: Mapping[str, str] | None = None, css_class: str = "") -> str:
-    """Render a table. Column heads link to their definitions, if there are any."""
-    head = "".join(_render_head(column, definitions or {}) for column in table.columns)
-    body = "\n".join(_render_row(row, len(table.columns)) for row in table.rows)
-    return _render_scrolling_table(f"<thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody>", table.title, css_class)
+def render_table(
+    table: TextTable,
+    definitions: Mapping[str, str] | None = None,
+    css_class: str = "",
+    highlighted: Collection[str] = (),
+) -> str:
+    """Render a table.
 
-
-def render_wide_table(table: TextTable, definitions: Mapping[str, str], highlighted: Collection[str] = ()) -> str:
-    """Render a sortable table with a fixed first column, in which some rows are highlighted."""
-    head = "".join(
-        f'<th scope="col" title="{escape_html(definitions.get(column, column))}">{escape_html(column)}</th>'
-        for column in table.columns
-    )
+    Args:
+        table: The table.
+        definitions: What the columns mean. Their heads link to these definitions.
+        css_class: Class of the table: 'text', or 'sortable wide' for one that is sorted by a click on a column head.
+        highlighted: First cells of the rows to highlight.
+    """
+    is_sortable = "sortable" in css_class
+    heads = [_render_head(column, definitions or {}, with_link=not is_sortable) for column in table.columns]
     body = "\n".join(_render_row(row, len(table.columns), is_highlighted=row[0] in highlighted) for row in table.rows)
-    content = f"<thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody>"
-    return _render_scrolling_table(content, table.title, "sortable wide")
+    return _render_scrolling_table(
+        f"<thead><tr>{''.join(heads)}</tr></thead>\n<tbody>{body}</tbody>", table.title, css_class
+    )
 
 
 def render_definitions(title: str, definitions: Mapping[str, str]) -> str:
@@ -152,14 +156,17 @@ def _render_scrolling_table(content: str, title: str, css_class: str) -> str:
     return f"{container}<table{attribute}><caption>{escape_html(title)}</caption>{content}</table></div>"
 
 
-def _render_head(column: str, definitions: Mapping[str, str]) -> str:
-    """Render the head of a column, which links to its definition if there is one."""
+def _render_head(column: str, definitions: Mapping[str, str], *, with_link: bool) -> str:
+    """Render the head of a column, which shows its definition when it is pointed at, and links to it if wanted."""
     if not column:
         return "<td></td>"
     name = escape_html(column)
-    if column in definitions:
-        name = f'<a href="#{make_anchor(column)}" title="{escape_html(definitions[column])}">{name}</a>'
-    return f'<th scope="col">{name}</th>'
+    if column not in definitions:
+        return f'<th scope="col">{name}</th>'
+    title = escape_html(definitions[column])
+    if with_link:
+        name = f'<a href="#{make_anchor(column)}">{name}</a>'
+    return f'<th scope="col" title="{title}">{name}</th>'
 
 
 def _render_row(row: Sequence[str], width: int, *, is_highlighted: bool = False) -> str:

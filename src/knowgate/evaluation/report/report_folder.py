@@ -59,10 +59,9 @@ def write_report(content: Evaluation | RunsLike, out: str | Path, *, options: Re
         if options.html:
             write_boundary_page(runs, folder / PAGE_FILE)
         return folder
-    recommendation = recommend(content, options.max_loss)
     write_json(folder / SUMMARY_FILE, build_summary(content, options))
     write_text(folder / TABLES_FILE, render_markdown_tables(list(build_evaluation_tables(content))))
-    write_json(folder / DECISIONS_FILE, decisions_to_dict(content, recommendation))
+    write_json(folder / DECISIONS_FILE, decisions_to_dict(content, recommend(content, options.max_loss)))
     if options.html:
         write_evaluation_page(content, folder / PAGE_FILE, options, options.max_loss)
     return folder
@@ -73,7 +72,7 @@ def build_summary(evaluation: Evaluation, options: ReportOptions) -> dict[str, A
     verdict = build_verdict(evaluation, options, options.max_loss)
     return {
         "recommendation": {**recommendation_to_dict(verdict.recommendation), "verdict": verdict.label},
-        "savings": verdict.savings.to_dict() if verdict.recommendation.is_positive else None,
+        "savings": verdict.costs.to_dict() if verdict.recommendation.is_positive else None,
         **evaluation_to_dict(evaluation),
     }
 

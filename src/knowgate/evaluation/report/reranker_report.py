@@ -12,13 +12,11 @@ from typing import Literal
 
 from knowgate.core.display import format_percent, format_points
 from knowgate.core.files import write_text
-from knowgate.evaluation.rankers import NO_PASSAGES, RETRIEVER, RankerMeasures
+from knowgate.evaluation.rankers import RETRIEVER
 from knowgate.evaluation.report import html
-from knowgate.evaluation.report.charts import DotRow, draw_dot_chart
 from knowgate.evaluation.report.evaluation_verdict import LEVEL_LABELS, format_interval
 from knowgate.evaluation.reranker_comparison import RerankerComparison, build_reranker_tables, is_reranker
 from knowgate.stats.bootstrap import Estimate
-from knowgate.stats.proportions import format_points_estimate
 
 MAIN_MEASURE = "P@1"
 RERANKER_DEFINITIONS = html.load_texts("reranker")
@@ -40,11 +38,6 @@ class RerankerVerdict:
     sentences: list[str]
     best: str | None = None
 
-    @property
-    def label(self) -> str:
-        """The level in two or three words."""
-        return LEVEL_LABELS[self.level]
-
 
 def build_reranker_verdict(comparison: RerankerComparison) -> RerankerVerdict:
     """Judge whether the best reranker is worth using.
@@ -60,49 +53,28 @@ def build_reranker_verdict(comparison: RerankerComparison) -> RerankerVerdict:
         return RerankerVerdict("unknown", "No reranker was compared with the retriever's order.", [])
     best = max(rerankers, key=lambda name: means[name].value or 0.0)
     gain = measures.differences[RETRIEVER][MAIN_MEASURE][best]
-    effects = _list_answer_effects(comparison, best)
     sentences = [
         f"On {len(measures.ids):,} held-out questions '{best}' puts a passage that helps first for "
         f"{format_percent(means[best].value)}, the retriever for {format_percent(means[RETRIEVER].value)}: "
         f"{_describe_difference(gain)}."
     ]
-    sentences += [effect.describe() for effect in effects]
-    if not effects:
+    answer_changes = []
+    for (llm, data), answers in comparison.answers.items():
+        shown = next(iter(answers.values))  # the first is the smallest number of passages, such as 'top 1'
+        change = answers.differences[RETRIEVER][shown][best]
+        answer_changes.append(change)
+        sentences.append(f"Answers of {llm} to {data} with the {shown} passages: {_describe_difference(change)}.")
+    if not answer_changes:
         sentences.append("No LLM answered with these passages: name one in `model` to see whether answers improve.")
     if len(rerankers) > 1:
         sentences.append(f"It is the best of {len(rerankers)} by {MAIN_MEASURE} on these questions.")
-    level = _choose_level(gain, [effect.difference for effect in effects])
-    return RerankerVerdict(level, _write_headline(level, best), sentences, best)
-
-
-@dataclass(frozen=True)
-class _AnswerEffect:
-    """Change of an LLM's accuracy on a data set with the reranker's passages instead of the retriever's.
-
-    `shown` says how many passages the LLM was shown, as in 'top 1'.
-    """
-
-    llm: str
-    data: str
-    shown: str
-    difference: Estimate
-
-    def describe(self) -> str:
-        """Describe the change in a sentence."""
-        difference = _describe_difference(self.difference)
-        return f"Answers of {self.llm} to {self.data} with the {self.shown} passages: {difference}."
-
-
-def _list_answer_effects(comparison: RerankerComparison, reranker: str) -> list[_AnswerEffect]:
-    """List how a reranker changes the accuracy of each LLM on each data set, compared with the retriever's order.
-
-    If the LLMs answered with several numbers of passages, the effect is that with the fewest.
-    """
-    effects = []
-    for (llm, data), measures in comparison.answers.items():
-        shown = next(iter(measures.values))  # the first is the smallest number, such as 'top 1'
-        effects.append(_AnswerEffect(llm, data, shown, measures.differences[RETRIEVER][shown][reranker]))
-    return effects
+    level = _choose_level(gain, answer_changes)
+    headlines = {
+        "use": f"Use '{best}'.",
+        "try": f"Try '{best}': that answers get better is not shown yet.",
+        "leave": "Leave the retriever's order as it is.",
+    }
+    return RerankerVerdict(level, headlines[level], sentences, best)
 
 
 def _choose_level(gain: Estimate, answer_effects: list[Estimate]) -> Literal["use", "try", "leave"]:
@@ -117,13 +89,6 @@ def _choose_level(gain: Estimate, answer_effects: list[Estimate]) -> Literal["us
         return "leave"
     improves_all = all(effect.low is not None and effect.low > 0 for effect in answer_effects)
     return "use" if answer_effects and improves_all else "try"
-
-
-def _write_headline(level: str, reranker: str) -> str:
-    """Write the advice in one sentence."""
-    if level == "leave":
-        return "Leave the retriever's order as it is."
-    return f"Use '{reranker}'." if level == "use" else f"Try '{reranker}': that answers get better is not shown yet."
 
 
 def _describe_difference(difference: Estimate) -> str:
@@ -144,38 +109,11 @@ def write_reranker_page(comparison: RerankerComparison, out: Path) -> None:
 
 
 def build_reranker_sections(comparison: RerankerComparison) -> Iterator[str]:
-    """Build the sections of the HTML page that compares rerankers: the verdict, charts, tables and definitions."""
+    """Build the sections of the HTML page that compares rerankers: the verdict, tables and definitions."""
     verdict = build_reranker_verdict(comparison)
-    yield html.render_verdict(verdict.level, verdict.label, verdict.headline, " ".join(verdict.sentences))
-    yield _build_chart_section(comparison)
+    yield html.render_verdict(verdict.level, LEVEL_LABELS[verdict.level], verdict.headline, " ".join(verdict.sentences))
     tables = [html.render_table(table) for table in build_reranker_tables(comparison)]
     intro = "Shares with 95 % intervals, then paired differences."
-    yield html.render_folded_section("tables", "All numbers", intro, tables)
+    yield html.render_section("tables", "What reranking changes", intro, tables)
     definitions = html.render_definitions("Definitions", RERANKER_DEFINITIONS)
     yield html.render_folded_section("how", "How every number is computed", "", [definitions])
-
-
-def _build_chart_section(comparison: RerankerComparison) -> str:
-    """Build the section with charts of each ranker against the retriever."""
-    intro = "Each ranker against the retriever's own order, on the same questions. Right of the line is better."
-    figures = []
-    for source, result in comparison.rankings.items():
-        title = f"A passage that helps comes first ({MAIN_MEASURE}): preferences by {source}"
-        figures.append(_draw_differences(result.measures, MAIN_MEASURE, title))
-    for (llm, data), measures in comparison.answers.items():
-        for shown in measures.values:
-            figures.append(_draw_differences(measures, shown, f"Right answers of {llm} to {data}, {shown}"))
-    content = html.render_pair([figure for figure in figures if figure])
-    return html.render_section("picture", "What reranking changes", intro, [content])
-
-
-def _draw_differences(measures: RankerMeasures, measure: str, title: str) -> str:
-    """Draw each ranker's difference to the retriever as a figure. Empty if there is none."""
-    rows = [
-        DotRow(name, change.value, change.low, change.high, f"{name}: {format_points_estimate(change)} points")
-        for name, change in measures.differences[RETRIEVER][measure].items()
-        if change.value is not None and name != NO_PASSAGES
-    ]
-    if not rows:
-        return ""
-    return html.render_figure(draw_dot_chart(rows, title, "points against the retriever's order"), title)
