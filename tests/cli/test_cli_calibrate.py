@@ -48,8 +48,8 @@ def test_a_cascade_says_how_it_is_used(call, made):
     [
         ([], "set exactly one of --max-loss, --retrieval-rate and --best-accuracy"),
         (["--max-loss", "0.1", "--best-accuracy"], "Now 2 of them are set"),
-        (["--retrieval-rate", "0.5", "--confidence", "0.9"], "--confidence has an effect only with --max-loss"),
-        (["--retrieval-rate", "0.5", "--net"], "--net has an effect only with --max-loss"),
+        (["--retrieval-rate", "0.5", "--confidence", "0.9"], "--confidence have an effect only with --max-loss"),
+        (["--retrieval-rate", "0.5", "--net"], "--net and --confidence have an effect only with --max-loss"),
         (["--retrieval-rate", "0.5", "--arbiter", "rulez"], "rules"),
         (["--max-loss", "0"], "must be above 0 and below 1"),
         (["--max-loss", "0.1", "--confidence", "1"], "--confidence 1 is not allowed"),

@@ -23,7 +23,7 @@ from knowgate.gates.artifacts.drift import compute_far_share
 from knowgate.gates.artifacts.gate_folder import SEEN_FILE, parse_fitted_spec
 from knowgate.gates.fitted_gate import FittedGate, get_gate_folder, get_gate_name
 from knowgate.gates.scoring import collect_readings, measure_distances, score_with_raw, wrap_plugin_errors
-from knowgate.stats.metrics import FloatArray
+from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.types import Gate, Question, Reading, Signal, SignalRequest, Vector
 
 SIGNAL_NAMES = {Signal.HIDDEN: "hidden states", Signal.LABELS: "label logits", Signal.LOGPROBS: "log-probabilities"}
@@ -399,7 +399,7 @@ def _to_record(scores: TableScores, ids: Mapping[int, str]) -> RecordedNeeds:
 
 def check_unseen(table: LabelTable, folder: str, kind: str = "gate") -> None:
     """Raise BadSetting if the gate or arbiter (`kind`) in a folder was fitted on questions of the table."""
-    n_seen = sum(mark_seen_rows(table, folder))
+    n_seen = int(mark_seen_rows(table, folder).sum())
     if n_seen:
         raise BadSetting(
             f"the {kind} '{expand_path(folder).name}' was fitted on {n_seen} of these {len(table.rows)} questions, so "
@@ -408,20 +408,24 @@ def check_unseen(table: LabelTable, folder: str, kind: str = "gate") -> None:
         )
 
 
-def mark_seen_rows(table: LabelTable, folder: str | Path) -> list[bool]:
-    """Return for each row whether a gate or arbiter was fitted on its question.
+def mark_seen_rows(table: LabelTable, *folders: str | Path | None) -> BoolArray:
+    """Return for each row whether one of several gates or arbiters was fitted on its question.
 
-    Questions match if they are equal, or differ only in spelling (`loose_fingerprints`). No row is marked if the folder
-    does not list its training questions.
+    Questions match if they are equal, or differ only in spelling (`loose_fingerprints`).
+
+    Args:
+        table: The label table.
+        folders: Folders of the gates and arbiters. None, and folders that list no training questions, are ignored.
     """
-    file = expand_path(folder) / SEEN_FILE
-    seen = set(read_text(file).split()) if file.is_file() else set()
+    seen: set[str] = set()
+    for folder in folders:
+        file = None if folder is None else expand_path(folder) / SEEN_FILE
+        if file is not None and file.is_file():
+            seen.update(read_text(file).split())
     if not seen:
-        return [False] * len(table.rows)
-    return [
-        str(fingerprint) in seen or str(loose) in seen
-        for fingerprint, loose in zip(table.question_fingerprints, table.loose_fingerprints, strict=True)
-    ]
+        return np.zeros(len(table.rows), dtype=bool)
+    listed = list(seen)
+    return np.isin(table.question_fingerprints, listed) | np.isin(table.loose_fingerprints, listed)
 
 
 def drop_seen_rows(table: LabelTable, gates: Sequence[str | Gate], *folders: str | None) -> LabelTable:
@@ -434,10 +438,7 @@ def drop_seen_rows(table: LabelTable, gates: Sequence[str | Gate], *folders: str
         gates: Gates or specs.
         folders: Folders of other fitted artifacts, such as an arbiter. None is ignored.
     """
-    all_folders = [folder for folder in (*map(get_gate_folder, gates), *folders) if folder is not None]
-    is_seen = np.zeros(len(table.rows), dtype=bool)
-    for folder in all_folders:
-        is_seen |= mark_seen_rows(table, folder)
+    is_seen = mark_seen_rows(table, *map(get_gate_folder, gates), *folders)
     if not is_seen.any():
         return table
     if is_seen.all():

@@ -108,7 +108,7 @@ def test_questions_the_arbiter_was_fitted_on_are_left_out(gate, place):
 
 
 def test_net_needs_a_maximum_loss(gate, place):
-    with pytest.raises(BadSetting, match="`net` has an effect only with `max_loss`"):
+    with pytest.raises(BadSetting, match="`net` and `confidence` have an effect only with `max_loss`"):
         calibrate(gate, place / "run", best_accuracy=True, net=True)
 
 

@@ -336,7 +336,7 @@ def make_soft_labels(examples: Examples, teacher: str, indices: Iterable[int]) -
     needs = gate.score([examples.questions[i] for i in rows], [examples.readings[i] for i in rows])
     shares[rows] = GOLD_LABEL_WEIGHT * shares[rows] + (1 - GOLD_LABEL_WEIGHT) * (1 - np.array(needs))
     note = f"distilled from the gate '{gate.artifact.path.name}': its probability and the grade count half each"
-    if n_seen := sum(mark_seen_rows(examples.table.subset(rows), teacher)):
+    if n_seen := int(mark_seen_rows(examples.table.subset(rows), teacher).sum()):
         note += f"; it was itself trained on {n_seen} of the {len(rows)} rows, where it adds less"
     return SoftLabels(shares, [note])
 
