@@ -39,10 +39,6 @@ Tensors = Mapping[str, NDArray[Any]]
 Verdict = Literal["need", "own"]  # decide by the calibrated need, or by whether the raw score exceeds 0.5
 
 FITTED_FOLDER_HINT = "a folder written by `knowgate fit` (none has this name)"
-OTHER_FOLDERS = {
-    "arbiter.json": "The folder contains a fitted arbiter. Pass it as `arbiter`.",
-    "run.json": "The folder contains a label run. Fit a gate on it with `knowgate fit`.",
-}
 
 
 @dataclass(frozen=True)
@@ -333,13 +329,13 @@ def parse_fitted_spec(spec: str) -> FittedGateSpec | None:
 
 
 def reject_other_folder(spec: str) -> None:
-    """Raise ArtifactError if a spec names a folder that is not a fitted gate."""
+    """Raise ArtifactError if a spec names a folder that is not a fitted gate, such as an arbiter or a label run."""
     try:
         is_folder = bool(spec) and Path(spec).expanduser().is_dir()
     except (OSError, ValueError, RuntimeError):  # the name is too long, contains NUL, or names an unknown user
         return
     if is_folder and parse_fitted_spec(spec) is None:
-        # The user may have passed the folder of something else, such as an arbiter or a label run.
-        hints = [hint for manifest_file, hint in OTHER_FOLDERS.items() if is_artifact(spec, manifest_file)]
-        hint = hints[0] if hints else "Pass a folder that `knowgate fit` wrote."
-        raise ArtifactError(f"the folder '{spec}' contains no fitted gate: it has no {GATE_MANIFEST}. {hint}")
+        raise ArtifactError(
+            f"the folder '{spec}' contains no fitted gate: it has no {GATE_MANIFEST}. Pass a folder that `knowgate fit` "
+            "wrote for a gate."
+        )

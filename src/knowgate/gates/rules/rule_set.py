@@ -48,8 +48,6 @@ SENTENCE_BREAK = re.compile(r"[.,!?;…。，！？；、\n]+(?!\d)")
 # A four-digit year that is not part of a longer or decimal number.
 YEAR_PATTERN = re.compile(r"(?<![\d.,])(?:19|20)\d\d(?![\d]|[.,]\d)")
 LAST_YEAR = 2099  # larger numbers are probably not years
-# Matches patterns that repeat a group which itself ends in a repetition, such as (a+)+. They can take exponential time.
-NESTED_REPEAT = re.compile(r"\((?:[^()\\]|\\.)*(?<!\\)[+*]\)(?:[+*]|\{\d*,)")
 MAX_FILE_BYTES = 1 << 20
 MAX_SMALL_TALK = 120  # maximum characters of a message that can consist of several pieces of small talk
 MAX_QUESTION_CHARS = 4_000  # rules read only the start of a longer question
@@ -274,12 +272,6 @@ def load_rules(file: str | Path | None = None) -> RuleSet:
     except OSError as error:
         raise BadSetting(f"cannot read the rules file '{path}': {error.strerror}. Check the path in `rules`.") from None
     content = _parse_rules(text, f"the rules in '{path}'")
-    for entry in content.rule:
-        if nested := next((pattern for pattern in entry.patterns if NESTED_REPEAT.search(pattern)), None):
-            raise BadSetting(
-                f"the rule '{entry.name}' has a pattern with a repetition inside a repetition, '{nested}'. Matching it "
-                "can take forever. Remove one of the repetitions, or use words = ['...'] instead."
-            )
     cutoff_rules = (CutoffRule(content.cut_off),) if content.cut_off is not None else ()
     packaged_rules = _load_packaged_rules().rules if content.packaged else ()
     return RuleSet((*(entry.to_rule() for entry in content.rule), *cutoff_rules, *packaged_rules, *content.topic))
