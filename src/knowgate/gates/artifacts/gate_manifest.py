@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from knowgate.core.schema import NonNegativeInt, NumberRange, UnitInterval, read_record
 from knowgate.errors import BadInput
+from knowgate.stats.bootstrap import Estimate
 from knowgate.stats.metrics import PROBABILITY_FLOOR
 from knowgate.types import Signal
 
@@ -29,15 +30,6 @@ class RunRecord:
     """The name of a label run that was used for fitting."""
 
     run: str
-
-
-@dataclass(frozen=True)
-class EstimateRecord:
-    """An estimate with its confidence interval; all fields are None if it could not be measured."""
-
-    value: float | None = None
-    low: float | None = None
-    high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +77,7 @@ class RunMetricsRecord:
 
     n: NonNegativeInt
     base_rate: UnitInterval | None
-    auroc: EstimateRecord
+    auroc: Estimate
 
 
 @dataclass(frozen=True)
@@ -155,7 +147,7 @@ class FittedManifest:
     data_hash: str = ""
     split: Mapping[str, NonNegativeInt] = field(default_factory=dict)
     created: str = ""
-    metrics: Mapping[str, EstimateRecord] = field(default_factory=dict)
+    metrics: Mapping[str, Estimate] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 

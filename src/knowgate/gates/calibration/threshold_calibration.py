@@ -382,19 +382,18 @@ def _check_reading_lengths(manifest: Mapping[str, Any], settings: Mapping[str, A
         manifest: Content of `gate.json`; `want` says how much the gate reads from the LLM.
         settings: Settings of the label runs.
     """
-    request, features = manifest["want"], set(manifest["options"].get("features", ()))
-    draft_tokens, samples = int(request.get("draft_tokens", 0)), int(request.get("samples", 0))
-    requirements = []  # description, name of the setting, expected value
-    if draft_tokens > 1 and manifest["gate"] != "ik":  # ik truncates the draft itself
-        requirements.append(("drafts of {} tokens", "max_tokens", draft_tokens))
-    if features & {"certainty", "agreement"}:
-        requirements.append(("{} samples", "samples", samples))
-    for description, setting, expected in requirements:
+    request, features = manifest["want"], manifest["options"].get("features", ())
+    expected = {}
+    if request.get("draft_tokens", 0) > 1 and manifest["gate"] != "ik":  # ik truncates the draft itself
+        expected["max_tokens"] = request["draft_tokens"]
+    if "certainty" in features or "agreement" in features:
+        expected["samples"] = request.get("samples", 0)
+    for setting, value in expected.items():
         recorded = settings.get(setting)
-        if recorded not in (None, expected):
+        if recorded not in (None, value):
             raise BadSetting(
-                f"the gate expects {description.format(expected)}, but the label runs contain "
-                f"{description.format(recorded)}. Label the questions with {setting}={expected}."
+                f"the gate was fitted with {setting}={value}, but the label runs have {setting}={recorded}. Label the "
+                f"questions with {setting}={value}."
             )
 
 
