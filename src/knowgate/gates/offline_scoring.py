@@ -335,9 +335,9 @@ def _get_recorded_scores(column: GateColumn, gate: str) -> TableScores:
             f"the label run records no score of gate '{column.gate}' for {n_missing} of {len(column.needs)} questions. "
             "Pass the folder of the gate to score all of them."
         )
-    kind = re.split("[:, ]", column.gate)[0]  # the name of the gate without its options
-    all_gates = {**GATES, **FITTED_GATES}
-    entry = all_gates.get(kind) or all_gates.get(kind.partition("-")[0])  # 'kbm-certainty' is a variant of 'kbm'
+    # 'kbm-certainty' is a variant of the gate 'kbm', and 'logprob:mean' is 'logprob' with an option.
+    kind = re.split("[-:, ]", column.gate)[0]
+    entry = {**GATES, **FITTED_GATES}.get(kind)
     signals = entry.needs if entry else "unknown"  # a gate that is not registered counts as one that reads a draft
     return TableScores(
         column.gate,

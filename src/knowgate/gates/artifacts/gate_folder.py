@@ -6,6 +6,7 @@ except the card, which users may edit. Each gate checks its own tensors and opti
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -57,6 +58,10 @@ class ArtifactFormat:
     command: str
     read_manifest: Callable[[Mapping[str, Any], str], object]
 
+    def make_error(self, folder: Path, problem: str) -> ArtifactError:
+        """Build the error to raise if the gate or arbiter in a folder cannot be used; `problem` says why."""
+        return ArtifactError(f"the fitted {self.kind} '{folder}' cannot be used: {problem.rstrip('.')}. Fit it again.")
+
 
 GATE_FORMAT = ArtifactFormat("gate", GATE_MANIFEST, "knowgate fit", read_gate_manifest)
 
@@ -85,14 +90,7 @@ class Artifact:
 
     def make_error(self, problem: str) -> ArtifactError:
         """Build the error to raise if this gate or arbiter cannot be used; `problem` says why."""
-        return _make_error(self.path, problem, self.format)
-
-
-def _make_error(folder: Path, problem: str, artifact_format: ArtifactFormat) -> ArtifactError:
-    """Build the error to raise if the gate or arbiter in a folder cannot be used; `problem` says why."""
-    return ArtifactError(
-        f"the fitted {artifact_format.kind} '{folder}' cannot be used: {problem.rstrip('.')}. Fit it again."
-    )
+        return self.format.make_error(self.path, problem)
 
 
 def is_artifact(path: str | Path, manifest_file: str = GATE_MANIFEST) -> bool:
@@ -120,13 +118,9 @@ def read_artifact(path: str | Path, artifact_format: ArtifactFormat = GATE_FORMA
             f"`{artifact_format.command}`."
         )
     folder = expand_path(path)
-
-    def make_error(problem: str) -> ArtifactError:
-        """Build the error to raise if this folder cannot be used."""
-        return _make_error(folder, problem, artifact_format)
-
+    make_error = functools.partial(artifact_format.make_error, folder)
     check_artifact_folder(folder, make_error)
-    manifest = _read_manifest(folder, artifact_format)
+    manifest = _read_manifest(folder / manifest_file, artifact_format, make_error)
     digests = dict(manifest.get("files", {}))  # early versions wrote none
     if not (folder / REFERENCE_FILE).exists():  # users may delete this file before sharing a gate
         digests.pop(REFERENCE_FILE, None)
@@ -137,28 +131,29 @@ def read_artifact(path: str | Path, artifact_format: ArtifactFormat = GATE_FORMA
     return Artifact(folder, manifest, _parse_tensors(weights, make_error), artifact_format)
 
 
-def _read_manifest(folder: Path, artifact_format: ArtifactFormat) -> dict[str, Any]:
-    """Read the manifest of a folder and check its version, checksum and fields."""
-    name = artifact_format.manifest_file
+def _read_manifest(
+    file: Path, artifact_format: ArtifactFormat, make_error: Callable[[str], ArtifactError]
+) -> dict[str, Any]:
+    """Read a manifest and check its version, checksum and fields."""
     try:
-        manifest = read_json(folder / name)
+        manifest = dict(read_json(file))
         version, checksum = manifest["version"], manifest["checksum"]
         is_intact = checksum == compute_checksum(manifest)
     except KeyError as error:
-        raise _make_error(folder, f"{name} is broken: {error} is missing", artifact_format) from None
-    except (BadInput, TypeError) as error:
-        raise _make_error(folder, f"{name} is broken ({error})", artifact_format) from None
+        raise make_error(f"{file.name} is broken: {error} is missing") from None
+    except (BadInput, TypeError, ValueError) as error:
+        raise make_error(f"{file.name} is broken ({error})") from None
     if version != FORMAT_VERSION:
-        problem = f"the format version is {str(version)[:40]}, but this version of knowgate reads {FORMAT_VERSION}"
-        raise _make_error(folder, problem, artifact_format)
+        raise make_error(
+            f"the format version is {str(version)[:40]}, but this version of knowgate reads {FORMAT_VERSION}"
+        )
     if not is_intact:
-        advice = " (use `knowgate calibrate` to change the threshold)" if artifact_format.kind == "gate" else ""
-        raise _make_error(folder, f"{name} was edited by hand{advice}", artifact_format)
+        raise make_error(f"{file.name} was edited by hand (use `knowgate calibrate` to change the threshold)")
     try:
-        artifact_format.read_manifest(manifest, name)
+        artifact_format.read_manifest(manifest, file.name)
     except BadInput as error:
-        raise _make_error(folder, str(error), artifact_format) from None
-    return dict(manifest)
+        raise make_error(str(error)) from None
+    return manifest
 
 
 def _parse_tensors(data: bytes, make_error: Callable[[str], ArtifactError]) -> Tensors:

@@ -66,15 +66,12 @@ class AnswerJudge(Protocol):
 
     def encode_answer(self, question: str, answer: str | None, text: str) -> LabelPromptTokens:
         """Tokenize the input of the judge: question and answer for encoders, the prompt `text` for causal models."""
-        ...
 
     def truncate(self, text: str, n_tokens: int) -> str:
         """Return the start of a text, cut after `n_tokens` tokens of the judge."""
-        ...
 
     def predict_known(self, prompts: Sequence[LabelPromptTokens]) -> FloatArray:
         """Return the probability that the LLM knows the answer, averaged over the members of the ensemble."""
-        ...
 
 
 def load_answer_judge(
