@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Protocol
 
-from knowgate.core.schema import NumberRange
+from knowgate.core.schema import NumberRange, read_record
 from knowgate.core.text import render_choices
 from knowgate.gates.judges import causal_judge
 from knowgate.gates.judges.encoder_judge import load_encoder_judge
@@ -92,7 +92,8 @@ def load_answer_judge(
     if options.get("pairs"):
         return load_encoder_judge(*causal_judge.check_adapters(folder, options))
     if options.get("gguf"):
-        return causal_judge.load_llama_judge(*causal_judge.check_adapters(folder, options), options["gguf"])
+        gguf = read_record(causal_judge.GgufOptions, options["gguf"], "options.gguf", ignore_unknown=True)
+        return causal_judge.load_llama_judge(*causal_judge.check_adapters(folder, options), gguf)
     return causal_judge.load_judge(folder, options, ANSWER_PROMPTS[prompt_name].templates, llm)
 
 
