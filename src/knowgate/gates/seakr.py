@@ -81,10 +81,9 @@ class SeakrGate(Gate):
             UnsupportedSignal: The reading has neither.
         """
         # Older label runs recorded only SEAKR, from states one token before the end of the answer.
-        names = (samples.SEAKR_END, samples.SEAKR)
-        recorded = [reading.signals[name] for name in names if name in reading.signals]
-        if recorded:
-            return recorded[0]
+        for name in (samples.SEAKR_END, samples.SEAKR):
+            if name in reading.signals:
+                return reading.signals[name]
         if reading.sample_states is None:
             raise UnsupportedSignal(
                 "gate 'seakr' needs the hidden states of sampled answers, but there are none. Bind the gate to its "

@@ -27,13 +27,19 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from knowgate.errors import BadSetting, require_extra
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
-from knowgate.gates.calibration.threshold_choice import GateOutcomes, count_gained, count_harmed, find_smallest_count
+from knowgate.gates.calibration.threshold_choice import (
+    GateOutcomes,
+    IntArray,
+    count_gained,
+    count_harmed,
+    find_smallest_count,
+)
 from knowgate.stats.metrics import FloatArray
 
 # Fixed in advance, so that it does not depend on the questions. A finer grid costs a fixed sequence nothing.
@@ -87,7 +93,8 @@ def learn_then_test(
         form: 'harm' ignores answers that skipping gains, 'net' subtracts them from the loss.
     """
     check_loss_and_confidence(epsilon, delta)
-    n, harmed, gained = len(outcomes), count_harmed(outcomes, grid), count_gained(outcomes, grid)
+    n = len(outcomes)
+    harmed, gained = count_harmed(outcomes, grid), count_gained(outcomes, grid)  # at each threshold
     if form == "harm":
         p_values = [float(p) for p in compute_harm_p_values(harmed, n, epsilon)]
     else:
@@ -104,7 +111,7 @@ def learn_then_test(
     )
 
 
-def _walk_net_p_values(harmed: Any, gained: Any, n: int, epsilon: float, delta: float) -> list[float]:
+def _walk_net_p_values(harmed: IntArray, gained: IntArray, n: int, epsilon: float, delta: float) -> list[float]:
     """Compute p-values for the net loss (lost minus gained questions), one per threshold, up to the first above delta.
 
     `learn_then_test` stops at the first p-value above delta, so later ones, which are expensive, are not needed.
@@ -124,7 +131,7 @@ def _walk_net_p_values(harmed: Any, gained: Any, n: int, epsilon: float, delta: 
     return p_values
 
 
-def compute_harm_p_values(harmed: Any, n: int, epsilon: float) -> FloatArray:
+def compute_harm_p_values(harmed: IntArray, n: int, epsilon: float) -> FloatArray:
     """Compute the p-value of each threshold in the form 'harm'.
 
     It is the probability that at most `harmed` of n questions are harmed if the true share of harmed questions is

@@ -402,7 +402,8 @@ def describe_setup(table: LabelTable, outcomes: GateOutcomes, keys: Sequence[str
 
     `outcomes` and `keys` are the grades and fingerprints of the questions that the threshold was chosen on.
     """
-    settings, reranker = table.settings, None
+    settings = table.settings
+    reranker = None
     if settings.get("reranker_fingerprint"):
         reranker = {
             "name": settings["reranker"],
