@@ -276,24 +276,19 @@ def check_binding(artifact: Artifact, model: ModelIdentity, prompts: str, *, plu
     Raises:
         ArtifactError: Model or prompts are different, and `plug_in` is False.
     """
-    trained_on, trained_prompts = artifact.manifest["model"], artifact.manifest["prompts"]
-    name, fingerprint = str(trained_on["name"]), model.fingerprint
-    if (trained_on["fingerprint"], trained_prompts) == (fingerprint, prompts):
+    fitted_on, fitted_prompts = artifact.manifest["model"], artifact.manifest["prompts"]
+    name = str(fitted_on["name"])
+    if (fitted_on["fingerprint"], fitted_prompts) == (model.fingerprint, prompts):
         return ""
-    if is_recorded_model(name) and (fingerprint == UNNAMED_FINGERPRINT or has_same_name(name, model.name)):
+    if is_recorded_model(name) and (model.fingerprint == UNNAMED_FINGERPRINT or has_same_name(name, model.name)):
         return ""
     if plug_in:
         return f"plug-in, fitted on {name}"
-    if is_recorded_model(name):
-        raise ArtifactError(
-            f"the {artifact.format.kind} '{artifact.path.name}' was fitted on recorded answers of "
-            f"'{strip_model_prefix(name)}', but your LLM is '{strip_model_prefix(model.name)}'. Fit on answers of "
-            "your LLM. If both names mean the same LLM, set plug_in=True."
-        )
     raise ArtifactError(
-        f"the {artifact.format.kind} '{artifact.path.name}' was fitted on {name} (model {trained_on['fingerprint']}, "
-        f"prompts {trained_prompts}), but your model differs (model {fingerprint}, prompts {prompts}). Use "
-        f"model='{name}', or fit it on your model. To use it anyway, set plug_in=True."
+        f"the {artifact.format.kind} '{artifact.path.name}' was fitted on '{strip_model_prefix(name)}' (model "
+        f"{fitted_on['fingerprint']}, prompts {fitted_prompts}), but your LLM is '{strip_model_prefix(model.name)}' (model "
+        f"{model.fingerprint}, prompts {prompts}). Use the same LLM and prompts, or fit it on your LLM. To use it "
+        "anyway, set plug_in=True."
     )
 
 

@@ -222,20 +222,15 @@ class CountsRecord:
     risk: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RetrieverRecord:
-    """Name and fingerprint of a retriever; None if the label run did not record them."""
+    """Name and fingerprint of a retriever or reranker; None if the label run did not record them.
+
+    `candidates` is the number of passages that a reranker chose from.
+    """
 
     name: str | None
     fingerprint: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class RerankerRecord:
-    """The reranker that chose the passages, and the number of candidates that it chose from."""
-
-    name: str
-    fingerprint: str
     candidates: int | None = None
 
 
@@ -274,7 +269,7 @@ class EvidenceRecord:
     data_hash: str = ""
     max_tokens: Annotated[int, NumberRange(1)] | None = None  # maximum length of an answer
     open_prompts: str | None = None  # fingerprint of the prompts with passages
-    reranker: RerankerRecord | None = None
+    reranker: RetrieverRecord | None = None
     left_out: Mapping[str, int] = field(default_factory=dict)  # number of unused questions, by reason
     seed: int = 0  # of the split into chosen_on and held_out
     arbiter: ModelRecord | None = None

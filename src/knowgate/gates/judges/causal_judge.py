@@ -337,11 +337,10 @@ def compute_adapter_digest(folder: Path) -> str:
         ArtifactError: The folder is empty or contains a file of a type that adapters do not have.
     """
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    unexpected = [path.name for path in files if path.suffix not in ADAPTER_SUFFIXES]
-    if unexpected or not files:
-        problem = f"it contains {', '.join(unexpected)}" if unexpected else "the folder is empty or missing"
+    if not files or any(path.suffix not in ADAPTER_SUFFIXES for path in files):
         raise ArtifactError(
-            f"'{folder}' is not an adapter that knowgate wrote: {problem}. Allowed file types: {', '.join(ADAPTER_SUFFIXES)}."
+            f"'{folder}' is not an adapter that knowgate wrote: it is empty, or has files of other types than "
+            f"{', '.join(ADAPTER_SUFFIXES)}."
         )
     names_and_digests = [(path.relative_to(folder).as_posix(), sha256_file(path)) for path in files]
     return sha256_text(*itertools.chain.from_iterable(names_and_digests))
