@@ -174,7 +174,6 @@ def build_calibration_table(threshold: float, chosen: ThresholdResult, held_out:
 
 def _make_cells(result: ThresholdResult) -> dict[str, str]:
     """Return the cells of one column of the table, by the title of their row."""
-    harmed = f"{result.harmed}: {_format_share(result.harmed, result.n)}"
     cells = {
         "questions": str(result.n),
         "retrieval rate": _format_share(result.retrieved, result.n),
@@ -182,15 +181,12 @@ def _make_cells(result: ThresholdResult) -> dict[str, str]:
         "accuracy, always": _format_share(result.right_always, result.n),
         "accuracy, never": _format_share(result.right_never, result.n),
         "lost against always": f"{result.loss:+.1%}",
-    }
-    if result.right_chosen is None:  # without an arbiter, only skipping can lose a right answer
-        return {**cells, "harmed skips": harmed}
-    return {
-        **cells,
-        "accuracy, always and then the arbiter": _format_share(result.right_chosen, result.n),
-        "harmed": harmed,
+        "harmed": f"{result.harmed}: {_format_share(result.harmed, result.n)}",
         "gained": f"{result.gained}: {_format_share(result.gained, result.n)}",
     }
+    if result.right_chosen is not None:
+        cells["accuracy, always and then the arbiter"] = _format_share(result.right_chosen, result.n)
+    return cells
 
 
 def _format_share(hits: int, n: int) -> str:
