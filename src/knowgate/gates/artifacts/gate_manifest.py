@@ -222,7 +222,7 @@ class CountsRecord:
     risk: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RetrieverRecord:
     """Name and fingerprint of a retriever or reranker; None if the label run did not record them.
 
