@@ -114,21 +114,17 @@ class Rule:
         """
         text = self._prepare(text)
         try:
-            return any(
-                self._find_match(pattern)(text, timeout=max(1e-6, deadline - time.monotonic()))
-                for pattern in self.compiled_patterns
-            )
+            for pattern in self.compiled_patterns:
+                find = pattern.fullmatch if self.whole else pattern.search
+                if find(text, timeout=max(1e-6, deadline - time.monotonic())):
+                    return True
         except TimeoutError:
             log.warning("The rule '%s' was skipped: its patterns take too long. Simplify them.", self.name)
-            return False
+        return False
 
     def _prepare(self, text: str) -> str:
         """Remove the punctuation of a text if it must match as a whole."""
         return INNER_PUNCTUATION.sub(" ", text.strip(EDGE_CHARACTERS)).strip() if self.whole else text
-
-    def _find_match(self, pattern: Any) -> Any:
-        """Return the method of a compiled pattern that matches the whole message, or that searches in it."""
-        return pattern.fullmatch if self.whole else pattern.search
 
     @property
     def is_small_talk(self) -> bool:
@@ -156,7 +152,9 @@ class PackagedRule(Rule):
                 return False  # messages that consist of small talk or arithmetic only are short
             text = f"{text[:PACKAGED_RULE_CHARS]}\n{text[-PACKAGED_RULE_CHARS:]}"
         text = self._prepare(text)
-        return any(self._find_match(pattern)(text) for pattern in self.compiled_patterns)
+        return any(
+            pattern.fullmatch(text) if self.whole else pattern.search(text) for pattern in self.compiled_patterns
+        )
 
 
 @dataclass(frozen=True)
