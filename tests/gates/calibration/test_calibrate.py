@@ -110,7 +110,7 @@ def test_a_calibration_prints_its_sentence_and_table(gate, run):
 def test_in_a_notebook_it_is_a_table(gate, run):
     shown = calibrate(gate, run, retrieval_rate=0.5)._repr_html_()
     assert shown.startswith("<p>gate: For a retrieval rate of 50 %")
-    assert shown.count("<tr>") == 9
+    assert shown.count("<tr>") == 10
 
 
 def test_the_share_of_changed_answers_is_bounded_on_held_out_questions(gate, tmp_path):

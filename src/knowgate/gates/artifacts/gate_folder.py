@@ -24,7 +24,7 @@ from safetensors.numpy import load, save
 from knowgate.core.artifacts import check_artifact_folder, check_digests, compute_digests
 from knowgate.core.files import atomic_folder, check_replaceable, sha256_text, write_json, write_text
 from knowgate.core.validation import expand_path, read_json
-from knowgate.data.runs.folder import has_same_name, is_recorded_model, strip_model_prefix
+from knowgate.data.runs.folder import has_same_name, is_recorded_model
 from knowgate.errors import ArtifactError, BadInput, BadSetting
 from knowgate.gates.artifacts.gate_manifest import read_gate_manifest
 from knowgate.models.backend import UNNAMED_FINGERPRINT
@@ -285,10 +285,9 @@ def check_binding(artifact: Artifact, model: ModelIdentity, prompts: str, *, plu
     if plug_in:
         return f"plug-in, fitted on {name}"
     raise ArtifactError(
-        f"the {artifact.format.kind} '{artifact.path.name}' was fitted on '{strip_model_prefix(name)}' (model "
-        f"{fitted_on['fingerprint']}, prompts {fitted_prompts}), but your LLM is '{strip_model_prefix(model.name)}' (model "
-        f"{model.fingerprint}, prompts {prompts}). Use the same LLM and prompts, or fit it on your LLM. To use it "
-        "anyway, set plug_in=True."
+        f"the {artifact.format.kind} '{artifact.path.name}' was fitted on {name} (model {fitted_on['fingerprint']}, "
+        f"prompts {fitted_prompts}), but your LLM is {model.name} (model {model.fingerprint}, prompts {prompts}). Use "
+        "the same LLM and prompts, or fit it on your LLM. To use it anyway, set plug_in=True."
     )
 
 
