@@ -76,7 +76,7 @@ def test_an_arbiter_is_told_to_be_none_before_any_question_is_counted(call, tmp_
     outcome = call("calibrate", "my-arbiter", "--labels", "run", "--max-loss", "0.001")
     assert outcome.code == 1
     assert "'my-arbiter' contains no fitted gate" in outcome.err
-    assert "Pass it as --arbiter" in outcome.err
+    assert "Pass a folder that `knowgate fit` wrote for a gate" in outcome.err
 
 
 def test_a_folder_that_is_no_run_names_the_command(call, made):
