@@ -8,8 +8,7 @@ import pytest
 from knowgate.data.runs.records import read_beliefs
 from knowgate.data.runs.table import load_label_table
 from knowgate.errors import ArtifactError, BadInput, BadSetting, UnknownName, UnsupportedSignal
-from knowgate.gates.arbiters import load_arbiter
-from knowgate.gates.arbiters import offline_arbitration
+from knowgate.gates.arbiters import load_arbiter, offline_arbitration
 from knowgate.gates.arbiters.fitted_arbiter import ARBITER_FORMAT
 from knowgate.gates.arbiters.offline_arbitration import arbitrate
 from knowgate.gates.artifacts.gate_folder import read_artifact
