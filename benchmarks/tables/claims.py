@@ -121,8 +121,8 @@ def compute_savings(labels: Any, needs: Any, loss: float = LOSS) -> float:
     from knowgate.stats.metrics import compute_frontier
 
     frontier = compute_frontier(labels.closed_right, labels.always_right, needs)
-    enough = frontier.accuracies >= frontier.accuracies[-1] - loss - 1e-9
-    return 1 - float(frontier.rates[enough].min())
+    enough = np.flatnonzero(frontier.accuracies >= frontier.accuracies[-1] - loss - 1e-9)
+    return 1 - float(enough.min() / (len(frontier.accuracies) - 1))
 
 
 def compute_gold_needs(labels: Any) -> Any:

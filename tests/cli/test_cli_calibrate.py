@@ -48,8 +48,8 @@ def test_a_cascade_says_how_it_is_used(call, made):
     [
         ([], "set exactly one of --max-loss, --retrieval-rate and --best-accuracy"),
         (["--max-loss", "0.1", "--best-accuracy"], "Now 2 of them are set"),
-        (["--retrieval-rate", "0.5", "--confidence", "0.9"], "--confidence has an effect only with --max-loss"),
-        (["--retrieval-rate", "0.5", "--net"], "--net has an effect only with --max-loss"),
+        (["--retrieval-rate", "0.5", "--confidence", "0.9"], "--confidence have an effect only with --max-loss"),
+        (["--retrieval-rate", "0.5", "--net"], "--net and --confidence have an effect only with --max-loss"),
         (["--retrieval-rate", "0.5", "--arbiter", "rulez"], "rules"),
         (["--max-loss", "0"], "must be above 0 and below 1"),
         (["--max-loss", "0.1", "--confidence", "1"], "--confidence 1 is not allowed"),
@@ -76,7 +76,7 @@ def test_an_arbiter_is_told_to_be_none_before_any_question_is_counted(call, tmp_
     outcome = call("calibrate", "my-arbiter", "--labels", "run", "--max-loss", "0.001")
     assert outcome.code == 1
     assert "'my-arbiter' contains no fitted gate" in outcome.err
-    assert "Pass it as --arbiter" in outcome.err
+    assert "Pass a folder that `knowgate fit` wrote for a gate" in outcome.err
 
 
 def test_a_folder_that_is_no_run_names_the_command(call, made):

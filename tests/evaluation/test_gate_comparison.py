@@ -186,7 +186,8 @@ def test_a_run_without_graded_rows_is_rejected(tmp_path):
 
 
 def test_a_gate_that_needs_the_llm_is_rejected_with_advice(tmp_path):
-    with pytest.raises(UnsupportedSignal, match="Label the questions again: `knowgate label` with"):
+    advice = "Label the questions again with an LLM that provides them: `knowgate label` with"
+    with pytest.raises(UnsupportedSignal, match=advice):
         score_gate(load_label_table([trial_run(tmp_path / "run")]), "prompt")
 
 

@@ -71,7 +71,7 @@ def used(folder: Path, trial: LabelTable) -> tuple[list[float], float, list[bool
     needs = gate.score(trial.questions, trial.readings)
     distances = gate.distances(trial.questions, trial.readings)
     assert all(one is None or 0 <= one < math.inf for one in distances)
-    return needs, gate.threshold, mark_seen_rows(trial, folder)
+    return needs, gate.threshold, mark_seen_rows(trial, folder).tolist()
 
 
 def sign(folder: Path) -> None:

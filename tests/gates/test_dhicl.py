@@ -152,7 +152,7 @@ def test_balanced_examples_need_similar_ones_and_two_of_them(options):
 
 
 def test_an_empty_log_says_how_to_fill_it(log):
-    with pytest.raises(BadSetting, match=r"is empty\. Fill it: `knowgate history import`"):
+    with pytest.raises(BadSetting, match=r"it has none at all\. Label questions .* `knowgate history import`"):
         bind_gate(DhiclGate(log), FakeModel(), AnswerPrompts())
 
 

@@ -8,14 +8,8 @@ import pytest
 from knowgate.data.runs.rows import GradedAnswer
 from knowgate.data.runs.table import load_label_table
 from knowgate.errors import BadSetting, UnsupportedSignal
-from knowgate.gates.offline_scoring import (
-    RecordedReadingSource,
-    RunModelIdentity,
-    find_signals,
-    list_scorable_gates,
-    score_gate,
-)
-from knowgate.gates.scoring import ModelReadingSource, bind_gate, collect_readings, read_questions
+from knowgate.gates.offline_scoring import RunModelIdentity, find_signals, list_scorable_gates, score_gate
+from knowgate.gates.scoring import bind_gate, read_questions
 from knowgate.models.fake import FakeModel
 from knowgate.models.prompts.answers import AnswerPrompts
 from knowgate.types import Completion, Gate, LabelPrompt, Neighbor, Question, Reading, Signal, SignalRequest
@@ -62,27 +56,24 @@ class DraftGate(Gate):
 
 @dataclass
 class Spying:
-    """A source that writes down what it is asked for."""
+    """A model that writes down what it is asked for."""
 
     told: bool
     asked: list
 
-    def bind(self, gate):
-        return gate
-
-    def read(self, questions, want):
-        self.asked.append(want)
+    def read(self, prompts, request):
+        self.asked.append(request)
         signals = {"told": 1.0} if self.told else {}
-        return [Reading(Completion(question.text), signals=signals) for question in questions]
+        return [Reading(Completion(question.text), signals=signals) for question in ASKED]
 
-    def read_labels(self, gate, questions, readings):
-        self.asked.append([prompt.parts[0] for prompt in gate.build_label_prompts(questions, readings)])
-        return [np.array([[1.0, 0.0]], dtype=np.float32) for _ in questions]
+    def label_logits(self, prompts, labels):
+        self.asked.append([prompt.parts[0] for prompt in prompts])
+        return [np.array([[1.0, 0.0]], dtype=np.float32) for _ in prompts]
 
 
 def test_requests_of_all_gates_are_merged_into_one_pass():
     source = Spying(False, [])
-    readings = collect_readings(source, [DraftGate(3), RecallingGate(), DraftGate(8)], ASKED)
+    readings = read_questions(source, [DraftGate(3), RecallingGate(), DraftGate(8)], ASKED, AnswerPrompts())
     assert source.asked == [SignalRequest(draft_tokens=8), ["a", "b"], ["aa", "bb"], ["a", "b"]]
     assert [reading.draft.text for reading in readings] == ["a", "b"]
     assert [reading.neighbors["recalling"][0].question for reading in readings] == ["aa", "bb"]
@@ -91,20 +82,20 @@ def test_requests_of_all_gates_are_merged_into_one_pass():
 
 def test_the_llm_is_not_asked_if_its_answer_is_recorded():
     source = Spying(True, [])
-    assert not collect_readings(source, [DraftGate(3)], ASKED)[0].labels
+    assert not read_questions(source, [DraftGate(3)], ASKED, AnswerPrompts())[0].labels
     assert source.asked == [SignalRequest(draft_tokens=3)]
 
 
 def test_without_questions_nothing_is_read():
     source = Spying(False, [])
-    assert collect_readings(source, [DraftGate(3), RecallingGate()], []) == []
+    assert read_questions(source, [DraftGate(3), RecallingGate()], [], AnswerPrompts()) == []
     assert source.asked == []
 
 
 def test_a_gate_that_needs_labels_must_define_them():
     silent = type("SilentGate", (RecallingGate,), {"labels": ()})()
     with pytest.raises(BadSetting, match="gate 'silent' needs the signal 'labels' but defines no labels"):
-        collect_readings(Spying(False, []), [silent], ASKED)
+        read_questions(Spying(False, []), [silent], ASKED, AnswerPrompts())
 
 
 # --- a model --------------------------------------------------------------------------------------
@@ -129,7 +120,7 @@ def test_a_gate_is_bound_to_the_model_identity():
             seen.append((model.name, model.fingerprint, model.depth, prompts))
             return self
 
-    ModelReadingSource(FakeModel(), AnswerPrompts()).bind(NosyGate())
+    bind_gate(NosyGate(), FakeModel(), AnswerPrompts())
     assert seen == [("fake", FakeModel().fingerprint, 5, AnswerPrompts().fingerprint)]
 
 
@@ -149,7 +140,7 @@ def test_a_label_table_identifies_its_model(tmp_path):
 
 def test_recorded_signals_are_read_back(tmp_path):
     rows = trial(tmp_path, self_assessment=0.25, seakr=-6.0)
-    readings = collect_readings(RecordedReadingSource(rows, "x"), [], rows.questions)
+    readings = rows.readings
     assert [dict(reading.signals) for reading in readings] == [{"self_assessment": 0.25, "seakr": -6.0}] * 4
     assert [(dict(reading.labels), reading.sample_states) for reading in readings] == [({}, None)] * 4
 
@@ -175,9 +166,8 @@ def test_recorded_signals_determine_the_score(tmp_path):
     [
         (
             "prompt",
-            r"needs label logits, which the label run does not contain. Label the questions again: `knowgate label` "
-            r"with data=SPEC, model=planted \(label logits come "
-            r"from local models and servers with top_logprobs\)",
+            r"needs label logits, which the label run does not contain. Label the questions again with an LLM that "
+            r"provides them: `knowgate label` with data=SPEC, model=planted$",
             "the label run has no label logits",
         ),
         ("prompt:yes/no", "sends the LLM a prompt of its own", "sends the LLM a prompt of its own"),
@@ -193,7 +183,7 @@ def test_missing_signals_are_named(tmp_path, spec, message, brief):
 @pytest.mark.parametrize(
     ("spec", "advice"),
     [
-        ("prompt", "Fit a policy on them with `knowgate fit`, or run the LLM on the questions: `knowgate"),
+        ("prompt", "`knowgate label` with data=jsonl:q.jsonl, model=openai:NAME@URL"),
         ("seakr", "data=jsonl:q.jsonl, model=openai:NAME@URL, layers=mid,late,last, samples=20"),
         ("selfrag", "data=jsonl:q.jsonl, model=openai:NAME@URL, gates=selfrag"),
     ],

@@ -11,7 +11,7 @@ from knowgate.data.signals.samples import log_determinant, log_mean_square, rela
 from knowgate.errors import BadSetting, ModelError, UnsupportedSignal
 from knowgate.gates import load_gate
 from knowgate.gates.scoring import check_model_signals, read_questions
-from knowgate.gates.seakr import SeakrGate, standardize
+from knowgate.gates.seakr import SeakrGate
 from knowgate.labels.grading import StringGrader
 from knowgate.labels.labeler import Labeler
 from knowgate.labels.options import LabelOptions
@@ -83,12 +83,6 @@ def test_values_of_older_runs_are_scored_with_the_old_center():
     assert SeakrGate().score([FRANCE, PERU], older) == pytest.approx([0.5, 0.75])
 
 
-def test_standardize_uses_mean_and_deviation_of_recorded_values():
-    gate = standardize(SeakrGate(), [-6.0, -2.0])
-    assert (gate.center, gate.scale) == (-4.0, 2.0)
-    assert gate.compute_need(-2.0) == pytest.approx(1 / (1 + math.exp(-1)))
-
-
 def test_differing_answers_have_a_higher_need_than_repeated_ones():
     gate = SeakrGate().bind(FakeModel(), "")
     same, different = gate.score(
@@ -114,14 +108,14 @@ def test_it_is_rejected_where_there_are_no_hidden_states():
         check_model_signals(SeakrGate(), FakeModel(offers=frozenset({Signal.SAMPLES})))
 
 
-def test_a_recorded_number_is_not_taken_for_that_of_another_alpha():
+def test_a_recorded_number_needs_no_states():
     reading = Reading(signals={"seakr_end": -6.0, "seakr_size": 7.0})
     assert SeakrGate(center=-6.0).score([FRANCE], [reading]) == [0.5]
-    with pytest.raises(UnsupportedSignal, match=r"use alpha=0\.001"):
-        SeakrGate(alpha=0.1).score([FRANCE], [reading])
+    with pytest.raises(UnsupportedSignal, match="Bind the gate to its model first"):
+        SeakrGate().score([FRANCE], [Reading()])
 
 
-@pytest.mark.parametrize("options", [{"n": 1}, {"scale": 0.0}, {"alpha": -1.0}, {"max_tokens": 0}])
+@pytest.mark.parametrize("options", [{"n": 1}, {"center": float("nan")}, {"max_tokens": 0}])
 def test_settings_out_of_range_are_rejected(options):
     with pytest.raises(BadSetting, match="seakr"):
         SeakrGate(**options)

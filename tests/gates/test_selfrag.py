@@ -23,13 +23,12 @@ def test_need_is_the_share_of_the_retrieval_token():
     assert SelfragGate().score(QUESTIONS[:1], [Reading(labels={"selfrag": logits})]) == pytest.approx([0.75])
 
 
-@pytest.mark.parametrize("style", ["selfrag", "chat"])
-def test_need_equals_a_direct_forward_pass(model, style):
-    gate = bind_gate(SelfragGate(style), model, AnswerPrompts())
+def test_need_equals_a_direct_forward_pass(model):
+    gate = bind_gate(SelfragGate(), model, AnswerPrompts())
     needs = score_questions(gate, QUESTIONS, read_questions(model, [gate], QUESTIONS, AnswerPrompts()))
     for question, need in zip(QUESTIONS, needs, strict=True):
         text = f"### Instruction:\n{question.text}\n\n### Response:\n"
-        ids = model.tokenize(model.render(question.text) if style == "chat" else text)
+        ids = model.tokenize(text)
         logits = model.loaded.model(input_ids=torch.tensor([ids])).logits[0, -1].detach()
         pair = torch.softmax(
             logits[model.loaded.tokenizer.convert_tokens_to_ids([NO_RETRIEVAL_TOKEN, RETRIEVAL_TOKEN])], dim=0

@@ -41,7 +41,7 @@ def disguised(tmp_path, change):
 def test_a_training_question_is_recognized(gate, tmp_path, name):
     trial = disguised(tmp_path, DISGUISES[name])
     plain = load_label_table([gate.parent / "run"], layers=None)
-    assert mark_seen_rows(trial, gate) == mark_seen_rows(plain, gate)
+    assert mark_seen_rows(trial, gate).tolist() == mark_seen_rows(plain, gate).tolist()
     assert 0 < sum(mark_seen_rows(trial, gate)) < 80
     with pytest.raises(BadSetting, match="was fitted on"):
         score_gate(trial, str(gate))

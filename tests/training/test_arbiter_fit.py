@@ -8,7 +8,7 @@ import pytest
 from knowgate.data.runs.records import read_beliefs
 from knowgate.data.runs.table import load_label_table
 from knowgate.errors import ArtifactError, BadInput, BadSetting, UnknownName, UnsupportedSignal
-from knowgate.gates.arbiters import load_arbiter
+from knowgate.gates.arbiters import load_arbiter, offline_arbitration
 from knowgate.gates.arbiters.fitted_arbiter import ARBITER_FORMAT
 from knowgate.gates.arbiters.offline_arbitration import arbitrate
 from knowgate.gates.artifacts.gate_folder import read_artifact
@@ -173,7 +173,8 @@ class Tires(Prefers):
         return super().estimate(answers)
 
 
-def test_what_was_arbitrated_before_an_interrupt_is_not_arbitrated_again(tmp_path):
+def test_what_was_arbitrated_before_an_interrupt_is_not_arbitrated_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(offline_arbitration, "BATCH_SIZE", 32)
     run, asked, told = pair_run(tmp_path / "run", 80), [], []
     with pytest.raises(KeyboardInterrupt):
         arbitrate(load_label_table([run]), Tires("memory", asked))

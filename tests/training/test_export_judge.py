@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from knowgate.core.schema import read_record
 from knowgate.errors import BadSetting, ModelError
 from knowgate.gates import load_gate
-from knowgate.gates.judges.causal_judge import load_llama_judge
+from knowgate.gates.judges.causal_judge import GgufOptions, load_llama_judge
 from knowgate.training.gate_artifact import save_fitted
 from knowgate.training.judges.answer_judge import AnswerTask, make_answer_training, train_answer_judge
 from knowgate.training.judges.ensemble import plan_ensemble
@@ -99,8 +100,9 @@ def test_threshold_and_calibration_are_kept_and_the_card_says_what_it_is(made):
 def test_a_llama_cpp_that_counts_otherwise_is_found_out(made):
     options = load_gate(str(made.out)).artifact.options["gguf"]
     wrong = [{**check, "known": 1 - check["known"]} for check in options["checks"]]
+    changed = read_record(GgufOptions, {**options, "checks": wrong}, "options.gguf", ignore_unknown=True)
     with pytest.raises(ModelError, match="gives other probabilities than the original"):
-        load_llama_judge((made.out / "adapter",), ("other",), {**options, "checks": wrong})
+        load_llama_judge((made.out / "adapter",), ("other",), changed)
 
 
 def test_a_gate_without_a_judge_is_refused(tmp_path, packaged_probe):

@@ -11,7 +11,7 @@ from knowgate.errors import BadInput
 from knowgate.gates import load_gate
 from knowgate.gates.artifacts.gate_folder import read_artifact
 from knowgate.gates.artifacts.networks import apply_calibration
-from knowgate.stats.metrics import ece
+from knowgate.stats.metrics import unit_weights, weighted_ece
 from knowgate.training.classifiers import fit_platt_scaling
 from knowgate.training.examples import list_seen_keys, load_examples
 from knowgate.training.gate_artifact import save_fitted
@@ -63,7 +63,9 @@ def miscalibrated(n=2000):
 def test_calibration_lowers_the_error_of_a_miscalibrated_score():
     raw, needed = miscalibrated()
     calibration = fit_platt_scaling(raw[:1000], needed[:1000])
-    before, after = ece(needed[1000:], raw[1000:]), ece(needed[1000:], apply_calibration(raw[1000:], calibration))
+    weights = unit_weights(len(raw) - 1000)
+    before = weighted_ece(weights, needed[1000:], raw[1000:])[0]
+    after = weighted_ece(weights, needed[1000:], apply_calibration(raw[1000:], calibration))[0]
     assert before > 0.15
     assert after < 0.06
 

@@ -12,10 +12,16 @@ from typing import Annotated, Literal
 
 from knowgate.core.schema import NumberRange, read_record
 from knowgate.data.signals.vectors import draft_texts, text_features
-from knowgate.gates import judges
 from knowgate.gates.artifacts.networks import TensorValidator, apply_network, require_network
 from knowgate.gates.fitted_gate import EmbedderOptions, FittedGate, load_fitted_embedder
-from knowgate.gates.judges import AnswerJudge, load_answer_judge, score_answers
+from knowgate.gates.judges import (
+    AnswerJudge,
+    AnswerJudgeOptions,
+    compute_gain_needs,
+    encode_answers,
+    load_answer_judge,
+    score_answers,
+)
 from knowgate.gates.judges.causal_judge import JudgeOptions
 from knowgate.stats.metrics import FloatArray
 from knowgate.types import Embedder, Question, Reading
@@ -42,7 +48,7 @@ class JudgeGate(FittedGate):
 
     def check(self, tensors: TensorValidator) -> None:
         """Raise BadInput if the options of the judge are wrong or the folder holds unknown tensors."""
-        read_record(judges.AnswerJudgeOptions, self.artifact.options, "options", ignore_unknown=True)
+        read_record(AnswerJudgeOptions, self.artifact.options, "options", ignore_unknown=True)
         tensors.reject_others()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
@@ -52,12 +58,12 @@ class JudgeGate(FittedGate):
         """
         tokens = int(self.artifact.options["tokens"])
         texts = draft_texts(readings) if tokens else [""] * len(questions)
-        return judges.score_answers("judge", self.judge, questions, texts, tokens)
+        return score_answers("judge", self.judge, questions, texts, tokens)
 
     @functools.cached_property
-    def judge(self) -> judges.AnswerJudge:
+    def judge(self) -> AnswerJudge:
         """The judge model, loaded on first use."""
-        return judges.load_answer_judge("judge", self.artifact.path, self.artifact.options, self.llm)
+        return load_answer_judge("judge", self.artifact.path, self.artifact.options, self.llm)
 
 
 @dataclass(frozen=True)
@@ -82,9 +88,9 @@ class GainGate(JudgeGate):
         tokens, texts = int(self.artifact.options["tokens"]), draft_texts(readings)
         probabilities = []
         for prompt_name in GAIN_PROMPTS:  # is the LLM's answer right, and would an answer from documents be right?
-            prompts = judges.encode_answers(prompt_name, self.judge, questions, texts, tokens)
+            prompts = encode_answers(prompt_name, self.judge, questions, texts, tokens)
             probabilities.append(self.judge.predict_known(prompts))
-        return judges.compute_gain_needs(known=probabilities[0], document_right=probabilities[1])
+        return compute_gain_needs(known=probabilities[0], document_right=probabilities[1])
 
 
 @dataclass(frozen=True)

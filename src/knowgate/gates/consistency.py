@@ -66,12 +66,12 @@ class ConsistencyGate(Gate):
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         """Compute the need for retrieval: 1 - the mean agreement of all pairs of sampled answers to a question."""
-        answers = [
-            [canonical_answer(text, question) for text in self._list_answers(reading)]
-            for question, reading in zip(questions, readings, strict=True)
-        ]
+        answers = []  # of each question, normalized
+        for question, reading in zip(questions, readings, strict=True):
+            answers.append([canonical_answer(text, question) for text in self._list_answers(reading)])
         # If all answers to a question are equal, they agree fully. Only the answers to other questions are embedded.
-        vectors = self._embed({text for texts in answers if len(set(texts)) > 1 for text in texts})
+        differing = [texts for texts in answers if len(set(texts)) > 1]
+        vectors = self._embed(set().union(*differing))
         return [1 - fmean(_agree(a, b, vectors) for a, b in combinations(texts, 2)) for texts in answers]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:

@@ -99,11 +99,11 @@ class DhiclGate(Gate):
         store = open_history_store(self.history, self.embedder)
         excluded = () if self.time_sensitive else (KnowledgeLabel.TIME_SENSITIVE,)
         texts = [question.text for question in questions]
-        if self.balanced:  # the last argument of a search says which questions are left out
-            n_known, not_known = self.k // 2, (KnowledgeLabel.UNKNOWN, KnowledgeLabel.TIME_SENSITIVE)
-            known = store.search(texts, n_known, self.scope, not_known)
+        if self.balanced:
+            n_known = self.k // 2
+            known = store.search(texts, n_known, self.scope, (KnowledgeLabel.UNKNOWN, KnowledgeLabel.TIME_SENSITIVE))
             unknown = store.search(texts, self.k - n_known, self.scope, (KnowledgeLabel.KNOWN, *excluded))
-            return [_merge_by_similarity(first, second) for first, second in zip(known, unknown, strict=True)]
+            return [_merge_by_similarity(*found) for found in zip(known, unknown, strict=True)]
         if not self.cold:
             return store.search(texts, self.k, self.scope, excluded)
         examples = store.sample(self.k + 1, self.scope, exclude=excluded)  # one more, in case it is the question itself
@@ -123,15 +123,16 @@ class DhiclGate(Gate):
         follows at the start of the next part.
         """
         known, unknown = self.labels
-        language, templates = detect_question_language(question), load_packaged_templates("history")
-        labels = [known if is_known else unknown for is_known in get_known_flags(neighbors)]  # least similar first
-        texts = [*(neighbor.question for neighbor in reversed(neighbors)), question.text]
-        previous_labels = ["", *(f"{label}\n\n" for label in labels)]
-        parts = tuple(
-            previous_label + templates.fill("example", language, query=text)
-            for previous_label, text in zip(previous_labels, texts, strict=True)
-        )
-        return LabelPrompt(parts, prefix=templates.fill("instruction", language, known=known, unknown=unknown))
+        language = detect_question_language(question)
+        templates = load_packaged_templates("history")
+        parts = []
+        label_before = ""  # the label of the example before, with which a part begins
+        for neighbor in reversed(neighbors):
+            parts.append(label_before + templates.fill("example", language, query=neighbor.question))
+            label_before = (known if neighbor.label == KnowledgeLabel.KNOWN else unknown) + "\n\n"
+        parts.append(label_before + templates.fill("example", language, query=question.text))
+        instruction = templates.fill("instruction", language, known=known, unknown=unknown)
+        return LabelPrompt(tuple(parts), prefix=instruction)
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         """Compute the need for retrieval from the logits with which the LLM predicts that it knows the answer or not.

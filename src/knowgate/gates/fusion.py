@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -173,8 +172,11 @@ class FusionGate(FittedGate):
             inputs[WORDING_SIGNAL] = hash_drafts(readings)
         signals = []
         for prefix in self._head_prefixes:
-            logits = [_to_logits(apply_network(tensors, x, f"{prefix}{name}.")) for name, x in inputs.items()]
-            signals.append(np.hstack([features, *logits]))
+            columns = [features]
+            for name, x in inputs.items():
+                probabilities = apply_network(tensors, x, f"{prefix}{name}.")
+                columns.append(logit(probabilities)[:, None].astype(np.float32))
+            signals.append(np.hstack(columns))
         return signals
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
@@ -221,14 +223,19 @@ class StackGate(FusionGate):
     @functools.cached_property
     def judges(self) -> list[FittedGate]:
         """The judges, loaded on first use and bound to the LLM of this gate."""
-        folders = [self.artifact.path / name_judge(number) for number in range(int(self.artifact.options["judges"]))]
-        gates = [load_fitted_gate(str(folder), plug_in=self.plug_in) for folder in folders]
-        return gates if self.llm is None else [gate.bind(self.llm, self.artifact.manifest["prompts"]) for gate in gates]
+        judges = []
+        for number in range(int(self.artifact.options["judges"])):
+            judge = load_fitted_gate(str(self.artifact.path / name_judge(number)), plug_in=self.plug_in)
+            judges.append(judge if self.llm is None else judge.bind(self.llm, self.artifact.manifest["prompts"]))
+        return judges
 
     @property
     def request(self) -> SignalRequest:
         """The signals of the fusion and those of the judges, in one request."""
-        return functools.reduce(operator.or_, (judge.request for judge in self.judges), super().request)
+        request = super().request
+        for judge in self.judges:
+            request |= judge.request
+        return request
 
     def compute_signals(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[Vector]:
         """Compute the inputs of the gate's logistic regressions, one row per question.
@@ -264,11 +271,6 @@ def embed_drafts(encoder: Embedder, questions: Sequence[Question], readings: Seq
 def hash_drafts(readings: Sequence[Reading]) -> Vector:
     """Represent the wording of each draft by counts of its character n-grams."""
     return hash_wording([truncate_words(text, MAX_DRAFT_TOKENS) for text in draft_texts(readings)])
-
-
-def _to_logits(probabilities: FloatArray) -> Vector:
-    """Convert probabilities to logits, as a matrix with one column."""
-    return logit(probabilities)[:, None].astype(np.float32)
 
 
 def describe_signals(names: Sequence[str], values: Vector, contributions: FloatArray) -> str:

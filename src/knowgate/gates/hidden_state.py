@@ -155,11 +155,10 @@ class UarGate(FittedGate):
         if not questions:
             return []
         heads = self.predict_heads(questions, readings)
-        rows = zip(heads.intent, heads.knowledge, heads.time, heads.self_, strict=True)
         return [
-            f"asks for sources {intent:.2f}, needs knowledge {knowledge:.2f}, "
-            f"time-sensitive {time:.2f}, unknown {unknown:.2f}"
-            for intent, knowledge, time, unknown in rows
+            f"asks for sources {heads.intent[row]:.2f}, needs knowledge {heads.knowledge[row]:.2f}, "
+            f"time-sensitive {heads.time[row]:.2f}, unknown {heads.self_[row]:.2f}"
+            for row in range(len(questions))
         ]
 
     def _get_states(self, readings: Sequence[Reading]) -> Vector:
@@ -188,11 +187,10 @@ def apply_heads(
         states: Hidden states, one row per question.
         unknown: Calibrated probabilities of the head 'self', that the LLM does not know the answer.
     """
-    intent, knowledge, time = (
-        networks.apply_calibration(apply_head(tensors, name, states), calibration)
-        for name, calibration in zip(CRITERIA, calibrations, strict=True)
-    )
-    return HeadProbabilities(intent, knowledge, time, unknown)
+    probabilities = {}
+    for name, calibration in zip(CRITERIA, calibrations, strict=True):
+        probabilities[name] = networks.apply_calibration(apply_head(tensors, name, states), calibration)
+    return HeadProbabilities(**probabilities, self_=unknown)
 
 
 def apply_hard_tree(heads: HeadProbabilities) -> FloatArray:

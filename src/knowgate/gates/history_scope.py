@@ -50,16 +50,13 @@ def bind_scope(
         if not history_exists(history):
             raise BadSetting(f"there is no log at '{path}'. Create one: `knowgate history import`.")
     scope, store = HistoryScope(model, prompts, tenant), open_history_store(history, embedder)
-    if store.count(scope):
-        return scope
-    other_scopes = store.scopes()
-    if not other_scopes:
-        raise BadSetting(f"the log '{path}' is empty. Fill it: `knowgate history import`.")
-    counts = "; ".join(f"{count} for {_format_scope(other)}" for other, count in other_scopes.items())
-    raise BadSetting(
-        f"the log '{path}' has no entries for this model and prompts ({_format_scope(scope)}); it has {counts}. Label "
-        "questions with this model, then run `knowgate history import`."
-    )
+    if not store.count(scope):
+        counts = "; ".join(f"{count} for {_format_scope(other)}" for other, count in store.scopes().items())
+        raise BadSetting(
+            f"the log '{path}' has no entries for this model and prompts ({_format_scope(scope)}); it has "
+            f"{counts or 'none at all'}. Label questions with this model, then run `knowgate history import`."
+        )
+    return scope
 
 
 def _format_scope(scope: HistoryScope) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from knowgate.core.validation import expand_path, read_text
 from knowgate.data.runs.columns import TOKEN_STATISTICS
-from knowgate.data.runs.folder import RECORDED_PREFIX, suggest_data_and_model
+from knowgate.data.runs.folder import suggest_data_and_model
 from knowgate.data.runs.records import RecordedNeeds, write_needs
 from knowgate.data.runs.table import GateColumn, LabelTable
 from knowgate.data.signals.confidence import SELF_ASSESSMENT
@@ -22,16 +22,17 @@ from knowgate.gates import FITTED_GATES, GATES, load_gate
 from knowgate.gates.artifacts.drift import compute_far_share
 from knowgate.gates.artifacts.gate_folder import SEEN_FILE, parse_fitted_spec
 from knowgate.gates.fitted_gate import FittedGate, get_gate_folder, get_gate_name
-from knowgate.gates.scoring import collect_readings, measure_distances, score_with_raw, wrap_plugin_errors
-from knowgate.stats.metrics import FloatArray
-from knowgate.types import Gate, Question, Reading, Signal, SignalRequest, Vector
+from knowgate.gates.scoring import (
+    add_neighbors,
+    measure_distances,
+    needs_label_prompts,
+    score_with_raw,
+    wrap_plugin_errors,
+)
+from knowgate.stats.metrics import BoolArray, FloatArray
+from knowgate.types import Gate, Signal
 
 SIGNAL_NAMES = {Signal.HIDDEN: "hidden states", Signal.LABELS: "label logits", Signal.LOGPROBS: "log-probabilities"}
-SIGNAL_SOURCES = {
-    Signal.HIDDEN: "local models (hf:, gguf:, llamacpp:)",
-    Signal.LABELS: "local models and servers with top_logprobs",
-    Signal.LOGPROBS: "local models and servers with logprobs",
-}
 LABEL_OPTIONS = {Signal.HIDDEN: "layers=mid,late,last", Signal.SAMPLES: "samples=20"}
 
 
@@ -80,64 +81,43 @@ class RunModelIdentity:
         return cls(table.settings["model"], table.settings["model_fingerprint"])
 
 
-@dataclass(frozen=True)
-class RecordedReadingSource:
-    """Returns the recorded signals of a label table instead of running an LLM. `spec` names the gate in errors."""
+def _bind_to_table(gate: Gate, table: LabelTable, spec: str) -> Gate:
+    """Return a copy of the gate for the LLM of a label table; error messages call it `spec`.
 
-    table: LabelTable
-    spec: str
-
-    def bind(self, gate: Gate) -> Gate:
-        """Return a copy of the gate for the LLM of the table; raise UnsupportedSignal if a signal is missing."""
-        if Signal.LABELS in gate.needs and not gate.recorded_signal:  # answers to its own prompt are never recorded
-            raise self._make_prompt_error()
-        missing = sorted(gate.needs - find_signals(self.table))
-        if missing:
-            names = ", ".join(SIGNAL_NAMES.get(signal, signal) for signal in missing)
-            raise UnsupportedSignal(
-                f"gate '{self.spec}' needs {names}, which the label run does not contain. "
-                f"{_suggest_labeling(missing, self.table)}",
-                brief=f"the label run has no {names}",
-            )
-        with wrap_plugin_errors(gate):
-            return gate.bind(RunModelIdentity.from_table(self.table), self.table.settings["prompts_fingerprint"])
-
-    def read(self, questions: Sequence[Question], request: SignalRequest) -> list[Reading]:
-        """Return the recorded signals of all rows. Arguments are not used; `questions` must be those of the table."""
-        return list(self.table.readings)
-
-    def read_labels(self, gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[Vector]:
-        """Raise UnsupportedSignal, because label runs contain no answers to the gate's own prompts."""
-        raise self._make_prompt_error()
-
-    def read_tool_calls(self, questions: Sequence[Question]) -> list[float]:
-        """Raise UnsupportedSignal, because label runs do not record whether the LLM calls a tool."""
-        raise self._make_prompt_error()
-
-    def _make_prompt_error(self) -> UnsupportedSignal:
-        """Build the error for a gate that sends the LLM a prompt of its own, such as 'Do you know the answer?'.
-
-        It says with which arguments the gate can be evaluated on the same questions while the LLM is running.
-        """
-        data, model = suggest_data_and_model(self.table.settings)
-        return UnsupportedSignal(
-            f"gate '{self.spec}' sends the LLM a prompt of its own, which the label run does not contain. Run the "
-            f"gate with the LLM instead: data={data}, model={model}, gates={self.spec}",
-            brief="sends the LLM a prompt of its own",
+    Raises:
+        UnsupportedSignal: The table lacks a signal that the gate needs.
+    """
+    if Signal.LABELS in gate.needs and not gate.recorded_signal:  # answers to its own prompt are never recorded
+        raise _make_prompt_error(table, spec)
+    missing = sorted(gate.needs - find_signals(table))
+    if missing:
+        names = ", ".join(SIGNAL_NAMES.get(signal, signal) for signal in missing)
+        data, model = suggest_data_and_model(table.settings)
+        options = [
+            f"data={data}",
+            f"model={model}",
+            *(LABEL_OPTIONS[item] for item in missing if item in LABEL_OPTIONS),
+        ]
+        raise UnsupportedSignal(
+            f"gate '{spec}' needs {names}, which the label run does not contain. Label the questions again with an LLM "
+            f"that provides them: `knowgate label` with {', '.join(options)}",
+            brief=f"the label run has no {names}",
         )
+    with wrap_plugin_errors(gate):
+        return gate.bind(RunModelIdentity.from_table(table), table.settings["prompts_fingerprint"])
 
 
-def _suggest_labeling(missing: Sequence[Signal], table: LabelTable) -> str:
-    """Return a sentence that says how to get missing signals: the options of `label`, and models that provide them."""
+def _make_prompt_error(table: LabelTable, spec: str) -> UnsupportedSignal:
+    """Build the error for a gate that sends the LLM a prompt of its own, such as 'Do you know the answer?'.
+
+    It says with which arguments the gate can be evaluated on the same questions while the LLM is running.
+    """
     data, model = suggest_data_and_model(table.settings)
-    options = [f"data={data}", f"model={model}", *(LABEL_OPTIONS[item] for item in missing if item in LABEL_OPTIONS)]
-    sources = [f"{SIGNAL_NAMES[item]} come from {SIGNAL_SOURCES[item]}" for item in missing if item in SIGNAL_SOURCES]
-    note = f" ({'; '.join(sources)})" if sources else ""
-    advice = f"`knowgate label` with {', '.join(options)}{note}"
-    if table.settings["model"].startswith(RECORDED_PREFIX):
-        text_only = "The answers were imported as text only. Fit a policy on them with `knowgate fit`"
-        return f"{text_only}, or run the LLM on the questions: {advice}"
-    return f"Label the questions again: {advice}"
+    return UnsupportedSignal(
+        f"gate '{spec}' sends the LLM a prompt of its own, which the label run does not contain. Run the gate with the "
+        f"LLM instead: data={data}, model={model}, gates={spec}",
+        brief="sends the LLM a prompt of its own",
+    )
 
 
 def find_signals(table: LabelTable) -> frozenset[Signal]:
@@ -173,41 +153,64 @@ def list_scorable_gates(table: LabelTable) -> list[str]:
 # --- scoring --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _BoundGate:
-    """A gate that is bound to the LLM of a label table.
+@dataclass
+class _GateScorer:
+    """Scores a gate on a label table, chunk by chunk, because not all rows fit into memory.
 
     Attributes:
         name: What result tables call the gate.
         spec: What error messages call the gate: its folder if it is fitted.
-        gate: The gate.
+        gate: The gate, bound to the LLM of the table.
+        needs: Need for retrieval of the rows of each chunk.
+        raw: Scores of the rows before calibration; empty for gates that are not fitted.
+        distances: How far the questions of each chunk are from the training questions; NaN if unknown.
     """
 
     name: str
     spec: str
     gate: Gate
+    needs: list[FloatArray] = field(default_factory=list)
+    raw: list[FloatArray] = field(default_factory=list)
+    distances: list[FloatArray] = field(default_factory=list)
 
     @property
     def scoring(self) -> str:
         """Fingerprint of a fitted gate without its threshold; '' for gates that are not fitted."""
         return self.gate.scoring if isinstance(self.gate, FittedGate) else ""
 
+    def add(self, chunk: LabelTable) -> None:
+        """Score the next chunk of rows."""
+        readings = add_neighbors(self.gate, chunk.questions, list(chunk.readings))
+        if needs_label_prompts(self.gate, readings):
+            raise _make_prompt_error(chunk, self.spec)
+        scores = score_with_raw(self.gate, chunk.questions, readings)
+        self.needs.append(np.array(scores.needs))
+        if scores.raw is not None:
+            self.raw.append(np.array(scores.raw))
+        distances = measure_distances(self.gate, chunk.questions, readings)
+        self.distances.append(np.array(distances, dtype=np.float64))  # None becomes NaN
 
-@dataclass(frozen=True)
-class _ChunkScores:
-    """Scores of a gate for a part of the rows of a label table.
+    def make_scores(self, table: LabelTable, name: str, gate: Gate) -> TableScores:
+        """Return the scores of all chunks, with the cost of the decisions.
 
-    Attributes:
-        needs: Need for retrieval of each row.
-        raw: Scores before calibration; None for gates that are not fitted.
-        far: Share of questions that are unlike the training questions of the gate, among those with a known distance.
-        n_known: Number of questions whose distance from the training questions is known.
-    """
-
-    needs: FloatArray
-    raw: FloatArray | None
-    far: float | None
-    n_known: int
+        Args:
+            table: The whole table.
+            name: Name of the gate in tables.
+            gate: A gate with the same scores; it may differ from the scored one in its threshold.
+        """
+        request, distances = gate.request, np.concatenate(self.distances)
+        return TableScores(
+            name,
+            np.concatenate(self.needs),
+            gate.threshold,
+            calls=float(Signal.LABELS in gate.needs) + request.samples,  # one for a prompt of the gate, one per sample
+            drafts=request.draft_tokens > 0,
+            extra_tokens=request.samples * float(table.closed_tokens.mean()),  # a sample is about as long as an answer
+            note=gate.note,
+            raw=np.concatenate(self.raw) if self.raw else None,
+            far=compute_far_share(distances[~np.isnan(distances)].tolist()),
+            scoring=self.scoring,
+        )
 
 
 def score_gates(table: LabelTable, gates: Sequence[str | Gate], *, plug_in: bool = False) -> list[TableScores]:
@@ -230,8 +233,8 @@ def score_gates(table: LabelTable, gates: Sequence[str | Gate], *, plug_in: bool
         expanded += list_scorable_gates(table) if gate == "auto" else [gate]
     unique = {gate if isinstance(gate, str) else id(gate): gate for gate in expanded}
     recorded = {key: _find_recorded(table, gate) for key, gate in unique.items()}
-    unrecorded = {key: _bind_gate(table, gate, plug_in) for key, gate in unique.items() if recorded[key] is None}
-    computed = _compute_scores(table, unrecorded)
+    scorers = {key: _make_scorer(table, gate, plug_in) for key, gate in unique.items() if recorded[key] is None}
+    computed = _run_scorers(table, scorers)
     scores = []
     for key, gate in unique.items():
         column = recorded[key]
@@ -240,18 +243,20 @@ def score_gates(table: LabelTable, gates: Sequence[str | Gate], *, plug_in: bool
     return [replace(item, name=name) for item, name in zip(scores, names, strict=True)]
 
 
-def _compute_scores(table: LabelTable, gates: Mapping[str | int, _BoundGate]) -> dict[str | int, TableScores]:
-    """Score gates in one pass over the rows of a table; the result has the keys of `gates`."""
-    # Fitted gates with the same fingerprint have the same scores, so only the first of them is scored.
-    fingerprints = {key: gate.scoring or str(key) for key, gate in gates.items()}
-    distinct: dict[str, _BoundGate] = {}
-    for key, gate in gates.items():
-        distinct.setdefault(fingerprints[key], gate)
-    chunk_scores: dict[str, list[_ChunkScores]] = {fingerprint: [] for fingerprint in distinct}
-    for chunk in table.chunks() if gates else ():
-        for fingerprint, gate in distinct.items():
-            chunk_scores[fingerprint].append(_score_chunk(chunk, gate))
-    return {key: _merge_chunks(table, gate, chunk_scores[fingerprints[key]]) for key, gate in gates.items()}
+def _run_scorers(table: LabelTable, scorers: Mapping[str | int, _GateScorer]) -> dict[str | int, TableScores]:
+    """Score gates in one pass over the rows of a table; the result has the keys of `scorers`."""
+    # Fitted gates with the same fingerprint have the same scores, so only the first of them runs.
+    first_scorers: dict[str, _GateScorer] = {}
+    for key, scorer in scorers.items():
+        first_scorers.setdefault(scorer.scoring or str(key), scorer)
+    for chunk in table.chunks() if scorers else ():
+        for scorer in first_scorers.values():
+            scorer.add(chunk)
+    scores = {}
+    for key, scorer in scorers.items():
+        first = first_scorers[scorer.scoring or str(key)]
+        scores[key] = first.make_scores(table, scorer.name, scorer.gate)
+    return scores
 
 
 def score_gate(table: LabelTable, gate: str | Gate, *, plug_in: bool = False) -> TableScores:
@@ -264,23 +269,23 @@ def can_score(table: LabelTable, gate: str | Gate, *, plug_in: bool = False) -> 
     if _find_recorded(table, gate) is not None:
         return True
     try:
-        RecordedReadingSource(table, get_gate_name(gate)).bind(_load_gate(table, gate, plug_in))
+        _bind_to_table(_load_gate(table, gate, plug_in), table, get_gate_name(gate))
     except UnsupportedSignal:
         return False
     return True
 
 
-def _bind_gate(table: LabelTable, gate: str | Gate, plug_in: bool) -> _BoundGate:
+def _make_scorer(table: LabelTable, gate: str | Gate, plug_in: bool) -> _GateScorer:
     """Load a gate, check that it was not fitted on questions of the table, and bind it to the LLM of the table.
 
-    It reads the LLM's signals from the table. With `plug_in`, it may have been fitted for another LLM.
+    With `plug_in`, it may have been fitted for another LLM.
     """
     name, folder = get_gate_name(gate), get_gate_folder(gate)
     loaded = _load_gate(table, gate, plug_in)
     if folder is not None:
         check_unseen(table, folder)
     spec = folder or name
-    return _BoundGate(name, spec, RecordedReadingSource(table, spec).bind(loaded))
+    return _GateScorer(name, spec, _bind_to_table(loaded, table, spec))
 
 
 def _load_gate(table: LabelTable, gate: str | Gate, plug_in: bool) -> Gate:
@@ -296,36 +301,6 @@ def _load_gate(table: LabelTable, gate: str | Gate, plug_in: bool) -> Gate:
         # Names with options (=) are not listed. Names with a comma are quoted, because the list is separated by commas.
         recorded = [f"'{name}'" if "," in name else name for name in table.recorded_needs if "=" not in name]
         raise UnknownName("gate", gate, {*error.known, *recorded}, also=error.also) from error
-
-
-def _score_chunk(chunk: LabelTable, bound: _BoundGate) -> _ChunkScores:
-    """Score a gate on a part of the rows that is in memory."""
-    readings = collect_readings(RecordedReadingSource(chunk, bound.spec), [bound.gate], chunk.questions)
-    scores = score_with_raw(bound.gate, chunk.questions, readings)
-    distances = measure_distances(bound.gate, chunk.questions, readings)
-    raw = None if scores.raw is None else np.array(scores.raw)
-    n_known = sum(distance is not None for distance in distances)
-    return _ChunkScores(np.array(scores.needs), raw, compute_far_share(distances), n_known)
-
-
-def _merge_chunks(table: LabelTable, bound: _BoundGate, chunks: Sequence[_ChunkScores]) -> TableScores:
-    """Combine the scores of all parts of a table, and add the cost of the gate's decisions."""
-    gate, request = bound.gate, bound.gate.request
-    raw = [chunk.raw for chunk in chunks if chunk.raw is not None]
-    n_known = sum(chunk.n_known for chunk in chunks)  # questions whose distance from the training questions is known
-    n_far = sum((chunk.far or 0.0) * chunk.n_known for chunk in chunks)
-    return TableScores(
-        bound.name,
-        np.concatenate([chunk.needs for chunk in chunks]),
-        gate.threshold,
-        calls=float(Signal.LABELS in gate.needs) + request.samples,  # one call for a prompt of the gate, one per sample
-        drafts=request.draft_tokens > 0,
-        extra_tokens=request.samples * float(table.closed_tokens.mean()),  # a sample is about as long as an answer
-        note=gate.note,
-        raw=np.concatenate(raw) if len(raw) == len(chunks) else None,
-        far=n_far / n_known if n_known else None,
-        scoring=bound.scoring,
-    )
 
 
 def number_duplicates(names: Sequence[str]) -> list[str]:
@@ -360,9 +335,9 @@ def _get_recorded_scores(column: GateColumn, gate: str) -> TableScores:
             f"the label run records no score of gate '{column.gate}' for {n_missing} of {len(column.needs)} questions. "
             "Pass the folder of the gate to score all of them."
         )
-    kind = re.split("[:, ]", column.gate)[0]  # the name of the gate without its options
-    all_gates = {**GATES, **FITTED_GATES}
-    entry = all_gates.get(kind) or all_gates.get(kind.partition("-")[0])  # 'kbm-certainty' is a variant of 'kbm'
+    # 'kbm-certainty' is a variant of the gate 'kbm', and 'logprob:mean' is 'logprob' with an option.
+    kind = re.split("[-:, ]", column.gate)[0]
+    entry = {**GATES, **FITTED_GATES}.get(kind)
     signals = entry.needs if entry else "unknown"  # a gate that is not registered counts as one that reads a draft
     return TableScores(
         column.gate,
@@ -399,7 +374,7 @@ def _to_record(scores: TableScores, ids: Mapping[int, str]) -> RecordedNeeds:
 
 def check_unseen(table: LabelTable, folder: str, kind: str = "gate") -> None:
     """Raise BadSetting if the gate or arbiter (`kind`) in a folder was fitted on questions of the table."""
-    n_seen = sum(mark_seen_rows(table, folder))
+    n_seen = int(mark_seen_rows(table, folder).sum())
     if n_seen:
         raise BadSetting(
             f"the {kind} '{expand_path(folder).name}' was fitted on {n_seen} of these {len(table.rows)} questions, so "
@@ -408,20 +383,24 @@ def check_unseen(table: LabelTable, folder: str, kind: str = "gate") -> None:
         )
 
 
-def mark_seen_rows(table: LabelTable, folder: str | Path) -> list[bool]:
-    """Return for each row whether a gate or arbiter was fitted on its question.
+def mark_seen_rows(table: LabelTable, *folders: str | Path | None) -> BoolArray:
+    """Return for each row whether one of several gates or arbiters was fitted on its question.
 
-    Questions match if they are equal, or differ only in spelling (`loose_fingerprints`). No row is marked if the folder
-    does not list its training questions.
+    Questions match if they are equal, or differ only in spelling (`loose_fingerprints`).
+
+    Args:
+        table: The label table.
+        folders: Folders of the gates and arbiters. None, and folders that list no training questions, are ignored.
     """
-    file = expand_path(folder) / SEEN_FILE
-    seen = set(read_text(file).split()) if file.is_file() else set()
+    seen: set[str] = set()
+    for folder in folders:
+        file = None if folder is None else expand_path(folder) / SEEN_FILE
+        if file is not None and file.is_file():
+            seen.update(read_text(file).split())
     if not seen:
-        return [False] * len(table.rows)
-    return [
-        str(fingerprint) in seen or str(loose) in seen
-        for fingerprint, loose in zip(table.question_fingerprints, table.loose_fingerprints, strict=True)
-    ]
+        return np.zeros(len(table.rows), dtype=bool)
+    listed = list(seen)
+    return np.isin(table.question_fingerprints, listed) | np.isin(table.loose_fingerprints, listed)
 
 
 def drop_seen_rows(table: LabelTable, gates: Sequence[str | Gate], *folders: str | None) -> LabelTable:
@@ -434,10 +413,7 @@ def drop_seen_rows(table: LabelTable, gates: Sequence[str | Gate], *folders: str
         gates: Gates or specs.
         folders: Folders of other fitted artifacts, such as an arbiter. None is ignored.
     """
-    all_folders = [folder for folder in (*map(get_gate_folder, gates), *folders) if folder is not None]
-    is_seen = np.zeros(len(table.rows), dtype=bool)
-    for folder in all_folders:
-        is_seen |= mark_seen_rows(table, folder)
+    is_seen = mark_seen_rows(table, *map(get_gate_folder, gates), *folders)
     if not is_seen.any():
         return table
     if is_seen.all():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Self
 
 from knowgate.data.signals.confidence import ASSESSMENT_LABELS, SELF_ASSESSMENT, self_assessment_logit
 from knowgate.errors import BadSetting
@@ -102,9 +102,10 @@ class SelfragGate(Gate):
     """Retrieves if an LLM that was trained with Self-RAG prefers its [Retrieval] token.
 
     The need for retrieval is P([Retrieval]) / (P([Retrieval]) + P([No Retrieval])) at the start of the answer. LLMs
-    without these tokens are rejected. `style='selfrag'` asks in the training format of Self-RAG's models, 'chat' in a
-    user message. The formula is tested on a tiny untrained model with these tokens. Its quality was not measured,
-    because no trained model was available.
+    without these tokens are rejected. The LLM is asked in the training format of Self-RAG's models.
+
+    The formula is tested on a tiny untrained model with these tokens. Its quality was not measured, because no trained
+    model was available.
 
     Needs: labels. Cost per question: one prefill of the bare question.
     Reference: Asai et al. 2024 (Self-RAG), section 3.3; threshold 0.2 of its section 4.3.
@@ -114,7 +115,6 @@ class SelfragGate(Gate):
         ('[No Retrieval]', '[Retrieval]')
     """
 
-    style: Literal["selfrag", "chat"] = "selfrag"
     needs = frozenset({Signal.LABELS})
     threshold = 0.2
     labels = (NO_RETRIEVAL_TOKEN, RETRIEVAL_TOKEN)
@@ -135,9 +135,7 @@ class SelfragGate(Gate):
         return self
 
     def build_label_prompts(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
-        """Build one prompt per question: in Self-RAG's training format, or as a user message (style 'chat')."""
-        if self.style == "chat":
-            return [LabelPrompt((question.text,), raw=False) for question in questions]
+        """Build one prompt per question in Self-RAG's training format."""
         return [LabelPrompt((INSTRUCTION_TEMPLATE.format(query=question.text),)) for question in questions]
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:

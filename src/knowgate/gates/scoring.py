@@ -11,8 +11,8 @@ import functools
 import math
 import operator
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
 from knowgate.core.registry import RegistryEntry
 from knowgate.core.text import render_choices
@@ -34,7 +34,6 @@ from knowgate.types import (
     Signal,
     SignalRequest,
     ToolCallingModel,
-    Vector,
 )
 
 
@@ -143,81 +142,6 @@ def copy_with_threshold(gate: Gate, threshold: float, name: str) -> Gate:
 # --- signals --------------------------------------------------------------------------------------
 
 
-class ReadingSource(Protocol):
-    """A source of readings, which are the signals that gates score: a running model or a recorded label table."""
-
-    def bind(self, gate: Gate) -> Gate:
-        """Return a copy of the gate for this LLM and its prompts; raise if a signal that it needs is missing."""
-        ...
-
-    def read(self, questions: Sequence[Question], request: SignalRequest) -> list[Reading]:
-        """Return the requested signals of one LLM pass over the questions, without passages."""
-        ...
-
-    def read_labels(self, gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[Vector]:
-        """Ask the LLM the gate's own prompts and return the logits of its answer labels, such as true and false."""
-        ...
-
-    def read_tool_calls(self, questions: Sequence[Question]) -> list[float]:
-        """Offer the LLM a search tool and return how probably it calls it for each question."""
-        ...
-
-
-@dataclass(frozen=True)
-class ModelReadingSource:
-    """Reads signals from a running model.
-
-    The model runs once over the questions without passages, and once more for each gate that has prompts of its own.
-    """
-
-    model: Model
-    prompts: AnswerPrompts
-
-    def bind(self, gate: Gate) -> Gate:
-        """Return a copy of the gate for this model, after checking that the model provides its signals."""
-        check_model_signals(gate, self.model)
-        with wrap_plugin_errors(gate):
-            bound = self._bind(gate)
-        check_read_request(bound, self.model)
-        return bound
-
-    def _bind(self, gate: Gate) -> Gate:
-        """Return a copy of the gate for this model; raise ArtifactError if it was fitted on a different LLM.
-
-        `gate.bind` compares fingerprints. A server has another fingerprint than the weights that it serves, so a gate
-        that was fitted on these weights is accepted if the server returns the same hidden states as they do.
-        """
-        model, prompts = self.model, self.prompts.fingerprint
-        if isinstance(gate, FittedGate) and isinstance(model, ServedModel) and not gate.plug_in:
-            fitted_on = gate.artifact.manifest
-            is_other_model = fitted_on["model"]["fingerprint"] != model.fingerprint
-            if is_other_model and fitted_on["prompts"] == prompts and gate.request.layers:
-                served = replace(gate, llm=model)
-                check_read_request(served, model)
-                return replace(served, note=check_state_agreement(gate.artifact, model, self.prompts, served.request))
-        return gate.bind(model, prompts)
-
-    def read(self, questions: Sequence[Question], request: SignalRequest) -> list[Reading]:
-        """Run the model on the questions and return the requested signals; an empty request runs nothing."""
-        if request.is_empty:
-            return [Reading() for _ in questions]
-        return self.model.read([self.prompts.closed(question) for question in questions], request)
-
-    def read_labels(self, gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[Vector]:
-        """Run the gate's own prompts and return the logits of its answer labels."""
-        with wrap_plugin_errors(gate):
-            prompts = gate.build_label_prompts(questions, readings)
-        return self.model.label_logits(prompts, gate.labels)
-
-    def read_tool_calls(self, questions: Sequence[Question]) -> list[float]:
-        """Offer the model a search tool and return how probably it calls it for each question."""
-        if not isinstance(self.model, ToolCallingModel):
-            raise UnsupportedSignal(
-                f"{self.model.name} does not support tool calls. Use an hf:, gguf: or openai: model, or another gate."
-            )
-        return self.model.tool_call_probabilities([Prompt(render_choices(item)) for item in questions], SEARCH_TOOL)
-
-
 def bind_gate(gate: Gate, model: Model, prompts: AnswerPrompts) -> Gate:
     """Return a copy of a gate that is ready to decide for this model with these answer prompts.
 
@@ -225,38 +149,76 @@ def bind_gate(gate: Gate, model: Model, prompts: AnswerPrompts) -> Gate:
         UnsupportedSignal: The model does not provide a signal that the gate needs.
         ArtifactError: The gate was fitted on a different model or different prompts.
     """
-    return ModelReadingSource(model, prompts).bind(gate)
+    check_model_signals(gate, model)
+    with wrap_plugin_errors(gate):
+        if isinstance(gate, FittedGate) and _may_serve_same_weights(gate, model, prompts):
+            served = replace(gate, llm=model)
+            check_read_request(served, model)
+            bound: Gate = replace(served, note=check_state_agreement(gate.artifact, model, prompts, served.request))
+        else:
+            bound = gate.bind(model, prompts.fingerprint)
+    check_read_request(bound, model)
+    return bound
+
+
+def _may_serve_same_weights(gate: FittedGate, model: Model, prompts: AnswerPrompts) -> bool:
+    """Return whether a server may run the weights that a gate was fitted on, though the fingerprints differ.
+
+    A server always has another fingerprint than the weights that it serves. If the gate reads hidden states, they show
+    whether the weights are the same.
+    """
+    if not isinstance(model, ServedModel) or gate.plug_in:
+        return False
+    fitted_on = gate.artifact.manifest
+    is_other_model = fitted_on["model"]["fingerprint"] != model.fingerprint
+    return is_other_model and fitted_on["prompts"] == prompts.fingerprint and bool(gate.request.layers)
 
 
 def read_questions(
     model: Model, gates: Sequence[Gate], questions: Sequence[Question], prompts: AnswerPrompts
 ) -> list[Reading]:
-    """Run a model on questions and return all signals that these gates need, one reading per question."""
-    return collect_readings(ModelReadingSource(model, prompts), gates, questions)
+    """Run a model on questions and return all signals that these gates need, one reading per question.
 
-
-def collect_readings(source: ReadingSource, gates: Sequence[Gate], questions: Sequence[Question]) -> list[Reading]:
-    """Return all signals that these gates need, one reading per question.
-
-    The requests of all gates are merged, so that the source is read once. Similar logged questions and the answers to a
-    gate's own prompts are then added for each gate that uses them.
+    The requests of all gates are merged, so that the model runs once over the questions without passages. It runs once
+    more for each gate that has prompts of its own.
     """
     _check_sample_layers(gates)
     if not questions:
         return []
-    merged_request = functools.reduce(operator.or_, (gate.request for gate in gates), SignalRequest())
-    readings = source.read(questions, merged_request)
+    request = functools.reduce(operator.or_, (gate.request for gate in gates), SignalRequest())
+    if request.is_empty:
+        readings = [Reading() for _ in questions]
+    else:
+        readings = model.read([prompts.closed(question) for question in questions], request)
     for gate in gates:
-        # Gates that do not override `find_neighbors` are skipped, because copying all readings is slow.
-        if type(gate).find_neighbors is not Gate.find_neighbors:
+        readings = add_neighbors(gate, questions, readings)
+        if needs_label_prompts(gate, readings):
             with wrap_plugin_errors(gate):
-                neighbors = gate.find_neighbors(questions)
-            readings = _add_to_field(readings, "neighbors", gate.name, neighbors)
-        if _needs_label_prompts(gate, readings):
-            readings = _add_to_field(readings, "labels", gate.name, source.read_labels(gate, questions, readings))
+                label_prompts = gate.build_label_prompts(questions, readings)
+            logits = model.label_logits(label_prompts, gate.labels)
+            readings = _add_to_field(readings, "labels", gate.name, logits)
         if Signal.TOOLS in gate.needs and not all(TOOL_CALL in reading.signals for reading in readings):
-            readings = _add_to_field(readings, "signals", TOOL_CALL, source.read_tool_calls(questions))
+            readings = _add_to_field(readings, "signals", TOOL_CALL, _read_tool_calls(model, questions))
     return readings
+
+
+def _read_tool_calls(model: Model, questions: Sequence[Question]) -> list[float]:
+    """Offer the model a search tool and return how probably it calls it for each question."""
+    if not isinstance(model, ToolCallingModel):
+        raise UnsupportedSignal(
+            f"{model.name} does not support tool calls. Use an hf:, gguf: or openai: model, or another gate."
+        )
+    return model.tool_call_probabilities([Prompt(render_choices(question)) for question in questions], SEARCH_TOOL)
+
+
+def add_neighbors(gate: Gate, questions: Sequence[Question], readings: list[Reading]) -> list[Reading]:
+    """Add the similar logged questions that a gate finds to the readings."""
+    # Gates that do not override `find_neighbors` are skipped, because copying all readings is slow.
+    if type(gate).find_neighbors is Gate.find_neighbors:
+        return readings
+    with wrap_plugin_errors(gate):
+        neighbors = gate.find_neighbors(questions)
+    return _add_to_field(readings, "neighbors", gate.name, neighbors)
 
 
 def _add_to_field(readings: Sequence[Reading], field: str, key: str, values: Sequence[Any]) -> list[Reading]:
@@ -275,7 +237,7 @@ def _add_to_field(readings: Sequence[Reading], field: str, key: str, values: Seq
     return copies
 
 
-def _needs_label_prompts(gate: Gate, readings: Sequence[Reading]) -> bool:
+def needs_label_prompts(gate: Gate, readings: Sequence[Reading]) -> bool:
     """Return whether the LLM must answer the gate's own prompts ("Can you answer this? true/false").
 
     It need not if a label run recorded its answers: they are in the signal that `gate.recorded_signal` names.
@@ -297,13 +259,10 @@ def _check_sample_layers(gates: Sequence[Gate]) -> None:
     """
     requests = [(gate.name, gate.request) for gate in gates if gate.request.sample_layer is not None]
     if len({(request.sample_layer, request.sample_end) for _, request in requests}) > 1:
-        positions = "; ".join(
-            f"{name} reads layer {request.sample_layer}{'' if request.sample_end else ', before the end token'}"
-            for name, request in requests
-        )
+        names = ", ".join(name for name, _ in requests)
         raise BadSetting(
-            "these gates cannot run together, because they read the hidden states of sampled answers at different "
-            f"layers or tokens: {positions}. Run one at a time, or set the same layer."
+            f"these gates cannot run together: {names}. They read the hidden states of sampled answers at different "
+            "layers or tokens. Run one at a time, or set the same layer."
         )
 
 

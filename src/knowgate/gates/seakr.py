@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, pstdev
 from typing import Self
 
 from knowgate.data.signals import samples
@@ -29,8 +28,8 @@ class SeakrGate(Gate):
     The uncertainty of n samples is u = (1 / n) log det(Z J Z^T + alpha I), where the rows of Z are their hidden states
     and J subtracts from each state its own mean. By default, the need for retrieval is u on a relative scale from 0 (all
     samples end in the same state) to 1 (all states are orthogonal), because the length of states differs between LLMs.
-    If `center` is set, it is sigmoid((u - center) / scale) instead. A center of -6 retrieves where the paper does, and
-    `standardize` derives center and scale from recorded values. Both forms rank questions nearly the same.
+    If `center` is set, it is sigmoid(u - center) instead. A center of -6 retrieves where the paper does.
+    Both forms rank questions nearly the same.
 
     The state is read in the middle layer, or in `layer`, at the token that ends an answer, or at the last token if
     `max_tokens` cut it off. Label runs of older versions recorded u one token earlier and no length of the states; these
@@ -42,8 +41,6 @@ class SeakrGate(Gate):
     Example:
         >>> round(SeakrGate(center=-6.0).compute_need(-6.0), 2)
         0.5
-        >>> round(SeakrGate(center=0, scale=2).compute_need(2.0), 2)
-        0.73
         >>> round(SeakrGate(n=4).compute_need(0.0, size=7.0), 2)
         0.31
     """
@@ -51,8 +48,6 @@ class SeakrGate(Gate):
     n: int = samples.SEAKR_SAMPLES
     layer: int | None = None
     center: float | None = None
-    scale: float = 1.0
-    alpha: float = samples.SEAKR_ALPHA
     max_tokens: int = 32
     seed: int = 0
     needs = frozenset({Signal.HIDDEN, Signal.SAMPLES})
@@ -63,11 +58,8 @@ class SeakrGate(Gate):
                 f"gate 'seakr': n is {self.n} and max_tokens is {self.max_tokens}, but n must be at least 2 and "
                 "max_tokens at least 1."
             )
-        if not (self.scale > 0 and self.alpha > 0 and math.isfinite(self.center or 0.0)):
-            raise BadSetting(
-                f"gate 'seakr': scale is {self.scale}, alpha is {self.alpha} and center is {self.center}, but scale "
-                "and alpha must be above 0 and center must be a finite number."
-            )
+        if not math.isfinite(self.center or 0.0):
+            raise BadSetting(f"gate 'seakr': center is {self.center}, but it must be a finite number.")
 
     @property
     def request(self) -> SignalRequest:
@@ -83,38 +75,37 @@ class SeakrGate(Gate):
     def compute_uncertainty(self, reading: Reading) -> float:
         """Return the uncertainty of a question: how much the hidden states of its sampled answers differ.
 
-        Label runs record it for the default `alpha`. Otherwise it is computed from the recorded hidden states.
+        Label runs record it. Otherwise it is computed from the hidden states.
 
         Raises:
             UnsupportedSignal: The reading has neither.
         """
         # Older label runs recorded only SEAKR, from states one token before the end of the answer.
-        names = (samples.SEAKR_END, samples.SEAKR)
-        recorded = [reading.signals[name] for name in names if name in reading.signals]
-        if recorded and self.alpha == samples.SEAKR_ALPHA:  # values are recorded for the default regularization only
-            return recorded[0]
+        for name in (samples.SEAKR_END, samples.SEAKR):
+            if name in reading.signals:
+                return reading.signals[name]
         if reading.sample_states is None:
             raise UnsupportedSignal(
                 "gate 'seakr' needs the hidden states of sampled answers, but there are none. Bind the gate to its "
-                f"model first. With label runs, use alpha={samples.SEAKR_ALPHA}, the only recorded value."
+                "model first."
             )
-        return samples.log_determinant(reading.sample_states[: self.n], self.alpha)
+        return samples.log_determinant(reading.sample_states[: self.n], samples.SEAKR_ALPHA)
 
     def compute_need(self, uncertainty: float, size: float | None = None) -> float:
         """Convert the uncertainty of a question to its need for retrieval.
 
         By default, the uncertainty is compared with the length of the hidden states, which differs between LLMs: states
         that are long differ more. If `center` is set or the length is unknown, the need is
-        sigmoid((uncertainty - center) / scale).
+        sigmoid(uncertainty - center).
 
         Args:
             uncertainty: Value of `compute_uncertainty`.
             size: Logarithm of the mean squared length of the hidden states; None if it is unknown.
         """
         if self.center is None and size is not None:
-            return samples.relative_dispersion(uncertainty, size, self.n, self.alpha)
+            return samples.relative_dispersion(uncertainty, size, self.n, samples.SEAKR_ALPHA)
         center = PAPER_CENTER if self.center is None else self.center
-        return sigmoid((uncertainty - center) / self.scale)
+        return sigmoid(uncertainty - center)
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         """Compute the need for retrieval of each question from the spread of its sampled answers."""
@@ -129,21 +120,3 @@ class SeakrGate(Gate):
         if samples.SEAKR_SIZE in reading.signals or reading.sample_states is None:
             return reading.signals.get(samples.SEAKR_SIZE)
         return samples.log_mean_square(reading.sample_states[: self.n])
-
-
-def standardize(gate: SeakrGate, uncertainties: Sequence[float]) -> SeakrGate:
-    """Return a copy whose center and scale are the mean and standard deviation of recorded uncertainties.
-
-    Args:
-        gate: The gate to copy.
-        uncertainties: Values of `signals["seakr_end"]` of a label run.
-
-    Raises:
-        BadSetting: There are fewer than two values.
-    """
-    if len(uncertainties) < 2:
-        raise BadSetting(
-            "gate 'seakr' needs the uncertainty of at least 2 questions to compute center and scale, but only "
-            f"{len(uncertainties)} is recorded. Label more questions."
-        )
-    return replace(gate, center=fmean(uncertainties), scale=pstdev(uncertainties) or 1.0)

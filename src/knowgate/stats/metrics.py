@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -40,8 +39,8 @@ FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 WeightMatrix = NDArray[np.floating[Any]]  # float32 for resamples, to save memory; float64 for unit weights
 N_ECE_BINS = 15
-ECE_BLOCK_SIZE = 100_000  # questions whose bins are in memory at once
 MIN_BLOCK_COLUMNS = 16  # with fewer columns, np.cumsum is faster than sums of blocks
+ECE_BLOCK_SIZE = 100_000  # questions whose bins are in memory at once
 
 
 def weighted_mean(weights: WeightMatrix, values: NDArray[Any]) -> FloatArray:
@@ -58,21 +57,18 @@ def weighted_mean(weights: WeightMatrix, values: NDArray[Any]) -> FloatArray:
     return safe_divide(sums, totals)
 
 
-def weighted_accuracy(
-    weights: WeightMatrix, needed: BoolArray, needs: FloatArray, threshold: float = 0.5
-) -> FloatArray:
-    """Return how often 'the need is above the threshold' correctly predicts that retrieval was needed.
+def weighted_accuracy(weights: WeightMatrix, needed: BoolArray, needs: FloatArray) -> FloatArray:
+    """Return how often 'the need is above 0.5' correctly predicts that retrieval was needed.
 
     Args:
         weights: Weights of the questions in each resample (resamples x questions).
         needed: Whether each question really needed retrieval.
         needs: Predicted need for retrieval of each question, from 0 to 1.
-        threshold: Needs above it predict that retrieval is needed.
 
     Returns:
         One value per resample.
     """
-    return weighted_mean(weights, (needs > threshold) == needed)
+    return weighted_mean(weights, (needs > 0.5) == needed)
 
 
 def weighted_brier(weights: WeightMatrix, needed: BoolArray, needs: FloatArray) -> FloatArray:
@@ -149,23 +145,22 @@ class NeedRanking:
             One value per resample of 'auroc', 'auprc' (average precision as in scikit-learn) and 'aurc'.
         """
         positive, negative = self._group(sorted_weights, needed)
-        both = positive + negative if self.has_ties else sorted_weights
+        both = positive + negative
         # Positives and questions up to and including each group, from the lowest need.
-        hits, seen = _cumulate(positive), _cumulate(both)
-        n_positive, total = hits[-1].copy(), seen[-1].copy()
-        # The arrays are large, so steps write into existing arrays (`out`), which halves the time. Without that, the
-        # steps would be: risk = hits / max(seen, 1), and so on.
-        scratch = np.maximum(seen, 1)
-        risk = np.divide(hits, scratch, out=scratch)
-        aurc = safe_divide(_column_dot(both, risk), total.astype(np.float64))
-        auroc = self._auroc(positive, negative, below=np.subtract(seen, hits, out=scratch))
+        hits = _cumulate(positive)
+        seen = _cumulate(both)
+        n_positive, total = hits[-1], seen[-1]
+        risk = hits / np.maximum(seen, 1)
         # Risk counts from the lowest need up, but precision counts from the highest need down. The number of questions
         # from the top down to a group is the total minus the groups below it.
-        hits = np.subtract(n_positive, np.subtract(hits, positive, out=hits), out=hits)
-        seen = np.subtract(total, np.subtract(seen, both, out=seen), out=seen)
-        precision = np.divide(hits, np.maximum(seen, 1, out=seen), out=hits)
-        auprc = safe_divide(_column_dot(positive, precision), n_positive.astype(np.float64))
-        return {"auroc": auroc, "auprc": auprc, "aurc": aurc}
+        hits_above = n_positive - (hits - positive)
+        seen_above = total - (seen - both)
+        precision = hits_above / np.maximum(seen_above, 1)
+        return {
+            "auroc": self._auroc(positive, negative, below=seen - hits),
+            "auprc": safe_divide(_column_dot(positive, precision), n_positive.astype(np.float64)),
+            "aurc": safe_divide(_column_dot(both, risk), total.astype(np.float64)),
+        }
 
     def _auroc(self, positive: WeightMatrix, negative: WeightMatrix, below: WeightMatrix) -> FloatArray:
         """Return the AUROC of each resample: the share of pairs whose positive has a higher score than its negative.
@@ -257,26 +252,9 @@ def auroc(needed: BoolArray, needs: FloatArray) -> float | None:
     return _first(ranking.auroc(ranking.sort(unit_weights(len(needs))), needed)) if len(needs) else None
 
 
-def auprc(needed: BoolArray, needs: FloatArray) -> float | None:
-    """Return the average precision of needs (scores) at predicting `needed`; None if no question needed retrieval."""
-    ranking = NeedRanking(needs)
-    weights = ranking.sort(unit_weights(len(needs)))
-    return _first(ranking.areas(weights, needed)["auprc"]) if len(needs) else None
-
-
-def accuracy(needed: BoolArray, needs: FloatArray, threshold: float = 0.5) -> float | None:
-    """Return how often 'the need is above the threshold' correctly predicts `needed`; None without questions."""
-    return _first(weighted_accuracy(unit_weights(len(needs)), needed, needs, threshold))
-
-
-def brier(needed: BoolArray, needs: FloatArray) -> float | None:
-    """Return the Brier score, the mean squared difference of need and truth; None without questions."""
-    return _first(weighted_brier(unit_weights(len(needs)), needed, needs))
-
-
-def ece(needed: BoolArray, needs: FloatArray) -> float | None:
-    """Return the expected calibration error of needs as probabilities of `needed`; None without questions."""
-    return _first(weighted_ece(unit_weights(len(needs)), needed, needs))
+def accuracy(needed: BoolArray, needs: FloatArray) -> float | None:
+    """Return how often 'the need is above 0.5' correctly predicts `needed`; None without questions."""
+    return _first(weighted_accuracy(unit_weights(len(needs)), needed, needs))
 
 
 def unit_weights(n: int) -> WeightMatrix:
@@ -297,20 +275,19 @@ class Frontier:
     which passages are retrieved.
 
     Attributes:
-        rates: Retrieval rates k / n, for k = 0 to n.
-        accuracies: Accuracy at each rate. Questions with equal needs share their mean gain.
+        accuracies: Accuracy at the retrieval rates k / n, for k = 0 to n. Questions with equal needs share their mean gain.
         area: Area under the curve, which is the mean accuracy over all retrieval rates.
         random_area: The same area if the questions to retrieve for are chosen at random.
     """
 
-    rates: FloatArray
     accuracies: FloatArray
     area: float
     random_area: float
 
     def at(self, rate: float) -> float:
         """Return the accuracy at a retrieval rate, interpolated linearly."""
-        return float(np.interp(rate, self.rates, self.accuracies))
+        n = len(self.accuracies) - 1
+        return float(np.interp(rate, np.arange(n + 1) / n, self.accuracies))
 
 
 def compute_frontier(closed_right: BoolArray, open_right: BoolArray, needs: FloatArray) -> Frontier:
@@ -331,16 +308,7 @@ def compute_frontier(closed_right: BoolArray, open_right: BoolArray, needs: Floa
     accuracies = (closed_right.sum() + np.concatenate([[0.0], np.cumsum(expected_gains)])) / n
     area = (accuracies[:-1] + accuracies[1:]).mean() / 2
     random_area = (accuracies[0] + accuracies[-1]) / 2
-    return Frontier(_list_retrieval_rates(n), accuracies, float(area), float(random_area))
-
-
-@functools.lru_cache(maxsize=1)
-def _list_retrieval_rates(n: int) -> FloatArray:
-    """Return the retrieval rates 0/n, 1/n, ..., n/n.
-
-    The result is cached, so that all gates share one array (8 MB for a million questions).
-    """
-    return np.arange(n + 1) / n
+    return Frontier(accuracies, float(area), float(random_area))
 
 
 def compute_oracle_frontier(closed_right: BoolArray, open_right: BoolArray) -> Frontier:

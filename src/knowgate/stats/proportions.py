@@ -229,10 +229,10 @@ def holm_correction(p_values: Sequence[float]) -> list[float]:
 
 def format_proportion(proportion: Proportion, missing: str = MISSING_VALUE) -> str:
     """Format a proportion with its interval as '52.0 % [48.1, 55.9], n = 600', or `missing` if n is 0."""
-    value, low, high = proportion.value, proportion.low, proportion.high
-    if value is None or low is None or high is None:
+    if proportion.value is None:
         return missing
-    return f"{format_percent(value)} [{100 * low:.1f}, {100 * high:.1f}], n = {proportion.n}"
+    estimate = Estimate(proportion.value, proportion.low, proportion.high)
+    return f"{format_percent_estimate(estimate)}, n = {proportion.n}"
 
 
 def format_percent_estimate(estimate: Estimate) -> str:

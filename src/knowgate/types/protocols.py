@@ -38,12 +38,10 @@ class ModelIdentity(Protocol):
     @property
     def fingerprint(self) -> str:
         """Hash that identifies the weights. A fitted gate works only with the LLM of its fingerprint."""
-        ...
 
     @property
     def depth(self) -> int:
         """Number of hidden states per token: the embedding and one per layer; 0 if the model offers none."""
-        ...
 
 
 class Model(ModelIdentity, Protocol):
@@ -52,11 +50,9 @@ class Model(ModelIdentity, Protocol):
     @property
     def offers(self) -> frozenset[Signal]:
         """Signals that `read` can return."""
-        ...
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest, /) -> list[Reading]:
         """Return the requested signals for each prompt, such as a draft answer or hidden states."""
-        ...
 
     def generate(
         self,
@@ -79,28 +75,23 @@ class Model(ModelIdentity, Protocol):
             resume: `Reading.resume` of each prompt, to continue the draft that `read` generated without computing it
                 again. The completion includes the draft.
         """
-        ...
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
         """Stream the greedy completion of one prompt. Closing the stream stops the generation."""
-        ...
 
     @property
     def concurrency(self) -> int:
         """Maximum number of threads that may call the model at once; 1 for a model on this machine."""
-        ...
 
     @property
     def workers(self) -> Executor:
         """Thread pool of the model, with `concurrency` threads. Concurrent calls must run in it."""
-        ...
 
     def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
         """Return for each prompt whether it and an answer of `max_tokens` fit into the context window.
 
         True if the size of the context window is unknown.
         """
-        ...
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
         """Return how probably the LLM answers with each label, at the end of each piece of the prompts.
@@ -112,7 +103,6 @@ class Model(ModelIdentity, Protocol):
         Returns:
             For each prompt, an array (pieces x labels) of logits or log-probabilities.
         """
-        ...
 
 
 class Embedder(Protocol):
@@ -123,7 +113,6 @@ class Embedder(Protocol):
 
     def embed(self, texts: Sequence[str]) -> Vector:
         """Return a float32 array with one row per text."""
-        ...
 
 
 class Retriever(Protocol):
@@ -134,11 +123,9 @@ class Retriever(Protocol):
     @property
     def fingerprint(self) -> str:
         """Hash that identifies the documents and the search method."""
-        ...
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Return up to `k` passages with scores for each query, best first."""
-        ...
 
 
 class Reranker(Protocol):
@@ -149,11 +136,9 @@ class Reranker(Protocol):
     @property
     def fingerprint(self) -> str:
         """Hash that identifies the weights."""
-        ...
 
     def score(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[list[float]]:
         """Return the relevance of each passage to its question; higher is better."""
-        ...
 
 
 @runtime_checkable
@@ -169,7 +154,6 @@ class ScoringModel(Protocol):
 
     def answer_logprobs(self, prompts: Sequence[Prompt], answers: Sequence[str]) -> list[float]:
         """Return the mean log-probability per token of each answer after its prompt."""
-        ...
 
 
 @runtime_checkable
@@ -189,7 +173,6 @@ class ToolCallingModel(Protocol):
         Raises:
             UnsupportedSignal: The chat template or the server does not support tools.
         """
-        ...
 
 
 @runtime_checkable
@@ -199,7 +182,6 @@ class ServedModel(Protocol):
     @property
     def has_entropies(self) -> bool:
         """Whether the server returns enough log-probabilities to compute entropies."""
-        ...
 
     @property
     def reads_inner_labels(self) -> bool:
@@ -207,15 +189,12 @@ class ServedModel(Protocol):
 
         Needed for a `LabelPrompt` of several pieces.
         """
-        ...
 
     def check_request(self, request: SignalRequest, /) -> None:
         """Raise UnsupportedSignal if the request needs something that the server does not return."""
-        ...
 
     def count_tokens(self, text: str) -> int | None:
         """Return the number of tokens of a text; None if the server cannot count them."""
-        ...
 
 
 class Runner(Protocol):
@@ -226,7 +205,6 @@ class Runner(Protocol):
 
         A batch may be processed twice after a failure, so `work` must be idempotent.
         """
-        ...
 
 
 class PassageFilter(Protocol):
@@ -234,7 +212,6 @@ class PassageFilter(Protocol):
 
     def are_useful(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[bool]:
         """Return for each question whether to keep its passages."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -290,11 +267,9 @@ class Arbiter(Protocol):
 
         The proof that a gate with an arbiter loses few answers (its guarantee) holds only for this fingerprint.
         """
-        ...
 
     def estimate(self, answers: Sequence[AnswerPair]) -> list[Belief]:
         """Estimate for each pair how probably each of the two answers is correct."""
-        ...
 
     @property
     def needs(self) -> frozenset[Signal]:

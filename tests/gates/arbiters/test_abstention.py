@@ -48,10 +48,10 @@ def test_the_closed_book_answer_is_preferred_if_only_the_other_abstains():
 @pytest.mark.parametrize(
     ("closed", "opened", "reason"),
     [
-        ("Paris", "Rome", "neither declines to answer"),
-        ("I do not know.", "Rome", "the answer from memory declines to answer"),
-        ("unknown", "not mentioned", "both decline to answer"),
-        ("", "no answer", "both decline to answer"),
+        ("Paris", "Rome", "it is replaced only if it alone says that it cannot tell"),
+        ("I do not know.", "Rome", "it is replaced only if it alone says that it cannot tell"),
+        ("unknown", "not mentioned", "it is replaced only if it alone says that it cannot tell"),
+        ("", "no answer", "it is replaced only if it alone says that it cannot tell"),
     ],
 )
 def test_otherwise_the_answer_with_passages_is_kept_and_the_reason_is_true(closed, opened, reason):

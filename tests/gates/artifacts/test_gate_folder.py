@@ -340,7 +340,7 @@ def test_its_own_model_and_prompts_add_no_note(folder):
 
 @pytest.mark.parametrize(("model", "prompts"), [(FakeModel(name="other"), PROMPTS), (MODEL, "other wording")])
 def test_another_model_or_wording_is_rejected(folder, model, prompts):
-    with pytest.raises(ArtifactError, match=r"fitted on bound \(model .*\), but your model differs \(.*plug_in=True"):
+    with pytest.raises(ArtifactError, match=r"fitted on bound \(model .*\), but your LLM is .*plug_in=True"):
         load_gate(str(folder)).bind(model, prompts)
 
 
@@ -352,7 +352,7 @@ def recorded(tmp_path):
 
 
 def test_a_gate_fitted_on_imported_answers_rejects_an_llm_with_another_name(recorded):
-    message = r"recorded answers of 'my-llm', but your LLM is 'bound'\. .* the same LLM, set plug_in=True\.$"
+    message = r"fitted on recorded:my-llm \(.*, but your LLM is bound \(.* To use it anyway, set plug_in=True\.$"
     with pytest.raises(ArtifactError, match=message):
         load_gate(recorded).bind(MODEL, PROMPTS)
     assert load_gate(recorded, plug_in=True).bind(MODEL, PROMPTS).note == "plug-in, fitted on recorded:my-llm"

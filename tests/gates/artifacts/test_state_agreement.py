@@ -119,7 +119,7 @@ def test_states_of_another_width_do_not_agree():
 
 def test_another_wording_is_rejected_before_anything_is_compared(folder, server, tmp_path):
     made = load_gate(str(folder / "probe"))
-    with pytest.raises(ArtifactError, match="but your model differs"):
+    with pytest.raises(ArtifactError, match="but your LLM is"):
         bind_gate(made, connect(server, tmp_path), AnswerPrompts(lang="zh"))
     assert server.ids == []
 

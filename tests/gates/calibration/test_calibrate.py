@@ -80,9 +80,9 @@ def test_a_gate_written_by_the_user_can_be_calibrated(run):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "Now none of them is set"),
+        ({}, "Now 0 of them are set"),
         ({"max_loss": 0.1, "retrieval_rate": 0.5}, "Now 2 of them are set"),
-        ({"retrieval_rate": 0.5, "confidence": 0.9}, "`confidence` has an effect only with `max_loss`"),
+        ({"retrieval_rate": 0.5, "confidence": 0.9}, "`confidence` have an effect only with `max_loss`"),
         ({"best_accuracy": True, "held_out": 1.0}, "held_out=1.0 is not allowed"),
     ],
 )
@@ -110,7 +110,7 @@ def test_a_calibration_prints_its_sentence_and_table(gate, run):
 def test_in_a_notebook_it_is_a_table(gate, run):
     shown = calibrate(gate, run, retrieval_rate=0.5)._repr_html_()
     assert shown.startswith("<p>gate: For a retrieval rate of 50 %")
-    assert shown.count("<tr>") == 9
+    assert shown.count("<tr>") == 10
 
 
 def test_the_share_of_changed_answers_is_bounded_on_held_out_questions(gate, tmp_path):

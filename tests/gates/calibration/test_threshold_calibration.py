@@ -8,7 +8,7 @@ from knowgate.errors import ArtifactError, BadInput, BadSetting
 from knowgate.gates import load_gate
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE, SEEN_FILE, read_artifact
 from knowgate.gates.calibration.threshold_calibration import (
-    CalibrationTarget,
+    CalibrationOptions,
     calibrate,
     find_threshold,
     save_calibration,
@@ -16,9 +16,9 @@ from knowgate.gates.calibration.threshold_calibration import (
 from tests.support.hand_gate import graded_row, varied_rows, write_gate, write_rows
 
 LOSS, HALF, BEST = (
-    CalibrationTarget("guarantee", 0.1, 0.1),
-    CalibrationTarget("budget", 0.5),
-    CalibrationTarget("accuracy"),
+    CalibrationOptions(max_loss=0.1, confidence=0.9),
+    CalibrationOptions(retrieval_rate=0.5),
+    CalibrationOptions(best_accuracy=True),
 )
 
 
@@ -32,9 +32,9 @@ def run(tmp_path):
     return write_rows(tmp_path / "run", varied_rows(300))
 
 
-def refused(gate, runs, target=LOSS, **options):
+def refused(gate, runs, options=LOSS):
     with pytest.raises((BadInput, BadSetting, ArtifactError)) as caught:
-        find_threshold(gate, runs, target, **options)
+        find_threshold(gate, runs, options)
     return str(caught.value)
 
 
@@ -50,7 +50,7 @@ def test_a_guarantee_is_chosen_on_one_half_and_tested_on_the_other(gate, run):
 
 
 def test_all_questions_can_be_used_to_choose(gate, run):
-    found = find_threshold(gate, [run], LOSS, held_out=0)
+    found = find_threshold(gate, [run], LOSS.replace(held_out=0))
     assert (found.chosen.n, found.held_out) == (300, None)
 
 
@@ -137,14 +137,14 @@ def test_failed_and_ungraded_rows_are_counted(gate, tmp_path):
 
 def test_too_few_rows_are_rejected_with_the_required_number(gate, tmp_path):
     run = write_rows(tmp_path / "few", varied_rows(100))
-    said = refused(gate, [run], CalibrationTarget("guarantee", 0.02, 0.05))
+    said = refused(gate, [run], CalibrationOptions(max_loss=0.02))
     assert "needs at least 149 questions" in said
     assert "The others are held out for the test." in said
 
 
 def test_too_few_rows_suggest_holding_out_none(gate, tmp_path):
     run = write_rows(tmp_path / "some", varied_rows(200))
-    assert "held_out=0" in refused(gate, [run], CalibrationTarget("guarantee", 0.02, 0.05))
+    assert "held_out=0" in refused(gate, [run], CalibrationOptions(max_loss=0.02))
 
 
 def test_too_few_unseen_rows_say_how_many_were_fitted_on(tmp_path, run):
@@ -211,7 +211,7 @@ def test_a_held_out_share_outside_its_range_is_rejected(gate, run, held_out):
 
 def test_a_row_without_passages_is_answered_closed_book_either_way(gate, tmp_path):
     rows = [*varied_rows(300), *(graded_row(f"none {i}", 0.01, False, None) for i in range(60))]
-    found = find_threshold(gate, [write_rows(tmp_path / "some", rows)], LOSS, held_out=0)
+    found = find_threshold(gate, [write_rows(tmp_path / "some", rows)], LOSS.replace(held_out=0))
     assert found.chosen.n == 360
     assert found.threshold > 0.01  # they are no harmed skips
 
@@ -236,4 +236,4 @@ def test_runs_with_other_passages_or_lengths_are_not_mixed(gate, tmp_path, other
 def test_a_run_of_an_older_version_can_be_mixed_with_a_new_one(gate, tmp_path):
     old = write_rows(tmp_path / "old", varied_rows(100), k=None)
     new = write_rows(tmp_path / "new", varied_rows(100, seed=1), open_prompts="a")
-    assert find_threshold(gate, [old, new], LOSS, held_out=0).chosen.n == 200
+    assert find_threshold(gate, [old, new], LOSS.replace(held_out=0)).chosen.n == 200

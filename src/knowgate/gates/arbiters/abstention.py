@@ -38,12 +38,7 @@ CHINESE_PHRASES = (
     "没有答案", "无法判断", "无法找到", "不能确定", "信息不足",
 )  # fmt: skip
 ABSTENTION_REASON = "the answer with passages says it cannot tell"
-# Why the open-book answer is given, by whether the closed-book and the open-book answer abstain.
-OPEN_BOOK_REASONS = {
-    (False, False): "neither declines to answer",
-    (True, False): "the answer from memory declines to answer",
-    (True, True): "both decline to answer",
-}
+OPEN_BOOK_REASON = "it is replaced only if it alone says that it cannot tell"
 NEUTRAL_BELIEF = 0.5
 
 
@@ -100,17 +95,13 @@ class RulesArbiter(Arbiter):
 
         All other pairs get equal beliefs, so that the open-book answer is given.
         """
-        return [self._estimate(self.abstains(pair.closed.text), self.abstains(pair.open.text)) for pair in answers]
-
-    def _estimate(self, closed_abstains: bool, open_abstains: bool) -> Belief:
-        """Return the beliefs that the closed-book and the open-book answer are right, given which of them abstain.
-
-        The closed-book answer gets the higher belief if only the open-book answer abstains. Otherwise, the beliefs are
-        equal, so that the open-book answer is given.
-        """
-        if open_abstains and not closed_abstains:
-            return Belief(NEUTRAL_BELIEF, 0.0, ABSTENTION_REASON)
-        return Belief(NEUTRAL_BELIEF, NEUTRAL_BELIEF, OPEN_BOOK_REASONS[closed_abstains, open_abstains])
+        beliefs = []
+        for pair in answers:
+            if self.abstains(pair.open.text) and not self.abstains(pair.closed.text):
+                beliefs.append(Belief(NEUTRAL_BELIEF, 0.0, ABSTENTION_REASON))
+            else:
+                beliefs.append(Belief(NEUTRAL_BELIEF, NEUTRAL_BELIEF, OPEN_BOOK_REASON))
+        return beliefs
 
     def accepts_beginning(self, beginning: str) -> bool:
         """Return whether an answer with passages is certain to be chosen if it begins like this.

@@ -65,19 +65,12 @@ def _choose(arbiter: str, pair: AnswerPair, belief: Belief | None) -> ArbiterCho
     """Choose the answer that is more likely to be right; the open-book answer if the answers agree (`belief` is None)."""
     closed, opened = pair.closed.text, pair.open.text
     if belief is None:
-        is_closed_book, reason = False, "the answers with and without passages agree"
-        return ArbiterChoice(is_closed_book, arbiter, reason, closed, opened)
-    reason = _explain(arbiter, belief)
-    return ArbiterChoice(belief.prefers_closed, arbiter, reason, closed, opened, belief.closed, belief.open)
-
-
-def _explain(arbiter: str, belief: Belief) -> str:
-    """Return a phrase for decisions that says which answer an arbiter gives and why."""
+        reason = "the answers with and without passages agree"
+        return ArbiterChoice(False, arbiter, reason, closed, opened)
     side = "from memory" if belief.prefers_closed else "with passages"
-    if belief.closed == belief.open and not belief.reason:
-        return f"the arbiter {arbiter} gives the answer {side}: both are equally likely to be right"
-    reason = belief.reason or format_probabilities(belief.closed, belief.open)
-    return f"the arbiter {arbiter} gives the answer {side}: {reason}"
+    cause = belief.reason or format_probabilities(belief.closed, belief.open)
+    reason = f"the arbiter {arbiter} gives the answer {side}: {cause}"
+    return ArbiterChoice(belief.prefers_closed, arbiter, reason, closed, opened, belief.closed, belief.open)
 
 
 def format_probabilities(closed: float, opened: float, note: str = "") -> str:

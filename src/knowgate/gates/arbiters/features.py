@@ -22,62 +22,38 @@ from knowgate.gates.artifacts.networks import TensorValidator, apply_network, re
 from knowgate.stats.metrics import FloatArray
 from knowgate.types import AnswerPair, Completion, Signal, Token, Vector
 
-AnswerFeature = Callable[[AnswerPair], float | None]  # computes one number from both answers; None if it cannot
-AnswerSide = Callable[[AnswerPair], Completion]  # selects the closed-book or the open-book answer
-ANSWER_SIDES: dict[str, AnswerSide] = {"closed": lambda pair: pair.closed, "open": lambda pair: pair.open}
+ANSWER_SIDES = ("closed", "open")
 MIN_PROBABILITY = 1e-6
 
 
-def _log_token_statistic(side: AnswerSide, statistic: Callable[[Sequence[Token]], float]) -> AnswerFeature:
-    """Return a feature: the logarithm of a token statistic of one answer; None without log-probabilities.
-
-    Args:
-        side: Selects the closed-book or the open-book answer of a pair.
-        statistic: Computes a probability from the tokens of the answer.
-    """
-
-    def compute(pair: AnswerPair) -> float | None:
-        tokens = side(pair).tokens
-        if tokens is None:
-            return None
-        probability = statistic(tokens) if tokens else 0.0
-        return math.log(max(probability, MIN_PROBABILITY))
-
-    return compute
+# --- features of one of the two answers -----------------------------------------------------------
 
 
-def _log_length(side: AnswerSide) -> AnswerFeature:
-    """Return a feature: log(1 + number of words) of one answer."""
-    return lambda pair: math.log1p(len(tokenize(side(pair).text)))
+def _log_statistic(answer: Completion, statistic: Callable[[Sequence[Token]], float]) -> float | None:
+    """Return the logarithm of a probability that `statistic` computes from the tokens; None without log-probabilities."""
+    if answer.tokens is None:
+        return None
+    probability = statistic(answer.tokens) if answer.tokens else 0.0
+    return math.log(max(probability, MIN_PROBABILITY))
 
 
-def _abstains(side: AnswerSide) -> AnswerFeature:
-    """Return a feature: 1 if one answer says that it cannot tell, else 0."""
-    return lambda pair: float(RULES_ARBITER.abstains(side(pair).text))
+def _question_overlap(answer: Completion, pair: AnswerPair) -> float:
+    """Return the share of the words of one answer that also occur in the question."""
+    words, question_words = tokenize(answer.text), set(tokenize(pair.question.text))
+    return sum(word in question_words for word in words) / max(1, len(words))
 
 
-def _question_overlap(side: AnswerSide) -> AnswerFeature:
-    """Return a feature: the share of the words of one answer that also occur in the question."""
+def _passage_share(answer: Completion, pair: AnswerPair) -> float | None:
+    """Return the share of the passages that contain one answer; None without passages."""
+    if not pair.passages:
+        return None
+    words = " ".join(tokenize(answer.text))
+    texts = [join_tokens(f"{passage.title} {passage.text}") for passage in pair.passages]
+    # Tokens are joined with spaces on both sides, so that only whole words match.
+    return sum(bool(words) and f" {words} " in text for text in texts) / len(texts)
 
-    def compute(pair: AnswerPair) -> float:
-        words, question_words = tokenize(side(pair).text), set(tokenize(pair.question.text))
-        return sum(word in question_words for word in words) / max(1, len(words))
 
-    return compute
-
-
-def _passage_share(side: AnswerSide) -> AnswerFeature:
-    """Return a feature: the share of the passages that contain one answer; None without passages."""
-
-    def compute(pair: AnswerPair) -> float | None:
-        if not pair.passages:
-            return None
-        answer = " ".join(tokenize(side(pair).text))
-        texts = [join_tokens(f"{passage.title} {passage.text}") for passage in pair.passages]
-        # Tokens are joined with spaces on both sides, so that only whole words match.
-        return sum(bool(answer) and f" {answer} " in text for text in texts) / len(texts)
-
-    return compute
+# --- features of both answers ---------------------------------------------------------------------
 
 
 def _word_f1(pair: AnswerPair) -> float:
@@ -114,30 +90,38 @@ def _score_lead(pair: AnswerPair) -> float | None:
     return (scores[0] - scores[1]) / max(abs(scores[0]), MIN_PROBABILITY)
 
 
-# Artifacts refer to features by these names.
-SIDE_FEATURES: dict[str, Callable[[AnswerSide], AnswerFeature]] = {
-    "mean": lambda side: _log_token_statistic(side, geometric_mean),
-    "min": lambda side: _log_token_statistic(side, min_probability),
-    "words": _log_length,
-    "abstains": _abstains,
+# Artifacts refer to a feature of one answer by its side and its name here, such as 'closed_mean' or 'open_words'.
+SIDE_FEATURES: dict[str, Callable[[Completion, AnswerPair], float | None]] = {
+    "mean": lambda answer, pair: _log_statistic(answer, geometric_mean),
+    "min": lambda answer, pair: _log_statistic(answer, min_probability),
+    "words": lambda answer, pair: math.log1p(len(tokenize(answer.text))),
+    "abstains": lambda answer, pair: float(RULES_ARBITER.abstains(answer.text)),
     "in_question": _question_overlap,
     "in_passages": _passage_share,
 }
-ANSWER_FEATURES: dict[str, AnswerFeature] = {
-    **{f"{side}_{name}": make(ANSWER_SIDES[side]) for name, make in SIDE_FEATURES.items() for side in ANSWER_SIDES},
+PAIR_FEATURES: dict[str, Callable[[AnswerPair], float | None]] = {
     "same_words": _word_f1,
     "one_holds_the_other": _contains_other,
     "question_words": lambda pair: math.log1p(len(tokenize(pair.question.text))),
     "best_score": _best_score,
     "lead": _score_lead,
 }
+ANSWER_FEATURES = (*(f"{side}_{name}" for name in SIDE_FEATURES for side in ANSWER_SIDES), *PAIR_FEATURES)
 LOGPROB_FEATURES = frozenset(f"{side}_{name}" for side in ANSWER_SIDES for name in ("mean", "min"))
 PASSAGE_FEATURES = frozenset({"closed_in_passages", "open_in_passages", "best_score", "lead"})
 
 
+def compute_answer_feature(name: str, pair: AnswerPair) -> float | None:
+    """Compute one of the `ANSWER_FEATURES`; None if it needs log-probabilities or passages that are missing."""
+    if name in PAIR_FEATURES:
+        return PAIR_FEATURES[name](pair)
+    side, _, kind = name.partition("_")
+    return SIDE_FEATURES[kind](pair.closed if side == "closed" else pair.open, pair)
+
+
 def list_answer_features(answers: Sequence[AnswerPair]) -> list[str]:
     """Return the names of the features that can be computed for every pair of answers."""
-    return [name for name, compute in ANSWER_FEATURES.items() if all(compute(pair) is not None for pair in answers)]
+    return [name for name in ANSWER_FEATURES if all(compute_answer_feature(name, pair) is not None for pair in answers)]
 
 
 def build_answer_matrix(names: Sequence[str], answers: Sequence[AnswerPair]) -> Vector:
@@ -146,7 +130,7 @@ def build_answer_matrix(names: Sequence[str], answers: Sequence[AnswerPair]) -> 
     Raises:
         UnsupportedSignal: A feature cannot be computed, because log-probabilities or scored passages are missing.
     """
-    rows = [[ANSWER_FEATURES[name](pair) for name in names] for pair in answers]
+    rows = [[compute_answer_feature(name, pair) for name in names] for pair in answers]
     for pair, row in zip(answers, rows, strict=True):
         if None in row:
             missing = "log-probabilities" if names[row.index(None)] in LOGPROB_FEATURES else "passages with scores"

@@ -7,7 +7,6 @@ once per row. Label runs that are packed without texts can still be used if the 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +27,7 @@ from knowgate.stats.metrics import BoolArray
 from knowgate.types import AnswerPair, Arbiter, Completion, Signal
 
 log = logging.getLogger(__name__)
-FIRST_BATCH, MAX_BATCH = 32, 512  # questions; the batch size doubles while a batch is fast
-FAST_BATCH_SECONDS = 2.0  # so that progress is shown every few seconds
+BATCH_SIZE = 128  # questions that are judged before progress is reported
 ProgressCallback = Callable[[int, int], None]
 
 
@@ -169,15 +167,10 @@ def _complete_beliefs(
     _check_rows(run, missing, named.arbiter)
     log.info("%s judges the answers to %d questions", named.name, len(missing))
     try:
-        n_done, batch_size = 0, FIRST_BATCH
-        while batch := missing[n_done : n_done + batch_size]:
-            start = time.monotonic()
+        for start in range(0, len(missing), BATCH_SIZE):
+            batch = missing[start : start + BATCH_SIZE]
             beliefs = _add_beliefs(beliefs, batch, named.arbiter)
-            n_done += len(batch)
-            on_progress(n_done, len(missing))
-            # Larger batches are more efficient, but they report progress less often.
-            if time.monotonic() - start < FAST_BATCH_SECONDS:
-                batch_size = min(2 * batch_size, MAX_BATCH)
+            on_progress(start + len(batch), len(missing))
     finally:  # an interrupted run keeps the finished batches
         if beliefs.judged:
             write_beliefs(run, beliefs)

@@ -134,15 +134,16 @@ def compute_distances(tensors: Tensors, features: Vector) -> FloatArray:
     variance of what is left. The distance is divided by 'edge', so that 99 % of held-out questions of the same kind
     have a distance below 1.
     """
-    mean, scale, directions, along, across, edge = (
-        tensors[f"{DISTANCE_PREFIX}{name}"].astype(np.float64)
-        for name in ("mean", "scale", "directions", "along", "across", "edge")
-    )
-    check_feature_width(features, len(mean))
-    x = (features.astype(np.float64) - mean) / scale
-    components = x @ directions  # along the principal directions; the rest shares the variance `across`
+
+    def get(name: str) -> FloatArray:
+        return np.asarray(tensors[f"{DISTANCE_PREFIX}{name}"].astype(np.float64))
+
+    check_feature_width(features, len(get("mean")))
+    x = (features.astype(np.float64) - get("mean")) / get("scale")
+    components = x @ get("directions")  # along the principal directions; the rest shares the variance 'across'
     remaining_square = np.maximum((x**2).sum(axis=1) - (components**2).sum(axis=1), 0.0)
-    return np.asarray(np.sqrt((components**2 / along).sum(axis=1) + remaining_square / across[0]) / edge[0])
+    squared_distance = (components**2 / get("along")).sum(axis=1) + remaining_square / get("across")[0]
+    return np.asarray(np.sqrt(squared_distance) / get("edge")[0])
 
 
 def compute_far_share(distances: Sequence[float | None]) -> float | None:

@@ -6,6 +6,7 @@ except the card, which users may edit. Each gate checks its own tensors and opti
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -39,10 +40,6 @@ Tensors = Mapping[str, NDArray[Any]]
 Verdict = Literal["need", "own"]  # decide by the calibrated need, or by whether the raw score exceeds 0.5
 
 FITTED_FOLDER_HINT = "a folder written by `knowgate fit` (none has this name)"
-OTHER_FOLDERS = {
-    "arbiter.json": "The folder contains a fitted arbiter. Pass it as `arbiter`.",
-    "run.json": "The folder contains a label run. Fit a gate on it with `knowgate fit`.",
-}
 
 
 @dataclass(frozen=True)
@@ -60,6 +57,10 @@ class ArtifactFormat:
     manifest_file: str
     command: str
     read_manifest: Callable[[Mapping[str, Any], str], object]
+
+    def make_error(self, folder: Path, problem: str) -> ArtifactError:
+        """Build the error to raise if the gate or arbiter in a folder cannot be used; `problem` says why."""
+        return ArtifactError(f"the fitted {self.kind} '{folder}' cannot be used: {problem.rstrip('.')}. Fit it again.")
 
 
 GATE_FORMAT = ArtifactFormat("gate", GATE_MANIFEST, "knowgate fit", read_gate_manifest)
@@ -89,14 +90,7 @@ class Artifact:
 
     def make_error(self, problem: str) -> ArtifactError:
         """Build the error to raise if this gate or arbiter cannot be used; `problem` says why."""
-        return _make_error(self.path, problem, self.format)
-
-
-def _make_error(folder: Path, problem: str, artifact_format: ArtifactFormat) -> ArtifactError:
-    """Build the error to raise if the gate or arbiter in a folder cannot be used; `problem` says why."""
-    return ArtifactError(
-        f"the fitted {artifact_format.kind} '{folder}' cannot be used: {problem.rstrip('.')}. Fit it again."
-    )
+        return self.format.make_error(self.path, problem)
 
 
 def is_artifact(path: str | Path, manifest_file: str = GATE_MANIFEST) -> bool:
@@ -124,13 +118,9 @@ def read_artifact(path: str | Path, artifact_format: ArtifactFormat = GATE_FORMA
             f"`{artifact_format.command}`."
         )
     folder = expand_path(path)
-
-    def make_error(problem: str) -> ArtifactError:
-        """Build the error to raise if this folder cannot be used."""
-        return _make_error(folder, problem, artifact_format)
-
+    make_error = functools.partial(artifact_format.make_error, folder)
     check_artifact_folder(folder, make_error)
-    manifest = _read_manifest(folder, artifact_format)
+    manifest = _read_manifest(folder / manifest_file, artifact_format, make_error)
     digests = dict(manifest.get("files", {}))  # early versions wrote none
     if not (folder / REFERENCE_FILE).exists():  # users may delete this file before sharing a gate
         digests.pop(REFERENCE_FILE, None)
@@ -141,28 +131,29 @@ def read_artifact(path: str | Path, artifact_format: ArtifactFormat = GATE_FORMA
     return Artifact(folder, manifest, _parse_tensors(weights, make_error), artifact_format)
 
 
-def _read_manifest(folder: Path, artifact_format: ArtifactFormat) -> dict[str, Any]:
-    """Read the manifest of a folder and check its version, checksum and fields."""
-    name = artifact_format.manifest_file
+def _read_manifest(
+    file: Path, artifact_format: ArtifactFormat, make_error: Callable[[str], ArtifactError]
+) -> dict[str, Any]:
+    """Read a manifest and check its version, checksum and fields."""
     try:
-        manifest = read_json(folder / name)
+        manifest = dict(read_json(file))
         version, checksum = manifest["version"], manifest["checksum"]
         is_intact = checksum == compute_checksum(manifest)
     except KeyError as error:
-        raise _make_error(folder, f"{name} is broken: {error} is missing", artifact_format) from None
-    except (BadInput, TypeError) as error:
-        raise _make_error(folder, f"{name} is broken ({error})", artifact_format) from None
+        raise make_error(f"{file.name} is broken: {error} is missing") from None
+    except (BadInput, TypeError, ValueError) as error:
+        raise make_error(f"{file.name} is broken ({error})") from None
     if version != FORMAT_VERSION:
-        problem = f"the format version is {str(version)[:40]}, but this version of knowgate reads {FORMAT_VERSION}"
-        raise _make_error(folder, problem, artifact_format)
+        raise make_error(
+            f"the format version is {str(version)[:40]}, but this version of knowgate reads {FORMAT_VERSION}"
+        )
     if not is_intact:
-        advice = " (use `knowgate calibrate` to change the threshold)" if artifact_format.kind == "gate" else ""
-        raise _make_error(folder, f"{name} was edited by hand{advice}", artifact_format)
+        raise make_error(f"{file.name} was edited by hand (use `knowgate calibrate` to change the threshold)")
     try:
-        artifact_format.read_manifest(manifest, name)
+        artifact_format.read_manifest(manifest, file.name)
     except BadInput as error:
-        raise _make_error(folder, str(error), artifact_format) from None
-    return dict(manifest)
+        raise make_error(str(error)) from None
+    return manifest
 
 
 def _parse_tensors(data: bytes, make_error: Callable[[str], ArtifactError]) -> Tensors:
@@ -285,25 +276,19 @@ def check_binding(artifact: Artifact, model: ModelIdentity, prompts: str, *, plu
     Raises:
         ArtifactError: Model or prompts are different, and `plug_in` is False.
     """
-    trained_on, trained_prompts = artifact.manifest["model"], artifact.manifest["prompts"]
-    name, fingerprint = str(trained_on["name"]), model.fingerprint
-    if (trained_on["fingerprint"], trained_prompts) == (fingerprint, prompts):
+    fitted_on, fitted_prompts = artifact.manifest["model"], artifact.manifest["prompts"]
+    name = str(fitted_on["name"])
+    if (fitted_on["fingerprint"], fitted_prompts) == (model.fingerprint, prompts):
         return ""
     has_same_name = strip_model_prefix(name) == strip_model_prefix(model.name)
-    if is_recorded_model(name) and (fingerprint == UNNAMED_FINGERPRINT or has_same_name):
+    if is_recorded_model(name) and (model.fingerprint == UNNAMED_FINGERPRINT or has_same_name):
         return ""
     if plug_in:
         return f"plug-in, fitted on {name}"
-    if is_recorded_model(name):
-        raise ArtifactError(
-            f"the {artifact.format.kind} '{artifact.path.name}' was fitted on recorded answers of "
-            f"'{strip_model_prefix(name)}', but your LLM is '{strip_model_prefix(model.name)}'. Fit on answers of "
-            "your LLM. If both names mean the same LLM, set plug_in=True."
-        )
     raise ArtifactError(
-        f"the {artifact.format.kind} '{artifact.path.name}' was fitted on {name} (model {trained_on['fingerprint']}, "
-        f"prompts {trained_prompts}), but your model differs (model {fingerprint}, prompts {prompts}). Use "
-        f"model='{name}', or fit it on your model. To use it anyway, set plug_in=True."
+        f"the {artifact.format.kind} '{artifact.path.name}' was fitted on {name} (model {fitted_on['fingerprint']}, "
+        f"prompts {fitted_prompts}), but your LLM is {model.name} (model {model.fingerprint}, prompts {prompts}). Use "
+        "the same LLM and prompts, or fit it on your LLM. To use it anyway, set plug_in=True."
     )
 
 
@@ -334,13 +319,13 @@ def parse_fitted_spec(spec: str) -> FittedGateSpec | None:
 
 
 def reject_other_folder(spec: str) -> None:
-    """Raise ArtifactError if a spec names a folder that is not a fitted gate."""
+    """Raise ArtifactError if a spec names a folder that is not a fitted gate, such as an arbiter or a label run."""
     try:
         is_folder = bool(spec) and Path(spec).expanduser().is_dir()
     except (OSError, ValueError, RuntimeError):  # the name is too long, contains NUL, or names an unknown user
         return
     if is_folder and parse_fitted_spec(spec) is None:
-        # The user may have passed the folder of something else, such as an arbiter or a label run.
-        hints = [hint for manifest_file, hint in OTHER_FOLDERS.items() if is_artifact(spec, manifest_file)]
-        hint = hints[0] if hints else "Pass a folder that `knowgate fit` wrote."
-        raise ArtifactError(f"the folder '{spec}' contains no fitted gate: it has no {GATE_MANIFEST}. {hint}")
+        raise ArtifactError(
+            f"the folder '{spec}' contains no fitted gate: it has no {GATE_MANIFEST}. Pass a folder that `knowgate fit` "
+            "wrote for a gate."
+        )

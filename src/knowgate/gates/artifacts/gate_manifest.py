@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from knowgate.core.schema import NonNegativeInt, NumberRange, UnitInterval, read_record
 from knowgate.errors import BadInput
+from knowgate.stats.bootstrap import Estimate
 from knowgate.stats.metrics import PROBABILITY_FLOOR
 from knowgate.types import Signal
 
@@ -29,15 +30,6 @@ class RunRecord:
     """The name of a label run that was used for fitting."""
 
     run: str
-
-
-@dataclass(frozen=True)
-class EstimateRecord:
-    """An estimate with its confidence interval; all fields are None if it could not be measured."""
-
-    value: float | None = None
-    low: float | None = None
-    high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +77,7 @@ class RunMetricsRecord:
 
     n: NonNegativeInt
     base_rate: UnitInterval | None
-    auroc: EstimateRecord
+    auroc: Estimate
 
 
 @dataclass(frozen=True)
@@ -155,7 +147,7 @@ class FittedManifest:
     data_hash: str = ""
     split: Mapping[str, NonNegativeInt] = field(default_factory=dict)
     created: str = ""
-    metrics: Mapping[str, EstimateRecord] = field(default_factory=dict)
+    metrics: Mapping[str, Estimate] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -232,18 +224,13 @@ class CountsRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class RetrieverRecord:
-    """Name and fingerprint of a retriever; None if the label run did not record them."""
+    """Name and fingerprint of a retriever or reranker; None if the label run did not record them.
+
+    `candidates` is the number of passages that a reranker chose from.
+    """
 
     name: str | None
     fingerprint: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class RerankerRecord:
-    """The reranker that chose the passages, and the number of candidates that it chose from."""
-
-    name: str
-    fingerprint: str
     candidates: int | None = None
 
 
@@ -282,7 +269,7 @@ class EvidenceRecord:
     data_hash: str = ""
     max_tokens: Annotated[int, NumberRange(1)] | None = None  # maximum length of an answer
     open_prompts: str | None = None  # fingerprint of the prompts with passages
-    reranker: RerankerRecord | None = None
+    reranker: RetrieverRecord | None = None
     left_out: Mapping[str, int] = field(default_factory=dict)  # number of unused questions, by reason
     seed: int = 0  # of the split into chosen_on and held_out
     arbiter: ModelRecord | None = None

@@ -119,71 +119,36 @@ def summarize_threshold(threshold: float, kind: TargetKind, evidence: Mapping[st
 def _summarize_choice(threshold: float, kind: TargetKind, evidence: Mapping[str, Any]) -> str:
     """Say in a sentence what a threshold achieves, depending on what it was chosen for (`kind`)."""
     if kind == "guarantee":
-        return _summarize_failure(evidence) if threshold == ALWAYS_RETRIEVE else _summarize_proof(threshold, evidence)
+        return _summarize_guarantee(threshold, evidence)
+    goal = f"a retrieval rate of {_format_percent(evidence['wanted'])}" if kind == "budget" else "the best accuracy"
     rule = "always retrieve" if threshold == ALWAYS_RETRIEVE else f"threshold {threshold:g}"
-    if kind == "budget":
-        rate = _format_percent(evidence["wanted"])
-        return f"For a retrieval rate of {rate}: {rule}.{_explain_unused_budget(evidence)}"
-    return f"For the best accuracy: {rule}."
+    return f"For {goal}: {rule}."
 
 
-def _summarize_proof(threshold: float, evidence: Mapping[str, Any]) -> str:
+def _summarize_guarantee(threshold: float, evidence: Mapping[str, Any]) -> str:
     """Say how many right answers a threshold loses at most against always retrieving, or that nothing is proven.
 
     `harmed` counts the questions that only always retrieving answers correctly, `gained` those that only the threshold
-    answers correctly. A guarantee of the form 'net' bounds harmed minus gained, any other one bounds harmed.
+    answers correctly. A guarantee of the form 'net' bounds harmed minus gained, any other one bounds harmed. Even always
+    retrieving can lose answers with an arbiter, which may choose a wrong answer without passages.
     """
-    arbiter, is_net, harmed = evidence.get("arbiter"), evidence.get("form") == "net", evidence["harmed"]
-    net = ", net of those gained," if is_net else ""
-    counts = f"{harmed} harmed" if arbiter else f"{harmed} harmed skips"  # without an arbiter, only skipping can harm
-    if is_net:
-        counts = f"{harmed} lost and {evidence['gained']} gained"
-    with_arbiter = f" with the arbiter {arbiter['name']}" if arbiter else ""
-    loss, confidence = _format_percent(evidence["epsilon"]), _format_percent(1 - evidence["delta"])
-    if not evidence.get("proven", True):
-        return f"Threshold {threshold:g}{with_arbiter} has no guarantee ({counts} among {evidence['n']} questions)."
-    return (
-        f"Threshold {threshold:g}{with_arbiter} loses at most {loss} of the answers{net} against always retrieving, "
-        f"with {confidence} confidence ({counts} among {evidence['n']} questions, p = {evidence['p_value']:.2g})."
-    )
-
-
-def _summarize_failure(evidence: Mapping[str, Any]) -> str:
-    """Say what is proven if the guarantee could not be shown for any threshold that skips questions.
-
-    Even without skips, an arbiter can lose answers: after the search, it may choose a wrong answer without passages.
-    """
-    net = ", net of answers gained," if evidence.get("form") == "net" else ""
-    confidence = _format_percent(1 - evidence["delta"])
-    loss = f"at most {_format_percent(evidence['epsilon'])}{net} with {confidence} confidence"
     arbiter = evidence.get("arbiter")
-    if not arbiter and evidence.get("test_only"):
+    always = threshold == ALWAYS_RETRIEVE
+    loss, confidence = _format_percent(evidence["epsilon"]), _format_percent(1 - evidence["delta"])
+    if always and not arbiter and evidence.get("test_only"):
         return "The policy is to always retrieve, so nothing is lost against always retrieving."
-    if not arbiter:
-        return f"No threshold is proven to lose {loss}: always retrieve."
-    if evidence.get("proven", True):
-        return (
-            f"Always retrieving with the arbiter {arbiter['name']} loses {loss}. No threshold that skips searches is "
-            "proven to lose so little."
-        )
+    if always and not arbiter:
+        return f"No threshold is proven to lose at most {loss} with {confidence} confidence: always retrieve."
+    rule = "Always retrieving" if always else f"Threshold {threshold:g}"
+    if arbiter:
+        rule += f" with the arbiter {arbiter['name']}"
+    counts = f"{evidence['harmed']} lost, {evidence.get('gained', 0)} gained among {evidence['n']} questions"
+    if not evidence.get("proven", True):
+        return f"{rule} has no guarantee ({counts})."
+    net = ", net of those gained," if evidence.get("form") == "net" else ""
     return (
-        f"With the arbiter {arbiter['name']}, even always retrieving is not proven to lose {loss} "
-        f"({evidence['harmed']} harmed among {evidence['n']} questions). Allow a higher `max_loss`, use another "
-        "arbiter or none, or count gained answers with net=True."
-    )
-
-
-def _explain_unused_budget(evidence: Mapping[str, Any]) -> str:
-    """Explain why a threshold retrieves for fewer questions than the budget allows; '' if the budget is used up.
-
-    Questions with equal needs are all retrieved for or all skipped, so that some rates cannot be reached.
-    """
-    counts = evidence.get("chosen_on") or {}
-    if not counts or (evidence["wanted"] - counts["rate"]) * counts["n"] < 1:  # not even one question is missing
-        return ""
-    return (
-        f" It retrieves for only {_format_percent(counts['rate'])} of the questions it was chosen on. Several "
-        "questions have the same need, so that the next lower threshold would exceed the budget."
+        f"{rule} loses at most {loss} of the answers{net} against always retrieving, with {confidence} confidence "
+        f"({counts}, p = {evidence['p_value']:.2g})."
     )
 
 
@@ -209,7 +174,6 @@ def build_calibration_table(threshold: float, chosen: ThresholdResult, held_out:
 
 def _make_cells(result: ThresholdResult) -> dict[str, str]:
     """Return the cells of one column of the table, by the title of their row."""
-    harmed = f"{result.harmed}: {_format_share(result.harmed, result.n)}"
     cells = {
         "questions": str(result.n),
         "retrieval rate": _format_share(result.retrieved, result.n),
@@ -217,15 +181,12 @@ def _make_cells(result: ThresholdResult) -> dict[str, str]:
         "accuracy, always": _format_share(result.right_always, result.n),
         "accuracy, never": _format_share(result.right_never, result.n),
         "lost against always": f"{result.loss:+.1%}",
-    }
-    if result.right_chosen is None:  # without an arbiter, only skipping can lose a right answer
-        return {**cells, "harmed skips": harmed}
-    return {
-        **cells,
-        "accuracy, always and then the arbiter": _format_share(result.right_chosen, result.n),
-        "harmed": harmed,
+        "harmed": f"{result.harmed}: {_format_share(result.harmed, result.n)}",
         "gained": f"{result.gained}: {_format_share(result.gained, result.n)}",
     }
+    if result.right_chosen is not None:
+        cells["accuracy, always and then the arbiter"] = _format_share(result.right_chosen, result.n)
+    return cells
 
 
 def _format_share(hits: int, n: int) -> str:

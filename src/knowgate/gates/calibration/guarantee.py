@@ -27,13 +27,19 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from knowgate.errors import BadSetting, require_extra
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
-from knowgate.gates.calibration.threshold_choice import GateOutcomes, count_gained, count_harmed, find_smallest_count
+from knowgate.gates.calibration.threshold_choice import (
+    GateOutcomes,
+    IntArray,
+    count_gained,
+    count_harmed,
+    find_smallest_count,
+)
 from knowgate.stats.metrics import FloatArray
 
 # Fixed in advance, so that it does not depend on the questions. A finer grid costs a fixed sequence nothing.
@@ -87,7 +93,8 @@ def learn_then_test(
         form: 'harm' ignores answers that skipping gains, 'net' subtracts them from the loss.
     """
     check_loss_and_confidence(epsilon, delta)
-    n, harmed, gained = len(outcomes), count_harmed(outcomes, grid), count_gained(outcomes, grid)
+    n = len(outcomes)
+    harmed, gained = count_harmed(outcomes, grid), count_gained(outcomes, grid)  # at each threshold
     if form == "harm":
         p_values = [float(p) for p in compute_harm_p_values(harmed, n, epsilon)]
     else:
@@ -104,7 +111,7 @@ def learn_then_test(
     )
 
 
-def _walk_net_p_values(harmed: Any, gained: Any, n: int, epsilon: float, delta: float) -> list[float]:
+def _walk_net_p_values(harmed: IntArray, gained: IntArray, n: int, epsilon: float, delta: float) -> list[float]:
     """Compute p-values for the net loss (lost minus gained questions), one per threshold, up to the first above delta.
 
     `learn_then_test` stops at the first p-value above delta, so later ones, which are expensive, are not needed.
@@ -124,7 +131,7 @@ def _walk_net_p_values(harmed: Any, gained: Any, n: int, epsilon: float, delta: 
     return p_values
 
 
-def compute_harm_p_values(harmed: Any, n: int, epsilon: float) -> FloatArray:
+def compute_harm_p_values(harmed: IntArray, n: int, epsilon: float) -> FloatArray:
     """Compute the p-value of each threshold in the form 'harm'.
 
     It is the probability that at most `harmed` of n questions are harmed if the true share of harmed questions is
@@ -185,15 +192,19 @@ def compute_net_p_value(lost: int, gained: int, n: int, epsilon: float, delta: f
         epsilon: Net loss to test against, as a share of all questions.
         delta: Maximum probability that the guarantee is wrong.
     """
-    # Shares above `limit` are not tried. The true share is above it with probability `error`, which is added at the end.
+    with require_extra("a guarantee", "train"):
+        from scipy.stats import beta, binom
+    # Shares above `limit`, the upper confidence limit of Clopper and Pearson, are not tried. The true share is above it
+    # with probability `error`, which is added at the end.
     error = NUISANCE_SHARE * delta
-    limit = max(_upper_limit(lost + gained, n, error), epsilon)
+    changed = lost + gained
+    limit = 1.0 if changed >= n else max(float(beta.ppf(1 - error, changed + 1, n - changed)), epsilon)
     shares = np.linspace(epsilon, limit, NUISANCE_STEPS)[:, None]  # one row per tried share
     n_changed = _list_likely_counts(n, epsilon, limit)  # one column per likely number of changed questions
     p_lost = np.minimum(1.0, (shares + epsilon) / (2 * shares))  # that a changed question is lost, not gained
     # lost - gained is at most the observed difference if at most (n_changed + difference) / 2 questions are lost.
-    p_as_small = _binomial_cdf(np.floor((n_changed + lost - gained) / 2), n_changed, p_lost)
-    p_values: FloatArray = (_binomial_pmf(n_changed, n, shares) * p_as_small).sum(axis=1)
+    p_as_small = binom.cdf(np.floor((n_changed + lost - gained) / 2), n_changed, p_lost)
+    p_values: FloatArray = (binom.pmf(n_changed, n, shares) * p_as_small).sum(axis=1)
     return min(1.0, float(p_values.max()) + error)
 
 
@@ -206,35 +217,3 @@ def _list_likely_counts(n: int, low: float, high: float) -> FloatArray:
     first = n * low - 8 * math.sqrt(n * low) - 1
     last = n * high + 8 * math.sqrt(n * high) + 20
     return np.arange(max(0, math.floor(first)), min(n, math.ceil(last)) + 1, dtype=np.float64)
-
-
-def _upper_limit(hits: int, n: int, error: float) -> float:
-    """Compute the upper confidence limit of a share by Clopper-Pearson, one-sided, with error probability `error`."""
-    return 1.0 if hits >= n else float(_load_special().betaincinv(hits + 1, n - hits, 1 - error))
-
-
-def _binomial_pmf(k: FloatArray, n: int, p: FloatArray) -> FloatArray:
-    """Compute the binomial probability of exactly k successes in n trials with probability p."""
-    special = _load_special()
-    log_ways = special.gammaln(n + 1) - special.gammaln(k + 1) - special.gammaln(n - k + 1)
-    return np.asarray(np.exp(log_ways + special.xlogy(k, p) + special.xlog1py(n - k, -p)))
-
-
-def _binomial_cdf(k: FloatArray, n: FloatArray, p: FloatArray) -> FloatArray:
-    """Compute the probability of at most k successes in n trials with success probability p.
-
-    It is the regularized incomplete beta function of n - k and k + 1, which is defined for 0 <= k < n only.
-    """
-    is_defined = (k >= 0) & (k < n)
-    a, b = np.where(is_defined, n - k, 1.0), np.where(is_defined, k + 1, 1.0)  # 1.0 is a placeholder
-    cdf: FloatArray = _load_special().betainc(a, b, 1 - p)
-    outside = (k >= n).astype(float)  # 0 for k < 0, 1 for k >= n
-    return np.where(is_defined, cdf, outside)
-
-
-@functools.cache
-def _load_special() -> Any:
-    """Import scipy.special, which is an optional dependency."""
-    with require_extra("a guarantee", "train"):
-        from scipy import special
-    return special

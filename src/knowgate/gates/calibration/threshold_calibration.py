@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from knowgate.data.runs.table import LabelTable, load_label_table
 from knowgate.data.splits import fingerprint_question, mark_held_out
 from knowgate.errors import ArtifactError, BadInput, BadSetting
 from knowgate.gates import check_gate_spec, load_gate
-from knowgate.gates.arbiters.offline_arbitration import arbitrate, get_arbiter_folder
+from knowgate.gates.arbiters.offline_arbitration import ProgressCallback, arbitrate, get_arbiter_folder
 from knowgate.gates.arbiters.policy_arbiter import NO_ARBITER, get_policy_arbiter
 from knowgate.gates.artifacts.gate_folder import SEEN_FILE, Artifact, read_artifact
 from knowgate.gates.calibration import threshold_choice
@@ -39,29 +39,6 @@ REQUIRED_EQUAL = dict.fromkeys(
 )
 MIN_QUESTIONS = 40  # with fewer questions, a measured retrieval rate or accuracy means nothing
 DEFAULT_CONFIDENCE = 0.95
-
-
-@dataclass(frozen=True)
-class CalibrationTarget:
-    """What a threshold is chosen for.
-
-    Attributes:
-        kind: 'guarantee' (bounded loss of accuracy), 'budget' (bounded retrieval rate) or 'accuracy' (the best one).
-        value: Maximum loss of a guarantee, or maximum retrieval rate of a budget; unused for accuracy.
-        delta: Maximum probability that a guarantee is wrong.
-        form: For a guarantee, 'harm' ignores answers that skipping gains, 'net' subtracts them from the loss.
-    """
-
-    kind: TargetKind
-    value: float = 0.0
-    delta: float = 1 - DEFAULT_CONFIDENCE
-    form: LossForm = "harm"
-
-    @property
-    def min_questions(self) -> int:
-        """Minimum number of questions that the threshold must be chosen on."""
-        is_guarantee = self.kind == "guarantee"
-        return compute_required_rows(self.value, self.delta, self.form) if is_guarantee else MIN_QUESTIONS
 
 
 class CalibrationOptions(Options):
@@ -89,30 +66,45 @@ class CalibrationOptions(Options):
     seed: Seed = option(0, "Seed of the random split into questions that choose the threshold and that test it.")
 
     @property
-    def target(self) -> CalibrationTarget:
-        """What the threshold is chosen for.
+    def kind(self) -> TargetKind:
+        """What the threshold is chosen for: a guarantee, a budget of searches, or the best accuracy.
 
         Raises:
             BadSetting: Not exactly one target is set, or `confidence` or `net` is set without `max_loss`.
         """
-        n_targets = (self.max_loss is not None) + (self.retrieval_rate is not None) + self.best_accuracy
-        if n_targets != 1:
-            how_many = f"{n_targets} of them are" if n_targets else "none of them is"
+        is_set: dict[TargetKind, bool] = {
+            "guarantee": self.max_loss is not None,
+            "budget": self.retrieval_rate is not None,
+            "accuracy": self.best_accuracy,
+        }
+        kinds = [kind for kind, value in is_set.items() if value]
+        if len(kinds) != 1:
             raise BadSetting(
                 "set exactly one of `max_loss`, `retrieval_rate` and `best_accuracy`, the possible goals of the "
-                f"threshold. Now {how_many} set."
+                f"threshold. Now {len(kinds)} of them are set."
             )
-        if self.max_loss is not None:
-            confidence = DEFAULT_CONFIDENCE if self.confidence is None else self.confidence
-            delta = round(1 - confidence, 12)  # without rounding, 1 - 0.95 is 0.050000000000000044
-            return CalibrationTarget("guarantee", self.max_loss, delta, "net" if self.net else "harm")
-        if self.confidence is not None or self.net:
-            option = "net" if self.net else "confidence"
+        if self.max_loss is None and (self.net or self.confidence is not None):
             raise BadSetting(
-                f"`{option}` has an effect only with `max_loss`, the limit on lost right answers. Set `max_loss`, or "
-                f"leave `{option}` out."
+                "`net` and `confidence` have an effect only with `max_loss`, the limit on lost right answers. Set "
+                "`max_loss`, or leave them out."
             )
-        return CalibrationTarget("accuracy" if self.retrieval_rate is None else "budget", self.retrieval_rate or 0.0)
+        return kinds[0]
+
+    @property
+    def delta(self) -> float:
+        """Maximum probability that a guarantee is wrong."""
+        confidence = DEFAULT_CONFIDENCE if self.confidence is None else self.confidence
+        return round(1 - confidence, 12)  # without rounding, 1 - 0.95 is 0.050000000000000044
+
+    @property
+    def form(self) -> LossForm:
+        """How a guarantee counts losses: 'net' subtracts the answers that skipping gains, 'harm' ignores them."""
+        return "net" if self.net else "harm"
+
+    @property
+    def min_questions(self) -> int:
+        """Minimum number of questions that the threshold must be chosen on."""
+        return MIN_QUESTIONS if self.max_loss is None else compute_required_rows(self.max_loss, self.delta, self.form)
 
 
 @dataclass(frozen=True, repr=False)
@@ -125,7 +117,6 @@ class Calibration:
         chosen: Results on the questions that it was chosen on.
         held_out: Results on the held-out questions; None if there are none.
         evidence: The record of the choice that is stored in `gate.json`.
-        left_out: Number of rows that were not used, by reason.
         keys: Fingerprints of the questions that it was chosen on.
         source: The gate, its spec or its folder. If the threshold was saved, the folder that stores it.
     """
@@ -135,9 +126,13 @@ class Calibration:
     chosen: ThresholdResult
     held_out: ThresholdResult | None
     evidence: dict[str, Any]
-    left_out: dict[str, int]
     keys: list[str]
     source: str | Gate
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """Number of rows of the label runs that were not used, by reason."""
+        return dict(self.evidence["left_out"])
 
     @functools.cached_property
     def gate(self) -> Gate:
@@ -171,7 +166,7 @@ def calibrate(
     runs: RunsLike,
     *,
     arbiter: str | Path | Arbiter | None = None,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: ProgressCallback = lambda done, total: None,
     options: CalibrationOptions,
 ) -> Calibration:
     """Choose the threshold of a gate for a guaranteed accuracy, a retrieval budget or the best accuracy.
@@ -195,13 +190,9 @@ def calibrate(
     Example:
         >>> calibrate("my-gate", "runs/calibration", max_loss=0.02)  # doctest: +SKIP
     """
-    target = options.target
     gate = str(gate) if isinstance(gate, Path) else gate
-    arbiter = str(arbiter) if isinstance(arbiter, Path) else arbiter
     if isinstance(gate, str):
         check_gate_spec(gate)
-    named = arbiter or get_policy_arbiter(gate)
-    arbiter = None if named == NO_ARBITER else named
     folder = get_gate_folder(gate)
     if options.out is not None and folder is None:
         raise BadSetting(
@@ -213,78 +204,69 @@ def calibrate(
             "',verdict=own' selects the uncalibrated score, but a threshold is chosen for the calibrated score. Use "
             f"'{folder}'."
         )
-    calibration = find_threshold(
-        gate,
-        resolve_run_paths(runs),
-        target,
-        held_out=options.held_out,
-        seed=options.seed,
-        arbiter=arbiter,
-        on_progress=on_progress,
-    )
+    arbiter = arbiter or get_policy_arbiter(gate)
+    arbiter = str(arbiter) if isinstance(arbiter, Path) else arbiter
+    arbiter = None if arbiter == NO_ARBITER else arbiter
+    calibration = find_threshold(gate, resolve_run_paths(runs), options, arbiter, on_progress)
     if folder is None:
         return calibration
-    return replace(calibration, source=str(save_calibration(calibration, folder, options.out)))
+    return replace(calibration, source=save_calibration(calibration, folder, options.out))
 
 
 def find_threshold(
     gate: str | Gate,
     runs: Sequence[Path],
-    target: CalibrationTarget,
-    *,
-    held_out: float = 0.5,
-    seed: int = 0,
+    options: CalibrationOptions,
     arbiter: str | Arbiter | None = None,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: ProgressCallback = lambda done, total: None,
 ) -> Calibration:
-    """Choose a threshold on a part of the questions and test it on the others.
-
-    `target` says what the threshold is chosen for. The other arguments are those of `calibrate` and its options.
-    """
+    """Choose a threshold on a part of the questions and test it on the others; `calibrate` explains the arguments."""
     folder = get_gate_folder(gate)
     artifact = read_artifact(folder) if folder is not None else None
+    kind = options.kind
     table, left_out = select_usable_rows(load_calibration_rows(runs), artifact, get_arbiter_folder(arbiter))
-    keys = [fingerprint_question(question) for question in table.questions]
-    is_held = mark_held_out(keys, held_out, seed)
-    _check_enough_questions(int((~is_held).sum()), len(keys), target, left_out)
+    keys = np.array([fingerprint_question(question) for question in table.questions])
+    is_held = mark_held_out(keys.tolist(), options.held_out, options.seed)
+    _check_enough_questions(int((~is_held).sum()), len(keys), options, left_out)
     choices = None if arbiter is None else arbitrate(table, arbiter, on_progress=on_progress)
     arbitrated_right = None if choices is None else choices.right
     outcomes = GateOutcomes(score_gate(table, gate).needs, table.closed_right, table.always_right, arbitrated_right)
-    _check_any_harm(outcomes, target)
+    if kind != "budget":
+        _check_any_harm(outcomes)
     chosen_outcomes = outcomes.select(~is_held)
-    threshold, facts = _choose_threshold(chosen_outcomes, target)
+    threshold, facts = _choose_threshold(chosen_outcomes, options)
     chosen = evaluate_threshold(chosen_outcomes, threshold)
     held_result = evaluate_threshold(outcomes.select(is_held), threshold) if is_held.any() else None
-    chosen_keys = [key for key, held_back in zip(keys, is_held, strict=True) if not held_back]
+    chosen_keys = keys[~is_held].tolist()
     evidence = {
         **facts,
         "chosen_on": chosen.to_record(),
         "held_out": held_result.to_record() if held_result else None,
-        "changed": bound_changed_answers(table, outcomes.needs <= threshold, choices, is_held, target.delta),
+        "changed": bound_changed_answers(table, outcomes.needs <= threshold, choices, is_held, options.delta),
         **describe_setup(table, chosen_outcomes, chosen_keys),
         "arbiter": None if choices is None else {"name": choices.name, "fingerprint": choices.fingerprint},
         "left_out": left_out,
-        "seed": seed,
+        "seed": options.seed,
     }
-    return Calibration(target.kind, threshold, chosen, held_result, evidence, left_out, chosen_keys, gate)
+    return Calibration(kind, threshold, chosen, held_result, evidence, chosen_keys, gate)
 
 
-def save_calibration(calibration: Calibration, gate: str, out: Path | None = None) -> Path:
+def save_calibration(calibration: Calibration, gate: str, out: Path | None = None) -> str:
     """Write a threshold into the folder of a fitted gate or into a copy at `out`, and return the written folder."""
     artifact = read_artifact(gate)
     folder = out or artifact.path
     save_threshold(artifact, calibration.threshold, calibration.kind, calibration.evidence, calibration.keys, folder)
-    return folder
+    return str(folder)
 
 
-def _choose_threshold(outcomes: GateOutcomes, target: CalibrationTarget) -> tuple[float, dict[str, Any]]:
+def _choose_threshold(outcomes: GateOutcomes, options: CalibrationOptions) -> tuple[float, dict[str, Any]]:
     """Choose a threshold, and return it with the facts about the choice that `gate.json` records."""
-    if target.kind == "guarantee":
-        guarantee = learn_then_test(outcomes, target.value, target.delta, form=target.form)
-        return guarantee.threshold, {name: value for name, value in asdict(guarantee).items() if name != "threshold"}
-    if target.kind == "budget":
-        threshold = threshold_choice.choose_for_rate(outcomes.needs, target.value)
-        return threshold, {"wanted": target.value, "n": len(outcomes)}
+    if options.max_loss is not None:
+        facts = asdict(learn_then_test(outcomes, options.max_loss, options.delta, form=options.form))
+        return facts.pop("threshold"), facts
+    if options.retrieval_rate is not None:
+        threshold = threshold_choice.choose_for_rate(outcomes.needs, options.retrieval_rate)
+        return threshold, {"wanted": options.retrieval_rate, "n": len(outcomes)}
     return threshold_choice.choose_for_accuracy(outcomes), {"n": len(outcomes)}
 
 
@@ -336,44 +318,39 @@ def select_usable_rows(
     """
     if artifact:
         _check_gate_matches_runs(artifact, table)
+    is_seen = mark_seen_rows(table, artifact.path if artifact else None, arbiter_folder)
     keys = [fingerprint_question(question) for question in table.questions]
-    is_seen, is_repeated, earlier_keys = np.zeros(len(keys), dtype=bool), np.zeros(len(keys), dtype=bool), set[str]()
-    for folder in (artifact.path if artifact else None, arbiter_folder):
-        if folder is not None:
-            is_seen |= np.array(mark_seen_rows(table, folder), dtype=bool)
-    for row, key in enumerate(keys):
-        is_repeated[row] = key in earlier_keys and not is_seen[row]
-        earlier_keys.add(key)
-    left_out = {**table.left_out, "fitted on": int(is_seen.sum()), "asked twice": int(is_repeated.sum())}
-    usable = table.subset(np.flatnonzero(~is_seen & ~is_repeated))
+    _, first_rows = np.unique(keys, return_index=True)  # of each question
+    is_first = np.isin(np.arange(len(keys)), first_rows)
+    n_repeated = int((~is_first & ~is_seen).sum())
+    left_out = {**table.left_out, "fitted on": int(is_seen.sum()), "asked twice": n_repeated}
+    usable = table.subset(np.flatnonzero(is_first & ~is_seen))
     return usable, {reason: count for reason, count in left_out.items() if count}
 
 
 # --- checks and record ----------------------------------------------------------------------------
 
 
-def _check_enough_questions(n: int, n_usable: int, target: CalibrationTarget, left_out: Mapping[str, int]) -> None:
+def _check_enough_questions(n: int, n_usable: int, options: CalibrationOptions, left_out: Mapping[str, int]) -> None:
     """Raise BadInput if `n`, the number of questions to choose a threshold on, is too low.
 
     `n_usable` also counts the questions that are held out for the test. If it is enough, the message says so.
     """
-    if n >= target.min_questions:
+    required = options.min_questions
+    if n >= required:
         return
     reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
-    goal = f"loss {target.value:g} at confidence {1 - target.delta:g}" if target.kind == "guarantee" else "a threshold"
-    advice = ", or use all of them: held_out=0." if n_usable >= target.min_questions else "."
+    unusable = f" or unusable ({reasons})" if reasons else ""
+    advice = ", or use all of them: held_out=0." if n_usable >= required else "."
     raise BadInput(
-        f"{goal} needs at least {target.min_questions} questions, but there are only {n}. The others are held out for "
-        f"the test{f' or unusable ({reasons})' if reasons else ''}. Label more questions{advice}"
+        f"the threshold needs at least {required} questions, but there are only {n}. The others are held out for the "
+        f"test{unusable}. Label more questions{advice}"
     )
 
 
-def _check_any_harm(outcomes: GateOutcomes, target: CalibrationTarget) -> None:
-    """Raise BadInput if skipping retrieval harms no question, so that there is no trade-off to calibrate.
-
-    For a budget this does not matter, because it only limits how often the gate retrieves.
-    """
-    if target.kind != "budget" and not outcomes.harmed.any():
+def _check_any_harm(outcomes: GateOutcomes) -> None:
+    """Raise BadInput if skipping retrieval harms no question, so that there is no trade-off to calibrate."""
+    if not outcomes.harmed.any():
         raise BadInput(
             f"retrieval corrected none of the {len(outcomes)} answers, so skipping it loses nothing. Check the "
             "passages with `knowgate report`, or use the gate 'never'."
@@ -405,19 +382,18 @@ def _check_reading_lengths(manifest: Mapping[str, Any], settings: Mapping[str, A
         manifest: Content of `gate.json`; `want` says how much the gate reads from the LLM.
         settings: Settings of the label runs.
     """
-    request, features = manifest["want"], set(manifest["options"].get("features", ()))
-    draft_tokens, samples = int(request.get("draft_tokens", 0)), int(request.get("samples", 0))
-    requirements = []  # description, name of the setting, expected value
-    if draft_tokens > 1 and manifest["gate"] != "ik":  # ik truncates the draft itself
-        requirements.append(("drafts of {} tokens", "max_tokens", draft_tokens))
-    if features & {"certainty", "agreement"}:
-        requirements.append(("{} samples", "samples", samples))
-    for description, setting, expected in requirements:
+    request, features = manifest["want"], manifest["options"].get("features", ())
+    expected = {}
+    if request.get("draft_tokens", 0) > 1 and manifest["gate"] != "ik":  # ik truncates the draft itself
+        expected["max_tokens"] = request["draft_tokens"]
+    if "certainty" in features or "agreement" in features:
+        expected["samples"] = request.get("samples", 0)
+    for setting, value in expected.items():
         recorded = settings.get(setting)
-        if recorded not in (None, expected):
+        if recorded not in (None, value):
             raise BadSetting(
-                f"the gate expects {description.format(expected)}, but the label runs contain "
-                f"{description.format(recorded)}. Label the questions with {setting}={expected}."
+                f"the gate was fitted with {setting}={value}, but the label runs have {setting}={recorded}. Label the "
+                f"questions with {setting}={value}."
             )
 
 
@@ -426,7 +402,8 @@ def describe_setup(table: LabelTable, outcomes: GateOutcomes, keys: Sequence[str
 
     `outcomes` and `keys` are the grades and fingerprints of the questions that the threshold was chosen on.
     """
-    settings, reranker = table.settings, None
+    settings = table.settings
+    reranker = None
     if settings.get("reranker_fingerprint"):
         reranker = {
             "name": settings["reranker"],

@@ -14,12 +14,14 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from knowgate.core.options import Options, option
 from knowgate.errors import BadInput, BadSetting
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
 from knowgate.stats.metrics import BoolArray, FloatArray
 
+IntArray = NDArray[np.int64]
 RATE_STEPS = 40  # thresholds are tried at retrieval rates of 0, 2.5, 5, ... 100 %
 MAX_REQUIRED_ROWS = 1 << 19  # more rows than anybody labels
 
@@ -318,29 +320,31 @@ def count_required_rows(outcomes: GateOutcomes, limits: SafetyLimits) -> int | N
 
 def _count_losses(outcomes: GateOutcomes, thresholds: FloatArray) -> list[NetLoss]:
     """Count the questions that each threshold loses and gains against always retrieving."""
-    counts = zip(count_harmed(outcomes, thresholds).tolist(), count_gained(outcomes, thresholds).tolist(), strict=True)
-    return [NetLoss(lost, gained, len(outcomes)) for lost, gained in counts]
+    lost = count_harmed(outcomes, thresholds).tolist()
+    gained = count_gained(outcomes, thresholds).tolist()
+    return [NetLoss(n_lost, n_gained, len(outcomes)) for n_lost, n_gained in zip(lost, gained, strict=True)]
 
 
-def count_harmed(outcomes: GateOutcomes, thresholds: FloatArray) -> Any:
+def count_harmed(outcomes: GateOutcomes, thresholds: FloatArray) -> IntArray:
     """Count for each threshold the questions that it answers wrong while always retrieving answers them right."""
     return _count_by_threshold(outcomes.needs, outcomes.harmed, outcomes.harmed_anyway, thresholds)
 
 
-def count_gained(outcomes: GateOutcomes, thresholds: FloatArray) -> Any:
+def count_gained(outcomes: GateOutcomes, thresholds: FloatArray) -> IntArray:
     """Count for each threshold the questions that it answers right while always retrieving answers them wrong.
 
     A question is gained if it is skipped and the closed-book answer is right, or if it is retrieved for and the arbiter
     gives a right answer instead of the wrong open-book answer.
     """
     wrong = ~outcomes.open_right  # what always retrieving answers wrong
-    if_skipped, if_retrieved = outcomes.closed_right & wrong, outcomes.retrieved_right & wrong
+    if_skipped = outcomes.closed_right & wrong
+    if_retrieved = outcomes.retrieved_right & wrong
     return _count_by_threshold(outcomes.needs, if_skipped, if_retrieved, thresholds)
 
 
 def _count_by_threshold(
     needs: FloatArray, if_skipped: BoolArray, if_retrieved: BoolArray, thresholds: FloatArray
-) -> Any:
+) -> IntArray:
     """Count for each threshold the questions with some property, such as a right answer.
 
     Whether a question has the property depends on the decision, so both cases are given.
@@ -352,10 +356,10 @@ def _count_by_threshold(
         thresholds: The thresholds.
     """
 
-    def count_skipped(values: FloatArray) -> Any:  # number of needs up to each threshold
-        return np.searchsorted(np.sort(values), thresholds, side="right")
+    def count_skipped(values: FloatArray) -> IntArray:  # number of needs up to each threshold
+        return np.asarray(np.searchsorted(np.sort(values), thresholds, side="right"))
 
-    n_retrieved = if_retrieved.sum() - count_skipped(needs[if_retrieved])
+    n_retrieved: IntArray = if_retrieved.sum() - count_skipped(needs[if_retrieved])
     return count_skipped(needs[if_skipped]) + n_retrieved
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Protocol
 
-from knowgate.core.schema import NumberRange
+from knowgate.core.schema import NumberRange, read_record
 from knowgate.core.text import render_choices
 from knowgate.gates.judges import causal_judge
 from knowgate.gates.judges.encoder_judge import load_encoder_judge
@@ -66,15 +66,12 @@ class AnswerJudge(Protocol):
 
     def encode_answer(self, question: str, answer: str | None, text: str) -> LabelPromptTokens:
         """Tokenize the input of the judge: question and answer for encoders, the prompt `text` for causal models."""
-        ...
 
     def truncate(self, text: str, n_tokens: int) -> str:
         """Return the start of a text, cut after `n_tokens` tokens of the judge."""
-        ...
 
     def predict_known(self, prompts: Sequence[LabelPromptTokens]) -> FloatArray:
         """Return the probability that the LLM knows the answer, averaged over the members of the ensemble."""
-        ...
 
 
 def load_answer_judge(
@@ -95,7 +92,8 @@ def load_answer_judge(
     if options.get("pairs"):
         return load_encoder_judge(*causal_judge.check_adapters(folder, options))
     if options.get("gguf"):
-        return causal_judge.load_llama_judge(*causal_judge.check_adapters(folder, options), options["gguf"])
+        gguf = read_record(causal_judge.GgufOptions, options["gguf"], "options.gguf", ignore_unknown=True)
+        return causal_judge.load_llama_judge(*causal_judge.check_adapters(folder, options), gguf)
     return causal_judge.load_judge(folder, options, ANSWER_PROMPTS[prompt_name].templates, llm)
 
 

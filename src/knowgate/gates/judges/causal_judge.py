@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 
 from knowgate.core.files import sha256_file, sha256_text
-from knowgate.core.schema import NumberRange, UnitInterval, read_record
+from knowgate.core.schema import NumberRange, UnitInterval
 from knowgate.data.runs.folder import RECORDED_PREFIX
 from knowgate.errors import ArtifactError, BadSetting, ModelError
 from knowgate.models import load_model
@@ -337,11 +337,10 @@ def compute_adapter_digest(folder: Path) -> str:
         ArtifactError: The folder is empty or contains a file of a type that adapters do not have.
     """
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    unexpected = [path.name for path in files if path.suffix not in ADAPTER_SUFFIXES]
-    if unexpected or not files:
-        problem = f"it contains {', '.join(unexpected)}" if unexpected else "the folder is empty or missing"
+    if not files or any(path.suffix not in ADAPTER_SUFFIXES for path in files):
         raise ArtifactError(
-            f"'{folder}' is not an adapter that knowgate wrote: {problem}. Allowed file types: {', '.join(ADAPTER_SUFFIXES)}."
+            f"'{folder}' is not an adapter that knowgate wrote: it is empty, or has files of other types than "
+            f"{', '.join(ADAPTER_SUFFIXES)}."
         )
     names_and_digests = [(path.relative_to(folder).as_posix(), sha256_file(path)) for path in files]
     return sha256_text(*itertools.chain.from_iterable(names_and_digests))
@@ -385,8 +384,9 @@ class LlamaJudge:
         return float(np.abs(self.predict_known(prompts) - expected).max()) if prompts else 0.0
 
 
-def load_llama_judge(folders: tuple[Path, ...], digests: tuple[str, ...], options: Mapping[str, Any]) -> LlamaJudge:
-    """Load a judge from GGUF files and check its predictions on reference prompts.
+@functools.lru_cache(maxsize=2)
+def load_llama_judge(folders: tuple[Path, ...], digests: tuple[str, ...], options: GgufOptions) -> LlamaJudge:
+    """Load a judge from GGUF files and check its predictions on reference prompts. The last two judges are cached.
 
     Args:
         folders: Folder of each member.
@@ -396,15 +396,10 @@ def load_llama_judge(folders: tuple[Path, ...], digests: tuple[str, ...], option
     Raises:
         ModelError: llama.cpp predicts something different than the judge before its export.
     """
-    return _load_llama_cached(folders, digests, read_record(GgufOptions, options, "options.gguf", ignore_unknown=True))
-
-
-@functools.lru_cache(maxsize=2)
-def _load_llama_cached(folders: tuple[Path, ...], digests: tuple[str, ...], options: GgufOptions) -> LlamaJudge:
-    """Load GGUF files and check their predictions. The last two judges are cached."""
     members = tuple(LlamaCppClassifier(folder / GGUF_FILE, folder / TOKENIZER_FILE) for folder in folders)
     judge = LlamaJudge(members, options)
-    if (deviation := judge.measure_deviation(STARTUP_CHECKS)) > MAX_DEVIATION:
+    deviation = judge.measure_deviation(STARTUP_CHECKS)
+    if deviation > MAX_DEVIATION:
         raise ModelError(
             f"the exported judge in '{folders[0].parent}' gives other probabilities than the original: one differs by "
             f"{deviation:.2f}, but at most {MAX_DEVIATION} is allowed. Install another release of xllamacpp, or use "

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
+from collections.abc import Callable
 from fractions import Fraction
 
 ARITHMETIC_RULE = "arithmetic"
@@ -17,7 +20,12 @@ OPERATOR_WORDS = {
 OPERATOR_WORD = re.compile("|".join(sorted(map(re.escape, OPERATOR_WORDS), key=len, reverse=True)))
 NUMBER = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?"  # with or without commas between thousands
 EXPRESSION = re.compile(rf"[-+(]*(?:{NUMBER})(?:[-+*/^()]|{NUMBER})*")
-TOKEN = re.compile(rf"{NUMBER}|[-+*/^()]")
+OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 
 
 def compute_arithmetic(question: str) -> str | None:
@@ -34,62 +42,34 @@ def compute_arithmetic(question: str) -> str | None:
     expressions = EXPRESSION.findall(without_spaces)
     if len(expressions) != 1:
         return None
+    # Python's own parser knows the precedence of operators. It accepts neither commas nor leading zeros in numbers.
+    source = re.sub(r"(?<![\d.])0+(?=\d)", "", expressions[0].replace(",", "").replace("^", "**"))
     try:
-        return _format(_Parser(TOKEN.findall(expressions[0])).parse())
-    except (ArithmeticError, ValueError, IndexError):
+        return _format(_compute(ast.parse(source, mode="eval").body, source))
+    except (ArithmeticError, ValueError, SyntaxError, LookupError, RecursionError, MemoryError):
         return None
 
 
-class _Parser:
-    """Parses and computes a list of tokens by precedence: sums, products, signs, powers, parentheses."""
+def _compute(node: ast.expr, source: str) -> Fraction:
+    """Compute a node of a syntax tree exactly; `source` is the text that was parsed.
 
-    def __init__(self, tokens: list[str]):
-        self._tokens = tokens[::-1]  # the next token is the last of this list, so that pop() takes it
-
-    def parse(self) -> Fraction:
-        """Compute the whole expression; raise ValueError if tokens are left after its end."""
-        value = self._sum()
-        if self._tokens:
-            raise ValueError("there is more text after the expression")
-        return value
-
-    def _next_is(self, operators: str) -> bool:
-        return bool(self._tokens) and self._tokens[-1] in operators
-
-    def _sum(self) -> Fraction:
-        value = self._product()
-        while self._next_is("+-"):
-            sign = 1 if self._tokens.pop() == "+" else -1
-            value += sign * self._product()
-        return value
-
-    def _product(self) -> Fraction:
-        value = self._signed()
-        while self._next_is("*/"):
-            operator, factor = self._tokens.pop(), self._signed()
-            value = value * factor if operator == "*" else value / factor
-        return _check_size(value)
-
-    def _signed(self) -> Fraction:
-        if self._next_is("+-"):
-            return self._signed() if self._tokens.pop() == "+" else -self._signed()
-        base = self._operand()
-        if not self._next_is("^"):
-            return base
-        self._tokens.pop()
-        exponent = self._signed()
-        if exponent.denominator != 1 or abs(exponent) > MAX_EXPONENT:
+    Raises:
+        ValueError: The node is not a number or a known operation, or a number is too large.
+    """
+    if isinstance(node, ast.Constant):
+        value = Fraction(ast.get_source_segment(source, node) or "")
+    elif isinstance(node, ast.UnaryOp):
+        operand = _compute(node.operand, source)
+        value = -operand if isinstance(node.op, ast.USub) else operand
+    elif isinstance(node, ast.BinOp):
+        left, right = _compute(node.left, source), _compute(node.right, source)
+        is_power = isinstance(node.op, ast.Pow)
+        if is_power and (right.denominator != 1 or abs(right) > MAX_EXPONENT):
             raise ValueError("the exponent is too large or not a whole number")
-        return _check_size(base ** int(exponent))
-
-    def _operand(self) -> Fraction:
-        token = self._tokens.pop()
-        if token == "(":
-            value = self._sum()
-            if self._tokens.pop() != ")":
-                raise ValueError("a parenthesis is not closed")
-            return value
-        return _check_size(Fraction(token.replace(",", "")))
+        value = left ** int(right) if is_power else OPERATIONS[type(node.op)](left, right)
+    else:
+        raise ValueError("not arithmetic")
+    return _check_size(value)
 
 
 def _check_size(value: Fraction) -> Fraction:

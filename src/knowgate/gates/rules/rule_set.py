@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from knowgate.core.schema import NumberRange, read_record
 from knowgate.core.validation import expand_path, parse_toml, read_text
@@ -37,6 +37,7 @@ from knowgate.gates.rules.topic_rule import RuleAction, RuleMatch, TopicRule
 from knowgate.types import Decision, Gate
 
 log = logging.getLogger(__name__)
+Content = TypeVar("Content")
 
 # Rules with whole=true compare messages without punctuation at both ends, and with spaces for punctuation inside.
 WHITE_SPACE = " \t\n\r\v\f\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
@@ -59,7 +60,7 @@ USER_RULES_SECONDS = 0.05  # time limit for all patterns of the user together, o
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule that applies if one of its patterns matches.
+    """A rule that applies if one of its patterns or words matches; a `[[rule]]` entry of a rules file.
 
     Attributes:
         name: Name of the rule.
@@ -67,18 +68,18 @@ class Rule:
         patterns: Regular expressions; case is ignored.
         whole: Whether a pattern must match the whole message (without punctuation at both ends) or any part of it.
         reason: Explanation for the user.
-        is_packaged: Whether the rule is one of knowgate, whose patterns take linear time and need no time limit.
+        words: Words that are matched literally, as alternatives to the patterns.
     """
 
     name: str
     action: RuleAction
-    patterns: tuple[str, ...]
+    patterns: tuple[str, ...] = ()
     whole: bool = False
     reason: str = ""
-    is_packaged: bool = False
+    words: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.patterns:
+        if not self.patterns and not self.words:
             raise BadSetting(
                 f"the rule '{self.name}' has no patterns. Add patterns = ['...'] or words = ['...'] to the rule."
             )
@@ -86,53 +87,51 @@ class Rule:
 
     @cached_property
     def compiled_patterns(self) -> tuple[Any, ...]:
-        """The compiled regular expressions.
-
-        Packaged rules use the module `re`. Rules of the user use `regex`, whose searches can be stopped after a time limit.
-        """
-        return tuple(self._compile(pattern) for pattern in self.patterns)
+        """The compiled regular expressions."""
+        patterns = (*self.patterns, *(_build_word_pattern(word) for word in self.words))
+        return tuple(self._compile(pattern) for pattern in patterns)
 
     def _compile(self, pattern: str) -> Any:
-        """Compile a pattern; raise BadSetting if it is invalid."""
+        """Compile a pattern with the package `regex`, which can stop a search that takes too long.
+
+        Raises:
+            BadSetting: The pattern is invalid, or has a repetition inside a repetition.
+        """
+        import regex
+
+        if NESTED_REPEAT.search(pattern):
+            raise BadSetting(
+                f"the rule '{self.name}' has a pattern with a repetition inside a repetition, '{pattern}'. Matching it "
+                "can take forever. Remove one of the repetitions, or use words = ['...'] instead."
+            )
         try:
-            compiled = re.compile(pattern, re.IGNORECASE)
-            return compiled if self.is_packaged else _compile_interruptible(pattern)
-        except (re.error, ValueError, RecursionError, OverflowError) as error:
+            re.compile(pattern)  # rejects more patterns than `regex` does, with clearer messages
+            return regex.compile(pattern, regex.IGNORECASE)
+        except (re.error, regex.error, ValueError, RecursionError, OverflowError) as error:
             raise BadSetting(
                 f"the rule '{self.name}' has the invalid regular expression '{pattern}': {error}."
             ) from None
 
-    def matches(self, text: str, deadline: float | None = None) -> bool:
+    def matches(self, text: str, deadline: float) -> bool:
         """Return whether any pattern matches a text.
-
-        Packaged rules read only the two ends of a long text. Their patterns are known to be fast and need no deadline.
 
         Args:
             text: The message of the user.
-            deadline: Time of `time.monotonic` at which the search for patterns of the user is given up. Default:
-                USER_RULES_SECONDS from now.
+            deadline: Time of `time.monotonic` at which the search is given up, because a pattern may take very long.
         """
-        if self.is_packaged and len(text) > 2 * PACKAGED_RULE_CHARS:
-            if self.whole:
-                return False  # messages that consist of small talk or arithmetic only are short
-            text = f"{text[:PACKAGED_RULE_CHARS]}\n{text[-PACKAGED_RULE_CHARS:]}"
-        if self.whole:
-            text = INNER_PUNCTUATION.sub(" ", text.strip(EDGE_CHARACTERS)).strip()
-        if self.is_packaged:
-            return any(self._find_match(pattern)(text) for pattern in self.compiled_patterns)
-        end = time.monotonic() + USER_RULES_SECONDS if deadline is None else deadline
+        text = self._prepare(text)
         try:
-            return any(
-                self._find_match(pattern)(text, timeout=max(1e-6, end - time.monotonic()))
-                for pattern in self.compiled_patterns
-            )
+            for pattern in self.compiled_patterns:
+                find = pattern.fullmatch if self.whole else pattern.search
+                if find(text, timeout=max(1e-6, deadline - time.monotonic())):
+                    return True
         except TimeoutError:
             log.warning("The rule '%s' was skipped: its patterns take too long. Simplify them.", self.name)
-            return False
+        return False
 
-    def _find_match(self, pattern: Any) -> Any:
-        """Return the method of a compiled pattern that matches the whole message, or that searches in it."""
-        return pattern.fullmatch if self.whole else pattern.search
+    def _prepare(self, text: str) -> str:
+        """Remove the punctuation of a text if it must match as a whole."""
+        return INNER_PUNCTUATION.sub(" ", text.strip(EDGE_CHARACTERS)).strip() if self.whole else text
 
     @property
     def is_small_talk(self) -> bool:
@@ -146,6 +145,26 @@ class Rule:
 
 
 @dataclass(frozen=True)
+class PackagedRule(Rule):
+    """A rule of knowgate. Its patterns take linear time, so the module `re` searches for them without a time limit."""
+
+    def _compile(self, pattern: str) -> Any:
+        """Compile a pattern with the module `re`."""
+        return re.compile(pattern, re.IGNORECASE)
+
+    def matches(self, text: str, deadline: float) -> bool:
+        """Return whether any pattern matches a text. Of a long text, only the two ends are read."""
+        if len(text) > 2 * PACKAGED_RULE_CHARS:
+            if self.whole:
+                return False  # messages that consist of small talk or arithmetic only are short
+            text = f"{text[:PACKAGED_RULE_CHARS]}\n{text[-PACKAGED_RULE_CHARS:]}"
+        text = self._prepare(text)
+        return any(
+            pattern.fullmatch(text) if self.whole else pattern.search(text) for pattern in self.compiled_patterns
+        )
+
+
+@dataclass(frozen=True)
 class CutoffRule:
     """Retrieves for questions about years after the end of the LLM's training data."""
 
@@ -153,7 +172,7 @@ class CutoffRule:
     name: str = "after the cut-off"
     is_small_talk: ClassVar[bool] = False
 
-    def matches(self, text: str, deadline: float | None = None) -> bool:
+    def matches(self, text: str, deadline: float) -> bool:
         """Return whether a text mentions a year after `year`. The deadline is not needed: the pattern is linear."""
         return any(self.year < int(year) <= LAST_YEAR for year in YEAR_PATTERN.findall(text))
 
@@ -182,7 +201,8 @@ class RuleSet:
 
         If no rule matches the whole question, it may still consist of several pieces of small talk ("Bye, thanks").
         """
-        text, deadline = question[:MAX_QUESTION_CHARS], time.monotonic() + USER_RULES_SECONDS
+        text = question[:MAX_QUESTION_CHARS]
+        deadline = time.monotonic() + USER_RULES_SECONDS
         return self._find_first_match(text, deadline) or self._match_small_talk(text, deadline)
 
     def make_decision(self, question: str, gate: Gate, threshold: float) -> Decision | None:
@@ -211,32 +231,6 @@ class RuleSet:
 
 
 @dataclass(frozen=True)
-class RuleEntry:
-    """A `[[rule]]` entry of a rules file, which is written in TOML.
-
-    Attributes:
-        name: Name of the rule.
-        action: Whether to retrieve or to skip retrieval.
-        patterns: Regular expressions; case is ignored.
-        words: Words that are matched literally, as alternatives to the patterns.
-        whole: Whether a pattern must match the whole message or any part of it.
-        reason: Explanation for the user.
-    """
-
-    name: str
-    action: RuleAction
-    patterns: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
-    whole: bool = False
-    reason: str = ""
-
-    def to_rule(self, *, is_packaged: bool = False) -> Rule:
-        """Convert the entry to a rule, with one regular expression for each word."""
-        patterns = (*self.patterns, *(_build_word_pattern(word) for word in self.words))
-        return Rule(self.name, self.action, patterns, self.whole, self.reason, is_packaged)
-
-
-@dataclass(frozen=True)
 class RuleFile:
     """The content of a rules file.
 
@@ -247,10 +241,17 @@ class RuleFile:
         cut_off: Last year that the LLM knows about. Questions about later years are retrieved for.
     """
 
-    rule: tuple[RuleEntry, ...] = ()
+    rule: tuple[Rule, ...] = ()
     topic: tuple[TopicRule, ...] = ()
     packaged: bool = True
     cut_off: Annotated[int, NumberRange(1900, 2099)] | None = None
+
+
+@dataclass(frozen=True)
+class PackagedRuleFile:
+    """The content of the file with the packaged rules."""
+
+    rule: tuple[PackagedRule, ...]
 
 
 def load_rules(file: str | Path | None = None) -> RuleSet:
@@ -273,46 +274,25 @@ def load_rules(file: str | Path | None = None) -> RuleSet:
         text = read_text(path, maximum=MAX_FILE_BYTES)
     except OSError as error:
         raise BadSetting(f"cannot read the rules file '{path}': {error.strerror}. Check the path in `rules`.") from None
-    content = _parse_rules(text, f"the rules in '{path}'")
-    for entry in content.rule:
-        if nested := next((pattern for pattern in entry.patterns if NESTED_REPEAT.search(pattern)), None):
-            raise BadSetting(
-                f"the rule '{entry.name}' has a pattern with a repetition inside a repetition, '{nested}'. Matching it "
-                "can take forever. Remove one of the repetitions, or use words = ['...'] instead."
-            )
+    content = _parse_rules(RuleFile, text, f"the rules in '{path}'")
     cutoff_rules = (CutoffRule(content.cut_off),) if content.cut_off is not None else ()
     packaged_rules = _load_packaged_rules().rules if content.packaged else ()
-    return RuleSet((*(entry.to_rule() for entry in content.rule), *cutoff_rules, *packaged_rules, *content.topic))
+    return RuleSet((*content.rule, *cutoff_rules, *packaged_rules, *content.topic))
 
 
 @cache
 def _load_packaged_rules() -> RuleSet:
     """Load the packaged rules of knowgate."""
     text = resources.files("knowgate.gates.rules").joinpath("packaged.toml").read_text(encoding="utf-8")
-    entries = _parse_rules(text, "the packaged rules").rule
-    return RuleSet(tuple(entry.to_rule(is_packaged=True) for entry in entries))
+    return RuleSet(_parse_rules(PackagedRuleFile, text, "the packaged rules").rule)
 
 
-def _parse_rules(text: str, where: str) -> RuleFile:
-    """Parse the TOML text of a rules file; error messages call it `where`."""
+def _parse_rules(kind: type[Content], text: str, where: str) -> Content:
+    """Parse the TOML text of a rules file into a record of this kind; error messages call it `where`."""
     try:
-        return read_record(RuleFile, parse_toml(text, where), where)
+        return read_record(kind, parse_toml(text, where), where)
     except BadInput as error:
         raise BadSetting(str(error)) from None
-
-
-def _compile_interruptible(pattern: str) -> Any:
-    """Compile a pattern with the package `regex`, which can stop a search that takes too long.
-
-    Raises:
-        ValueError: The module `re` accepts the pattern, but the package `regex` does not.
-    """
-    import regex
-
-    try:
-        return regex.compile(pattern, regex.IGNORECASE)
-    except regex.error as error:
-        raise ValueError(str(error)) from None
 
 
 def _build_word_pattern(word: str) -> str:

@@ -79,7 +79,7 @@ class TopicRule:
         mean = self.model.embed(self.examples).mean(axis=0)
         return np.asarray(mean / max(float(np.linalg.norm(mean)), 1e-12))
 
-    def matches(self, text: str, deadline: float | None = None) -> bool:
+    def matches(self, text: str, deadline: float) -> bool:
         """Return whether a question is similar enough to the examples. `deadline` is ignored; only pattern rules use it."""
         return bool(text.strip()) and float(self.model.embed([text])[0] @ self.center) >= self.similarity
 

@@ -334,7 +334,7 @@ def make_soft_labels(examples: Examples, teacher: str, indices: Iterable[int]) -
 def describe_teacher(examples: Examples, teacher: str, indices: Collection[int]) -> str:
     """Say for the model card which judge the labels come from, and how many of the rows it was trained on itself."""
     note = f"distilled from the gate '{Path(teacher).name}': its probability and the grade count half each"
-    n_seen = sum(mark_seen_rows(examples.table.subset(sorted(indices)), teacher))
+    n_seen = int(mark_seen_rows(examples.table.subset(sorted(indices)), teacher).sum())
     if n_seen:
         note += f"; it was itself trained on {n_seen} of the {len(indices)} rows, where it adds less"
     return note
