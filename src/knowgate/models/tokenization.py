@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
+
+import numpy as np
 
 from knowgate.errors import BadSetting
-from knowgate.types import LabelPrompt
+from knowgate.types import Vector
 
 REPLACEMENT_CHARACTER = "\ufffd"  # what decoders write for an incomplete character
 BYTE_TOKEN_PATTERN = re.compile(r"<0x[0-9A-Fa-f]{2}>")  # tokenizers without a token for a character spell its bytes
@@ -40,26 +42,6 @@ class LabelPromptTokens:
     prefix: int = 0
 
 
-class LocalTokenizer(Protocol):
-    """The methods for tokenizing and chat templates that a model in this process must have."""
-
-    @property
-    def has_template(self) -> bool:
-        """Whether the model has a chat template."""
-
-    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
-        """Return the token ids of a text; `special` adds the special tokens that begin a text, such as BOS."""
-
-    def tokenize_all(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
-        """Return the token ids of each text."""
-
-    def render(self, text: str) -> str:
-        """Return the text as a user message in the chat template, up to where the answer begins."""
-
-    def check_length(self, n_tokens: int, max_tokens: int) -> None:
-        """Raise BadInput if a prompt of `n_tokens` and an answer of `max_tokens` exceed the context window."""
-
-
 def encode_labels(tokenize: Callable[[str], Sequence[int]], labels: Sequence[str]) -> list[int]:
     """Return the first token of each label. A label is a word that answers a prompt, such as 'true' or 'false'.
 
@@ -78,45 +60,6 @@ def encode_labels(tokenize: Callable[[str], Sequence[int]], labels: Sequence[str
             "Choose other labels."
         )
     return ids
-
-
-def encode_label_prompts(
-    tokenizer: LocalTokenizer, prompts: Sequence[LabelPrompt], label_ids: Sequence[int]
-) -> list[LabelPromptTokens]:
-    """Tokenize label prompts so that every label in them is a separate token.
-
-    The prefix and the parts of a prompt are tokenized separately, because some tokenizers would otherwise merge the end
-    of one part with the label that begins the next. All parts go to the tokenizer in one call, which uses all cores.
-
-    Args:
-        tokenizer: The model's tokenizer.
-        prompts: The prompts.
-        label_ids: First tokens of the labels. The second and all later parts must begin with one of them.
-
-    Raises:
-        BadSetting: A chat prompt has several parts, or a part does not begin with a label token.
-    """
-
-    def is_chat(prompt: LabelPrompt) -> bool:
-        return tokenizer.has_template and not prompt.raw
-
-    if any(is_chat(prompt) and (len(prompt.parts) > 1 or prompt.prefix) for prompt in prompts):
-        raise BadSetting(
-            "a prompt in a chat template can have only one part before the label that the LLM scores, and no prefix. Use "
-            "raw=True for several parts."
-        )
-    prefixes = list({prompt.prefix for prompt in prompts if not is_chat(prompt)})
-    prefix_ids = dict(zip(prefixes, tokenizer.tokenize_all(prefixes, special=True), strict=True))
-    texts: list[str] = []  # the parts of all prompts
-    for prompt in prompts:
-        texts += [tokenizer.render(prompt.parts[0])] if is_chat(prompt) else prompt.parts
-    part_ids = iter(tokenizer.tokenize_all(texts))
-    encoded = []
-    for prompt in prompts:
-        start = [] if is_chat(prompt) else prefix_ids[prompt.prefix]
-        encoded.append(join_label_parts(start, [next(part_ids) for _ in prompt.parts], label_ids))
-        tokenizer.check_length(len(encoded[-1].ids), 1)
-    return encoded
 
 
 def join_label_parts(
@@ -143,6 +86,14 @@ def join_label_parts(
         ids += tokens
         positions.append(len(ids) - 1)
     return LabelPromptTokens(ids, positions, len(prefix))
+
+
+def split_positions(values: Vector, prompts: Sequence[LabelPromptTokens]) -> list[Vector]:
+    """Split an array, which has the label positions of all prompts below each other, into one array per prompt."""
+    if not prompts:
+        return []
+    next_starts = np.cumsum([len(prompt.positions) for prompt in prompts])[:-1]
+    return [rows.copy() for rows in np.split(values, next_starts)]
 
 
 # --- shared prefixes ------------------------------------------------------------------------------

@@ -19,27 +19,10 @@ from transformers.cache_utils import DynamicLayer
 from knowgate.core.stop_flag import check_stop_flag
 from knowgate.models.hf.batching import make_inputs, make_nan_error
 from knowgate.models.hf.forward_pass import PartialPass, PrefixCache, run_lower_layers
-from knowgate.models.local_backend import TokenStep
+from knowgate.models.local_backend import GeneratedAnswer, TokenStep
 from knowgate.types import Sampling
 
 INITIAL_TOP_P_WIDTH = 256  # most probable tokens to try first; sorting a whole vocabulary is slow
-
-
-@dataclass
-class DecodedRow:
-    """One answer while it is being generated. It belongs to one row of a `DecodingBatch`.
-
-    Args:
-        steps: Statistics of greedily chosen tokens; empty for sampled answers.
-        tokens: The tokens, without the one that ended the answer.
-        finished: Whether an end token was chosen.
-        final_states: Hidden states at the last token, by layer.
-    """
-
-    steps: list[TokenStep] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    finished: bool = False
-    final_states: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass
@@ -190,7 +173,11 @@ def _prefill_lower_layers(model: Any, layers: Sequence[int], inputs: dict[str, A
 
 
 def decode_greedily(
-    batch: DecodingBatch, rows: list[DecodedRow], max_tokens: int, stop_ids: frozenset[int], layers: Sequence[int] = ()
+    batch: DecodingBatch,
+    rows: list[GeneratedAnswer],
+    max_tokens: int,
+    stop_ids: frozenset[int],
+    layers: Sequence[int] = (),
 ) -> list[int]:
     """Extend answers greedily until they end or have `max_tokens` tokens.
 
@@ -199,7 +186,7 @@ def decode_greedily(
         rows: The answers of the batch, extended in place.
         max_tokens: Maximum number of tokens per answer, including those it already has.
         stop_ids: Tokens that end an answer.
-        layers: Layers whose hidden states at the last token of each answer are stored in `final_states`.
+        layers: Layers whose hidden states at the last token of each answer are stored in `states`.
 
     Returns:
         Indices of the unfinished answers. The rows that are left in the batch belong to them, in this order.
@@ -210,7 +197,11 @@ def decode_greedily(
 
 
 def iter_greedy_steps(
-    batch: DecodingBatch, rows: list[DecodedRow], max_tokens: int, stop_ids: frozenset[int], layers: Sequence[int] = ()
+    batch: DecodingBatch,
+    rows: list[GeneratedAnswer],
+    max_tokens: int,
+    stop_ids: frozenset[int],
+    layers: Sequence[int] = (),
 ) -> Iterator[None]:
     """Extend answers greedily like `decode_greedily`, but yield after each token, so that the caller can stream it.
 
@@ -219,7 +210,7 @@ def iter_greedy_steps(
         rows: The answers of the batch, extended in place.
         max_tokens: Maximum number of tokens per answer, including those it already has.
         stop_ids: Tokens that end an answer.
-        layers: Layers whose hidden states at the last token of each answer are stored in `final_states`.
+        layers: Layers whose hidden states at the last token of each answer are stored in `states`.
     """
     # `active` are the indices of the answers that are still in the batch. They all have the same length.
     active, states = list(range(len(rows))), FinalStates(len(rows))
@@ -261,8 +252,10 @@ class FinalStates:
             block = self.blocks.setdefault(layer, state.new_zeros(self.n_rows, state.shape[-1]))
             block[index] = state
 
-    def finish(self, batch: DecodingBatch, rows: list[DecodedRow], active: list[int], layers: Sequence[int]) -> None:
-        """Set `final_states` of all answers to the hidden states at their last tokens.
+    def finish(
+        self, batch: DecodingBatch, rows: list[GeneratedAnswer], active: list[int], layers: Sequence[int]
+    ) -> None:
+        """Set `states` of all answers to the hidden states at their last tokens.
 
         The model has not read the last tokens of answers that are still in the batch (`active`), because they reached the
         token limit. One more forward pass computes the states at these tokens.
@@ -271,10 +264,10 @@ class FinalStates:
             batch.compute_logits(layers)  # sets `batch.hidden`; the logits are not needed
             self.store(batch, active)
         for i, row in enumerate(rows):
-            row.final_states = {layer: block[i] for layer, block in self.blocks.items()}
+            row.states = {layer: block[i] for layer, block in self.blocks.items()}
 
 
-def _drop_finished(batch: DecodingBatch, rows: list[DecodedRow], active: list[int]) -> list[int]:
+def _drop_finished(batch: DecodingBatch, rows: list[GeneratedAnswer], active: list[int]) -> list[int]:
     """Remove finished rows from the batch and return the indices of the unfinished ones.
 
     Args:
@@ -319,7 +312,7 @@ def sample_rows(
     layers: Sequence[int] = (),
     *,
     past_end: bool = False,
-) -> list[DecodedRow]:
+) -> list[GeneratedAnswer]:
     """Sample one answer per row of the batch.
 
     Args:
@@ -327,11 +320,11 @@ def sample_rows(
         uniforms: Uniform random numbers (rows x tokens). An answer depends only on its own numbers, not on the batch.
         sampling: Temperature, top_p and top_k.
         stop_ids: Tokens that end an answer.
-        layers: Layers whose hidden states at the last token of each answer are stored in `final_states`.
+        layers: Layers whose hidden states at the last token of each answer are stored in `states`.
         past_end: Store the states at the token that ended the answer instead. Such an answer stays in the batch for one
             more forward pass, which computes them.
     """
-    rows = [DecodedRow() for _ in range(len(batch))]
+    rows = [GeneratedAnswer() for _ in range(len(batch))]
     # `active` are the indices of the answers that are still in the batch.
     active, states = list(range(len(rows))), FinalStates(len(rows))
     for position in range(uniforms.shape[1]):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,12 +22,10 @@ from knowgate.models.hf.loader import (
     load_transformers,
     load_transformers_config,
 )
-from knowgate.types import Prompt, Result, Vector
+from knowgate.types import Result, Vector
 
-TOKEN_CACHE_SIZE = 4_096  # number of prompts whose token ids are kept
 FIRST_BATCH_SIZES = {"cuda": 512}  # questions that a GPU answers in about the time of a single one
 DEFAULT_FIRST_BATCH_SIZE = 4
-ENCODE_LOCK = threading.Lock()  # guards the token ids of recent prompts
 
 
 @dataclass(frozen=True)
@@ -133,82 +129,6 @@ class LocalModel:
         """Number of hidden states: the embeddings and each layer's output."""
         return int(self.config.get_text_config().num_hidden_layers) + 1
 
-    @property
-    def has_template(self) -> bool:
-        """Whether the tokenizer has a chat template."""
-        return bool(self.tokenizer.chat_template)
-
-    def render(self, text: str) -> str:
-        """Return the text as a user message in the chat template, up to where the answer begins.
-
-        Returns the text unchanged if the model has no chat template.
-        """
-        if not self.has_template:
-            return text
-        if self._fast_template is not None and tokenization.is_plain_text(text):
-            return self._fast_template.render(text)
-        return self._apply_template(text)
-
-    def _apply_template(self, text: str) -> str:
-        message = {
-            "role": "user",
-            "content": tokenization.escape_special_tokens(text, self.tokenizer.all_special_tokens),
-        }
-        return str(self.tokenizer.apply_chat_template([message], add_generation_prompt=True, tokenize=False))
-
-    @functools.cached_property
-    def _fast_template(self) -> tokenization.TurnTemplate | None:
-        """A fast replacement for the chat template, to be used only for text without brackets, braces and bars.
-
-        None if the chat template cannot be replaced, for example because it prints the current date.
-        """
-        tokenizer = self.tokenizer
-        return tokenization.extract_fast_template(
-            self._apply_template, tokenizer.all_special_tokens, str(tokenizer.chat_template)
-        )
-
-    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
-        """Return the token ids of a text, with the tokens that mark its beginning if `special` is true."""
-        return list(self.tokenizer.encode(text, add_special_tokens=special))
-
-    def tokenize_all(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
-        """Tokenize many texts in one call, which uses all cores."""
-        return [ids.tolist() for ids in self._tokenize_all(list(texts), special=special)]
-
-    def encode_all(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Return the token ids of each prompt, inside the model's chat template if it has one.
-
-        The ids of recent prompts are cached, because a prompt is usually tokenized twice: first to check its length, and
-        then to read it.
-        """
-        with ENCODE_LOCK:
-            return self._encode_all(prompts)
-
-    def _encode_all(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        cache = self._encoded_prompts
-        missing = [prompt for prompt in dict.fromkeys(prompts) if prompt not in cache]
-        raw = [prompt for prompt in missing if prompt.raw or not self.has_template]
-        chat = [prompt for prompt in missing if not prompt.raw and self.has_template]
-        cache.update(zip(raw, self._tokenize_all([prompt.text for prompt in raw], special=True), strict=True))
-        rendered = [self.render(prompt.text) for prompt in chat]
-        cache.update(zip(chat, self._tokenize_all(rendered, special=False), strict=True))
-        ids = [cache[prompt].tolist() for prompt in prompts]
-        n_excess = max(0, len(cache) - TOKEN_CACHE_SIZE)
-        for oldest in list(cache)[:n_excess]:
-            del cache[oldest]
-        return ids
-
-    @functools.cached_property
-    def _encoded_prompts(self) -> dict[Prompt, array[int]]:
-        return {}
-
-    def _tokenize_all(self, texts: list[str], *, special: bool) -> list[array[int]]:
-        """Tokenize texts into arrays of 32-bit integers, which take less memory than lists."""
-        if not texts:
-            return []
-        encoding = self.tokenizer(texts, add_special_tokens=special, return_attention_mask=False)
-        return [array("i", ids) for ids in encoding["input_ids"]]
-
     def compute_limits(self) -> BatchLimits:
         """Return the largest batch that fits the memory that is free now."""
         return batching.compute_batch_limits(self.loaded.model, self.loaded.device, shared=self.shares_prompt_cache)
@@ -274,9 +194,7 @@ def read_label_logits(
     values: Vector = apply_lm_head(llm, states[rows, columns], label_ids).cpu().numpy()
     if not np.isfinite(values).all():
         raise batching.make_nan_error("NaN label logits")
-    # `values` has the positions of all prompts below each other. It is split where the next prompt begins.
-    prompt_starts = np.cumsum([len(prompt.positions) for prompt in prompts])[:-1]
-    return [logits.copy() for logits in np.split(values, prompt_starts)]
+    return tokenization.split_positions(values, prompts)
 
 
 def apply_lm_head(model: Any, states: torch.Tensor, token_ids: Sequence[int] | None = None) -> torch.Tensor:

@@ -7,11 +7,9 @@ generated rows into readings.
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +17,6 @@ import torch
 from knowgate.models.backend import check_resume_handle, check_sampling, draw_uniforms
 from knowgate.models.hf.batching import BatchLimits, make_nan_error, split_into_batches
 from knowgate.models.hf.decoding import (
-    DecodedRow,
     DecodingBatch,
     decode_greedily,
     iter_greedy_steps,
@@ -35,10 +32,9 @@ from knowgate.models.hf.shared_decoding import (
     sample_shared,
     start_generation,
 )
-from knowgate.models.local_backend import LocalBackend
-from knowgate.models.tokenization import encode_label_prompts, encode_labels, escape_special_tokens
-from knowgate.models.tools import find_call_token, render_with_tool
-from knowgate.types import Completion, LabelPrompt, Prompt, Reading, SignalRequest, Vector
+from knowgate.models.local_backend import GeneratedAnswer, LocalBackend
+from knowgate.models.tokenization import LabelPromptTokens
+from knowgate.types import Completion, Prompt, Reading, SignalRequest, Vector
 
 
 @dataclass(frozen=True)
@@ -55,18 +51,13 @@ class HFResumeHandle:
 
     batch: DecodingBatch = field(repr=False)
     index: int | None
-    row: DecodedRow
-
-    def copy_row(self, max_tokens: int) -> DecodedRow:
-        """Return a copy of the draft, cut to `max_tokens` tokens, to be extended."""
-        is_finished = self.row.finished and len(self.row.tokens) <= max_tokens
-        return DecodedRow(self.row.steps[:max_tokens], self.row.tokens[:max_tokens], is_finished)
+    row: GeneratedAnswer
 
     def copy(self, max_tokens: int) -> HFResumeHandle:
         """Return a handle for a copy of the draft, in a batch that contains no other prompts."""
         if self.index is None:  # a finished draft is not continued, so its batch need not be copied
-            return HFResumeHandle(self.batch, None, self.copy_row(max_tokens))
-        return HFResumeHandle(self.batch.copy([self.index]), 0, self.copy_row(max_tokens))
+            return HFResumeHandle(self.batch, None, self.row.cut(max_tokens))
+        return HFResumeHandle(self.batch.copy([self.index]), 0, self.row.cut(max_tokens))
 
 
 @dataclass(frozen=True)
@@ -107,33 +98,11 @@ class HFModel(LocalModel, LocalBackend):
             results = self.run_batched(ids, read_batch, max(1, request.samples), batch_limits)
             return [future.result()[index] for future, index in results]
 
-    def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        """Return the logits of the labels after each part of each prompt (parts x labels).
-
-        A label prompt consists of one or more parts. After each part, the LLM would write a label such as 'true'.
-        """
-        label_ids = encode_labels(self.tokenize, labels)
-        encoded = encode_label_prompts(self, prompts, label_ids)
+    def _read_labels(self, prompts: Sequence[LabelPromptTokens], label_ids: Sequence[int]) -> list[Vector]:
         return self.run_batched(
-            [prompt.ids for prompt in encoded],
-            lambda indices: read_label_logits(self, [encoded[i] for i in indices], label_ids),
+            [prompt.ids for prompt in prompts],
+            lambda indices: read_label_logits(self, [prompts[i] for i in indices], label_ids),
         )
-
-    def tool_call_probabilities(self, prompts: Sequence[Prompt], tool: Mapping[str, Any]) -> list[float]:
-        """Return the probability that the answer to each prompt begins with a call of the tool.
-
-        Raises:
-            UnsupportedSignal: The chat template of the model has no tools.
-        """
-        if not prompts:
-            return []
-        tokenizer = self.tokenizer
-        texts = [escape_special_tokens(prompt.text, tokenizer.all_special_tokens) for prompt in prompts]
-        ids = [self.tokenize(render_with_tool(tokenizer, text, tool, self.name)) for text in texts]
-        # The token that begins a call is scored as if it were a whole answer.
-        call = [find_call_token(tokenizer, tool, self.name)]
-        logprobs = self._score_answers(ids, [call] * len(ids))
-        return [math.exp(logprob) for logprob in logprobs]
 
     def _score_answers(self, prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> list[float]:
         rows = [AnsweredPrompt([*ids, *answer], len(answer)) for ids, answer in zip(prompts, answers, strict=True)]
@@ -219,9 +188,7 @@ class HFModel(LocalModel, LocalBackend):
                 draft=self._make_completion(row, with_tokens=True) if request.draft_tokens else None,
                 hidden={name: blocks[layer][i].copy() for layer, name in sorted(layer_names.items())},
                 hidden_after={
-                    layer_names[layer]: _to_numpy(state)
-                    for layer, state in row.final_states.items()
-                    if layer in layer_names
+                    layer_names[layer]: _to_numpy(state) for layer, state in row.states.items() if layer in layer_names
                 },
                 samples=samples[i],
                 resume=HFResumeHandle(batch, batch_index.get(i), row) if batch is not None else None,
@@ -255,7 +222,7 @@ class HFModel(LocalModel, LocalBackend):
         if shared and has_equal_lengths and not sample_layers:
             generation = start_generation(batch, uniforms, request.sampling, self.stop_ids, with_drafts=True)
             return generation.run(batch, draft_layers)
-        samples: list[DecodedRow] = []
+        samples: list[GeneratedAnswer] = []
         if request.samples:
             draw, start = sample_shared, batch
             if not self.shares_prompt_cache:
@@ -264,12 +231,12 @@ class HFModel(LocalModel, LocalBackend):
         if shared:
             drafts = draft_shared(batch, request.draft_tokens, self.stop_ids, draft_layers)
             return DraftsAndSamples(drafts, samples)
-        drafts = [DecodedRow() for _ in prompts]
+        drafts = [GeneratedAnswer() for _ in prompts]
         unfinished = decode_greedily(batch, drafts, request.draft_tokens, self.stop_ids, draft_layers)
         return DraftsAndSamples(drafts, samples, unfinished)
 
     def _group_samples(
-        self, rows: list[DecodedRow], n_prompts: int, layers: list[int]
+        self, rows: list[GeneratedAnswer], n_prompts: int, layers: list[int]
     ) -> tuple[list[tuple[Completion, ...]], list[Vector | None]]:
         """Group the samples of a batch by prompt.
 
@@ -290,7 +257,7 @@ class HFModel(LocalModel, LocalBackend):
         for i in range(n_prompts):
             own_rows = rows[i * n_samples : (i + 1) * n_samples]
             samples.append(tuple(completions[tuple(row.tokens), row.finished] for row in own_rows))
-            final = [row.final_states[layers[0]] for row in own_rows] if layers else None
+            final = [row.states[layers[0]] for row in own_rows] if layers else None
             states.append(None if final is None else _to_numpy(torch.stack(final)))
         return samples, states
 
@@ -299,7 +266,7 @@ class HFModel(LocalModel, LocalBackend):
     def _continue_drafts(self, handles: Sequence[object], max_tokens: int) -> list[Completion]:
         """Continue drafts greedily. Drafts that were read in the same batch are continued in one batch."""
         drafts = [check_resume_handle(handle, HFResumeHandle) for handle in handles]
-        rows = [draft.copy_row(max_tokens) for draft in drafts]
+        rows = [draft.row.cut(max_tokens) for draft in drafts]
         groups: dict[int, list[int]] = {}  # `id` of a batch -> positions of its unfinished drafts in `drafts`
         for i, draft in enumerate(drafts):
             is_unfinished = draft.index is not None and len(rows[i].tokens) < max_tokens
@@ -310,7 +277,7 @@ class HFModel(LocalModel, LocalBackend):
             self.run_alone(functools.partial(self._extend_group, group_drafts, group_rows, max_tokens))
         return [self._make_completion(row, with_tokens=True) for row in rows]
 
-    def _extend_group(self, drafts: list[HFResumeHandle], rows: list[DecodedRow], max_tokens: int) -> None:
+    def _extend_group(self, drafts: list[HFResumeHandle], rows: list[GeneratedAnswer], max_tokens: int) -> None:
         """Extend the drafts of one batch greedily until they end or have `max_tokens` tokens.
 
         Args:
@@ -323,14 +290,14 @@ class HFModel(LocalModel, LocalBackend):
         batch = drafts[0].batch.copy(indices)
         decode_greedily(batch, rows, max_tokens, self.stop_ids)
 
-    def _start_stream(self, prompt: Prompt, max_tokens: int, resume: object) -> tuple[DecodedRow, Iterator[None]]:
+    def _start_stream(self, prompt: Prompt, max_tokens: int, resume: object) -> tuple[GeneratedAnswer, Iterator[None]]:
         if resume is not None:
             handle = check_resume_handle(resume, HFResumeHandle)
             draft = self.run_alone(lambda: handle.copy(max_tokens))
         else:
             ids, local = self._encode([prompt], max_tokens), self.loaded
             batch = self.run_alone(lambda: prefill(local.model, ids, self.pad_id, local.device, (), self.prefix_cache))
-            draft = HFResumeHandle(batch, 0, DecodedRow())
+            draft = HFResumeHandle(batch, 0, GeneratedAnswer())
         return draft.row, self._iter_steps(draft, max_tokens)
 
     def _iter_steps(self, draft: HFResumeHandle, max_tokens: int) -> Iterator[None]:

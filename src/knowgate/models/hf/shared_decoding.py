@@ -17,9 +17,9 @@ from transformers.cache_utils import DynamicLayer
 
 from knowgate.core.stop_flag import check_stop_flag
 from knowgate.models.hf.batching import make_nan_error
-from knowgate.models.hf.decoding import DecodedRow, DecodingBatch, compute_step_statistics, draw_tokens_on_device
+from knowgate.models.hf.decoding import DecodingBatch, compute_step_statistics, draw_tokens_on_device
 from knowgate.models.hf.forward_pass import SharedDecodingBatch, start_shared_decoding
-from knowgate.models.local_backend import TokenStep
+from knowgate.models.local_backend import GeneratedAnswer, TokenStep
 from knowgate.types import Sampling
 
 NO_TOKEN = -1  # stands in place of a token after the end of an answer
@@ -43,8 +43,8 @@ class DraftsAndSamples:
             end token. The rows that are left in the decoding batch belong to them, in this order.
     """
 
-    drafts: list[DecodedRow]
-    samples: list[DecodedRow]
+    drafts: list[GeneratedAnswer]
+    samples: list[GeneratedAnswer]
     unfinished: Sequence[int] = ()
 
 
@@ -241,10 +241,10 @@ class SharedGeneration:
         states = {layer: block.float().cpu() for layer, block in self.states.items()}
         has_ended: list[bool] = self.has_ended.tolist()
         rows = [
-            DecodedRow(
+            GeneratedAnswer(
                 tokens=tokens[: tokens.index(NO_TOKEN)] if NO_TOKEN in tokens else tokens,  # NO_TOKEN fills the rest
                 finished=has_ended[i],
-                final_states={layer: states[layer][i] for layer in states},
+                states={layer: states[layer][i] for layer in states},
             )
             for i, tokens in enumerate(self.tokens.tolist())
         ]
@@ -295,7 +295,7 @@ def _join_tokens(blocks: Sequence[torch.Tensor], width: int) -> torch.Tensor:
 
 def draft_shared(
     batch: DecodingBatch, max_tokens: int, stop_ids: frozenset[int], layers: Sequence[int] = ()
-) -> list[DecodedRow]:
+) -> list[GeneratedAnswer]:
     """Generate the greedy answer of each prompt, with statistics of its tokens.
 
     Args:
@@ -311,7 +311,7 @@ def draft_shared(
     if layers:
         batch.compute_logits(layers)  # sets `batch.hidden`
     states = {layer: batch.hidden[layer].float().cpu() for layer in layers}
-    return [DecodedRow(final_states={layer: state[i] for layer, state in states.items()}) for i in range(len(batch))]
+    return [GeneratedAnswer(states={layer: state[i] for layer, state in states.items()}) for i in range(len(batch))]
 
 
 def sample_shared(
@@ -322,7 +322,7 @@ def sample_shared(
     layers: Sequence[int] = (),
     *,
     past_end: bool = False,
-) -> list[DecodedRow]:
+) -> list[GeneratedAnswer]:
     """Sample several answers to each prompt.
 
     Args:

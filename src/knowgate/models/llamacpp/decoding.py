@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knowgate.models.llamacpp.engine import InputToken, LlamaEngine, log_softmax
-from knowgate.models.local_backend import TokenStep
+from knowgate.models.local_backend import GeneratedAnswer, TokenStep
 from knowgate.models.tokenization import count_common_tokens, find_common_prefix
 from knowgate.types import Sampling, Vector
 
@@ -23,34 +23,23 @@ MIN_REUSE_SHARE = 0.75  # of the shared tokens: a cached prefix this long is use
 # --- answers --------------------------------------------------------------------------------------
 
 
-@dataclass
-class SequenceState:
-    """One answer while it is generated.
+@dataclass(kw_only=True)
+class SequenceState(GeneratedAnswer):
+    """One answer while it is generated, and where the engine holds it.
 
     Args:
         sequence: Number of the sequence in the engine's key-value cache that holds prompt and answer.
         length: Number of tokens of prompt and answer that the model has read. It may not have read the last one yet.
         limit: Maximum number of answer tokens.
         uniforms: Random numbers from 0 to 1 that draw the tokens; None to choose the most probable tokens.
-        tokens: The tokens, without the one that ended the answer.
-        steps: Statistics of greedily chosen tokens.
         end: The token that ended the answer; None if it has not ended.
-        states: Hidden states at the token that the model read last, by layer.
     """
 
     sequence: int
     length: int
     limit: int
     uniforms: NDArray[np.float64] | None = None
-    tokens: list[int] = field(default_factory=list)
-    steps: list[TokenStep] = field(default_factory=list)
     end: int | None = None
-    states: dict[int, Vector] = field(default_factory=dict)
-
-    @property
-    def finished(self) -> bool:
-        """Whether an end token was chosen."""
-        return self.end is not None
 
     @property
     def is_complete(self) -> bool:
@@ -128,7 +117,7 @@ def choose_tokens(answers: Sequence[SequenceState], logits: Vector, sampling: Sa
 def _append_token(answer: SequenceState, token: int, engine: LlamaEngine) -> None:
     """Append a token to an answer, or end the answer if it is an end token."""
     if engine.is_end(token):
-        answer.end = token
+        answer.end, answer.finished = token, True
     else:
         answer.tokens.append(token)
 

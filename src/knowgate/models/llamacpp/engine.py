@@ -9,7 +9,7 @@ import ctypes
 import functools
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from knowgate.core.stop_flag import check_stop_flag
 from knowgate.errors import ModelError, WeightsError, require_extra
 from knowgate.models.llamacpp import bindings
-from knowgate.models.tokenization import escape_special_tokens
 from knowgate.types import Vector
 
 MAX_CELLS = 8_192  # tokens in the cache, over all sequences; allocated at the start
@@ -64,7 +63,7 @@ class LlamaEngine:
     """
 
     def __init__(self, file: Path):
-        self._lib = lib = bindings.load_library()
+        self.lib = lib = bindings.load_library()
         bindings.logged_errors.clear()
         lib.llama_log_set(bindings.log_callback, None)  # a server of xllamacpp in this process replaces the callback
         self._model = lib.llama_model_load_from_file(os.fsencode(file), lib.llama_model_default_params())
@@ -94,7 +93,7 @@ class LlamaEngine:
         It calls `_capture` for each tensor that it computes. Its parameters are written at fixed offsets into the bytes
         of a C structure. Then the sizes of the context are read back, to make sure that llama.cpp understood them.
         """
-        lib, params = self._lib, self._lib.llama_context_default_params()
+        lib, params = self.lib, self.lib.llama_context_default_params()
         kv_unified_offset = bindings.check_params_layout(bytes(params.bytes))
         # The first four fields are n_ctx, n_batch, n_ubatch and n_seq_max.
         struct.pack_into("<4I", params.bytes, 0, self.cells, BATCH_TOKENS, BATCH_TOKENS, MAX_SEQUENCES)
@@ -113,73 +112,31 @@ class LlamaEngine:
         lib.llama_set_n_threads(context, threads, threads)
         return context
 
-    # --- text -------------------------------------------------------------------------------------
-
     @property
     def template(self) -> str:
         """The Jinja chat template, or '' if there is none."""
-        return str((self._lib.llama_model_chat_template(self._model, None) or b"").decode())
-
-    def tokenize(self, text: str, *, special: bool) -> list[int]:
-        """Return the token ids of a text; `special` adds the tokens that begin a text."""
-        data = text.encode()
-        size = len(data) + 8  # a text has at most one token per byte, plus a few special tokens
-        ids = (ctypes.c_int32 * size)()
-        n = self._lib.llama_tokenize(self.vocabulary, data, len(data), ids, size, special, True)
-        if n < 0:
-            raise ModelError(f"llama.cpp could not tokenize a text of {len(data)} bytes. Shorten the text.")
-        return list(ids[:n])
-
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of tokens; an incomplete character becomes a replacement character."""
-        array = (ctypes.c_int32 * len(ids))(*ids)
-        size = 64 * len(ids) + 64  # more bytes than tokens have
-        text = ctypes.create_string_buffer(size)
-        n = self._lib.llama_detokenize(self.vocabulary, array, len(ids), text, size, False, not skip_special_tokens)
-        if n < 0:
-            raise ModelError("llama.cpp could not convert the tokens of an answer to text. Use gguf:FILE instead.")
-        return text.raw[:n].decode(errors="replace")
+        return str((self.lib.llama_model_chat_template(self._model, None) or b"").decode())
 
     def is_end(self, token: int) -> bool:
         """Return whether the token ends an answer."""
-        return bool(self._lib.llama_vocab_is_eog(self.vocabulary, token))
-
-    def is_special(self, token: int) -> bool:
-        """Return whether the token is a control token, which stands for no text."""
-        return bool(self._lib.llama_vocab_is_control(self.vocabulary, token))
-
-    def get_token_name(self, token: int) -> str:
-        """Return a token as it is written in the vocabulary, or '' for a negative id."""
-        if token < 0:
-            return ""
-        return str((self._lib.llama_vocab_get_text(self.vocabulary, token) or b"").decode(errors="replace"))
-
-    @property
-    def bos(self) -> str:
-        """The token that begins a text, or ''."""
-        return self.get_token_name(self._lib.llama_vocab_bos(self.vocabulary))
-
-    @property
-    def eos(self) -> str:
-        """The token that ends a text, or ''."""
-        return self.get_token_name(self._lib.llama_vocab_eos(self.vocabulary))
+        return bool(self.lib.llama_vocab_is_eog(self.vocabulary, token))
 
     # --- sequences --------------------------------------------------------------------------------
 
     def clear(self) -> None:
         """Remove all sequences."""
-        self._lib.llama_memory_clear(self._memory, False)
+        self.lib.llama_memory_clear(self._memory, False)
         self.filled.clear()
         self.times_cleared += 1
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Add the first `length` tokens of one sequence to another, by reference."""
-        self._lib.llama_memory_seq_cp(self._memory, source, target, 0, length)
+        self.lib.llama_memory_seq_cp(self._memory, source, target, 0, length)
         self.filled.add(target)
 
     def truncate(self, sequence: int, length: int = 0) -> None:
         """Remove the tokens of a sequence after the first `length`."""
-        self._lib.llama_memory_seq_rm(self._memory, sequence, length, -1)
+        self.lib.llama_memory_seq_rm(self._memory, sequence, length, -1)
         if not length:
             self.filled.discard(sequence)
 
@@ -219,13 +176,13 @@ class LlamaEngine:
         self.filled.update(token.sequence for token in tokens)
         self._captured.layers = {name: layer for layer in layers for name in self._get_tensor_names(layer)}
         self._captured.states = {}
-        status = self._lib.llama_decode(self._context, batch)
+        status = self.lib.llama_decode(self._context, batch)
         if status:
             raise ModelError(f"llama.cpp could not compute {len(tokens)} tokens (status {status}): {_get_log_error()}")
 
     def _get_logits(self, index: int) -> Vector:
         """Copy the logits of one token of the last batch."""
-        pointer = self._lib.llama_get_logits_ith(self._context, index)
+        pointer = self.lib.llama_get_logits_ith(self._context, index)
         if not pointer:
             raise ModelError("llama.cpp returned no probabilities of the next token. Use gguf:FILE instead.")
         values: Vector = np.ctypeslib.as_array(pointer, (self.n_vocab,)).copy()
@@ -263,15 +220,15 @@ class LlamaEngine:
             With `ask`, whether the values are needed. Otherwise True, which makes llama.cpp go on.
         """
         layers = self._captured.layers
-        layer = layers.get(self._lib.ggml_get_name(tensor)) if layers else None
+        layer = layers.get(self.lib.ggml_get_name(tensor)) if layers else None
         if ask:
             return layer is not None
         if layer is None:
             return True
-        size = self._lib.ggml_nbytes(tensor)
-        if size == 4 * self._lib.ggml_nelements(tensor):  # float32 has four bytes per value
+        size = self.lib.ggml_nbytes(tensor)
+        if size == 4 * self.lib.ggml_nelements(tensor):  # float32 has four bytes per value
             block = np.empty(size // 4, dtype=np.float32)
-            self._lib.ggml_backend_tensor_get(tensor, block.ctypes.data, 0, size)
+            self.lib.ggml_backend_tensor_get(tensor, block.ctypes.data, 0, size)
             self._captured.states[layer] = block.reshape(-1, self.width)
         return True
 
@@ -293,41 +250,53 @@ class LlamaEngine:
             )
         return states
 
-    # --- self-test --------------------------------------------------------------------------------
-
-    def run_self_test(self) -> float:
-        """Compute a test text in one pass and again token by token, and compare the log-probabilities.
-
-        Returns:
-            The largest difference in nats. It is near 0 if llama.cpp computes correctly.
-        """
-        ids = self.tokenize(SELF_TEST_TEXT, special=True)
-        self.clear()
-        tokens = [InputToken(token, position, sequence=1, needs_output=True) for position, token in enumerate(ids)]
-        one_pass, _ = self.feed(tokens)
-        steps = [InputToken(token, position, sequence=2, needs_output=True) for position, token in enumerate(ids)]
-        stepwise = np.stack([self.feed([step])[0][0] for step in steps])
-        self.clear()
-        # The logits after each token predict the next token, so the last row predicts nothing that is in the text.
-        triples = zip(log_softmax(one_pass)[:-1], log_softmax(stepwise)[:-1], ids[1:], strict=True)
-        return max(abs(float(first[token] - second[token])) for first, second, token in triples)
-
 
 class EngineTokenizer:
-    """The tokenizer and chat template of an engine, with the methods of a transformers tokenizer that streaming needs."""
+    """The tokenizer and chat template of an engine, with the methods of a transformers tokenizer that are needed."""
 
     clean_up_tokenization_spaces = False
 
     def __init__(self, engine: LlamaEngine):
-        self._engine = engine
-        self.template = engine.template
+        self._lib, self._vocabulary, self._n_vocab = engine.lib, engine.vocabulary, engine.n_vocab
+        self.chat_template = engine.template
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Return the token ids of a text, with the tokens that begin a text if `add_special_tokens` is true."""
+        data = text.encode()
+        size = len(data) + 8  # a text has at most one token per byte, plus a few special tokens
+        ids = (ctypes.c_int32 * size)()
+        n = self._lib.llama_tokenize(self._vocabulary, data, len(data), ids, size, add_special_tokens, True)
+        if n < 0:
+            raise ModelError(f"llama.cpp could not tokenize a text of {len(data)} bytes. Shorten the text.")
+        return list(ids[:n])
+
+    def __call__(self, texts: Sequence[str], *, add_special_tokens: bool, **_: Any) -> dict[str, list[list[int]]]:
+        """Return the token ids of many texts, in the form in which transformers returns them."""
+        return {"input_ids": [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]}
+
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """Return the text of tokens; an incomplete character becomes a replacement character."""
+        if not tokens:
+            return ""
+        ids = (ctypes.c_int32 * len(tokens))(*tokens)
+        size = 64 * len(tokens) + 64  # more bytes than tokens have
+        text = ctypes.create_string_buffer(size)
+        n = self._lib.llama_detokenize(self._vocabulary, ids, len(tokens), text, size, False, not skip_special_tokens)
+        if n < 0:
+            raise ModelError("llama.cpp could not convert the tokens of an answer to text. Use gguf:FILE instead.")
+        return text.raw[:n].decode(errors="replace")
+
+    def convert_ids_to_tokens(self, tokens: Sequence[int]) -> list[str]:
+        """Return tokens as they are written in the vocabulary, with '' for negative ids."""
+        names = [self._lib.llama_vocab_get_text(self._vocabulary, token) if token >= 0 else b"" for token in tokens]
+        return [(name or b"").decode(errors="replace") for name in names]
 
     @functools.cached_property
-    def special_tokens(self) -> list[str]:
+    def all_special_tokens(self) -> list[str]:
         """Control tokens, which must not occur in user text."""
-        engine = self._engine
-        names = [engine.get_token_name(token) for token in range(engine.n_vocab) if engine.is_special(token)]
-        return [name for name in names if name]
+        is_control = self._lib.llama_vocab_is_control
+        control_tokens = [token for token in range(self._n_vocab) if is_control(self._vocabulary, token)]
+        return [name for name in self.convert_ids_to_tokens(control_tokens) if name]
 
     @functools.cached_property
     def _compiled_template(self) -> Any:
@@ -337,35 +306,41 @@ class EngineTokenizer:
             from jinja2.sandbox import ImmutableSandboxedEnvironment
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         try:
-            return environment.from_string(self.template)
+            return environment.from_string(self.chat_template)
         except TemplateError as error:
             raise WeightsError(
                 f"the chat template of the GGUF file is invalid: {error}. Use another GGUF file of the model."
             ) from None
 
-    def render(self, text: str) -> str:
-        """Return the text as a user message in the chat template, up to where the answer begins.
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], *, tokenize: bool, **values: Any) -> str:
+        """Return the messages in the chat template as text. `tokenize` is ignored; the text is never tokenized."""
+        bos, eos = self._lib.llama_vocab_bos(self._vocabulary), self._lib.llama_vocab_eos(self._vocabulary)
+        bos_token, eos_token = self.convert_ids_to_tokens([bos, eos])
+        text = self._compiled_template.render(messages=messages, bos_token=bos_token, eos_token=eos_token, **values)
+        return str(text)
 
-        Returns the text unchanged if the model has no chat template.
-        """
-        if not self.template:
-            return text
-        message = {"role": "user", "content": escape_special_tokens(text, self.special_tokens)}
-        special = {"bos_token": self._engine.bos, "eos_token": self._engine.eos}
-        return str(self._compiled_template.render(messages=[message], add_generation_prompt=True, **special))
 
-    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """Return the text of tokens."""
-        return self._engine.decode(tokens, skip_special_tokens=skip_special_tokens) if tokens else ""
+def run_self_test(engine: LlamaEngine) -> float:
+    """Compute a test text in one pass and again token by token, and compare the log-probabilities.
 
-    def convert_ids_to_tokens(self, tokens: Sequence[int]) -> list[str]:
-        """Return tokens as they are written in the vocabulary."""
-        return [self._engine.get_token_name(token) for token in tokens]
+    Returns:
+        The largest difference in nats. It is near 0 if llama.cpp computes correctly.
+    """
+    ids = EngineTokenizer(engine).encode(SELF_TEST_TEXT, add_special_tokens=True)
+    engine.clear()
+    tokens = [InputToken(token, position, sequence=1, needs_output=True) for position, token in enumerate(ids)]
+    one_pass, _ = engine.feed(tokens)
+    steps = [InputToken(token, position, sequence=2, needs_output=True) for position, token in enumerate(ids)]
+    stepwise = np.stack([engine.feed([step])[0][0] for step in steps])
+    engine.clear()
+    # The logits after each token predict the next token, so the last row predicts nothing that is in the text.
+    differences = (log_softmax(one_pass) - log_softmax(stepwise))[range(len(ids) - 1), ids[1:]]
+    return float(np.abs(differences).max())
 
 
 def check_engine(engine: LlamaEngine, file: Path) -> None:
     """Run the engine's self-test; raises ModelError if llama.cpp computes wrong results on this machine."""
-    difference = engine.run_self_test()
+    difference = run_self_test(engine)
     if not difference <= SELF_TEST_TOLERANCE:  # also true if the difference is NaN
         raise ModelError(
             f"llama.cpp gives wrong results for '{file}' on this machine: log-probabilities computed at once and "

@@ -39,8 +39,8 @@ from knowgate.models.llamacpp.engine import (
     log_softmax,
 )
 from knowgate.models.local_backend import LocalBackend
-from knowgate.models.tokenization import LabelPromptTokens, encode_label_prompts, encode_labels
-from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Sampling, SignalRequest, Vector
+from knowgate.models.tokenization import LabelPromptTokens, split_positions
+from knowgate.types import Completion, Prompt, Reading, Sampling, SignalRequest, Vector
 
 EMBEDDED_MODEL = "smollm"  # the spec llamacpp:smollm names the embedded model's file
 MAX_CONCURRENT_TOKENS = 2_048  # of prompts and answers in one pass: attention reads all of them for every sequence
@@ -63,10 +63,15 @@ class LlamaCppResumeHandle:
 
     def copy_draft(self, limit: int) -> SequenceState:
         """Return a copy of the draft, cut to `limit` tokens, that may grow to that length."""
-        draft = self.draft
-        end = draft.end if len(draft.tokens) <= limit else None
+        draft = self.draft.cut(limit)
         return SequenceState(
-            draft.sequence, len(self.ids), limit, tokens=draft.tokens[:limit], steps=draft.steps[:limit], end=end
+            draft.tokens,
+            draft.steps,
+            draft.finished,
+            sequence=self.draft.sequence,
+            length=len(self.ids),
+            limit=limit,
+            end=self.draft.end if draft.finished else None,
         )
 
 
@@ -136,23 +141,6 @@ class LlamaCppModel(LocalBackend):
         """Number of tokens that the model can read at once."""
         return self.engine.cells
 
-    @property
-    def has_template(self) -> bool:
-        """Whether the file has a chat template."""
-        return bool(self.tokenizer.template)
-
-    def render(self, text: str) -> str:
-        """Return the text as a user turn, up to where the answer begins."""
-        return self.tokenizer.render(text)
-
-    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
-        """Return the token ids of a text; `special` adds the tokens that begin a text."""
-        return self.engine.tokenize(text, special=special)
-
-    def tokenize_all(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
-        """Tokenize many texts."""
-        return [self.tokenize(text, special=special) for text in texts]
-
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
         """Return the requested signals of each prompt. Prompts of similar length are computed together."""
         if request.samples:
@@ -166,17 +154,14 @@ class LlamaCppModel(LocalBackend):
                 readings |= dict(zip(group, results, strict=True))
         return [readings[i] for i in range(len(prompts))]
 
-    def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        """Return the logits of the labels after each part of each prompt (parts x labels).
-
-        A label prompt consists of one or more parts. After each part, the LLM would write a label such as 'true'.
-        """
+    def _read_labels(self, prompts: Sequence[LabelPromptTokens], label_ids: Sequence[int]) -> list[Vector]:
         logits: dict[int, Vector] = {}
         with self.lock:
-            label_ids = encode_labels(self.tokenize, labels)
-            encoded = encode_label_prompts(self, prompts, label_ids)
-            for group in self._group_prompts([len(prompt.ids) for prompt in encoded], samples=0, max_tokens=1):
-                results = self._read_labels([encoded[i] for i in group], label_ids)
+            for group in self._group_prompts([len(prompt.ids) for prompt in prompts], samples=0, max_tokens=1):
+                members = [prompts[i] for i in group]
+                ids = [prompt.ids for prompt in members]
+                values, _ = self._prefill(ids, (), sum(map(len, ids)), [prompt.positions for prompt in members])
+                results = split_positions(values[:, list(label_ids)], members)
                 logits |= dict(zip(group, results, strict=True))
         return [logits[i] for i in range(len(prompts))]
 
@@ -247,7 +232,7 @@ class LlamaCppModel(LocalBackend):
         logits, prompt_states = self._prefill(ids, read_layers, n_prompt_tokens + n_answer_tokens)
         states = [{layer: block[i] for layer, block in prompt_states.items()} for i in range(len(ids))]
         drafts = [
-            SequenceState(PREFIX_ROWS + i, len(row), request.draft_tokens, states=states[i])
+            SequenceState(sequence=PREFIX_ROWS + i, length=len(row), limit=request.draft_tokens, states=states[i])
             for i, row in enumerate(ids)
         ]
         samples = self._start_samples(prompts, ids, request, states)
@@ -327,7 +312,13 @@ class LlamaCppModel(LocalBackend):
         for i, prompt in enumerate(prompts):
             for uniforms in draw_uniforms(prompt, request):
                 self.engine.copy(PREFIX_ROWS + i, sequence, len(ids[i]))
-                sample = SequenceState(sequence, len(ids[i]), request.sample_tokens, uniforms, states=states[i])
+                sample = SequenceState(
+                    sequence=sequence,
+                    length=len(ids[i]),
+                    limit=request.sample_tokens,
+                    uniforms=uniforms,
+                    states=states[i],
+                )
                 samples[i].append(sample)
                 sequence += 1
         return samples
@@ -345,14 +336,6 @@ class LlamaCppModel(LocalBackend):
         unread = [answer for answer in answers if (feed_end if answer.finished else answer.tokens)]
         if unread:
             feed_last_tokens(self.engine, unread, layers, feed_end=feed_end)
-
-    def _read_labels(self, prompts: Sequence[LabelPromptTokens], label_ids: Sequence[int]) -> list[Vector]:
-        """Return the logits of the labels at each label position, as an array (positions x labels) per prompt."""
-        ids = [prompt.ids for prompt in prompts]
-        logits, _ = self._prefill(ids, (), sum(map(len, ids)), [prompt.positions for prompt in prompts])
-        # `logits` has the positions of all prompts below each other. It is split where the next prompt begins.
-        prompt_starts = np.cumsum([len(prompt.positions) for prompt in prompts])[:-1]
-        return np.split(logits[:, list(label_ids)], prompt_starts)
 
     # --- continuing a draft -----------------------------------------------------------------------
 
@@ -372,7 +355,7 @@ class LlamaCppModel(LocalBackend):
             with self.lock:
                 ids = self._encode([prompt], max_tokens)[0]
             # No prefill has this number, so the first step computes the prompt.
-            handle = LlamaCppResumeHandle(ids, SequenceState(PREFIX_ROWS, len(ids), 0), prefill_number=-1)
+            handle = LlamaCppResumeHandle(ids, SequenceState(sequence=PREFIX_ROWS, length=len(ids), limit=0), -1)
         answer = handle.copy_draft(max_tokens)
         return answer, self._iter_steps(handle, answer)
 
