@@ -9,7 +9,6 @@ than it generated, the whole answer is generated again.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from typing import Any
 
 from knowgate.models.backend import RemoteDraft
@@ -23,36 +22,25 @@ DRAFT_REPEATING_SERVER = "llamacpp"  # the server whose responses begin with the
 StreamChunks = Generator[Any, None, None]
 
 
-@dataclass(frozen=True)
-class ServerDraft(RemoteDraft):
-    """A prompt and the beginning of its answer, the draft. `completion` is None if no draft was generated."""
-
-    @property
-    def is_reproducible(self) -> bool:
-        """Whether the server can continue the draft, for which it must split the text into the same tokens again.
-
-        This is not possible if the text ends inside a character, if it has outer spaces that a chat template would
-        strip, or if the model generated tokens that the text does not show, such as reasoning.
-        """
-        draft = self.completion
-        if draft is None or not draft.text or REPLACEMENT_CHARACTER in draft.text:
-            return False
-        shows_all_tokens = draft.tokens is None or "".join(token.text for token in draft.tokens) == draft.text
-        return shows_all_tokens and (self.prompt.raw or draft.text == draft.text.strip())
-
-
-def can_continue(endpoint: ModelEndpoint, draft: ServerDraft) -> bool:
+def can_continue(endpoint: ModelEndpoint, draft: RemoteDraft) -> bool:
     """Return whether the server can continue a draft.
 
-    The draft of a raw prompt, which has no chat template, can be continued on every server: it is sent as part of the
-    prompt. For chat prompts, the server needs an option for it and must not have refused a draft before.
+    The server must split its text into the same tokens again. This is not possible if the text ends inside a character,
+    if it has outer spaces that a chat template would strip, or if the model generated tokens that the text does not
+    show, such as reasoning. For chat prompts, the server also needs an option to continue a message and must not have
+    refused a draft before. The draft of a raw prompt is sent as part of the prompt.
     """
-    if not draft.is_reproducible:
+    answer = draft.completion
+    if answer is None or not answer.text or REPLACEMENT_CHARACTER in answer.text:
         return False
-    return draft.prompt.raw or (not endpoint.refuses_drafts and endpoint.server in CONTINUATION_FIELDS)
+    shows_all_tokens = answer.tokens is None or "".join(token.text for token in answer.tokens) == answer.text
+    if draft.prompt.raw or not shows_all_tokens:
+        return shows_all_tokens
+    has_outer_spaces = answer.text != answer.text.strip()
+    return not has_outer_spaces and not endpoint.refuses_drafts and endpoint.server in CONTINUATION_FIELDS
 
 
-def continue_draft(endpoint: ModelEndpoint, draft: ServerDraft, fields: dict[str, Any]) -> Completion | None:
+def continue_draft(endpoint: ModelEndpoint, draft: RemoteDraft, fields: dict[str, Any]) -> Completion | None:
     """Return the draft with its continuation, or None if the server cannot continue it.
 
     Args:
@@ -70,7 +58,7 @@ def continue_draft(endpoint: ModelEndpoint, draft: ServerDraft, fields: dict[str
 
 
 def stream_continuation(
-    endpoint: ModelEndpoint, draft: ServerDraft, open_stream: Callable[[str], StreamChunks]
+    endpoint: ModelEndpoint, draft: RemoteDraft, open_stream: Callable[[str], StreamChunks]
 ) -> TextStream | None:
     """Return a stream that begins with the draft, or None if the server cannot continue it.
 
@@ -91,7 +79,7 @@ def stream_continuation(
     return stream()
 
 
-def _send_draft(endpoint: ModelEndpoint, draft: ServerDraft, send: Callable[[str], Result]) -> Result | None:
+def _send_draft(endpoint: ModelEndpoint, draft: RemoteDraft, send: Callable[[str], Result]) -> Result | None:
     """Call `send` with the text of a draft and return its result, or None if the server cannot continue the draft.
 
     A server refuses drafts if it is too old or if its chat template does not allow them. It is not asked again then.

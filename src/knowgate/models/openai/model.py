@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import httpx
 import numpy as np
@@ -24,11 +25,19 @@ import numpy as np
 from knowgate.core.files import sha256_text
 from knowgate.core.http_client import RetryPolicy
 from knowgate.errors import ModelError, UnsupportedSignal
-from knowgate.models.backend import Backend, Item, Value, check_resume_handle, check_resume_options, check_sampling
+from knowgate.models.backend import (
+    Backend,
+    Item,
+    RemoteDraft,
+    Value,
+    check_resume_handle,
+    check_resume_options,
+    check_sampling,
+)
 from knowgate.models.openai import responses
 from knowgate.models.openai.client import ApiClient, StatusError
-from knowgate.models.openai.continuation import ServerDraft, continue_draft, stream_continuation
-from knowgate.models.openai.hidden_states import HiddenStateReader, StatesAroundDraft
+from knowgate.models.openai.continuation import continue_draft, stream_continuation
+from knowgate.models.openai.hidden_states import HiddenStateReader
 from knowgate.models.openai.labels import LABEL_SERVERS, WHOLE_VOCABULARY, ServerLabelReader
 from knowgate.models.openai.server import REFUSAL_STATUSES, WIDE_TOP_TOKENS, ModelEndpoint, make_logprob_fields
 from knowgate.models.openai.spec import DEFAULT_CONCURRENCY, HiddenStateConfig, check_server_url, parse_openai_spec
@@ -43,13 +52,6 @@ def open_openai(value: str) -> OpenAIModel:
     """Return the model for a spec such as 'openai:Qwen/Qwen3-8B@http://127.0.0.1:8000/v1'."""
     spec = parse_openai_spec(value)
     return OpenAIModel(spec.model, spec.url, concurrency=spec.concurrency, hidden_states=spec.hidden_states)
-
-
-class DraftResponse(NamedTuple):
-    """A draft (None if none was requested) and its token ids (empty if they were not requested)."""
-
-    completion: Completion | None
-    ids: Sequence[int] = ()
 
 
 class OpenAIModel(Backend):
@@ -163,19 +165,9 @@ class OpenAIModel(Backend):
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
         """Return the requested signals of each prompt, such as its draft, samples and hidden states."""
         self.check_request(request)
-        drafts = self._read_drafts(prompts, request)
         samples = self._sample(prompts, request.sample_tokens, request.sampling, request.samples, request.seed)
-        states = self._read_states(prompts, drafts, request)
-        return [
-            Reading(
-                draft=draft.completion,
-                hidden=around.before,
-                hidden_after=around.after,
-                samples=tuple(drawn),
-                resume=ServerDraft(prompt, draft.completion),
-            )
-            for prompt, draft, drawn, around in zip(prompts, drafts, samples, states, strict=True)
-        ]
+        readings = self._map(lambda prompt: self._read_draft(prompt, request), prompts)
+        return [replace(reading, samples=tuple(drawn)) for reading, drawn in zip(readings, samples, strict=True)]
 
     def generate(
         self,
@@ -194,7 +186,7 @@ class OpenAIModel(Backend):
         if resume is not None:
             check_resume_options(temperature, n)
             # A handle contains its prompt. `zip` only checks that there are as many handles as prompts.
-            drafts = [check_resume_handle(handle, ServerDraft) for _, handle in zip(prompts, resume, strict=True)]
+            drafts = [check_resume_handle(handle, RemoteDraft) for _, handle in zip(prompts, resume, strict=True)]
             return self._map(lambda draft: [self._finish_draft(draft, max_tokens)], drafts)
         if temperature > 0:
             return self._sample(prompts, max_tokens, Sampling(temperature), n, seed)
@@ -209,7 +201,7 @@ class OpenAIModel(Backend):
         A resumed draft comes first. If the server cannot continue the draft, it is left out and the stream contains a
         new answer.
         """
-        draft = ServerDraft(prompt, None) if resume is None else check_resume_handle(resume, ServerDraft)
+        draft = RemoteDraft(prompt, None) if resume is None else check_resume_handle(resume, RemoteDraft)
         if (answer := draft.get_answer(max_tokens)) is not None:
             if answer.text:
                 yield answer.text
@@ -219,36 +211,28 @@ class OpenAIModel(Backend):
         completion = yield from stream or self._stream_greedily(draft.prompt, max_tokens)
         return self._check_logprobs(completion)
 
-    def _read_drafts(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[DraftResponse]:
-        """Generate the drafts that a reading asks for.
-
-        Their token ids are included if the hidden states after the drafts are requested too.
-        """
-        if request.draft_tokens == 0:
-            return [DraftResponse(None) for _ in prompts]
-        top = WIDE_TOP_TOKENS if request.entropies and self.has_entropies else MARGIN_TOP_TOKENS
-        with_ids = bool(request.layers and request.after_draft)
-
-        def read_draft(prompt: Prompt) -> DraftResponse:
+    def _read_draft(self, prompt: Prompt, request: SignalRequest) -> Reading:
+        """Return a reading of one prompt with its draft and the hidden states before and after the draft."""
+        completion, draft_ids = None, list[int]()
+        needs_states_after = bool(request.layers) and request.after_draft
+        if request.draft_tokens:
+            top = WIDE_TOP_TOKENS if request.entropies else MARGIN_TOP_TOKENS
             fields = self._make_greedy_fields(prompt, request.draft_tokens, None, top)
-            if with_ids:
+            if needs_states_after:
                 fields["return_token_ids"] = True
             response = self._endpoint.complete_prompt(prompt, fields)
             completion = self._check_logprobs(responses.parse_completions(response)[0])
-            return DraftResponse(completion, responses.parse_answer_ids(response) if with_ids else ())
+            draft_ids = responses.parse_answer_ids(response) if needs_states_after else []
+        hidden: Mapping[int, Vector] = {}
+        hidden_after: Mapping[int, Vector] = {}
+        if request.layers and self._state_reader is not None:
+            ids = self._endpoint.tokenize_prompt(prompt)
+            hidden = self._state_reader.read(ids, request.layers)
+            if needs_states_after:  # without a draft, the states after it are those before it
+                hidden_after = self._state_reader.read([*ids, *draft_ids], request.layers) if draft_ids else hidden
+        return Reading(completion, hidden, hidden_after, resume=RemoteDraft(prompt, completion))
 
-        return self._map(read_draft, prompts)
-
-    def _read_states(
-        self, prompts: Sequence[Prompt], drafts: Sequence[DraftResponse], request: SignalRequest
-    ) -> list[StatesAroundDraft]:
-        """Return the hidden states before and after each draft; empty if none are requested."""
-        reader = self._state_reader
-        if reader is None or not request.layers:
-            return [StatesAroundDraft({}, {}) for _ in prompts]
-        return self._map(lambda i: reader.read(prompts[i], drafts[i].ids, request), range(len(prompts)))
-
-    def _finish_draft(self, draft: ServerDraft, max_tokens: int) -> Completion:
+    def _finish_draft(self, draft: RemoteDraft, max_tokens: int) -> Completion:
         """Return the complete answer: the draft if it is complete, else the draft with its continuation.
 
         If the server cannot continue the draft, a new answer is generated.
@@ -262,7 +246,7 @@ class OpenAIModel(Backend):
             return self._generate_greedily(draft.prompt, max_tokens, None)
         return self._check_logprobs(completion)
 
-    def _make_remaining_fields(self, draft: ServerDraft, max_tokens: int) -> dict[str, Any]:
+    def _make_remaining_fields(self, draft: RemoteDraft, max_tokens: int) -> dict[str, Any]:
         """Return the request fields for greedily generating the tokens after a draft."""
         n_tokens = draft.completion.n_tokens if draft.completion else 0
         return self._make_greedy_fields(draft.prompt, max_tokens - n_tokens, None)

@@ -72,14 +72,6 @@ class ServerCapabilities:
     sampling: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class _AcceptedRequest:
-    """A request that the server accepted, and its response."""
-
-    body: Mapping[str, Any]
-    response: Any
-
-
 def probe_server(post: PostFunction, model: str) -> ServerCapabilities:
     """Find out what a server supports by sending a short request with all parameters.
 
@@ -87,40 +79,33 @@ def probe_server(post: PostFunction, model: str) -> ServerCapabilities:
     parameter and ignore it, so log-probabilities and `n` count as supported only if the response contains them.
     """
     plain = {**_make_greeting(model), "max_tokens": PROBE_TOKENS, "temperature": 1.0, "top_p": 1.0}
-    everything = dict(plain)
+    body = dict(plain)
     for values in PROBED_PARAMETERS.values():
-        everything |= values[0]
-    accepted = _try_request(post, everything)
-    if accepted is None:
-        accepted = _AcceptedRequest(plain, post("/chat/completions", plain))
+        body |= values[0]
+    response = _try_request(post, body)
+    if response is None:
+        body, response = plain, post("/chat/completions", plain)
         for values in PROBED_PARAMETERS.values():
-            accepted = _add_first_accepted(post, accepted, values)
-    body, tokens = accepted.body, parse_token_logprobs(accepted.response) or []
+            for value in values:
+                attempt = _try_request(post, {**body, **value})
+                if attempt is not None:
+                    body, response = {**body, **value}, attempt
+                    break
+    tokens = parse_token_logprobs(response) or []
     return ServerCapabilities(
         logprobs=bool(tokens),
         top=min((len(token.top) for token in tokens), default=0),
-        n="n" in body and len(parse_completions(accepted.response)) == body["n"],
+        n="n" in body and len(parse_completions(response)) == body["n"],
         seed="seed" in body,
         sampling={key: body[key] for key in ("top_k", "min_p") if key in body},
     )
 
 
-def _add_first_accepted(
-    post: PostFunction, accepted: _AcceptedRequest, values: Sequence[Mapping[str, Any]]
-) -> _AcceptedRequest:
-    """Add to an accepted request the first of several values of a parameter that the server accepts too."""
-    for value in values:
-        attempt = _try_request(post, {**accepted.body, **value})
-        if attempt is not None:
-            return attempt
-    return accepted
-
-
 def probe_wide_logprobs(post: PostFunction, model: str) -> bool:
     """Return whether a server lists thousands of tokens per position, as llama.cpp does. Most list about 20."""
     body = {**_make_greeting(model), "max_tokens": 1, "temperature": 0.0}
-    accepted = _try_request(post, {**body, "logprobs": True, "top_logprobs": WIDE_TOP_TOKENS})
-    tokens = parse_token_logprobs(accepted.response) if accepted else None
+    response = _try_request(post, {**body, "logprobs": True, "top_logprobs": WIDE_TOP_TOKENS})
+    tokens = None if response is None else parse_token_logprobs(response)
     return len(tokens[0].top) == WIDE_TOP_TOKENS if tokens else False
 
 
@@ -128,10 +113,10 @@ def _make_greeting(model: str) -> dict[str, Any]:
     return {"model": model, "messages": [{"role": "user", "content": "Hi"}]}
 
 
-def _try_request(post: PostFunction, body: Mapping[str, Any]) -> _AcceptedRequest | None:
-    """Send a chat request; returns None if the server refuses its parameters."""
+def _try_request(post: PostFunction, body: dict[str, Any]) -> Any:
+    """Send a chat request and return its response, or None if the server refuses its parameters."""
     try:
-        return _AcceptedRequest(body, post("/chat/completions", dict(body)))
+        return post("/chat/completions", body)
     except StatusError as error:
         if error.status in REFUSAL_STATUSES:
             return None
