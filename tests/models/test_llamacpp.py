@@ -102,7 +102,7 @@ def test_log_probability_entropy_and_margin_of_a_distribution():
 def test_tokens_are_drawn_by_inverse_cumulative_probability(sampling, expected):
     """p = (.1, .6, .3): in the order of the vocabulary, or of the most probable where some are cut off."""
     logits = np.log(np.array([[0.1, 0.6, 0.3]] * 3, dtype=np.float32))
-    rows = [SequenceState(sequence=1, length=1, limit=1, uniforms=np.array([number])) for number in (0.5, 0.8, 0.05)]
+    rows = [SequenceState(prompt=[0], sequence=1, limit=1, uniforms=np.array([number])) for number in (0.5, 0.8, 0.05)]
     assert draw_tokens(rows, logits, sampling) == expected
 
 

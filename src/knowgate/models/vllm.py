@@ -115,7 +115,7 @@ class VllmModel(LocalBackend):
         return [
             Reading(
                 draft=self._make_completion(drafts[i], with_tokens=True) if drafts else None,
-                samples=tuple(self._make_completion(sample, with_tokens=False) for sample in samples[i]),
+                samples=tuple(self._make_completion(sample) for sample in samples[i]),
                 resume=VllmResumeHandle(ids[i], drafts[i]) if drafts and request.resumable else None,
             )
             for i in range(len(ids))
@@ -190,7 +190,9 @@ class VllmModel(LocalBackend):
         )
         return [[_parse_answer(sample) for sample in output.outputs] for output in outputs]
 
-    def _continue_drafts(self, handles: Sequence[object], max_tokens: int) -> list[Completion]:
+    def _continue_drafts(
+        self, prompts: Sequence[Prompt], handles: Sequence[object], max_tokens: int
+    ) -> list[Completion]:
         drafts = [check_resume_handle(handle, VllmResumeHandle) for handle in handles]
         return [self._make_completion(answer, with_tokens=True) for answer in self._complete(drafts, max_tokens)]
 

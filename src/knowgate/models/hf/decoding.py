@@ -142,42 +142,15 @@ def prefill(
     n_cached, cache = (prefix_cache or PrefixCache()).start(model, ids, device)
     inputs = make_inputs(ids, n_cached, cache, pad_id, device)
     if states_only and layers and max(layers) < len(model.base_model.layers):
-        return _prefill_lower_layers(model, layers, inputs)
+        partial, hidden = run_lower_layers(model, layers, inputs)
+        return DecodingBatch(model, cache, inputs["attention_mask"], None, hidden, partial=partial)
     output = model(**inputs, logits_to_keep=1, output_hidden_states=bool(layers))
     hidden = {layer: output.hidden_states[layer][:, -1].clone() for layer in layers}
     return DecodingBatch(model, cache, inputs["attention_mask"], output.logits[:, -1], hidden)
 
 
-def _prefill_lower_layers(model: Any, layers: Sequence[int], inputs: dict[str, Any]) -> DecodingBatch:
-    """Run the model over prompts only up to the highest of `layers`, and keep the hidden states of these layers.
-
-    A hook stores the input of each of these layers. Hidden state number n is the input of layer n, because number 0 is
-    the embeddings.
-    """
-    hidden: dict[int, torch.Tensor] = {}
-
-    def add_hook(layer: int) -> Any:
-        def store_input(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            states = args[0] if args else kwargs["hidden_states"]
-            hidden[layer] = states[:, -1].clone()
-
-        return model.base_model.layers[layer].register_forward_pre_hook(store_input, with_kwargs=True)
-
-    hooks = [add_hook(layer) for layer in layers]
-    try:
-        partial = run_lower_layers(model, max(layers), **inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return DecodingBatch(model, inputs["past_key_values"], inputs["attention_mask"], None, hidden, partial=partial)
-
-
 def decode_greedily(
-    batch: DecodingBatch,
-    rows: list[GeneratedAnswer],
-    max_tokens: int,
-    stop_ids: frozenset[int],
-    layers: Sequence[int] = (),
+    batch: DecodingBatch, rows: list[GeneratedAnswer], max_tokens: int, stop_ids: frozenset[int], layers: Sequence[int]
 ) -> list[int]:
     """Extend answers greedily until they end or have `max_tokens` tokens.
 
@@ -197,11 +170,7 @@ def decode_greedily(
 
 
 def iter_greedy_steps(
-    batch: DecodingBatch,
-    rows: list[GeneratedAnswer],
-    max_tokens: int,
-    stop_ids: frozenset[int],
-    layers: Sequence[int] = (),
+    batch: DecodingBatch, rows: list[GeneratedAnswer], max_tokens: int, stop_ids: frozenset[int], layers: Sequence[int]
 ) -> Iterator[None]:
     """Extend answers greedily like `decode_greedily`, but yield after each token, so that the caller can stream it.
 
@@ -212,11 +181,10 @@ def iter_greedy_steps(
         stop_ids: Tokens that end an answer.
         layers: Layers whose hidden states at the last token of each answer are stored in `states`.
     """
-    # `active` are the indices of the answers that are still in the batch. They all have the same length.
-    active, states = list(range(len(rows))), FinalStates(len(rows))
+    active = list(range(len(rows)))  # indices of the answers that are still in the batch; all have the same length
     while active and len(rows[active[0]].tokens) < max_tokens:
         steps = pick_greedy_steps(batch.compute_logits(layers))
-        states.store(batch, active)
+        _store_states(batch, rows, active, layers)
         for index, step in zip(active, steps, strict=True):
             if step.token in stop_ids:
                 rows[index].finished = True
@@ -226,45 +194,33 @@ def iter_greedy_steps(
         batch.append(torch.tensor([step.token for step in steps], device=batch.mask.device))
         active = _drop_finished(batch, rows, active)
         yield
-    states.finish(batch, rows, active, layers)
+    _store_last_states(batch, rows, active, layers)
 
 
-@dataclass
-class FinalStates:
-    """Collects the hidden states at the last token of each answer (row) while the answers are generated.
-
-    After every step, the states at the newest token of each answer replace those stored before, until the answer ends.
+def _store_states(batch: DecodingBatch, rows: list[GeneratedAnswer], active: list[int], layers: Sequence[int]) -> None:
+    """Store the hidden states at the newest token of each answer in the batch; they replace those stored before.
 
     Args:
-        n_rows: Number of answers.
-        blocks: Layer -> states of all answers (answers x width). One tensor per answer would take longer to write.
+        batch: The batch after a forward pass with these layers.
+        rows: All answers, including those that are no longer in the batch.
+        active: Indices in `rows` of the answers in the batch.
+        layers: The layers.
     """
+    if layers:
+        for position, index in enumerate(active):
+            rows[index].states = {layer: batch.hidden[layer][position] for layer in layers}
 
-    n_rows: int
-    blocks: dict[int, torch.Tensor] = field(default_factory=dict)
 
-    def store(self, batch: DecodingBatch, active: list[int]) -> None:
-        """Store the states at the newest token of each row in the batch; `active` are the indices of these rows."""
-        if not batch.hidden:
-            return
-        index = torch.tensor(active, device=batch.mask.device)
-        for layer, state in batch.hidden.items():
-            block = self.blocks.setdefault(layer, state.new_zeros(self.n_rows, state.shape[-1]))
-            block[index] = state
+def _store_last_states(
+    batch: DecodingBatch, rows: list[GeneratedAnswer], active: list[int], layers: Sequence[int]
+) -> None:
+    """Store the hidden states at the last tokens of answers that are still in the batch.
 
-    def finish(
-        self, batch: DecodingBatch, rows: list[GeneratedAnswer], active: list[int], layers: Sequence[int]
-    ) -> None:
-        """Set `states` of all answers to the hidden states at their last tokens.
-
-        The model has not read the last tokens of answers that are still in the batch (`active`), because they reached the
-        token limit. One more forward pass computes the states at these tokens.
-        """
-        if layers and active:
-            batch.compute_logits(layers)  # sets `batch.hidden`; the logits are not needed
-            self.store(batch, active)
-        for i, row in enumerate(rows):
-            row.states = {layer: block[i] for layer, block in self.blocks.items()}
+    These answers reached the token limit, so the model has not read their last tokens yet. It reads them now.
+    """
+    if layers and active:
+        batch.compute_logits(layers)  # sets `batch.hidden`; the logits are not needed
+        _store_states(batch, rows, active, layers)
 
 
 def _drop_finished(batch: DecodingBatch, rows: list[GeneratedAnswer], active: list[int]) -> list[int]:
@@ -325,11 +281,10 @@ def sample_rows(
             more forward pass, which computes them.
     """
     rows = [GeneratedAnswer() for _ in range(len(batch))]
-    # `active` are the indices of the answers that are still in the batch.
-    active, states = list(range(len(rows))), FinalStates(len(rows))
+    active = list(range(len(rows)))  # indices of the answers that are still in the batch
     for position in range(uniforms.shape[1]):
         batch.compute_logits(layers)  # sets `batch.hidden`, which is stored next
-        states.store(batch, active)
+        _store_states(batch, rows, active, layers)
         active = _drop_finished(batch, rows, active) if past_end else active
         if not active:
             break
@@ -343,7 +298,7 @@ def sample_rows(
         active = active if past_end else _drop_finished(batch, rows, active)
         if not active:
             break
-    states.finish(batch, rows, active, layers)
+    _store_last_states(batch, rows, active, layers)
     return rows
 
 

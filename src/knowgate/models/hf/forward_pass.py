@@ -100,7 +100,7 @@ def _compute_prefix(model: Any, prefix: Sequence[int], device: torch.device) -> 
 
 
 class _StopForward(Exception):
-    """Raised inside the model to end a pass below a layer."""
+    """Raised inside the model to end a pass below a layer. Its argument is the `PartialPass`."""
 
 
 @dataclass(frozen=True)
@@ -147,26 +147,43 @@ def _has_full_attention(config: Any) -> bool:
     return set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
 
 
-def run_lower_layers(model: Any, layer: int, **inputs: Any) -> PartialPass:
-    """Run a forward pass only through the layers below `layer`, and return it unfinished.
+def run_lower_layers(
+    model: Any, layers: Sequence[int], inputs: Mapping[str, Any]
+) -> tuple[PartialPass, dict[int, torch.Tensor]]:
+    """Run a forward pass only up to the highest of some layers.
 
-    A hook before that layer captures its input and stops the pass with an exception.
+    A hook before each of these layers stores its input. Hidden state number n is the input of layer n, because number 0
+    is the embeddings. The hook of the highest layer stops the pass with an exception.
+
+    Args:
+        model: The transformers model.
+        layers: The layers.
+        inputs: Arguments of the forward pass.
+
+    Returns:
+        The unfinished pass, and the hidden states at the last token of each prompt, by layer.
     """
-    captured: dict[str, Any] = {}
+    hidden: dict[int, torch.Tensor] = {}
 
-    def stop(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        captured.update(states=args[0] if args else kwargs["hidden_states"], kwargs=kwargs)
-        raise _StopForward
+    def add_hook(layer: int) -> Any:
+        def store_input(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            states = args[0] if args else kwargs["hidden_states"]
+            hidden[layer] = states[:, -1].clone()
+            if layer == max(layers):
+                arguments = {key: value for key, value in kwargs.items() if key != "hidden_states"}
+                raise _StopForward(PartialPass(layer, states, arguments))
 
-    hook = model.base_model.layers[layer].register_forward_pre_hook(stop, with_kwargs=True)
+        return model.base_model.layers[layer].register_forward_pre_hook(store_input, with_kwargs=True)
+
+    hooks = [add_hook(layer) for layer in layers]
     try:
         model.base_model(**inputs)
-    except _StopForward:
-        pass
+    except _StopForward as stop:
+        return stop.args[0], hidden
     finally:
-        hook.remove()
-    arguments = {key: value for key, value in captured["kwargs"].items() if key != "hidden_states"}
-    return PartialPass(layer, captured["states"], arguments)
+        for hook in hooks:
+            hook.remove()
+    raise RuntimeError(f"the forward pass did not reach layer {max(layers)}")
 
 
 def _select_rows(value: Any, rows: torch.Tensor, size: int) -> Any:
@@ -360,7 +377,6 @@ def _multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 AttentionInterface.register(ATTENTION_NAME, compute_shared_attention)
 
 
-@dataclass
 class SharedDecodingBatch:
     """A batch of answers that are generated in parallel and share the keys and values of their prompts.
 
@@ -369,20 +385,25 @@ class SharedDecodingBatch:
 
     Args:
         model: The transformers model.
-        cache: Keys and values of the prompts and answers.
-        rows: The answers that are still in the batch (prompts x answers), as indices among all answers at the start.
-        positions: Position of the next token of each answer, counted from the start of its prompt. One row per answer
-            and a single column, as the model takes it.
-        n_left: Number of tokens that each answer still has room for.
+        prompt_cache: Keys and values of the prompts; not changed.
+        mask: Attention mask of the prompts.
+        answers: Number of answers per prompt, all empty at first.
+        max_tokens: Maximum number of tokens per answer.
     """
 
-    model: Any
-    cache: SharedCache
-    rows: torch.Tensor
-    positions: torch.Tensor
-    n_left: int
+    def __init__(self, model: Any, prompt_cache: Cache, mask: torch.Tensor, answers: int, max_tokens: int):
+        self.model = model
+        self.cache = SharedCache(prompt_cache, mask, answers, max_tokens)
+        # The answers that are still in the batch (prompts x answers), as indices among all answers at the start.
+        self.rows = torch.arange(len(mask) * answers, device=mask.device).view(len(mask), answers)
+        # Position of the next token of each answer, counted from the start of its prompt (one column, as the model
+        # takes it).
+        self.positions = mask.sum(dim=1).repeat_interleave(answers)[:, None]
+        self.n_left = max_tokens  # number of tokens that each answer still has room for
+        self._start_capture()
 
-    def __post_init__(self) -> None:
+    def _start_capture(self) -> None:
+        """Prepare a step to be captured as a CUDA graph, after its tensors have been created or replaced."""
         self._tokens = torch.zeros_like(self.positions)
         self._step: GraphedStep[StepOutput] = GraphedStep(self.rows.device)
 
@@ -426,21 +447,4 @@ class SharedDecodingBatch:
         self.cache.select(prompts, answers, has_all_prompts=has_all_prompts)
         self.positions = self.positions.view_as(self.rows)[prompts, answers].reshape(-1, 1)
         self.rows = self.rows[prompts, answers]
-        self.__post_init__()  # the tensors of the captured step have been replaced, so it must be captured again
-
-
-def start_shared_decoding(
-    model: Any, prompt_cache: Cache, mask: torch.Tensor, answers: int, max_tokens: int
-) -> SharedDecodingBatch:
-    """Create a batch with `answers` empty answers to each prompt.
-
-    Args:
-        model: The transformers model.
-        prompt_cache: Keys and values of the prompts; not changed.
-        mask: Attention mask of the prompts.
-        answers: Number of answers per prompt.
-        max_tokens: Maximum number of tokens per answer.
-    """
-    rows = torch.arange(len(mask) * answers, device=mask.device).view(len(mask), answers)
-    positions = mask.sum(dim=1).repeat_interleave(answers)[:, None]
-    return SharedDecodingBatch(model, SharedCache(prompt_cache, mask, answers, max_tokens), rows, positions, max_tokens)
+        self._start_capture()

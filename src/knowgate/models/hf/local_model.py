@@ -12,16 +12,10 @@ import numpy as np
 import torch
 
 from knowgate.models import tokenization
-from knowgate.models.hf import batching
+from knowgate.models.hf import batching, loader
 from knowgate.models.hf.batching import BatchLimits, BatchWork
 from knowgate.models.hf.forward_pass import PrefixCache, supports_shared_cache
-from knowgate.models.hf.loader import (
-    LoadedModel,
-    LoraAdapters,
-    compute_fingerprint,
-    load_transformers,
-    load_transformers_config,
-)
+from knowgate.models.hf.loader import LoadedModel, LoraAdapters, load_transformers
 from knowgate.types import Result, Vector
 
 FIRST_BATCH_SIZES = {"cuda": 512}  # questions that a GPU answers in about the time of a single one
@@ -52,12 +46,12 @@ class LocalModel:
         """Hash that identifies the weights. Fitted gates store it, because they are valid only for these weights."""
         is_folder = Path(self.source).is_dir()
         commit = None if is_folder else getattr(self.config, "_commit_hash", None)
-        return compute_fingerprint(self.source, commit)
+        return loader.compute_fingerprint(self.source, commit)
 
     @functools.cached_property
     def config(self) -> Any:
         """The transformers configuration; reading it does not load the weights."""
-        return self.loaded.model.config if "loaded" in vars(self) else load_transformers_config(self.source)
+        return self.loaded.model.config if "loaded" in vars(self) else loader.load_transformers_config(self.source)
 
     @functools.cached_property
     def loaded(self) -> LoadedModel:
@@ -156,14 +150,6 @@ class LocalModel:
 # --- scores of given tokens -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class AnsweredPrompt:
-    """Token ids of a prompt followed by its answer. The last `answer_length` ids are the answer."""
-
-    ids: list[int]
-    answer_length: int
-
-
 def read_label_logits(
     model: LocalModel, prompts: Sequence[tokenization.LabelPromptTokens], label_ids: Sequence[int]
 ) -> list[Vector]:
@@ -219,21 +205,29 @@ def apply_lm_head(model: Any, states: torch.Tensor, token_ids: Sequence[int] | N
     return logits
 
 
-def compute_mean_logprobs(model: LocalModel, rows: Sequence[AnsweredPrompt]) -> list[float]:
-    """Compute the mean log-probability of each row's answer tokens in one forward pass."""
-    tokens, mask = batching.pad_left([row.ids for row in rows], model.pad_id, model.loaded.device)
+def compute_mean_logprobs(
+    model: LocalModel, rows: Sequence[Sequence[int]], answer_lengths: Sequence[int]
+) -> list[float]:
+    """Compute the mean log-probability of the tokens of answers in one forward pass.
+
+    Args:
+        model: The model.
+        rows: Token ids of each prompt and, after them, of its answer.
+        answer_lengths: Number of tokens of each answer.
+    """
+    tokens, mask = batching.pad_left(rows, model.pad_id, model.loaded.device)
     states = model.loaded.model.base_model(
         input_ids=tokens, attention_mask=mask, position_ids=batching.compute_positions(mask), use_cache=False
     ).last_hidden_state
     # Every answer token has an entry in both lists: its row, and its column counted from the end. Rows are padded on the
     # left, so all answers end in the last column, -1.
-    token_rows = [number for number, row in enumerate(rows) for _ in range(row.answer_length)]
-    columns = [column for row in rows for column in range(-row.answer_length, 0)]
+    token_rows = [row for row, length in enumerate(answer_lengths) for _ in range(length)]
+    columns = [column for length in answer_lengths for column in range(-length, 0)]
     preceding = [column - 1 for column in columns]  # the state at a token predicts the next token
     logp = torch.log_softmax(apply_lm_head(model.loaded.model, states[token_rows, preceding]), dim=-1)
     answer_tokens = tokens[token_rows, columns]
     logprobs = logp.gather(1, answer_tokens[:, None])[:, 0]
     if not bool(torch.isfinite(logprobs).all()):
         raise batching.make_nan_error()
-    answers = logprobs.cpu().split([row.answer_length for row in rows])
+    answers = logprobs.cpu().split(list(answer_lengths))
     return [float(answer.mean()) for answer in answers]

@@ -13,25 +13,15 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from knowgate.models import tokenization
 from knowgate.models.backend import check_resume_handle, check_sampling, draw_uniforms
 from knowgate.models.hf.batching import BatchLimits, make_nan_error, split_into_batches
-from knowgate.models.hf.decoding import (
-    DecodingBatch,
-    decode_greedily,
-    iter_greedy_steps,
-    prefill,
-    sample_rows,
-)
+from knowgate.models.hf.decoding import DecodingBatch, decode_greedily, iter_greedy_steps, prefill, sample_rows
 from knowgate.models.hf.forward_pass import supports_partial_pass
-from knowgate.models.hf.local_model import AnsweredPrompt, LocalModel, compute_mean_logprobs, read_label_logits
-from knowgate.models.hf.shared_decoding import (
-    DraftsAndSamples,
-    draft_shared,
-    join_prefills,
-    sample_shared,
-    start_generation,
-)
+from knowgate.models.hf.local_model import LocalModel, compute_mean_logprobs, read_label_logits
+from knowgate.models.hf.shared_decoding import DraftsAndSamples, SharedGeneration, join_prefills
 from knowgate.models.local_backend import GeneratedAnswer, LocalBackend
 from knowgate.models.tokenization import LabelPromptTokens
 from knowgate.types import Completion, Prompt, Reading, SignalRequest, Vector
@@ -79,15 +69,13 @@ class HFModel(LocalModel, LocalBackend):
 
         Prompts are read in batches. While the GPU runs the next batch, another thread decodes the answers of the last one.
         """
-        # Layer number -> the number in the request, which may be negative (counted from the end).
-        layer_names = dict(zip(self._resolve_layers(request.layers), request.layers, strict=True))
         max_tokens = max(request.draft_tokens, request.sample_tokens if request.samples else 0)
         ids, limits = self._encode(prompts, max_tokens), self.compute_limits()
 
         def read_batch(indices: list[int]) -> list[tuple[Future[list[Reading]], int]]:
             """Run the model on some prompts; return, for each, the future readings of the batch and its index in them."""
-            batch = self._prefill([ids[i] for i in indices], request, sorted(layer_names), limits)
-            make_readings = self._read_batch(batch, [prompts[i] for i in indices], request, layer_names)
+            batch = self._prefill([ids[i] for i in indices], request, limits)
+            make_readings = self._answer_batch(batch, [prompts[i] for i in indices], request)
             future = thread.submit(make_readings)
             return [(future, index) for index in range(len(indices))]
 
@@ -105,10 +93,12 @@ class HFModel(LocalModel, LocalBackend):
         )
 
     def _score_answers(self, prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> list[float]:
-        rows = [AnsweredPrompt([*ids, *answer], len(answer)) for ids, answer in zip(prompts, answers, strict=True)]
-        return self.run_batched(
-            [row.ids for row in rows], lambda indices: compute_mean_logprobs(self, [rows[i] for i in indices])
-        )
+        rows = [[*ids, *answer] for ids, answer in zip(prompts, answers, strict=True)]
+
+        def score(indices: list[int]) -> list[float]:
+            return compute_mean_logprobs(self, [rows[i] for i in indices], [len(answers[i]) for i in indices])
+
+        return self.run_batched(rows, score)
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -119,32 +109,29 @@ class HFModel(LocalModel, LocalBackend):
         """
         return self.shares_prompt_cache and not request.resumable and bool(request.draft_tokens or request.samples)
 
-    def _prefill(
-        self, ids: list[list[int]], request: SignalRequest, layers: list[int], limits: BatchLimits
-    ) -> DecodingBatch:
+    def _prefill(self, ids: list[list[int]], request: SignalRequest, limits: BatchLimits) -> DecodingBatch:
         """Run the model over the prompts of a batch, in as many forward passes as the memory requires.
 
         Args:
             ids: Token ids of each prompt.
             request: The requested signals.
-            layers: Layers whose hidden states at the ends of the prompts are requested.
             limits: Maximum size of one forward pass.
         """
         # If no answers are generated, layers above those whose states are requested need not be run.
         states_only = not (request.draft_tokens or request.samples) and supports_partial_pass(self.loaded.model)
-        kept_layers = sorted({*layers, *self._sample_layers(request)})
+        layers = sorted({*self._resolve_layers(request.layers), *self._sample_layers(request)})
 
         def run(part: list[list[int]]) -> DecodingBatch:
             loaded, cache = self.loaded, self.prefix_cache
-            return prefill(loaded.model, part, self.pad_id, loaded.device, kept_layers, cache, states_only=states_only)
+            return prefill(loaded.model, part, self.pad_id, loaded.device, layers, cache, states_only=states_only)
 
         if not self._can_join_prefills(request):
             return run(ids)
         parts = split_into_batches([len(tokens) for tokens in ids], limits, rows=1)
         return join_prefills([run([ids[i] for i in part]) for part in parts])
 
-    def _read_batch(
-        self, batch: DecodingBatch, prompts: list[Prompt], request: SignalRequest, layer_names: dict[int, int]
+    def _answer_batch(
+        self, batch: DecodingBatch, prompts: list[Prompt], request: SignalRequest
     ) -> Callable[[], list[Reading]]:
         """Generate the answers to one batch of prompts.
 
@@ -152,54 +139,62 @@ class HFModel(LocalModel, LocalBackend):
             batch: The prompts after the forward pass over them.
             prompts: The prompts of the batch.
             request: The requested signals.
-            layer_names: Layer number -> the number in the request, which may be negative.
 
         Returns:
             A function that makes the readings from the answers. It does not use the GPU, so it can run in another thread.
         """
-        layers = sorted(layer_names)
-        blocks = {layer: _to_numpy(batch.hidden[layer]) for layer in layers}  # one copy per layer, not per prompt
-        answered = self._answer(batch, prompts, request, layers)
+        layers = self._resolve_layers(request.layers)
+        prompt_states = [_to_numpy(batch.hidden[layer]) for layer in layers]  # one copy per layer, not per prompt
+        answered = self._answer(batch, prompts, request)
         source = batch if request.resumable else None  # otherwise the memory of the batch is free for the next one
-        return lambda: self._make_readings(answered, source, blocks, request, layer_names)
+        return lambda: self._make_readings(answered, source, prompt_states, request)
 
     def _make_readings(
-        self,
-        answered: DraftsAndSamples,
-        batch: DecodingBatch | None,
-        blocks: dict[int, Vector],
-        request: SignalRequest,
-        layer_names: dict[int, int],
+        self, answered: DraftsAndSamples, batch: DecodingBatch | None, states: list[Vector], request: SignalRequest
     ) -> list[Reading]:
         """Make a reading, the record of all requested signals, for each prompt of a batch.
 
         Args:
             answered: The answers.
             batch: The batch, if drafts may be continued from it later; otherwise None.
-            blocks: Hidden states at the ends of the prompts, by layer (prompts x width).
+            states: Hidden states at the ends of the prompts (prompts x width), for each requested layer.
             request: The requested signals.
-            layer_names: Layer number -> the number in the request, which may be negative.
         """
-        samples, states = self._group_samples(answered.samples, len(answered.drafts), self._sample_layers(request))
+        samples = self._decode_samples(answered.samples)
         # Only unfinished drafts are still in the decoding batch, from which they can be continued.
         batch_index = {row: index for index, row in enumerate(answered.unfinished)}
-        return [
-            Reading(
-                draft=self._make_completion(row, with_tokens=True) if request.draft_tokens else None,
-                hidden={name: blocks[layer][i].copy() for layer, name in sorted(layer_names.items())},
-                hidden_after={
-                    layer_names[layer]: _to_numpy(state) for layer, state in row.states.items() if layer in layer_names
-                },
-                samples=samples[i],
-                resume=HFResumeHandle(batch, batch_index.get(i), row) if batch is not None else None,
-                sample_states=states[i],
+        layers_after = request.layers if request.after_draft else ()
+        readings = []
+        for i, draft in enumerate(answered.drafts):
+            own = slice(i * request.samples, (i + 1) * request.samples)
+            after = [_to_numpy(draft.states[layer]) for layer in self._resolve_layers(layers_after)]
+            reading = Reading(
+                draft=self._make_completion(draft, with_tokens=True) if request.draft_tokens else None,
+                hidden={layer: rows[i].copy() for layer, rows in zip(request.layers, states, strict=True)},
+                hidden_after=dict(zip(layers_after, after, strict=True)),
+                samples=tuple(samples[own]),
+                resume=HFResumeHandle(batch, batch_index.get(i), draft) if batch is not None else None,
+                sample_states=self._stack_sample_states(answered.samples[own], request),
             )
-            for i, row in enumerate(answered.drafts)
-        ]
+            readings.append(reading)
+        return readings
 
-    def _answer(
-        self, batch: DecodingBatch, prompts: list[Prompt], request: SignalRequest, layers: list[int]
-    ) -> DraftsAndSamples:
+    def _decode_samples(self, samples: list[GeneratedAnswer]) -> list[Completion]:
+        """Convert samples to completions. Many samples are equal, so each distinct one is decoded once."""
+        keys = [(tuple(sample.tokens), sample.finished) for sample in samples]
+        distinct = dict(zip(keys, samples, strict=True))
+        texts = tokenization.decode_all(self.tokenizer, [sample.tokens for sample in distinct.values()])
+        completions = {}
+        for (key, sample), text in zip(distinct.items(), texts, strict=True):
+            completions[key] = self._make_completion(sample, text=text)
+        return [completions[key] for key in keys]
+
+    def _stack_sample_states(self, samples: list[GeneratedAnswer], request: SignalRequest) -> Vector | None:
+        """Return the hidden states at the ends of one prompt's samples (samples x width); None if not requested."""
+        layers = self._sample_layers(request)
+        return _to_numpy(torch.stack([sample.states[layers[0]] for sample in samples])) if layers else None
+
+    def _answer(self, batch: DecodingBatch, prompts: list[Prompt], request: SignalRequest) -> DraftsAndSamples:
         """Generate the drafts and samples of a batch.
 
         They are generated in the same steps if they have the same maximum length and share the prompts' cache.
@@ -208,62 +203,45 @@ class HFModel(LocalModel, LocalBackend):
             batch: The prompts after the forward pass over them.
             prompts: The prompts of the batch.
             request: The requested signals.
-            layers: Layers whose hidden states are requested.
         """
-        draft_layers, sample_layers = layers if request.after_draft else [], self._sample_layers(request)
+        draft_layers = self._resolve_layers(request.layers) if request.after_draft else []
         # Drafts in the shared cache cannot be continued later. A single draft gains nothing from it, and without it
         # equals a stream to the last bit.
-        shared = self.shares_prompt_cache and not request.resumable and (len(prompts) > 1 or request.samples > 0)
-        uniforms = np.empty((0, 0))
+        gains = len(prompts) > 1 or request.samples > 0
+        shares = self.shares_prompt_cache and not request.resumable and request.draft_tokens > 0 and gains
+        samples: list[GeneratedAnswer] = []
         if request.samples:
             check_sampling(request.sampling)
             uniforms = np.concatenate([draw_uniforms(prompt, request) for prompt in prompts])
-        has_equal_lengths = request.samples > 0 and request.sample_tokens == request.draft_tokens
-        if shared and has_equal_lengths and not sample_layers:
-            generation = start_generation(batch, uniforms, request.sampling, self.stop_ids, with_drafts=True)
-            return generation.run(batch, draft_layers)
-        samples: list[GeneratedAnswer] = []
-        if request.samples:
-            draw, start = sample_shared, batch
-            if not self.shares_prompt_cache:
-                draw, start = sample_rows, batch.copy(range(len(prompts)), repeat=request.samples)
-            samples = draw(start, uniforms, request.sampling, self.stop_ids, sample_layers, past_end=request.sample_end)
-        if shared:
-            drafts = draft_shared(batch, request.draft_tokens, self.stop_ids, draft_layers)
-            return DraftsAndSamples(drafts, samples)
+            has_equal_lengths = request.sample_tokens == request.draft_tokens
+            if shares and has_equal_lengths and not self._sample_layers(request):
+                generation = SharedGeneration(batch, uniforms, request.sampling, self.stop_ids, with_drafts=True)
+                return generation.run(draft_layers)
+            samples = self._sample(batch, uniforms, request)
+        if shares:
+            no_uniforms = np.empty((0, request.draft_tokens))  # greedy answers need no random numbers
+            generation = SharedGeneration(batch, no_uniforms, None, self.stop_ids, with_drafts=True)
+            return replace(generation.run(draft_layers), samples=samples)
         drafts = [GeneratedAnswer() for _ in prompts]
         unfinished = decode_greedily(batch, drafts, request.draft_tokens, self.stop_ids, draft_layers)
         return DraftsAndSamples(drafts, samples, unfinished)
 
-    def _group_samples(
-        self, rows: list[GeneratedAnswer], n_prompts: int, layers: list[int]
-    ) -> tuple[list[tuple[Completion, ...]], list[Vector | None]]:
-        """Group the samples of a batch by prompt.
-
-        Args:
-            rows: The samples of all prompts, prompt by prompt, with equally many for each.
-            n_prompts: Number of prompts.
-            layers: The layer whose hidden states at the ends of the samples are returned; empty for none.
-
-        Returns:
-            The samples of each prompt, and their hidden states (None without `layers`).
-        """
-        # Many samples are equal, so each distinct one is decoded once.
-        distinct = {(tuple(row.tokens), row.finished): row for row in rows}
-        completions = {key: self._make_completion(row, with_tokens=False) for key, row in distinct.items()}
-        n_samples = len(rows) // n_prompts
-        samples: list[tuple[Completion, ...]] = []
-        states: list[Vector | None] = []
-        for i in range(n_prompts):
-            own_rows = rows[i * n_samples : (i + 1) * n_samples]
-            samples.append(tuple(completions[tuple(row.tokens), row.finished] for row in own_rows))
-            final = [row.states[layers[0]] for row in own_rows] if layers else None
-            states.append(None if final is None else _to_numpy(torch.stack(final)))
-        return samples, states
+    def _sample(
+        self, batch: DecodingBatch, uniforms: NDArray[np.float64], request: SignalRequest
+    ) -> list[GeneratedAnswer]:
+        """Sample answers to each prompt of a batch with uniform random numbers (samples x tokens)."""
+        layers = self._sample_layers(request)
+        if self.shares_prompt_cache:
+            generation = SharedGeneration(batch, uniforms, request.sampling, self.stop_ids, past_end=request.sample_end)
+            return generation.run(layers).samples
+        copies = batch.copy(range(len(batch)), repeat=request.samples)
+        return sample_rows(copies, uniforms, request.sampling, self.stop_ids, layers, past_end=request.sample_end)
 
     # --- continuing a draft -----------------------------------------------------------------------
 
-    def _continue_drafts(self, handles: Sequence[object], max_tokens: int) -> list[Completion]:
+    def _continue_drafts(
+        self, prompts: Sequence[Prompt], handles: Sequence[object], max_tokens: int
+    ) -> list[Completion]:
         """Continue drafts greedily. Drafts that were read in the same batch are continued in one batch."""
         drafts = [check_resume_handle(handle, HFResumeHandle) for handle in handles]
         rows = [draft.row.cut(max_tokens) for draft in drafts]
@@ -288,7 +266,7 @@ class HFModel(LocalModel, LocalBackend):
         # The index is None only for finished drafts. The condition tells the type checker so.
         indices = [draft.index for draft in drafts if draft.index is not None]
         batch = drafts[0].batch.copy(indices)
-        decode_greedily(batch, rows, max_tokens, self.stop_ids)
+        decode_greedily(batch, rows, max_tokens, self.stop_ids, ())
 
     def _start_stream(self, prompt: Prompt, max_tokens: int, resume: object) -> tuple[GeneratedAnswer, Iterator[None]]:
         if resume is not None:
@@ -304,7 +282,7 @@ class HFModel(LocalModel, LocalBackend):
         """Extend a draft in place, yielding after each token. Other calls may use the model in between."""
         if draft.index is None or len(draft.row.tokens) >= max_tokens:
             return
-        steps = iter_greedy_steps(draft.batch, [draft.row], max_tokens, self.stop_ids)
+        steps = iter_greedy_steps(draft.batch, [draft.row], max_tokens, self.stop_ids, ())
         # A step yields None. When no steps are left, `next` returns its default, False.
         while self.run_alone(lambda: next(steps, False)) is not False:
             yield

@@ -47,9 +47,7 @@ class LlamaCppClassifier:
         try:
             return Tokenizer.from_str(self.tokenizer_file.read_text(encoding="utf-8"))
         except Exception as error:  # noqa: BLE001 - tokenizers raises nothing narrower
-            raise WeightsError(
-                f"cannot read the tokenizer '{self.tokenizer_file}': {error}. Export the judge again."
-            ) from None
+            raise WeightsError(f"cannot read '{self.tokenizer_file}': {error}. Export the judge again.") from None
 
     @functools.cached_property
     def server(self) -> Any:
@@ -89,8 +87,7 @@ class LlamaCppClassifier:
         """
         if len(ids) >= CONTEXT_TOKENS:
             raise BadInput(
-                f"the judge's prompt has {len(ids)} tokens, but the judge can read fewer than {CONTEXT_TOKENS}. "
-                "Shorten the question."
+                f"the judge's prompt has {len(ids)} tokens, but only {CONTEXT_TOKENS - 1} fit. Shorten the question."
             )
         # The bias makes the two tokens the most probable ones, and top_k=2 removes all others.
         request = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -25,21 +25,35 @@ MIN_REUSE_SHARE = 0.75  # of the shared tokens: a cached prefix this long is use
 
 @dataclass(kw_only=True)
 class SequenceState(GeneratedAnswer):
-    """One answer while it is generated, and where the engine holds it.
+    """One answer while it is generated, and where the engine holds it. It is also the handle to continue a draft.
 
     Args:
+        prompt: Token ids of the prompt.
         sequence: Number of the sequence in the engine's key-value cache that holds prompt and answer.
-        length: Number of tokens of prompt and answer that the model has read. It may not have read the last one yet.
         limit: Maximum number of answer tokens.
         uniforms: Random numbers from 0 to 1 that draw the tokens; None to choose the most probable tokens.
         end: The token that ended the answer; None if it has not ended.
+        prefill_number: Number of the forward pass over prompts (prefill) that came before the answer; -1 for none. The
+            next prefill removes the answer from the engine's cache. After that, prompt and answer are computed again.
+        length: Number of tokens of prompt and answer that the model has read. It may not have read the last one yet.
     """
 
+    prompt: list[int]
     sequence: int
-    length: int
     limit: int
     uniforms: NDArray[np.float64] | None = None
     end: int | None = None
+    prefill_number: int = -1
+    length: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.length = len(self.prompt)
+
+    def copy(self, limit: int) -> SequenceState:
+        """Return a copy of the answer, cut to `limit` tokens, that may grow to that length."""
+        cut = self.cut(limit)
+        end = self.end if cut.finished else None
+        return replace(self, tokens=cut.tokens, steps=cut.steps, finished=cut.finished, limit=limit, end=end)
 
     @property
     def is_complete(self) -> bool:
@@ -205,10 +219,13 @@ class EnginePrefixCache:
     Args:
         prefixes: Sequence number -> its tokens; the one used last is at the end.
         times_cleared: How often the engine had been cleared when the prefixes were computed.
+        n_prefills: Number of forward passes over prompts so far. Each replaces the sequences of the one before, so this
+            number tells whether the sequence of a draft is still there.
     """
 
     prefixes: dict[int, list[int]] = field(default_factory=dict)
     times_cleared: int = 0
+    n_prefills: int = 0
 
     def start(self, engine: LlamaEngine, ids: Sequence[list[int]], *, n_cells: int, max_length: int) -> int:
         """Prepare the engine for new prompts: one sequence per prompt, which begins with a cached prefix.
@@ -226,6 +243,7 @@ class EnginePrefixCache:
         Returns:
             How many tokens at the start of each prompt came from the cache.
         """
+        self.n_prefills += 1
         n_cached = sum(map(len, self.prefixes.values()))
         was_cleared = self.times_cleared != engine.times_cleared
         has_room = n_cached + n_cells <= engine.cells

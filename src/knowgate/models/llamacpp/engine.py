@@ -10,7 +10,7 @@ import functools
 import os
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,20 +39,6 @@ class InputToken:
     needs_output: bool = False
 
 
-@dataclass
-class CapturedStates:
-    """Hidden states that were captured in the callback that llama.cpp calls for every tensor it computes.
-
-    Args:
-        layers: Name of a tensor to capture -> layer number.
-        states: Layer number -> captured states, one row per token. For the last layers, llama.cpp computes only the
-            tokens whose output is needed.
-    """
-
-    layers: dict[bytes, int] = field(default_factory=dict)
-    states: dict[int, Vector] = field(default_factory=dict)
-
-
 class LlamaEngine:
     """The model in a GGUF file, for use by one thread at a time.
 
@@ -60,6 +46,7 @@ class LlamaEngine:
 
     Raises:
         WeightsError: llama.cpp cannot open the file, or the model is not a decoder with attention.
+        ModelError: llama.cpp computes wrong results on this machine.
     """
 
     def __init__(self, file: Path):
@@ -70,15 +57,14 @@ class LlamaEngine:
         if not self._model:
             raise _make_open_error(file)
         if lib.llama_model_has_encoder(self._model) or lib.llama_model_is_recurrent(self._model):
-            raise WeightsError(
-                f"the model in '{file}' has an encoder or is recurrent, which llamacpp: does not support. "
-                "Use a decoder model with attention."
-            )
+            raise WeightsError(f"the model in '{file}' has an encoder or is recurrent. Use a decoder with attention.")
         self.vocabulary = lib.llama_model_get_vocab(self._model)
         self.n_vocab = int(lib.llama_vocab_n_tokens(self.vocabulary))
         self.width, self.depth = int(lib.llama_model_n_embd(self._model)), int(lib.llama_model_n_layer(self._model)) + 1
         self.cells = min(MAX_CELLS, int(lib.llama_model_n_ctx_train(self._model)))
-        self._captured = CapturedStates()
+        # What `_capture` copies: name of a tensor -> layer number, and the states of each layer, one row per token.
+        self._captured_tensors: dict[bytes, int] = {}
+        self._captured_states: dict[int, Vector] = {}
         # The callback must stay alive, because llama.cpp keeps a pointer to it.
         self._eval_callback = bindings.EVAL_CALLBACK_TYPE(self._capture)
         self._context = self._create_context(file)
@@ -86,6 +72,7 @@ class LlamaEngine:
         self._batch = lib.llama_batch_init(BATCH_TOKENS, 0, 1)
         self.filled: set[int] = set()  # sequences that hold tokens
         self.times_cleared = 0
+        check_engine(self, file)
 
     def _create_context(self, file: Path) -> Any:
         """Create a llama.cpp context, which holds the key-value cache of all sequences.
@@ -107,7 +94,7 @@ class LlamaEngine:
         sizes = [int(lib.llama_n_ctx(context)), int(lib.llama_n_batch(context)), int(lib.llama_n_seq_max(context))]
         is_unified = sizes[0] == int(lib.llama_n_ctx_seq(context))  # each sequence may use the whole cache
         if not is_unified or sizes[0] < self.cells or sizes[1:] != [BATCH_TOKENS, MAX_SEQUENCES]:
-            raise ModelError(f"llama.cpp used other sizes than requested ({sizes}). Use gguf:FILE instead.")
+            raise ModelError(f"llama.cpp used other sizes than requested ({sizes}). Use gguf:FILE.")
         threads = count_usable_cores()
         lib.llama_set_n_threads(context, threads, threads)
         return context
@@ -174,8 +161,8 @@ class LlamaEngine:
             batch.logits[index] = token.needs_output
         batch.n_tokens = len(tokens)
         self.filled.update(token.sequence for token in tokens)
-        self._captured.layers = {name: layer for layer in layers for name in self._get_tensor_names(layer)}
-        self._captured.states = {}
+        self._captured_tensors = {name: layer for layer in layers for name in self._get_tensor_names(layer)}
+        self._captured_states = {}
         status = self.lib.llama_decode(self._context, batch)
         if status:
             raise ModelError(f"llama.cpp could not compute {len(tokens)} tokens (status {status}): {_get_log_error()}")
@@ -184,14 +171,11 @@ class LlamaEngine:
         """Copy the logits of one token of the last batch."""
         pointer = self.lib.llama_get_logits_ith(self._context, index)
         if not pointer:
-            raise ModelError("llama.cpp returned no probabilities of the next token. Use gguf:FILE instead.")
+            raise ModelError("llama.cpp returned no probabilities of the next token. Use gguf:FILE.")
         values: Vector = np.ctypeslib.as_array(pointer, (self.n_vocab,)).copy()
         # Single infinite values are fine: -inf forbids a token.
         if not np.isfinite(values).any() or np.isnan(values).any():
-            raise ModelError(
-                "the model returned NaN instead of token probabilities. Its weights may be damaged. Download the file "
-                "again."
-            )
+            raise ModelError("the model returned NaN probabilities. Its file may be damaged: download it again.")
         return values
 
     # --- hidden states ----------------------------------------------------------------------------
@@ -219,7 +203,7 @@ class LlamaEngine:
         Returns:
             With `ask`, whether the values are needed. Otherwise True, which makes llama.cpp go on.
         """
-        layers = self._captured.layers
+        layers = self._captured_tensors
         layer = layers.get(self.lib.ggml_get_name(tensor)) if layers else None
         if ask:
             return layer is not None
@@ -229,7 +213,7 @@ class LlamaEngine:
         if size == 4 * self.lib.ggml_nelements(tensor):  # float32 has four bytes per value
             block = np.empty(size // 4, dtype=np.float32)
             self.lib.ggml_backend_tensor_get(tensor, block.ctypes.data, 0, size)
-            self._captured.states[layer] = block.reshape(-1, self.width)
+            self._captured_states[layer] = block.reshape(-1, self.width)
         return True
 
     def _get_states(self, layer: int, n_tokens: int, outputs: Sequence[int]) -> Vector:
@@ -240,14 +224,12 @@ class LlamaEngine:
             n_tokens: Number of tokens in the batch.
             outputs: Indices in the batch of the tokens that need output.
         """
-        states = self._captured.states.get(layer)
+        states = self._captured_states.get(layer)
         if states is not None and len(states) == n_tokens:
             states = states[list(outputs)]
         # For the last layers, llama.cpp computes only the tokens that need output.
         if states is None or len(states) != len(outputs):
-            raise ModelError(
-                f"llama.cpp did not return the hidden states of layer {layer} of this model. Use gguf:FILE instead."
-            )
+            raise ModelError(f"llama.cpp did not return the hidden states of layer {layer}. Use gguf:FILE.")
         return states
 
 
@@ -283,7 +265,7 @@ class EngineTokenizer:
         text = ctypes.create_string_buffer(size)
         n = self._lib.llama_detokenize(self._vocabulary, ids, len(tokens), text, size, False, not skip_special_tokens)
         if n < 0:
-            raise ModelError("llama.cpp could not convert the tokens of an answer to text. Use gguf:FILE instead.")
+            raise ModelError("llama.cpp could not convert the tokens of an answer to text. Use gguf:FILE.")
         return text.raw[:n].decode(errors="replace")
 
     def convert_ids_to_tokens(self, tokens: Sequence[int]) -> list[str]:
@@ -308,9 +290,7 @@ class EngineTokenizer:
         try:
             return environment.from_string(self.chat_template)
         except TemplateError as error:
-            raise WeightsError(
-                f"the chat template of the GGUF file is invalid: {error}. Use another GGUF file of the model."
-            ) from None
+            raise WeightsError(f"the chat template in the file is invalid: {error}. Use another GGUF file.") from None
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], *, tokenize: bool, **values: Any) -> str:
         """Return the messages in the chat template as text. `tokenize` is ignored; the text is never tokenized."""

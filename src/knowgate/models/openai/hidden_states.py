@@ -19,6 +19,7 @@ Prompts are sent as token ids from the server's own tokenizer, so it is certain 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -132,16 +133,12 @@ class HiddenStateReader:
         return row.reshape(n_layers, -1)
 
     def _make_missing_error(self) -> UnsupportedSignal:
-        return UnsupportedSignal(
-            f"the server of openai:{self._endpoint.model} returned no hidden states. {SETUP_HINT}."
-        )
+        return UnsupportedSignal(f"openai:{self._endpoint.model} returned no hidden states. {SETUP_HINT}.")
 
 
 def _check_finite(states: Vector) -> None:
     if not np.isfinite(states).all():
-        raise ModelError(
-            "the server returned NaN or infinite hidden states. Check its model weights and number format (dtype)."
-        )
+        raise ModelError("the server returned NaN or infinite hidden states. Check its weights and dtype.")
 
 
 # --- files of vLLM --------------------------------------------------------------------------------
@@ -194,49 +191,45 @@ def locate_states_file(folder: Path, server_path: str) -> Path:
     """Return the file in `folder` with the file name of `server_path`; its directories are ignored."""
     name = PureWindowsPath(PurePosixPath(server_path).name).name
     if not FILE_NAME_PATTERN.fullmatch(name):
-        raise ModelError(
-            f"the server reported an invalid file name for its hidden states: '{name[:80]}'. Check the server's version."
-        )
+        raise ModelError(f"the server sent an invalid file name for hidden states: '{name[:80]}'. Update the server.")
     return folder / name
 
 
 def delete_files(*files: Path) -> None:
     """Delete files. Failures are ignored, because this machine may not be allowed to write to the folder."""
     for file in files:
-        try:
+        with contextlib.suppress(OSError):
             file.unlink(missing_ok=True)
-        except OSError:
-            continue
 
 
 def _wait_until_written(file: Path, lock: Path, deadline: float) -> None:
     """Wait until the file exists and its lock is released; raises ModelError after the deadline."""
-    while not (lock.exists() or file.exists()):
+    while not _is_written(file, lock):
         if time.monotonic() > deadline:
             raise ModelError(
-                f"the server wrote hidden states to a file '{file.name}', but it is not in '{file.parent}'. End the model "
-                "name with #layers=...&storage=DIR, where DIR is the server's shared_storage_path as seen from this machine."
+                f"the server wrote hidden states to a file '{file.name}', but it is not in '{file.parent}', or not "
+                "complete. End the model name with #layers=...&storage=DIR, where DIR is the server's "
+                "shared_storage_path as seen from this machine."
             )
         time.sleep(POLL_INTERVAL)
+
+
+def _is_written(file: Path, lock: Path) -> bool:
+    """Return whether a file is complete: if it has a lock file, the server holds no lock on it."""
     if not lock.exists():
-        return
+        return file.exists()
     try:
         import fcntl
     except ImportError:
         raise UnsupportedSignal(
-            "hidden states of a vLLM server cannot be read on Windows. Use WSL, or an SGLang server."
+            "hidden states of a vLLM server cannot be read on Windows. Use WSL or SGLang."
         ) from None
     with lock.open("rb") as stream:
-        while True:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise ModelError(
-                        f"the server did not finish writing its hidden states to '{file.name}'. Check the server's log."
-                    ) from None
-                time.sleep(POLL_INTERVAL)
+        try:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
 
 
 def _read_last_states(stream: BinaryIO, ids: Sequence[int]) -> Vector:
@@ -255,9 +248,7 @@ def _read_last_states(stream: BinaryIO, ids: Sequence[int]) -> Vector:
         n_tokens, n_layers, width = header["hidden_states"]["shape"]
         states: Vector = values.reshape(n_layers, width).astype(np.float32)
     except (KeyError, TypeError, ValueError, OverflowError):
-        raise ModelError(
-            "the server's file of hidden states is damaged or has an unknown format. Check the server's version."
-        ) from None
+        raise ModelError("the file of hidden states is damaged or has an unknown format. Update the server.") from None
     if token_ids != list(ids) or n_tokens != len(ids):
         raise ModelError(
             "the server's file has hidden states of a different prompt than the one sent. Another server may have "

@@ -6,7 +6,7 @@ as llama.cpp). Hidden states work if the spec says that the server was started w
 environment variable KNOWGATE_API_KEY or, if that is not set, OPENAI_API_KEY.
 
 If a draft is already complete, it is used as the answer without a second request. Other drafts are continued if the
-server supports that (see `continuation`). Otherwise the answer is generated again, and may differ from the draft.
+server supports that. Otherwise the answer is generated again, and may differ from the draft.
 
 The fingerprint is computed from what the server reports about the model. If the weights change under the same name, the
 fingerprint does not change.
@@ -25,18 +25,10 @@ import numpy as np
 from knowgate.core.files import sha256_text
 from knowgate.core.http_client import RetryPolicy
 from knowgate.errors import ModelError, UnsupportedSignal
-from knowgate.models.backend import (
-    Backend,
-    Item,
-    RemoteDraft,
-    Value,
-    check_resume_handle,
-    check_resume_options,
-    check_sampling,
-)
+from knowgate.models import backend
+from knowgate.models.backend import Backend, RemoteDraft, check_resume_handle
 from knowgate.models.openai import responses
 from knowgate.models.openai.client import ApiClient, StatusError
-from knowgate.models.openai.continuation import continue_draft, stream_continuation
 from knowgate.models.openai.hidden_states import HiddenStateReader
 from knowgate.models.openai.labels import LABEL_SERVERS, WHOLE_VOCABULARY, ServerLabelReader
 from knowgate.models.openai.server import REFUSAL_STATUSES, WIDE_TOP_TOKENS, ModelEndpoint, make_logprob_fields
@@ -45,6 +37,7 @@ from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Sampling, S
 
 TopTokens = tuple[tuple[str, float], ...]
 MARGIN_TOP_TOKENS = 2  # number of tokens to list for the margin, the difference between the two most probable ones
+DRAFT_REPEATING_SERVER = "llamacpp"  # the server whose responses begin with the draft that was sent
 MAX_CHOICES = 128  # maximum `n` of a request, as OpenAI limits it
 
 
@@ -83,7 +76,6 @@ class OpenAIModel(Backend):
         self._label_reader = ServerLabelReader(self._endpoint)
         self._state_reader = HiddenStateReader(self._endpoint, hidden_states) if hidden_states else None
         if self._state_reader is not None:
-            self._endpoint.gives_hidden_states = True
             self._endpoint.on_response = self._state_reader.discard
 
     @property
@@ -165,8 +157,8 @@ class OpenAIModel(Backend):
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
         """Return the requested signals of each prompt, such as its draft, samples and hidden states."""
         self.check_request(request)
-        samples = self._sample(prompts, request.sample_tokens, request.sampling, request.samples, request.seed)
         readings = self._map(lambda prompt: self._read_draft(prompt, request), prompts)
+        samples = self._sample(prompts, request.sample_tokens, request.sampling, request.samples, request.seed)
         return [replace(reading, samples=tuple(drawn)) for reading, drawn in zip(readings, samples, strict=True)]
 
     def generate(
@@ -184,16 +176,16 @@ class OpenAIModel(Backend):
         `max_tokens` counts the tokens of a resumed draft too. Sampled completions have no log-probabilities.
         """
         if resume is not None:
-            check_resume_options(temperature, n)
+            backend.check_resume_options(temperature, n)
             # A handle contains its prompt. `zip` only checks that there are as many handles as prompts.
             drafts = [check_resume_handle(handle, RemoteDraft) for _, handle in zip(prompts, resume, strict=True)]
-            return self._map(lambda draft: [self._finish_draft(draft, max_tokens)], drafts)
+            return self._map(lambda draft: [self._complete(draft, max_tokens)], drafts)
         if temperature > 0:
             return self._sample(prompts, max_tokens, Sampling(temperature), n, seed)
         if n == 0:
             return [[] for _ in prompts]
         # Greedy answers are all equal, and vLLM refuses n > 1 for them.
-        return self._map(lambda prompt: [self._generate_greedily(prompt, max_tokens, seed)] * n, prompts)
+        return self._map(lambda prompt: [self._complete(RemoteDraft(prompt, None), max_tokens, seed)] * n, prompts)
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
         """Yield the text of the greedy answer as the server sends it, then return it as a `Completion`.
@@ -206,10 +198,16 @@ class OpenAIModel(Backend):
             if answer.text:
                 yield answer.text
             return answer
-        fields = self._make_remaining_fields(draft, max_tokens)
-        stream = stream_continuation(self._endpoint, draft, lambda text: self._open_stream(draft.prompt, fields, text))
-        completion = yield from stream or self._stream_greedily(draft.prompt, max_tokens)
-        return self._check_logprobs(completion)
+
+        def open_stream(start: Completion) -> Generator[Any, None, None]:
+            fields = self._make_greedy_fields(draft.prompt, max_tokens - start.n_tokens)
+            return self._open_stream(draft.prompt, fields, start.text)
+
+        start, chunks = self._endpoint.send_draft(draft, open_stream)
+        if start.text:
+            yield start.text
+        response = yield from responses.assemble_stream(chunks)
+        return self._check_logprobs(responses.join_completions(start, responses.parse_completions(response)[0]))
 
     def _read_draft(self, prompt: Prompt, request: SignalRequest) -> Reading:
         """Return a reading of one prompt with its draft and the hidden states before and after the draft."""
@@ -217,7 +215,7 @@ class OpenAIModel(Backend):
         needs_states_after = bool(request.layers) and request.after_draft
         if request.draft_tokens:
             top = WIDE_TOP_TOKENS if request.entropies else MARGIN_TOP_TOKENS
-            fields = self._make_greedy_fields(prompt, request.draft_tokens, None, top)
+            fields = self._make_greedy_fields(prompt, request.draft_tokens, top=top)
             if needs_states_after:
                 fields["return_token_ids"] = True
             response = self._endpoint.complete_prompt(prompt, fields)
@@ -232,37 +230,29 @@ class OpenAIModel(Backend):
                 hidden_after = self._state_reader.read([*ids, *draft_ids], request.layers) if draft_ids else hidden
         return Reading(completion, hidden, hidden_after, resume=RemoteDraft(prompt, completion))
 
-    def _finish_draft(self, draft: RemoteDraft, max_tokens: int) -> Completion:
-        """Return the complete answer: the draft if it is complete, else the draft with its continuation.
+    def _complete(self, draft: RemoteDraft, max_tokens: int, seed: int | None = None) -> Completion:
+        """Return the whole greedy answer that begins with a draft.
 
-        If the server cannot continue the draft, a new answer is generated.
+        If the draft is complete, no request is sent. If the server cannot continue it, a new answer is generated.
         """
         if (answer := draft.get_answer(max_tokens)) is not None:
             return answer
         if max_tokens == 0:
             return Completion("")
-        completion = continue_draft(self._endpoint, draft, self._make_remaining_fields(draft, max_tokens))
-        if completion is None:
-            return self._generate_greedily(draft.prompt, max_tokens, None)
-        return self._check_logprobs(completion)
+        prompt = draft.prompt
 
-    def _make_remaining_fields(self, draft: RemoteDraft, max_tokens: int) -> dict[str, Any]:
-        """Return the request fields for greedily generating the tokens after a draft."""
-        n_tokens = draft.completion.n_tokens if draft.completion else 0
-        return self._make_greedy_fields(draft.prompt, max_tokens - n_tokens, None)
+        def request_rest(start: Completion) -> Any:
+            fields = self._make_greedy_fields(prompt, max_tokens - start.n_tokens, seed)
+            return self._endpoint.complete_prompt(prompt, fields, start.text)
 
-    def _generate_greedily(self, prompt: Prompt, max_tokens: int, seed: int | None) -> Completion:
-        response = self._endpoint.complete_prompt(prompt, self._make_greedy_fields(prompt, max_tokens, seed))
-        return self._check_logprobs(responses.parse_completions(response)[0])
-
-    def _stream_greedily(self, prompt: Prompt, max_tokens: int) -> TextStream:
-        """Stream a new greedy answer."""
-        chunks = self._open_stream(prompt, self._make_greedy_fields(prompt, max_tokens, None))
-        response = yield from responses.assemble_stream(chunks)
-        return responses.parse_completions(response)[0]
+        start, response = self._endpoint.send_draft(draft, request_rest)
+        rest = responses.parse_completions(response)[0]
+        if self._endpoint.server == DRAFT_REPEATING_SERVER and not prompt.raw:
+            rest = replace(rest, text=rest.text.removeprefix(start.text))
+        return self._check_logprobs(responses.join_completions(start, rest))
 
     def _make_greedy_fields(
-        self, prompt: Prompt, max_tokens: int, seed: int | None, top: int = MARGIN_TOP_TOKENS
+        self, prompt: Prompt, max_tokens: int, seed: int | None = None, top: int = MARGIN_TOP_TOKENS
     ) -> dict[str, Any]:
         """Return the request fields for a greedy answer, with log-probabilities if the server supports them.
 
@@ -282,10 +272,7 @@ class OpenAIModel(Backend):
     def _check_logprobs(self, completion: Completion) -> Completion:
         """Return the completion; raises ModelError if the server left out log-probabilities that it supports."""
         if self._endpoint.capabilities.logprobs and completion.tokens is None and completion.text:
-            raise ModelError(
-                f"{self.name} returned an answer without log-probabilities, although the server supports them. "
-                "Check the server's log."
-            )
+            raise ModelError(f"{self.name} returned an answer without log-probabilities. Check the server's log.")
         return completion
 
     def _open_stream(self, prompt: Prompt, fields: dict[str, Any], draft: str = "") -> Generator[Any, None, None]:
@@ -311,7 +298,7 @@ class OpenAIModel(Backend):
         """Draw `n` samples per prompt, in one request if the server supports `n`, otherwise in `n` requests."""
         if not prompts or n == 0:
             return [[] for _ in prompts]
-        check_sampling(sampling)
+        backend.check_sampling(sampling)
         fields = {"max_tokens": max_tokens, "temperature": sampling.temperature, **self._make_cutoff_fields(sampling)}
         if self._endpoint.capabilities.n:
             return self._map(lambda prompt: self._draw_samples(prompt, fields, n, seed), prompts)
@@ -344,10 +331,7 @@ class OpenAIModel(Backend):
         if not sampling.top_k:
             return fields
         if "top_k" not in fields:
-            raise UnsupportedSignal(
-                f"the server of {self.name} does not support top_k={sampling.top_k}. Use top_k=0, or a vLLM or SGLang "
-                "server."
-            )
+            raise UnsupportedSignal(f"{self.name} does not support top_k={sampling.top_k}. Use top_k=0, or vLLM.")
         return {**fields, "top_k": sampling.top_k}
 
     # --- labels -----------------------------------------------------------------------------------
@@ -418,7 +402,7 @@ class OpenAIModel(Backend):
         """Return 1 for prompts to which the LLM replies with a tool call, otherwise 0."""
         return self._map(lambda prompt: float(self._endpoint.calls_tool(prompt, tool)), prompts)
 
-    def _map(self, work: Callable[[Item], Value], items: Sequence[Item]) -> list[Value]:
+    def _map(self, work: Callable[[backend.Item], backend.Value], items: Sequence[backend.Item]) -> list[backend.Value]:
         """Call `work` with each item in parallel threads and return the results in order; raises the first error."""
         if items:
             _ = self._endpoint.capabilities  # so that the test requests are sent before the threads start

@@ -105,6 +105,15 @@ def parse_answer_ids(response: Any) -> list[int]:
     return ids[:-1] if ends_in_stop_token else ids
 
 
+def join_completions(draft: Completion, continuation: Completion) -> Completion:
+    """Join a draft and its continuation."""
+    tokens = None
+    if draft.tokens is not None and continuation.tokens is not None:
+        tokens = draft.tokens + continuation.tokens
+    n_tokens = draft.n_tokens + continuation.n_tokens
+    return Completion(draft.text + continuation.text, tokens, continuation.finished, n_tokens)
+
+
 def _get_choices(response: Any) -> list[dict[str, Any]]:
     """Return the `choices` (completions) of a response as JSON; raises ModelError if there are none."""
     choices = response.get("choices") if isinstance(response, dict) else None
@@ -183,14 +192,9 @@ def check_logprob(value: Any) -> float:
     """
     number = float(value)
     if math.isnan(number):
-        raise ModelError(
-            "the server returned NaN as a log-probability. Check its model weights and number format (dtype)."
-        )
+        raise ModelError("the server returned NaN as a log-probability. Check its weights and dtype.")
     if math.isinf(number) or number > LOGPROB_TOLERANCE:
-        raise ModelError(
-            f"the server returned {number} as a log-probability, which must be finite and at most 0. Check the server's "
-            "version."
-        )
+        raise ModelError(f"the server returned {number} as a log-probability, which must be at most 0. Update it.")
     return min(0.0, max(MIN_LOGPROB, number))
 
 
@@ -203,9 +207,7 @@ def translate_format_errors(what: str) -> Generator[None, None, None]:
     try:
         yield
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError):
-        raise ModelError(
-            f"the server's response has {what} in an unknown format. Check the server's version."
-        ) from None
+        raise ModelError(f"the server's response has {what} in an unknown format. Update the server.") from None
 
 
 def compute_label_logprobs(top: TopTokens, labels: Sequence[str]) -> list[float]:
@@ -312,7 +314,7 @@ class StreamedResponse:
             ServerError: The stream ended before the answer was complete.
         """
         if not self.ended and self.finish_reason is None:  # some servers send only one of the two
-            raise ServerError("the server closed the connection in the middle of its answer. Send the question again.")
+            raise ServerError("the server closed the connection in the middle of its answer. Ask again.")
         choice = {"text": "".join(self.texts), "finish_reason": self.finish_reason, "logprobs": self.logprobs or None}
         return {"choices": [choice], "usage": self.usage}
 
