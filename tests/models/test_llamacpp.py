@@ -17,6 +17,7 @@ from knowgate.models.llamacpp import engine as llama_engine
 from knowgate.models.llamacpp.bindings import CACHE_TYPES_OFFSET, DEFAULT_FIRST_FIELDS, check_params_layout
 from knowgate.models.llamacpp.decoding import SequenceState, draw_tokens, pick_greedy_steps
 from knowgate.models.prompts.answers import AnswerPrompts
+from knowgate.models.tools import SEARCH_TOOL
 from knowgate.types import LabelPrompt, Prompt, Question, Sampling, SignalRequest
 
 TEXTS = (
@@ -199,6 +200,12 @@ def test_requests_beyond_the_limits_are_refused(smollm_llamacpp):
         smollm_llamacpp.read([Prompt("Hi")], SignalRequest(samples=100))
     with pytest.raises(BadSetting, match="Its layers are 0 to 30"):
         smollm_llamacpp.read([Prompt("Hi")], SignalRequest(layers=(31,)))
+
+
+@pytest.mark.model
+def test_a_chat_template_without_tools_is_refused_by_the_tool_gate(smollm_llamacpp):
+    with pytest.raises(UnsupportedSignal, match="does not support tools"):
+        smollm_llamacpp.tool_call_probabilities([Prompt("Who wrote Faust?")], SEARCH_TOOL)
 
 
 @pytest.mark.model

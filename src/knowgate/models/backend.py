@@ -134,7 +134,9 @@ def check_resume_handle(handle: object, kind: type[Handle]) -> Handle:
 
 def check_sampling(sampling: Sampling) -> None:
     """Raise BadSetting unless temperature, top_p and top_k are in their valid ranges."""
-    temperature, top_p, top_k = sampling.temperature, sampling.top_p, sampling.top_k
+    temperature = sampling.temperature
+    top_p = sampling.top_p
+    top_k = sampling.top_k
     if not (math.isfinite(temperature) and temperature > 0):
         raise BadSetting(f"temperature={temperature} must be above 0 for sampling.")
     if not 0 < top_p <= 1:

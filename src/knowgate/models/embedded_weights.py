@@ -154,7 +154,8 @@ def is_hub_reachable() -> bool:
 
 def verify_weights(name: str) -> None:
     """Raise WeightsError if the cached weight file is missing or has the wrong checksum."""
-    spec, path = get_weights(name), locate_weights(name) / get_weights(name).file
+    spec = get_weights(name)
+    path = locate_weights(name) / get_weights(name).file
     if not path.is_file():
         raise WeightsError(f"the weights '{name}' are not downloaded. Download them: knowgate models pull {name}")
     expected = spec.sha256

@@ -126,13 +126,11 @@ def check_exportable(config: Any) -> None:
     if config.model_type not in EXPORTABLE_ARCHITECTURES:
         raise BadSetting(
             f"a base model of the architecture '{config.model_type}' cannot be exported to GGUF. Supported "
-            f"architectures: {', '.join(EXPORTABLE_ARCHITECTURES)}. Use the gate without exporting it, or fit a gate on a "
-            "base model of a supported architecture."
+            f"architectures: {', '.join(EXPORTABLE_ARCHITECTURES)}. Use the gate without exporting it."
         )
     if (rope_type := config.rope_parameters.get("rope_type", "default")) != "default":
         raise BadSetting(
-            f"the base model uses scaled position embeddings ('{rope_type}'), which cannot be exported to GGUF. Use the "
-            "gate without exporting it, or fit a gate on another base model."
+            f"scaled position embeddings ('{rope_type}') cannot be exported to GGUF. Use the gate without exporting it."
         )
 
 

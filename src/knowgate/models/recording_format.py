@@ -63,8 +63,7 @@ def read_manifest(folder: Path) -> RecordingManifest:
     path = folder / MANIFEST_FILE
     if not path.is_file():
         raise ArtifactError(
-            f"{folder} is not a recording: it has no {MANIFEST_FILE}. To make a recording, ask questions with "
-            f"record={folder}"
+            f"{folder} is not a recording: it has no {MANIFEST_FILE}. To make one, ask questions with record={folder}"
         )
     try:
         value = read_json(path)

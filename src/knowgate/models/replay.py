@@ -12,15 +12,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from knowgate.core.files import check_output_folder
 from knowgate.errors import ArtifactError, BadInput, ModelError
 from knowgate.models import recording_format as recording
 from knowgate.models.backend import Backend, check_resume_handle
 from knowgate.types import Completion, LabelPrompt, Model, Prompt, Reading, Signal, SignalRequest, TextStream, Vector
+from knowgate.types.protocols import Result
 
-Result = TypeVar("Result")
+AnyPrompt = Prompt | LabelPrompt
 SHOWN_PROMPT_LENGTH = 60  # characters of a prompt in an error message
 
 
@@ -160,17 +161,12 @@ class RecordingModel(Backend):
         recorded = recording.read_manifest(self._folder)
         if recorded.fingerprint != manifest.fingerprint:
             raise ArtifactError(
-                f"{self._folder} already contains a recording of {recorded.name} (fingerprint "
-                f"{recorded.fingerprint}), but this model is {manifest.name} (fingerprint {manifest.fingerprint}). "
-                "Record into another folder."
+                f"{self._folder} already contains a recording of {recorded.name} ({recorded.fingerprint}), but this "
+                f"model is {manifest.name} ({manifest.fingerprint}). Record into another folder."
             )
 
     def _record(
-        self,
-        method: str,
-        prompts: Sequence[Prompt | LabelPrompt],
-        options: Sequence[Mapping[str, Any]],
-        results: Iterable[Any],
+        self, method: str, prompts: Sequence[AnyPrompt], options: Sequence[Mapping[str, Any]], results: Iterable[Any]
     ) -> list[str]:
         """Append the results of a call to the folder, one per prompt, and return the keys to find them by.
 
@@ -244,7 +240,7 @@ class ReplayModel(Backend):
     def _replay(
         self,
         method: str,
-        prompts: Sequence[Prompt | LabelPrompt],
+        prompts: Sequence[AnyPrompt],
         options: Sequence[Mapping[str, Any]],
         decode: Callable[[str, Any], Result],
     ) -> list[Result]:
@@ -312,6 +308,6 @@ def _generate_options(
     return [{**common, "resume": key} for key in draft_keys]
 
 
-def _shorten_prompt(prompt: Prompt | LabelPrompt) -> str:
+def _shorten_prompt(prompt: AnyPrompt) -> str:
     text = prompt.text if isinstance(prompt, Prompt) else "".join(prompt.parts)
     return repr(text if len(text) <= SHOWN_PROMPT_LENGTH else text[:SHOWN_PROMPT_LENGTH] + "…")

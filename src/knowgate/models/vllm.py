@@ -10,7 +10,6 @@ import functools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -73,9 +72,7 @@ class VllmModel(LocalBackend):
         """Hash that identifies the weights. It differs from that of hf:, because vLLM rounds differently."""
         from knowgate.models.hf.loader import compute_fingerprint
 
-        is_folder = Path(self.source).is_dir()
-        commit = None if is_folder else getattr(self._config.hf_config, "_commit_hash", None)
-        return f"vllm-{compute_fingerprint(self.source, commit)}"
+        return f"vllm-{compute_fingerprint(self.source, lambda: self._config.hf_config)}"
 
     @functools.cached_property
     def tokenizer(self) -> Any:

@@ -64,7 +64,8 @@ class DecodingBatch:
             tokens, self.pending = self.pending, None
             self._feed(tokens, layers)
         if self.partial is not None:
-            self.logits, self.partial = self.partial.finish(self.model), None
+            self.logits = self.partial.finish(self.model)
+            self.partial = None
         if self.logits is None:
             raise RuntimeError("the batch has neither logits nor tokens to compute them from")
         return self.logits
@@ -363,7 +364,8 @@ def _top_p(scaled: torch.Tensor, mass: float) -> tuple[torch.Tensor, torch.Tenso
     Starts with few tokens and takes eight times as many until their probabilities suffice, because sorting the whole
     vocabulary is slow.
     """
-    n_tokens, vocabulary_size = INITIAL_TOP_P_WIDTH, scaled.shape[1]
+    n_tokens = INITIAL_TOP_P_WIDTH
+    vocabulary_size = scaled.shape[1]
     log_total = scaled.logsumexp(dim=-1, keepdim=True)  # normalizes the logits to log-probabilities
     while True:
         values, tokens = scaled.topk(min(n_tokens, vocabulary_size))

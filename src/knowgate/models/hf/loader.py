@@ -8,7 +8,7 @@ import importlib.util
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -162,16 +162,17 @@ def silence_transformers() -> Iterator[None]:
         transformers.utils.logging.enable_progress_bar()
 
 
-def compute_fingerprint(name_or_dir: str, commit: str | None = None) -> str:
+def compute_fingerprint(name_or_dir: str, load_config: Callable[[], Any]) -> str:
     """Return a hash that identifies the weights of a model.
 
     Args:
         name_or_dir: Hub name or folder. For a hub name, the hash depends on the name and the commit only. For a folder,
             it depends on the GGUF file that the folder was converted from, or else on the files in the folder.
-        commit: Commit of the model on the hub.
+        load_config: Loads the configuration of the model, which tells its commit on the hub.
     """
     folder = Path(name_or_dir)
     if not folder.is_dir():
+        commit = getattr(load_config(), "_commit_hash", None)
         return hashlib.sha256(f"hub:{name_or_dir}@{commit}".encode()).hexdigest()[:16]
     source = folder / SOURCE_FILE  # it is there if the folder was converted from a GGUF file
     if source.is_file():

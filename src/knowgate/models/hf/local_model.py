@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -44,9 +43,7 @@ class LocalModel:
     @functools.cached_property
     def fingerprint(self) -> str:
         """Hash that identifies the weights. Fitted gates store it, because they are valid only for these weights."""
-        is_folder = Path(self.source).is_dir()
-        commit = None if is_folder else getattr(self.config, "_commit_hash", None)
-        return loader.compute_fingerprint(self.source, commit)
+        return loader.compute_fingerprint(self.source, lambda: self.config)
 
     @functools.cached_property
     def config(self) -> Any:

@@ -70,7 +70,8 @@ class HFModel(LocalModel, LocalBackend):
         Prompts are read in batches. While the GPU runs the next batch, another thread decodes the answers of the last one.
         """
         max_tokens = max(request.draft_tokens, request.sample_tokens if request.samples else 0)
-        ids, limits = self._encode(prompts, max_tokens), self.compute_limits()
+        ids = self._encode(prompts, max_tokens)
+        limits = self.compute_limits()
 
         def read_batch(indices: list[int]) -> list[tuple[Future[list[Reading]], int]]:
             """Run the model on some prompts; return, for each, the future readings of the batch and its index in them."""
@@ -207,18 +208,19 @@ class HFModel(LocalModel, LocalBackend):
         draft_layers = self._resolve_layers(request.layers) if request.after_draft else []
         # Drafts in the shared cache cannot be continued later. A single draft gains nothing from it, and without it
         # equals a stream to the last bit.
-        gains = len(prompts) > 1 or request.samples > 0
-        shares = self.shares_prompt_cache and not request.resumable and request.draft_tokens > 0 and gains
+        is_single_draft = len(prompts) == 1 and request.samples == 0
+        can_share = self.shares_prompt_cache and not request.resumable
+        drafts_share_cache = can_share and request.draft_tokens > 0 and not is_single_draft
         samples: list[GeneratedAnswer] = []
         if request.samples:
             check_sampling(request.sampling)
             uniforms = np.concatenate([draw_uniforms(prompt, request) for prompt in prompts])
             has_equal_lengths = request.sample_tokens == request.draft_tokens
-            if shares and has_equal_lengths and not self._sample_layers(request):
+            if drafts_share_cache and has_equal_lengths and not self._sample_layers(request):
                 generation = SharedGeneration(batch, uniforms, request.sampling, self.stop_ids, with_drafts=True)
                 return generation.run(draft_layers)
             samples = self._sample(batch, uniforms, request)
-        if shares:
+        if drafts_share_cache:
             no_uniforms = np.empty((0, request.draft_tokens))  # greedy answers need no random numbers
             generation = SharedGeneration(batch, no_uniforms, None, self.stop_ids, with_drafts=True)
             return replace(generation.run(draft_layers), samples=samples)
@@ -251,7 +253,8 @@ class HFModel(LocalModel, LocalBackend):
             if is_unfinished:
                 groups.setdefault(id(draft.batch), []).append(i)
         for group in groups.values():
-            group_drafts, group_rows = [drafts[i] for i in group], [rows[i] for i in group]
+            group_drafts = [drafts[i] for i in group]
+            group_rows = [rows[i] for i in group]
             self.run_alone(functools.partial(self._extend_group, group_drafts, group_rows, max_tokens))
         return [self._make_completion(row, with_tokens=True) for row in rows]
 

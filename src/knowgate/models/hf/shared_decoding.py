@@ -8,20 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import Cache, DynamicLayer
 
 from knowgate.core.stop_flag import check_stop_flag
 from knowgate.models.hf.batching import make_nan_error
+from knowgate.models.hf.cuda_graph import GraphedStep
 from knowgate.models.hf.decoding import DecodingBatch, compute_step_statistics, draw_tokens_on_device
-from knowgate.models.hf.forward_pass import SharedDecodingBatch
+from knowgate.models.hf.forward_pass import SharedCache, use_shared_attention
 from knowgate.models.local_backend import GeneratedAnswer, TokenStep
 from knowgate.types import Sampling
 
+StepOutput = tuple[torch.Tensor, dict[int, torch.Tensor]]  # logits of the next token, and hidden states by layer
 NO_TOKEN = -1  # stands in place of a token after the end of an answer
 # Number of tokens between two checks for ended answers. On a GPU, each check makes the host wait for the device.
 CHECK_INTERVALS = {"cpu": 1}
@@ -30,6 +33,79 @@ COMPACTION_THRESHOLD = 0.9  # compact the batch if at most this share of its row
 # Compact the batch if this many steps of single answers are saved. On a GPU, the step must be captured again afterwards.
 MIN_SAVED_STEPS = {"cpu": 0}
 DEFAULT_MIN_SAVED_STEPS = 8_192
+
+
+class SharedDecodingBatch:
+    """A batch of answers that are generated in parallel and share the keys and values of their prompts.
+
+    In each step, the model reads one token of every answer. All steps use the same tensors, so on a GPU a step can be
+    replayed as a CUDA graph.
+
+    Args:
+        model: The transformers model.
+        prompt_cache: Keys and values of the prompts; not changed.
+        mask: Attention mask of the prompts.
+        answers: Number of answers per prompt, all empty at first.
+        max_tokens: Maximum number of tokens per answer.
+    """
+
+    def __init__(self, model: Any, prompt_cache: Cache, mask: torch.Tensor, answers: int, max_tokens: int):
+        self.model = model
+        self.cache = SharedCache(prompt_cache, mask, answers, max_tokens)
+        # The answers that are still in the batch (prompts x answers), as indices among all answers at the start.
+        self.rows = torch.arange(len(mask) * answers, device=mask.device).view(len(mask), answers)
+        # Position of the next token of each answer, counted from the start of its prompt (one column, as the model
+        # takes it).
+        self.positions = mask.sum(dim=1).repeat_interleave(answers)[:, None]
+        self.n_left = max_tokens  # number of tokens that each answer still has room for
+        self._start_capture()
+
+    def _start_capture(self) -> None:
+        """Prepare a step to be captured as a CUDA graph, after its tensors have been created or replaced."""
+        self._tokens = torch.zeros_like(self.positions)
+        self._step: GraphedStep[StepOutput] = GraphedStep(self.rows.device)
+
+    def feed(self, tokens: torch.Tensor, layers: Sequence[int]) -> StepOutput:
+        """Let the model read one token per answer.
+
+        Args:
+            tokens: The tokens (prompts x answers).
+            layers: Layers whose hidden states are returned; the same in every call.
+
+        Returns:
+            Logits (prompts x answers x vocabulary) and hidden states by layer. The next call overwrites them.
+        """
+        self._tokens.copy_(tokens.reshape(-1, 1))
+        output = self._step.run(lambda: self._read_tokens(layers), self.n_left)
+        self.n_left -= 1
+        return output
+
+    def _read_tokens(self, layers: Sequence[int]) -> StepOutput:
+        """Run the model on `_tokens`, one token per answer.
+
+        A CUDA graph repeats exactly the same operations. So everything that differs between steps is in tensors that
+        are changed in place.
+        """
+        self.cache.start_token()
+        with use_shared_attention(self.model, self.cache):
+            output = self.model(
+                input_ids=self._tokens,
+                position_ids=self.positions,
+                past_key_values=self.cache,
+                use_cache=True,
+                output_hidden_states=bool(layers),
+            )
+        self.positions += 1
+        shape = self.rows.shape  # prompts x answers; the model sees them as one long batch
+        hidden = {layer: output.hidden_states[layer][:, -1].view(*shape, -1) for layer in layers}
+        return output.logits[:, -1].view(*shape, -1), hidden
+
+    def select(self, prompts: torch.Tensor, answers: torch.Tensor, *, has_all_prompts: bool) -> None:
+        """Keep only some prompts and answers of the batch; takes the arguments of `SharedCache.select`."""
+        self.cache.select(prompts, answers, has_all_prompts=has_all_prompts)
+        self.positions = self.positions.view_as(self.rows)[prompts, answers].reshape(-1, 1)
+        self.rows = self.rows[prompts, answers]
+        self._start_capture()
 
 
 @dataclass(frozen=True)
@@ -72,7 +148,9 @@ class SharedGeneration:
         with_drafts: bool = False,
         past_end: bool = False,
     ):
-        device, n_prompts, max_tokens = prompts.mask.device, len(prompts), uniforms.shape[1]
+        device = prompts.mask.device
+        n_prompts = len(prompts)
+        max_tokens = uniforms.shape[1]
         # The shape becomes prompts x answers x tokens.
         numbers = torch.tensor(uniforms, dtype=torch.float32, device=device).view(n_prompts, -1, max_tokens)
         if with_drafts:  # the draft is the first answer to a prompt; it is not drawn, so its numbers are never used
@@ -166,7 +244,8 @@ class SharedGeneration:
 
         An answer that has ended, now or earlier, gets NO_TOKEN instead.
         """
-        rows, is_end = self.batch.rows, torch.isin(chosen, self.stop_ids)
+        rows = self.batch.rows
+        is_end = torch.isin(chosen, self.stop_ids)
         goes_on = self.is_alive & ~is_end
         self.tokens[rows, position] = chosen.where(goes_on, torch.full_like(chosen, NO_TOKEN))
         self.has_ended[rows] |= self.is_alive & is_end
@@ -210,7 +289,8 @@ class SharedGeneration:
         prompts, answers = table[:, :1], table[:, 1:]
         has_all_prompts = np.array_equal(kept_prompts, np.arange(len(is_fed)))
         self.batch.select(prompts, answers, has_all_prompts=has_all_prompts)
-        self.is_alive, self.is_fed = self.is_alive[prompts, answers], self.is_fed[prompts, answers]
+        self.is_alive = self.is_alive[prompts, answers]
+        self.is_fed = self.is_fed[prompts, answers]
         if len(self.draft_indices):
             self.draft_indices = (self.batch.rows.flatten() % self.per_prompt == 0).nonzero()[:, 0]
         return chosen[prompts, answers]

@@ -56,11 +56,17 @@ class LlamaCppClassifier:
             from xllamacpp import CommonParams, Server
         params = CommonParams()
         params.model.path = str(self.file)
-        params.n_ctx, params.n_parallel, params.n_batch, params.n_ubatch = CONTEXT_TOKENS, 1, CONTEXT_TOKENS, 512
+        params.n_ctx = CONTEXT_TOKENS
+        params.n_parallel = 1
+        params.n_batch = CONTEXT_TOKENS
+        params.n_ubatch = 512
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = self.cores or count_usable_cores()
         # The server also listens on a port, so it gets a key that nobody knows.
-        params.hostnames, params.api_keys = ["127.0.0.1"], [secrets.token_hex(16)]
-        params.verbosity, params.warmup, params.endpoint_slots = LOG_QUIET, False, False
+        params.hostnames = ["127.0.0.1"]
+        params.api_keys = [secrets.token_hex(16)]
+        params.verbosity = LOG_QUIET
+        params.warmup = False
+        params.endpoint_slots = False
         try:
             return Server(params)
         except (RuntimeError, ValueError) as error:

@@ -273,7 +273,8 @@ class EnginePrefixCache:
         """
         n_reusable = len(tokens) - 1  # the model has to read the last token anyway, to return logits
         if reused < MIN_REUSE_SHARE * n_reusable and len(tokens) > MIN_PREFIX_TOKENS:
-            sequence, prefix = self._free_sequence(engine), tokens[:MAX_PREFIX_TOKENS]
+            sequence = self._free_sequence(engine)
+            prefix = tokens[:MAX_PREFIX_TOKENS]
             engine.copy(PREFIX_ROWS, sequence, len(prefix))
             self.prefixes[sequence] = prefix
 

@@ -60,7 +60,8 @@ class LlamaEngine:
             raise WeightsError(f"the model in '{file}' has an encoder or is recurrent. Use a decoder with attention.")
         self.vocabulary = lib.llama_model_get_vocab(self._model)
         self.n_vocab = int(lib.llama_vocab_n_tokens(self.vocabulary))
-        self.width, self.depth = int(lib.llama_model_n_embd(self._model)), int(lib.llama_model_n_layer(self._model)) + 1
+        self.width = int(lib.llama_model_n_embd(self._model))
+        self.depth = int(lib.llama_model_n_layer(self._model)) + 1
         self.cells = min(MAX_CELLS, int(lib.llama_model_n_ctx_train(self._model)))
         # What `_capture` copies: name of a tensor -> layer number, and the states of each layer, one row per token.
         self._captured_tensors: dict[bytes, int] = {}
@@ -80,7 +81,8 @@ class LlamaEngine:
         It calls `_capture` for each tensor that it computes. Its parameters are written at fixed offsets into the bytes
         of a C structure. Then the sizes of the context are read back, to make sure that llama.cpp understood them.
         """
-        lib, params = self.lib, self.lib.llama_context_default_params()
+        lib = self.lib
+        params = self.lib.llama_context_default_params()
         kv_unified_offset = bindings.check_params_layout(bytes(params.bytes))
         # The first four fields are n_ctx, n_batch, n_ubatch and n_seq_max.
         struct.pack_into("<4I", params.bytes, 0, self.cells, BATCH_TOKENS, BATCH_TOKENS, MAX_SEQUENCES)
@@ -156,8 +158,10 @@ class LlamaEngine:
         """Run llama_decode on at most BATCH_TOKENS tokens."""
         batch = self._batch
         for index, token in enumerate(tokens):
-            batch.token[index], batch.pos[index] = token.token, token.position
-            batch.n_seq_id[index], batch.seq_id[index][0] = 1, token.sequence
+            batch.token[index] = token.token
+            batch.pos[index] = token.position
+            batch.n_seq_id[index] = 1
+            batch.seq_id[index][0] = token.sequence
             batch.logits[index] = token.needs_output
         batch.n_tokens = len(tokens)
         self.filled.update(token.sequence for token in tokens)
@@ -239,7 +243,9 @@ class EngineTokenizer:
     clean_up_tokenization_spaces = False
 
     def __init__(self, engine: LlamaEngine):
-        self._lib, self._vocabulary, self._n_vocab = engine.lib, engine.vocabulary, engine.n_vocab
+        self._lib = engine.lib
+        self._vocabulary = engine.vocabulary
+        self._n_vocab = engine.n_vocab
         self.chat_template = engine.template
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -294,7 +300,8 @@ class EngineTokenizer:
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], *, tokenize: bool, **values: Any) -> str:
         """Return the messages in the chat template as text. `tokenize` is ignored; the text is never tokenized."""
-        bos, eos = self._lib.llama_vocab_bos(self._vocabulary), self._lib.llama_vocab_eos(self._vocabulary)
+        bos = self._lib.llama_vocab_bos(self._vocabulary)
+        eos = self._lib.llama_vocab_eos(self._vocabulary)
         bos_token, eos_token = self.convert_ids_to_tokens([bos, eos])
         text = self._compiled_template.render(messages=messages, bos_token=bos_token, eos_token=eos_token, **values)
         return str(text)
@@ -324,8 +331,7 @@ def check_engine(engine: LlamaEngine, file: Path) -> None:
     if not difference <= SELF_TEST_TOLERANCE:  # also true if the difference is NaN
         raise ModelError(
             f"llama.cpp gives wrong results for '{file}' on this machine: log-probabilities computed at once and "
-            f"token by token differ by {difference:.2f} nats (allowed: {SELF_TEST_TOLERANCE}). Use gguf:{file}, or "
-            "another release of xllamacpp."
+            f"token by token differ by {difference:.2f} nats. Use gguf:{file}, or another release of xllamacpp."
         )
 
 

@@ -108,7 +108,8 @@ class ApiClient:
 
     def _open(self, url: str, content: bytes, deadline: float) -> httpx.Response:
         """Send a request once and return the response before its body is read; raises if the server refuses it."""
-        seconds, client = self._remaining_seconds(deadline), self._client
+        seconds = self._remaining_seconds(deadline)
+        client = self._client
         with _translate_errors(url, seconds), http_client.request_deadline(time.monotonic() + seconds):
             request = client.build_request("POST", url, content=content, timeout=seconds)
             response = client.send(request, stream=True)

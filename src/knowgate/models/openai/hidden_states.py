@@ -250,10 +250,7 @@ def _read_last_states(stream: BinaryIO, ids: Sequence[int]) -> Vector:
     except (KeyError, TypeError, ValueError, OverflowError):
         raise ModelError("the file of hidden states is damaged or has an unknown format. Update the server.") from None
     if token_ids != list(ids) or n_tokens != len(ids):
-        raise ModelError(
-            "the server's file has hidden states of a different prompt than the one sent. Another server may have "
-            "overwritten it: give each server its own folder."
-        )
+        raise ModelError("the file has hidden states of a different prompt. Give each server its own folder.")
     _check_finite(states)
     return states
 
@@ -270,7 +267,8 @@ def _read_tensor(
         formats: Allowed number formats -> numpy dtypes.
         last_row: Read only the last entry of the first axis.
     """
-    dtype, shape = np.dtype(formats[entry["dtype"]]), [int(size) for size in entry["shape"]]
+    dtype = np.dtype(formats[entry["dtype"]])
+    shape = [int(size) for size in entry["shape"]]
     begin, end = entry["data_offsets"]
     count = math.prod(shape)
     if count * dtype.itemsize != end - begin or begin < 0:

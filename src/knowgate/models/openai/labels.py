@@ -263,8 +263,10 @@ def _parse_sglang(response: Any, tokens: LabelPromptTokens, label_ids: Sequence[
     the answer. The entry of a token holds what the tokens before it predict. So the labels after a position are in the
     entry of the next token.
     """
-    meta, first_position = response["meta_info"], tokens.positions[0]
-    prompt_tokens, label_logprobs = meta["input_token_logprobs"], meta["input_token_ids_logprobs"]
+    meta = response["meta_info"]
+    first_position = tokens.positions[0]
+    prompt_tokens = meta["input_token_logprobs"]
+    label_logprobs = meta["input_token_ids_logprobs"]
     returned_ids = [token[1] for token in prompt_tokens]
     if returned_ids != tokens.ids[first_position:] or len(label_logprobs) != len(prompt_tokens):
         raise _make_alignment_error()

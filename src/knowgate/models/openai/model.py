@@ -35,7 +35,6 @@ from knowgate.models.openai.server import REFUSAL_STATUSES, WIDE_TOP_TOKENS, Mod
 from knowgate.models.openai.spec import DEFAULT_CONCURRENCY, HiddenStateConfig, check_server_url, parse_openai_spec
 from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Sampling, Signal, SignalRequest, TextStream, Vector
 
-TopTokens = tuple[tuple[str, float], ...]
 MARGIN_TOP_TOKENS = 2  # number of tokens to list for the margin, the difference between the two most probable ones
 DRAFT_REPEATING_SERVER = "llamacpp"  # the server whose responses begin with the draft that was sent
 MAX_CHOICES = 128  # maximum `n` of a request, as OpenAI limits it
@@ -346,8 +345,7 @@ class OpenAIModel(Backend):
                 self._label_reader.check(prompt)
         if prompts and Signal.LABELS not in self.offers:
             raise UnsupportedSignal(
-                f"{self.name} cannot score given answers (yes, no): the server does not return the log-probabilities "
-                "of the most probable tokens (top_logprobs). Use another server, or an hf: model."
+                f"{self.name} cannot score given answers (yes, no): it returns no top_logprobs. Use an hf: model."
             )
         return self._map(lambda prompt: self._read_labels(prompt, labels), prompts)
 
@@ -365,18 +363,17 @@ class OpenAIModel(Backend):
             listed = self._list_more_tokens(plain, labels, listed)
         return np.array([responses.compute_label_logprobs(listed, labels)], dtype=np.float32)
 
-    def _list_next_tokens(self, prompt: Prompt, n: int) -> TopTokens:
+    def _list_next_tokens(self, prompt: Prompt, n: int) -> responses.TopTokens:
         """Return the `n` most probable first tokens of the answer, with their log-probabilities."""
         fields = {"max_tokens": 1, "temperature": 0.0, **make_logprob_fields(prompt, n)}
         tokens = responses.parse_token_logprobs(self._endpoint.complete_prompt(prompt, fields))
         if not tokens or not tokens[0].top:
             raise ModelError(
-                f"{self.name} cannot score given answers (yes, no): the server's response has no log-probabilities of "
-                "the most probable tokens. Check the server's log."
+                f"{self.name} cannot score given answers (yes, no): it returned no top_logprobs. Check its log."
             )
         return tokens[0].top
 
-    def _list_more_tokens(self, prompt: Prompt, labels: Sequence[str], top: TopTokens) -> TopTokens:
+    def _list_more_tokens(self, prompt: Prompt, labels: Sequence[str], top: responses.TopTokens) -> responses.TopTokens:
         """Return a longer list of probable first tokens, because some labels are not among the listed tokens `top`.
 
         vLLM and SGLang are asked for the labels by token id, llama.cpp for longer lists. On other servers, the list

@@ -26,7 +26,7 @@ MIN_TOKENS_FOR_ENTROPY = 1_000  # minimum number of listed tokens to estimate an
 LARGE_VOCABULARY = 150_000  # assumed vocabulary size in the upper bound of the entropy
 NEGLIGIBLE_MASS = 1e-9  # probability of all unlisted tokens that is treated as 0
 NOT_OPENAI_HINT = "The server is not an OpenAI-compatible API. Check the URL, which usually ends in /v1."
-TopTokens = Sequence[tuple[str, float]]  # texts and log-probabilities, most probable first
+TopTokens = tuple[tuple[str, float], ...]  # texts and log-probabilities, most probable first
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class TokenLogprobs:
 
     text: str
     logprob: float
-    top: tuple[tuple[str, float], ...]
+    top: TopTokens
 
     @property
     def entropy(self) -> float | None:
@@ -51,7 +51,8 @@ class TokenLogprobs:
         entropy = -float((np.exp(logprobs) * logprobs).sum())
         p_unlisted = max(0.0, 1 - float(np.exp(logprobs).sum()))
         if p_unlisted > NEGLIGIBLE_MASS:
-            smallest, largest = -logprobs[-1], math.log(LARGE_VOCABULARY / p_unlisted)
+            smallest = -logprobs[-1]
+            largest = math.log(LARGE_VOCABULARY / p_unlisted)
             entropy += p_unlisted * (smallest + largest) / 2
         return entropy
 
@@ -179,7 +180,7 @@ def _parse_parallel_arrays(logprobs: dict[str, Any]) -> list[TokenLogprobs]:
     ]
 
 
-def _parse_top(pairs: Iterable[tuple[Any, Any]]) -> tuple[tuple[str, float], ...]:
+def _parse_top(pairs: Iterable[tuple[Any, Any]]) -> TopTokens:
     checked = ((str(text), check_logprob(value)) for text, value in pairs)
     return tuple(sorted(checked, key=lambda pair: -pair[1]))
 

@@ -106,7 +106,8 @@ class ModelEndpoint:
             fields |= values[0]
         response = self._try_fields(fields)
         if response is None:
-            fields, response = plain, self.complete_prompt(PROBE_PROMPT, plain)
+            fields = plain
+            response = self.complete_prompt(PROBE_PROMPT, plain)
             for values in PROBED_PARAMETERS.values():
                 for value in values:
                     attempt = self._try_fields(fields | value)

@@ -110,7 +110,8 @@ def quote_unless_grounded(question: str, answer: str, passages: Sequence[Passage
         >>> quote_unless_grounded("What does lunch cost?", "It costs 12 euro.", [passage])
         'Lunch costs 5 euro.'
     """
-    answer_terms, question_terms = _find_terms(answer), _find_terms(question)
+    answer_terms = _find_terms(answer)
+    question_terms = _find_terms(question)
     shown_terms = set(question_terms)
     for passage in select_sentences(question, passages, limit):
         shown_terms |= _find_terms(passage.text)

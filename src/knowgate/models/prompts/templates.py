@@ -116,8 +116,7 @@ def load_templates(path: Path, like: str) -> TemplateSet:
         raise BadSetting(str(error)) from None
     except AttributeError:  # a value has the wrong type: only texts and sections have the methods that are called
         raise BadSetting(
-            f'the prompt file {path} has a value that is not a template. Write each template as name = "text" in a '
-            "section [en] or [zh]."
+            f"{path} has a value that is not a template. Write templates as texts in the sections [en] and [zh]."
         ) from None
     for lang, texts in templates.items():
         _check_templates(path, lang, texts, base)
@@ -134,7 +133,8 @@ def _check_templates(path: Path, lang: str, texts: Mapping[str, str], base: Temp
             names = ", ".join(base.templates[lang])
             raise BadSetting(f"{path}: unknown template {format_value(key)}. Known: {names}.")
         where = f"{path}: template {lang}.{key}"
-        expected, actual = _find_placeholders(base.templates[lang][key], where), _find_placeholders(text, where)
+        expected = _find_placeholders(base.templates[lang][key], where)
+        actual = _find_placeholders(text, where)
         if actual != expected:
             raise BadSetting(
                 f"{where} has the placeholders {format_value(sorted(actual))}, but it must have exactly these: "
