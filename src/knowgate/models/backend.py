@@ -114,7 +114,7 @@ class RemoteDraft:
 def check_resume_options(temperature: float, n: int) -> None:
     """Raise BadSetting if sampling options are used while a draft is continued, which always decodes greedily."""
     if temperature > 0 or n != 1:
-        raise BadSetting(f"resume cannot be combined with temperature={temperature} and n={n}. Leave them out.")
+        raise BadSetting(f"resume continues one greedy draft. Leave out temperature={temperature} and n={n}.")
 
 
 def check_resume_handle(handle: object, kind: type[Handle]) -> Handle:

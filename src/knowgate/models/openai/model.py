@@ -345,7 +345,8 @@ class OpenAIModel(Backend):
                 self._label_reader.check(prompt)
         if prompts and Signal.LABELS not in self.offers:
             raise UnsupportedSignal(
-                f"{self.name} cannot score given answers (yes, no): it returns no top_logprobs. Use an hf: model."
+                f"{self.name} cannot score given answers (yes, no): it does not list the most probable tokens. Use "
+                "another server, or an hf: model."
             )
         return self._map(lambda prompt: self._read_labels(prompt, labels), prompts)
 

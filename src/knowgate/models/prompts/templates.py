@@ -116,7 +116,7 @@ def load_templates(path: Path, like: str) -> TemplateSet:
         raise BadSetting(str(error)) from None
     except AttributeError:  # a value has the wrong type: only texts and sections have the methods that are called
         raise BadSetting(
-            f"{path} has a value that is not a template. Write templates as texts in the sections [en] and [zh]."
+            f'{path} has a value that is not a template. Write name = "text" in a section [en] or [zh].'
         ) from None
     for lang, texts in templates.items():
         _check_templates(path, lang, texts, base)
