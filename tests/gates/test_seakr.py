@@ -190,7 +190,7 @@ def test_the_state_of_each_sample_is_that_of_its_last_token_or_of_the_one_that_e
     assert len(lengths) > 3
     for place, row in enumerate(rows):
         expected = direct(model, ids[place // 5] + row.tokens + ends[place], layer)
-        np.testing.assert_allclose(row.final_states[layer].numpy(), expected, atol=2e-4)
+        np.testing.assert_allclose(row.states[layer].numpy(), expected, atol=2e-4)
 
 
 def _ends(model, stream, uniforms, rows):
@@ -211,7 +211,7 @@ def test_samples_that_end_together_have_the_state_of_their_end(model):
         rows = hf_stream.sample_rows(stream.copy([0], repeat=2), uniforms, Sampling(), every, [1], past_end=True)
     for row in rows:
         assert (row.finished, row.tokens) == (True, [])
-        np.testing.assert_allclose(row.final_states[1].numpy(), direct(model, [*ids[0], drawn], 1), atol=2e-4)
+        np.testing.assert_allclose(row.states[1].numpy(), direct(model, [*ids[0], drawn], 1), atol=2e-4)
 
 
 def test_the_states_of_a_reading_are_those_of_its_samples(model):

@@ -151,12 +151,9 @@ def test_the_fingerprint_depends_on_the_table():
     assert FakeModel(TABLE).fingerprint != FakeModel().fingerprint
 
 
-def test_tables_are_read_from_json_and_jsonl(tmp_path):
+def test_tables_are_read_from_json(tmp_path):
     (tmp_path / "t.json").write_text(json.dumps(TABLE))
-    rows = [{"question": question, **entry} for question, entry in TABLE.items()]
-    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    models = [FakeModel(TABLE), *(open_fake(str(tmp_path / name)) for name in ("t.json", "t.jsonl"))]
-    assert len({model.fingerprint for model in models}) == 1
+    assert open_fake(str(tmp_path / "t.json")).fingerprint == FakeModel(TABLE).fingerprint
     assert open_fake().fingerprint == FakeModel().fingerprint
 
 
@@ -178,7 +175,7 @@ def test_an_invalid_entry_is_an_error_that_names_its_key(entry, message):
         FakeModel({"Q": entry})
 
 
-@pytest.mark.parametrize(("name", "text"), [("a.json", "[]"), ("a.jsonl", '{"closed": "x"}'), ("b.json", None)])
+@pytest.mark.parametrize(("name", "text"), [("a.json", "[]"), ("b.json", None)])
 def test_an_invalid_table_file_is_an_error_that_names_it(tmp_path, name, text):
     if text is not None:
         (tmp_path / name).write_text(text)

@@ -110,12 +110,13 @@ def test_final_states_equal_those_of_plain_decoding(model, past_end, interval, m
     uniforms = np.random.default_rng(0).random((15, 6))
     with torch.inference_mode():
         stream = decoding.prefill(model.loaded.model, ids, model.pad_id, model.loaded.device, [1])
-        ours = shared_decoding.sample_shared(stream, uniforms, Sampling(), MANY, [1], past_end=past_end)
+        generation = shared_decoding.SharedGeneration(stream, uniforms, Sampling(), MANY, past_end=past_end)
+        ours = generation.run([1]).samples
         copies = stream.copy(range(3), repeat=5)
         plain = decoding.sample_rows(copies, uniforms, Sampling(), MANY, [1], past_end=past_end)
     for mine, other in zip(ours, plain, strict=True):
         assert (mine.tokens, mine.finished) == (other.tokens, other.finished)
-        np.testing.assert_allclose(mine.final_states[1], other.final_states[1], atol=1e-4)
+        np.testing.assert_allclose(mine.states[1], other.states[1], atol=1e-4)
 
 
 def test_rare_checks_change_no_answer(model, monkeypatch):

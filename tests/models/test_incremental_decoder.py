@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from knowgate.models.tokenization import IncrementalDecoder
+from knowgate.models.tokenization import IncrementalDecoder, decode_all
 from tests.support.byte_llama import byte_tokenizer, fallback_tokenizer, word_tokenizer
 
 BYTES, FALLBACK, WORDS = byte_tokenizer(), fallback_tokenizer(), word_tokenizer()
@@ -33,6 +33,14 @@ def fallback_ids(*tokens):
 def test_the_pieces_of_any_tokens_join_to_their_text(tokenizer, data):
     ids = data.draw(st.lists(st.integers(0, len(tokenizer) - 1), max_size=24))
     assert "".join(pieces_of(tokenizer, ids)) == tokenizer.decode(ids, skip_special_tokens=True).strip()
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, FALLBACK, WORDS], ids=["bytes", "fallback", "words"])
+@given(data=st.data())
+@settings(max_examples=50, deadline=None)
+def test_many_answers_are_decoded_as_single_ones_are(tokenizer, data):
+    rows = data.draw(st.lists(st.lists(st.integers(0, len(tokenizer) - 1), max_size=12), max_size=4))
+    assert decode_all(tokenizer, rows) == [tokenizer.decode(row, skip_special_tokens=True) for row in rows]
 
 
 @given(text=st.text(max_size=12))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from knowgate.errors import BadSetting
-from knowgate.models.tokenization import encode_label_prompts
+from knowgate.models.local_backend import LocalBackend
 from knowgate.types import LabelPrompt
 
 
@@ -24,6 +24,8 @@ class Letters:
         self.calls += 1
         return [self.tokenize(text, special=special) for text in texts]
 
+    encode_label_prompts = LocalBackend.encode_label_prompts
+
     def render(self, text):
         return f"({text})"
 
@@ -34,7 +36,7 @@ class Letters:
 def test_chat_and_raw_prompts_are_tokenized_together():
     model, labels = Letters(), [ord("y"), ord("n")]
     raw = LabelPrompt(parts=("a:", "yb:"), prefix="p", raw=True)
-    chat, first, again = encode_label_prompts(model, [LabelPrompt(parts=("q",), raw=False), raw, raw], labels)
+    chat, first, again = model.encode_label_prompts([LabelPrompt(parts=("q",), raw=False), raw, raw], labels)
     assert (chat.ids, chat.positions, chat.prefix) == ([ord(letter) for letter in "(q)"], [2], 0)
     assert (first.ids, first.positions, first.prefix) == ([0, *map(ord, "pa:yb:")], [3, 6], 2)
     assert again == first
@@ -44,9 +46,9 @@ def test_chat_and_raw_prompts_are_tokenized_together():
 
 def test_a_part_that_does_not_begin_with_a_label_is_refused():
     with pytest.raises(BadSetting, match="of the prompt does not start with one of the labels"):
-        encode_label_prompts(Letters(), [LabelPrompt(parts=("a:", "xb:"), raw=True)], [ord("y")])
+        Letters().encode_label_prompts([LabelPrompt(parts=("a:", "xb:"), raw=True)], [ord("y")])
 
 
 def test_a_user_turn_with_several_label_positions_is_refused():
     with pytest.raises(BadSetting, match="can have only one part"):
-        encode_label_prompts(Letters(), [LabelPrompt(parts=("a:", "yb:"), raw=False)], [ord("y")])
+        Letters().encode_label_prompts([LabelPrompt(parts=("a:", "yb:"), raw=False)], [ord("y")])

@@ -17,6 +17,7 @@ from knowgate.models.llamacpp import engine as llama_engine
 from knowgate.models.llamacpp.bindings import CACHE_TYPES_OFFSET, DEFAULT_FIRST_FIELDS, check_params_layout
 from knowgate.models.llamacpp.decoding import SequenceState, draw_tokens, pick_greedy_steps
 from knowgate.models.prompts.answers import AnswerPrompts
+from knowgate.models.tools import SEARCH_TOOL
 from knowgate.types import LabelPrompt, Prompt, Question, Sampling, SignalRequest
 
 TEXTS = (
@@ -75,16 +76,13 @@ def test_an_unknown_architecture_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(("difference", "refused"), [(0.09, False), (0.11, True), (float("nan"), True)])
-def test_an_engine_that_fails_its_self_test_is_refused(difference, refused, tmp_path):
-    class Engine:
-        def run_self_test(self):
-            return difference
-
+def test_an_engine_that_fails_its_self_test_is_refused(difference, refused, tmp_path, monkeypatch):
+    monkeypatch.setattr(llama_engine, "run_self_test", lambda engine: difference)
     if not refused:
-        llama_engine.check_engine(Engine(), tmp_path)
+        llama_engine.check_engine(None, tmp_path)
         return
     with pytest.raises(ModelError, match="differ by"):
-        llama_engine.check_engine(Engine(), tmp_path)
+        llama_engine.check_engine(None, tmp_path)
 
 
 # --- choosing tokens ------------------------------------------------------------------------------
@@ -105,7 +103,7 @@ def test_log_probability_entropy_and_margin_of_a_distribution():
 def test_tokens_are_drawn_by_inverse_cumulative_probability(sampling, expected):
     """p = (.1, .6, .3): in the order of the vocabulary, or of the most probable where some are cut off."""
     logits = np.log(np.array([[0.1, 0.6, 0.3]] * 3, dtype=np.float32))
-    rows = [SequenceState(1, 1, 1, uniforms=np.array([number])) for number in (0.5, 0.8, 0.05)]
+    rows = [SequenceState(prompt=[0], sequence=1, limit=1, uniforms=np.array([number])) for number in (0.5, 0.8, 0.05)]
     assert draw_tokens(rows, logits, sampling) == expected
 
 
@@ -114,7 +112,7 @@ def test_tokens_are_drawn_by_inverse_cumulative_probability(sampling, expected):
 
 @pytest.mark.model
 def test_one_pass_and_token_by_token_agree(smollm_llamacpp):
-    assert smollm_llamacpp.engine.run_self_test() <= 0.05
+    assert llama_engine.run_self_test(smollm_llamacpp.engine) <= 0.05
 
 
 @pytest.mark.model
@@ -202,6 +200,12 @@ def test_requests_beyond_the_limits_are_refused(smollm_llamacpp):
         smollm_llamacpp.read([Prompt("Hi")], SignalRequest(samples=100))
     with pytest.raises(BadSetting, match="Its layers are 0 to 30"):
         smollm_llamacpp.read([Prompt("Hi")], SignalRequest(layers=(31,)))
+
+
+@pytest.mark.model
+def test_a_chat_template_without_tools_is_refused_by_the_tool_gate(smollm_llamacpp):
+    with pytest.raises(UnsupportedSignal, match="does not support tools"):
+        smollm_llamacpp.tool_call_probabilities([Prompt("Who wrote Faust?")], SEARCH_TOOL)
 
 
 @pytest.mark.model

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from knowgate.core.http_client import RetryPolicy
-from knowgate.models.openai.continuation import ServerDraft
+from knowgate.models.backend import RemoteDraft
 from knowgate.models.openai.model import OpenAIModel
 from knowgate.types import Completion, Prompt, SignalRequest, Token
 from tests.support.chat_server import ChatServer
@@ -53,11 +53,11 @@ def connect(server):
 
 
 def finish(model, begun=BEGUN, prompt=PROMPT, max_tokens=10):
-    return model.generate([prompt], max_tokens=max_tokens, resume=[ServerDraft(prompt, begun)])[0][0]
+    return model.generate([prompt], max_tokens=max_tokens, resume=[RemoteDraft(prompt, begun)])[0][0]
 
 
 def streamed(model, begun=BEGUN, max_tokens=10):
-    pieces, stream = [], model.stream(PROMPT, max_tokens=max_tokens, resume=ServerDraft(PROMPT, begun))
+    pieces, stream = [], model.stream(PROMPT, max_tokens=max_tokens, resume=RemoteDraft(PROMPT, begun))
     while True:
         try:
             pieces.append(next(stream))

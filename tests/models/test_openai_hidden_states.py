@@ -169,7 +169,7 @@ def test_servers_that_give_no_hidden_states_are_refused(tmp_path):
 
 def test_a_wrong_storage_folder_is_explained(tmp_path):
     with pytest.raises(ModelError, match=r"'cmpl-1\.safetensors', but it is not in .*shared_storage_path"):
-        consume_states_file(tmp_path, "/theirs/cmpl-1.safetensors", timeout=0.02)
+        consume_states_file(tmp_path, "/theirs/cmpl-1.safetensors", [], timeout=0.02)
 
 
 def test_a_server_cannot_name_a_file_outside_the_folder(tmp_path):
@@ -183,7 +183,7 @@ def test_a_server_cannot_name_a_file_outside_the_folder(tmp_path):
 def test_a_damaged_file_is_refused_and_deleted(tmp_path, data):
     (tmp_path / "a-1.safetensors").write_bytes(data)
     with pytest.raises(ModelError, match="damaged or has an unknown format"):
-        consume_states_file(tmp_path, "a-1.safetensors", timeout=0.02)
+        consume_states_file(tmp_path, "a-1.safetensors", [], timeout=0.02)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -325,7 +325,7 @@ CHOICE, META = ("choices", 0), ("meta_info",)
         (
             "vllm",
             edit(*CHOICE, "prompt_logprobs", FIRST, value={"900": {"logprob": -1.0}}),
-            "of only 1 tokens instead of 5",
+            "listed 1 of 5 tokens",
         ),
         ("vllm", edit(*CHOICE, "logprobs", value=None), "unknown format"),
         ("vllm", edit(*CHOICE, "logprobs", "top_logprobs", value=[{"true": -1.0}]), "unknown format"),

@@ -266,7 +266,7 @@ def test_the_time_of_the_listener_is_not_counted(monkeypatch):
 # --- backends -------------------------------------------------------------------------------------
 
 
-def test_a_backend_that_cannot_stream_gives_its_text_as_one_piece():
+def test_a_backend_that_cannot_stream_gives_its_text_word_by_word():
     class Plain(Backend):
         name = fingerprint = "plain"
         offers, depth = frozenset(), 0
@@ -274,7 +274,7 @@ def test_a_backend_that_cannot_stream_gives_its_text_as_one_piece():
         def generate(self, prompts, *, max_tokens, temperature=0.0, n=1, seed=None, resume=None):
             return [[Completion("all of it", n_tokens=3)] for _ in prompts]
 
-    assert texts(build(Plain(), "never").answer_stream(KNOWN)) == ["all of it"]
+    assert texts(build(Plain(), "never").answer_stream(KNOWN)) == ["all", " of", " it"]
 
 
 @pytest.mark.parametrize("question", [KNOWN, UNKNOWN])

@@ -18,7 +18,7 @@ IMPORTED = ["tests.support.hashed_history", "knowgate.training.gate_artifact", "
             "sklearn.linear_model", "scipy.stats",
             *(f"knowgate.cli.{name}" for name in
               ("label", "index", "fit", "history", "reranker", "eval", "calibrate", "report"))]  # fmt: skip
-LABEL = ["label", "--data", "jsonl:q.jsonl", "--model", "fake:t.jsonl", "--samples", "2", "--layers", "mid"]
+LABEL = ["label", "--data", "jsonl:q.jsonl", "--model", "fake:t.json", "--samples", "2", "--layers", "mid"]
 FIT = ["fit", "probe", "--kind", "linear", "--labels", "run", "--target", "known"]
 COMMANDS = {
     "label": [*LABEL, "--out", "{}"],
@@ -26,7 +26,7 @@ COMMANDS = {
     "index, brought up to date": ["index", "more.jsonl", "--out", "{}"],
     "fit": [*FIT, "--out", "{}"],
     "history import": ["history", "import", "run", "--history", "{}"],
-    "prefer": ["prefer", "--labels", "run", "--source", "benefit", "--data", "jsonl:q.jsonl", "--model", "fake:t.jsonl",
+    "prefer": ["prefer", "--labels", "run", "--source", "benefit", "--data", "jsonl:q.jsonl", "--model", "fake:t.json",
                "--out", "{}"],
     "eval": ["eval", "--labels", "run", "--gates", "logprob:mean", "--resamples", "20", "--out", "{}"],
     "calibrate": ["calibrate", "{}", "--labels", "more-run", "--best-accuracy"],
@@ -44,7 +44,9 @@ def prepare(folder: Path) -> None:
     documents = [{"id": f"d{i}", "title": f"Lamp {i}", "text": f"Lamp {i} has the colour {_hue(i)}."} for i in range(N)]
     _write(folder / "docs.jsonl", documents)
     _write(folder / "more.jsonl", [*documents[10:], {"id": "new", "title": "New", "text": "A new lamp is green."}])
-    _write(folder / "t.jsonl", [_entry(i) for i in range(2 * N)])
+    entries = [_entry(i) for i in range(2 * N)]
+    table = {entry.pop("question"): entry for entry in entries}
+    (folder / "t.json").write_text(json.dumps(table), encoding="utf-8")
 
 
 def prepare_runs(runner: Mortal, folder: Path) -> None:

@@ -28,7 +28,7 @@ from knowgate.labels.passages import (
 )
 from knowgate.models.backend import check_sampling
 from knowgate.models.local_backend import LocalBackend
-from knowgate.models.prompts.answers import AnswerPrompts, fit_passages_batch
+from knowgate.models.prompts.answers import AnswerPrompts, build_fitting_prompts
 from knowgate.models.prompts.questions import build_self_assessment_prompt
 from knowgate.types import (
     Completion,
@@ -322,13 +322,13 @@ class Labeler:
         Returns the kept passages of all questions, and the open-book prompts of the questions that have passages.
         """
         ranked = self.passage_finder.rank(questions, [result.passages for result in results])
-        fitting = fit_passages_batch(self.model, self.prompts, questions, ranked, self.options.max_tokens)
+        fitting = build_fitting_prompts(self.model, self.prompts, questions, ranked, self.options.max_tokens)
         evidence: list[Evidence] = []
         prompts: list[Prompt] = []
-        for question, result, passages, shown in zip(questions, results, ranked, fitting, strict=True):
-            evidence.append(Evidence(shown, count_truncated(passages, shown), result.frequency))
-            if shown:
-                prompts.append(self.prompts.open(question, shown))
+        for result, passages, shown in zip(results, ranked, fitting, strict=True):
+            evidence.append(Evidence(shown.passages, count_truncated(passages, shown.passages), result.frequency))
+            if shown.passages:
+                prompts.append(shown.prompt)
         return evidence, prompts
 
     def _add_open_answers(

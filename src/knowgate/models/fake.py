@@ -31,7 +31,6 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from knowgate.core.files import read_jsonl
 from knowgate.core.schema import NumberRange, read_record
 from knowgate.core.validation import format_value, read_json
 from knowgate.errors import BadInput, BadSetting, UnsupportedSignal
@@ -79,25 +78,13 @@ class FakeEntry:
 
 
 def read_fake_table(path: Path) -> dict[str, Any]:
-    """Read the fake model's table from a file.
-
-    A .jsonl file has one entry per line, with its key in the field `question`. Any other file is one JSON object of
-    question -> entry.
-    """
+    """Read the table of a fake model, a JSON object of question -> entry."""
     if not path.is_file():
         raise BadInput(f"the table file of the fake model does not exist: {path}. Check the path after 'fake:'.")
-    if path.suffix != ".jsonl":
-        table = read_json(path)
-        if not isinstance(table, dict):
-            raise BadInput(f'{path} is not a JSON object. Write it as {{"question": "answer", ...}}.')
-        return table
-    entries: dict[str, Any] = {}
-    for number, row in read_jsonl(path):
-        question = row.pop("question", None)
-        if not isinstance(question, str):
-            raise BadInput(f"{path} line {number} has no field 'question' with a text. Add it.")
-        entries[question] = row
-    return entries
+    table = read_json(path)
+    if not isinstance(table, dict):
+        raise BadInput(f'{path} is not a JSON object. Write it as {{"question": "answer", ...}}.')
+    return table
 
 
 def parse_fake_entry(key: str, value: object) -> FakeEntry:
@@ -113,20 +100,12 @@ def parse_fake_entry(key: str, value: object) -> FakeEntry:
 # --- the model ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class FakeResumeHandle:
-    """What the fake model needs to continue a draft: its prompt, and how many tokens the draft was allowed."""
-
-    prompt: Prompt
-    draft_tokens: int
-
-
 def open_fake(file: str = "") -> FakeModel:
     """Return the model for the spec `fake` or `fake:FILE`."""
     return FakeModel(read_fake_table(Path(file)) if file else None)
 
 
-class FakeModel(backend.WordStreamBackend):
+class FakeModel(backend.Backend):
     """A model that answers from a table.
 
     Args:
@@ -196,10 +175,11 @@ class FakeModel(backend.WordStreamBackend):
             return [[self._complete(prompt, self._answer(prompt), max_tokens)] * n for prompt in prompts]
         backend.check_resume_options(temperature, n)
         completions = []
-        for _prompt, resumed in zip(prompts, resume, strict=True):
-            handle = backend.check_resume_handle(resumed, FakeResumeHandle)
-            limit = max(max_tokens, handle.draft_tokens)
-            completions.append([self._complete(handle.prompt, self._answer(handle.prompt), limit)])
+        for _prompt, handle in zip(prompts, resume, strict=True):
+            draft = backend.check_resume_handle(handle, backend.RemoteDraft)
+            n_draft_tokens = draft.completion.n_tokens if draft.completion else 0
+            limit = max(max_tokens, n_draft_tokens)
+            completions.append([self._complete(draft.prompt, self._answer(draft.prompt), limit)])
         return completions
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
@@ -223,9 +203,7 @@ class FakeModel(backend.WordStreamBackend):
 
     def _check_offered(self, signal: Signal, is_requested: bool) -> None:
         if is_requested and signal not in self.offers:
-            raise UnsupportedSignal(
-                f"the model '{self.name}' does not support the signal '{signal}'. Use another model."
-            )
+            raise UnsupportedSignal(f"'{self.name}' does not support the signal '{signal}'. Use another model.")
 
     def _read(self, prompt: Prompt, request: SignalRequest) -> Reading:
         """Return the requested signals of one prompt."""
@@ -240,7 +218,7 @@ class FakeModel(backend.WordStreamBackend):
             hidden={layer: self._state(prompt, layer, "before") for layer in request.layers},
             hidden_after={layer: self._state(prompt, layer, draft_end) for layer in layers_after},
             samples=tuple(samples),
-            resume=FakeResumeHandle(prompt, request.draft_tokens),
+            resume=backend.RemoteDraft(prompt, draft),
             sample_states=self._sample_states(prompt, samples, request),
         )
 
@@ -299,7 +277,8 @@ class FakeModel(backend.WordStreamBackend):
         in order. Without these, each sample is the closed-book answer with the probability that the entry's logprob
         gives, and one of `WRONG_ANSWER_COUNT` wrong guesses otherwise.
         """
-        entry, answer = self._find_entry(prompt.text), self._answer(prompt)
+        entry = self._find_entry(prompt.text)
+        answer = self._answer(prompt)
         if entry.is_open(prompt.text):
             return [answer] * n
         if entry.samples:
@@ -331,10 +310,7 @@ class FakeModel(backend.WordStreamBackend):
         `position` names the token that the state belongs to, such as 'before' (the draft).
         """
         if not -self._layers - 1 <= layer <= self._layers:
-            raise BadSetting(
-                f"the model '{self.name}' has no layer {layer}. Its layers are 0 to {self._layers}; negative numbers "
-                "count from the end."
-            )
+            raise BadSetting(f"'{self.name}' has no layer {layer}. Its layers are 0 to {self._layers}.")
         index = layer % (self._layers + 1)
         side = 1.0 if self._is_known(prompt.text) else -1.0
         noise = _draw_noise(self._width, "state", prompt.text, index, position)

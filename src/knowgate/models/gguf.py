@@ -30,7 +30,6 @@ CONVERSION_VERSION = 1  # increase it when the layout of converted folders chang
 EXPORTABLE_ARCHITECTURES = ("llama", "qwen2")
 GgufFormat = Literal["q8_0", "f16"]
 Q8_BLOCK_SIZE = 32  # values that share a scale in q8_0
-TOKENIZER_KEY_PREFIX = "tokenizer."
 TOKEN_NORMAL, TOKEN_CONTROL, TOKEN_USER_DEFINED, TOKEN_UNUSED = 1, 3, 4, 5  # llama.cpp's token types
 WORD_SPLIT_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -88,8 +87,15 @@ def _convert(file: Path, sha256: str, target: Path) -> None:
     """Convert a GGUF file to a folder that transformers can load."""
     with require_extra("a GGUF file", "local"):
         import gguf  # noqa: F401 - transformers needs it, but its error does not say so clearly
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float32
     LOGGER.info("converting %s to safetensors (only once) ...", file.name)
-    model, tokenizer = _load_dequantized(file)
+    # The progress bar of the conversion cannot be switched off, so stderr is captured.
+    with silence_transformers(), translate_loading_errors(str(file)), contextlib.redirect_stderr(io.StringIO()):
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=dtype)
     with atomic_folder(target) as folder:
         tokenizer.save_pretrained(folder)
         # save_pretrained refuses a model that was loaded from GGUF, although its weights are plain tensors by now.
@@ -108,20 +114,6 @@ def _convert(file: Path, sha256: str, target: Path) -> None:
         write_json(folder / SOURCE_FILE, {"sha256": sha256, "file": file.name, "format": CONVERSION_VERSION})
 
 
-def _load_dequantized(file: Path) -> tuple[Any, Any]:
-    """Load a GGUF file with transformers and dequantize it; returns the model and its tokenizer."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    # The progress bar of the conversion cannot be switched off, so stderr is captured.
-    with silence_transformers(), translate_loading_errors(str(file)), contextlib.redirect_stderr(io.StringIO()):
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-        model = AutoModelForCausalLM.from_pretrained(
-            file.parent, gguf_file=file.name, dtype=torch.bfloat16 if torch.cuda.is_available() else torch.float32
-        )
-    return model, tokenizer
-
-
 # --- writing --------------------------------------------------------------------------------------
 
 
@@ -134,13 +126,11 @@ def check_exportable(config: Any) -> None:
     if config.model_type not in EXPORTABLE_ARCHITECTURES:
         raise BadSetting(
             f"a base model of the architecture '{config.model_type}' cannot be exported to GGUF. Supported "
-            f"architectures: {', '.join(EXPORTABLE_ARCHITECTURES)}. Use the gate without exporting it, or fit a gate on a "
-            "base model of a supported architecture."
+            f"architectures: {', '.join(EXPORTABLE_ARCHITECTURES)}. Use the gate without exporting it."
         )
     if (rope_type := config.rope_parameters.get("rope_type", "default")) != "default":
         raise BadSetting(
-            f"the base model uses scaled position embeddings ('{rope_type}'), which cannot be exported to GGUF. Use the "
-            "gate without exporting it, or fit a gate on another base model."
+            f"scaled position embeddings ('{rope_type}') cannot be exported to GGUF. Use the gate without exporting it."
         )
 
 
@@ -225,10 +215,7 @@ def _quantize_tensors(model: Any, number_format: GgufFormat) -> Iterator[tuple[s
             continue
         name = names.get_name(key, try_suffixes=(".weight", ".bias"))
         if name is None:
-            raise BadSetting(
-                f"the base model cannot be exported to GGUF: the format has no name for its tensor '{key}'. "
-                "Use the gate without exporting it."
-            )
+            raise BadSetting(f"GGUF has no name for the tensor '{key}' of the base model. Do not export the gate.")
         values = _permute_heads(key, tensor.detach().float().cpu().numpy(), config)
         kind = gguf.GGMLQuantizationType.F16
         if values.ndim == 1:
@@ -264,7 +251,7 @@ def copy_tokenizer(writer: Any, file: Path) -> None:
     import gguf
 
     for key, field in gguf.GGUFReader(file).fields.items():
-        if key.startswith(TOKENIZER_KEY_PREFIX):
+        if key.startswith("tokenizer."):
             # `types` has one entry. For an array, the type of its items follows.
             item_type = field.types[-1] if len(field.types) > 1 else None
             writer.add_key_value(key, field.contents(), field.types[0], sub_type=item_type)

@@ -1,20 +1,39 @@
 """Base class for backends that run a model in this process (transformers, llama.cpp and vLLM).
 
-It implements generation, streaming, and the checks of prompt lengths and layer numbers.
+It implements tokenization, generation, streaming, and the checks of prompt lengths and layer numbers.
 """
 
 from __future__ import annotations
 
 import functools
+import math
+import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from knowgate.errors import BadInput, BadSetting
+from knowgate.models import tokenization
 from knowgate.models.backend import Backend, check_resume_options
-from knowgate.models.tokenization import REPLACEMENT_CHARACTER, IncrementalDecoder, LocalTokenizer
-from knowgate.types import Completion, Prompt, Reading, Sampling, Signal, SignalRequest, TextStream, Token
+from knowgate.models.tokenization import LabelPromptTokens
+from knowgate.models.tools import find_call_token, render_with_tool
+from knowgate.types import (
+    Completion,
+    LabelPrompt,
+    Prompt,
+    Reading,
+    Sampling,
+    Signal,
+    SignalRequest,
+    TextStream,
+    Token,
+    Vector,
+)
+
+TOKEN_CACHE_SIZE = 4_096  # number of prompts whose token ids are kept
+ENCODE_LOCK = threading.Lock()  # guards the token ids of recent prompts
 
 
 @dataclass(frozen=True)
@@ -34,22 +53,29 @@ class TokenStep:
     margin: float | None
 
 
-class GeneratedTokens(Protocol):
-    """An answer that is being generated.
+@dataclass
+class GeneratedAnswer:
+    """One answer while it is being generated.
 
-    `tokens` are the token ids so far, `steps` their statistics (empty for sampled answers), and `finished` tells whether
-    the model has ended the answer.
+    Args:
+        tokens: The token ids, without the one that ended the answer.
+        steps: Statistics of greedily chosen tokens; empty for sampled answers.
+        finished: Whether the model has ended the answer.
+        states: Hidden states at the last token that the model has read, by layer.
     """
 
-    @property
-    def tokens(self) -> list[int]: ...
-    @property
-    def steps(self) -> list[TokenStep]: ...
-    @property
-    def finished(self) -> bool: ...
+    tokens: list[int] = field(default_factory=list)
+    steps: list[TokenStep] = field(default_factory=list)
+    finished: bool = False
+    states: dict[int, Any] = field(default_factory=dict)
+
+    def cut(self, max_tokens: int) -> GeneratedAnswer:
+        """Return a copy with at most the first `max_tokens` tokens, without hidden states."""
+        is_whole = len(self.tokens) <= max_tokens
+        return GeneratedAnswer(self.tokens[:max_tokens], self.steps[:max_tokens], self.finished and is_whole)
 
 
-class LocalBackend(Backend, LocalTokenizer):
+class LocalBackend(Backend):
     """Base class for backends with direct access to the tokenizer, the logits and the hidden states."""
 
     @property
@@ -70,18 +96,14 @@ class LocalBackend(Backend, LocalTokenizer):
     @property
     @abstractmethod
     def tokenizer(self) -> Any:
-        """An object with the decoding methods of a transformers tokenizer."""
+        """A transformers tokenizer, or an object with the same methods."""
 
     @abstractmethod
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
         """Return a reading of each prompt: the requested signals, such as a draft, samples and hidden states."""
 
     @abstractmethod
-    def _continue_drafts(self, handles: Sequence[object], max_tokens: int) -> list[Completion]:
-        """Continue drafts greedily until they end or have `max_tokens` tokens, including those of the draft."""
-
-    @abstractmethod
-    def _start_stream(self, prompt: Prompt, max_tokens: int, resume: object) -> tuple[GeneratedTokens, Iterator[None]]:
+    def _start_stream(self, prompt: Prompt, max_tokens: int, resume: object) -> tuple[GeneratedAnswer, Iterator[None]]:
         """Start an answer that grows while the caller iterates.
 
         With the handle of a draft as `resume`, the answer begins with that draft. With None, it is empty at first. A
@@ -95,14 +117,115 @@ class LocalBackend(Backend, LocalTokenizer):
     def _score_answers(self, prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> list[float]:
         """Return the mean log-probability of each answer's tokens after its prompt."""
 
+    @abstractmethod
+    def _read_labels(self, prompts: Sequence[LabelPromptTokens], label_ids: Sequence[int]) -> list[Vector]:
+        """Return the logits of the labels at each label position, as an array (positions x labels) per prompt."""
+
+    # --- tokenization -----------------------------------------------------------------------------
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the model has a chat template."""
+        return bool(self.tokenizer.chat_template)
+
+    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
+        """Return the token ids of a text; `special` adds the special tokens that begin a text, such as BOS."""
+        return list(self.tokenizer.encode(text, add_special_tokens=special))
+
+    def tokenize_all(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
+        """Tokenize many texts in one call, which uses all cores."""
+        if not texts:
+            return []
+        encoding = self.tokenizer(list(texts), add_special_tokens=special, return_attention_mask=False)
+        return [list(ids) for ids in encoding["input_ids"]]
+
+    def render(self, text: str) -> str:
+        """Return the text as a user message in the chat template, up to where the answer begins.
+
+        Returns the text unchanged if the model has no chat template.
+        """
+        if not self.has_template:
+            return text
+        if self._fast_template is not None and tokenization.is_plain_text(text):
+            return self._fast_template.render(text)
+        return self._apply_template(text)
+
+    def _apply_template(self, text: str) -> str:
+        content = tokenization.escape_special_tokens(text, self.tokenizer.all_special_tokens)
+        messages = [{"role": "user", "content": content}]
+        return str(self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+
+    @functools.cached_property
+    def _fast_template(self) -> tokenization.TurnTemplate | None:
+        """A fast replacement for the chat template, to be used only for text without brackets, braces and bars.
+
+        None if the chat template cannot be replaced, for example because it prints the current date.
+        """
+        tokenizer = self.tokenizer
+        return tokenization.extract_fast_template(
+            self._apply_template, tokenizer.all_special_tokens, str(tokenizer.chat_template)
+        )
+
     def encode_all(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Return the token ids of each prompt, inside the model's chat template if it has one."""
-        chat = [prompt for prompt in prompts if self.has_template and not prompt.raw]
-        raw = [prompt for prompt in prompts if prompt.raw or not self.has_template]
-        chat_ids = self.tokenize_all([self.render(prompt.text) for prompt in chat])
-        raw_ids = self.tokenize_all([prompt.text for prompt in raw], special=True)
-        ids = dict(zip([*chat, *raw], [*chat_ids, *raw_ids], strict=True))
-        return [ids[prompt] for prompt in prompts]
+        """Return the token ids of each prompt, inside the model's chat template if it has one.
+
+        The ids of recent prompts are cached, because a prompt is usually tokenized twice: first to check its length, and
+        then to read it.
+        """
+        cache = self._encoded_prompts
+        with ENCODE_LOCK:
+            missing = [prompt for prompt in dict.fromkeys(prompts) if prompt not in cache]
+            raw = [prompt for prompt in missing if prompt.raw or not self.has_template]
+            chat = [prompt for prompt in missing if not prompt.raw and self.has_template]
+            raw_ids = self.tokenize_all([prompt.text for prompt in raw], special=True)
+            chat_ids = self.tokenize_all([self.render(prompt.text) for prompt in chat])
+            for prompt, ids in zip([*raw, *chat], [*raw_ids, *chat_ids], strict=True):
+                cache[prompt] = array("i", ids)
+            encoded = [cache[prompt].tolist() for prompt in prompts]
+            n_excess = max(0, len(cache) - TOKEN_CACHE_SIZE)
+            for oldest in list(cache)[:n_excess]:
+                del cache[oldest]
+        return encoded
+
+    @functools.cached_property
+    def _encoded_prompts(self) -> dict[Prompt, array[int]]:
+        """Recent prompts -> their token ids. Arrays of 32-bit integers take less memory than lists."""
+        return {}
+
+    def encode_label_prompts(self, prompts: Sequence[LabelPrompt], label_ids: Sequence[int]) -> list[LabelPromptTokens]:
+        """Tokenize label prompts so that every label in them is a separate token.
+
+        The prefix and the parts of a prompt are tokenized separately, because some tokenizers would otherwise merge the
+        end of one part with the label that begins the next. All parts go to the tokenizer in one call.
+
+        Args:
+            prompts: The prompts.
+            label_ids: First tokens of the labels. The second and all later parts must begin with one of them.
+
+        Raises:
+            BadSetting: A chat prompt has several parts, or a part does not begin with a label token.
+        """
+
+        def is_chat(prompt: LabelPrompt) -> bool:
+            return self.has_template and not prompt.raw
+
+        if any(is_chat(prompt) and (len(prompt.parts) > 1 or prompt.prefix) for prompt in prompts):
+            raise BadSetting("a chat prompt can have only one part, and no prefix. Use raw=True for several parts.")
+        prefixes = list({prompt.prefix for prompt in prompts if not is_chat(prompt)})
+        prefix_ids = dict(zip(prefixes, self.tokenize_all(prefixes, special=True), strict=True))
+        texts: list[str] = []  # the parts of all prompts
+        for prompt in prompts:
+            texts += [self.render(prompt.parts[0])] if is_chat(prompt) else prompt.parts
+        part_ids = iter(self.tokenize_all(texts))
+        encoded = []
+        for prompt in prompts:
+            start = [] if is_chat(prompt) else prefix_ids[prompt.prefix]
+            parts = [next(part_ids) for _ in prompt.parts]
+            encoded.append(tokenization.join_label_parts(start, parts, label_ids))
+            self.check_length(len(encoded[-1].ids), 1)
+        return encoded
+
+    # --- signals ----------------------------------------------------------------------------------
 
     @property
     def offers(self) -> frozenset[Signal]:
@@ -122,7 +245,7 @@ class LocalBackend(Backend, LocalTokenizer):
         """Return `n` completions per prompt; with `resume`, continue the drafts of earlier readings instead."""
         if resume is not None:
             check_resume_options(temperature, n)
-            return [[completion] for completion in self._continue_drafts(resume, max_tokens)]
+            return [[completion] for completion in self._continue_drafts(prompts, resume, max_tokens)]
         if temperature == 0:
             readings = self.read(prompts, SignalRequest(draft_tokens=max_tokens, resumable=False))
             return [[reading.draft or Completion("")] * n for reading in readings]
@@ -131,13 +254,25 @@ class LocalBackend(Backend, LocalTokenizer):
         )
         return [list(reading.samples) for reading in self.read(prompts, request)]
 
+    def _continue_drafts(
+        self, prompts: Sequence[Prompt], handles: Sequence[object], max_tokens: int
+    ) -> list[Completion]:
+        """Continue drafts greedily until they end or have `max_tokens` tokens, including those of the draft."""
+        completions = []
+        for prompt, handle in zip(prompts, handles, strict=True):
+            answer, steps = self._start_stream(prompt, max_tokens, handle)
+            for _ in steps:
+                pass
+            completions.append(self._make_completion(answer, with_tokens=True))
+        return completions
+
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
         """Yield the greedy answer piece by piece, then return it as a `Completion`.
 
         A piece is yielded as soon as its characters are complete. The text of a resumed draft comes first.
         """
         answer, steps = self._start_stream(prompt, max_tokens, resume)
-        decoder = IncrementalDecoder(self.tokenizer)
+        decoder = tokenization.IncrementalDecoder(self.tokenizer)
         if piece := decoder.take(answer.tokens):
             yield piece
         for _ in steps:
@@ -160,6 +295,31 @@ class LocalBackend(Backend, LocalTokenizer):
         prompt_ids = self._encode(prompts, max(map(len, answer_ids), default=0))
         return self._score_answers(prompt_ids, answer_ids)
 
+    def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
+        """Return the logits of the labels after each part of each prompt (parts x labels).
+
+        A label prompt consists of one or more parts. After each part, the LLM would write a label such as 'true'.
+        """
+        label_ids = tokenization.encode_labels(self.tokenize, labels)
+        return self._read_labels(self.encode_label_prompts(prompts, label_ids), label_ids)
+
+    def tool_call_probabilities(self, prompts: Sequence[Prompt], tool: Mapping[str, Any]) -> list[float]:
+        """Return the probability that the answer to each prompt begins with a call of the tool.
+
+        Raises:
+            UnsupportedSignal: The chat template of the model has no tools.
+        """
+        if not prompts:
+            return []
+        tokenizer = self.tokenizer
+        special_tokens = tokenizer.all_special_tokens
+        texts = [tokenization.escape_special_tokens(prompt.text, special_tokens) for prompt in prompts]
+        ids = [self.tokenize(render_with_tool(tokenizer, text, tool, self.name)) for text in texts]
+        # The token that begins a call is scored as if it were a whole answer.
+        call = [find_call_token(tokenizer, tool, self.name)]
+        logprobs = self._score_answers(ids, [call] * len(ids))
+        return [math.exp(logprob) for logprob in logprobs]
+
     def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
         """Return for each prompt whether it fits the context window together with an answer of `max_tokens`."""
         return [len(ids) + max_tokens <= self.context_window for ids in self.encode_all(prompts)]
@@ -181,11 +341,21 @@ class LocalBackend(Backend, LocalTokenizer):
             self.check_length(len(row), max_tokens)
         return ids
 
-    def _make_completion(self, answer: GeneratedTokens, *, with_tokens: bool) -> Completion:
-        """Decode an answer to text; with `with_tokens`, add the statistics of its tokens."""
-        text = str(self.tokenizer.decode(answer.tokens, skip_special_tokens=True)).strip()
+    def _make_completion(
+        self, answer: GeneratedAnswer, *, with_tokens: bool = False, text: str | None = None
+    ) -> Completion:
+        """Convert an answer to a completion.
+
+        Args:
+            answer: The answer.
+            with_tokens: Add the statistics of its tokens.
+            text: The decoded tokens; decoded here by default.
+        """
+        if text is None:
+            text = str(self.tokenizer.decode(answer.tokens, skip_special_tokens=True))
+        text = text.strip()
         if not answer.finished:
-            text = text.rstrip(REPLACEMENT_CHARACTER)  # the limit may cut a character in two
+            text = text.rstrip(tokenization.REPLACEMENT_CHARACTER)  # the limit may cut a character in two
         tokens = None
         if with_tokens:
             tokens = tuple(
@@ -210,8 +380,5 @@ class LocalBackend(Backend, LocalTokenizer):
         """
         for layer in layers:
             if not -self.depth <= layer < self.depth:
-                raise BadSetting(
-                    f"{self.name} has no layer {layer}. Its layers are 0 to {self.depth - 1}; negative numbers count "
-                    "from the end."
-                )
+                raise BadSetting(f"{self.name} has no layer {layer}. Its layers are 0 to {self.depth - 1}.")
         return [layer % self.depth for layer in layers]

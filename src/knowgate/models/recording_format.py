@@ -24,7 +24,7 @@ from knowgate.core.files import file_lock, find_last_line_end, sha256_text, writ
 from knowgate.core.schema import NonNegativeInt, read_record
 from knowgate.core.validation import parse_json, read_json
 from knowgate.errors import ArtifactError, BadInput
-from knowgate.types import Completion, Reading, Signal, Vector
+from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Signal, Vector
 
 RECORDING_VERSION = 1
 MANIFEST_FILE = "recording.json"
@@ -48,26 +48,9 @@ class RecordingManifest:
     depth: NonNegativeInt = 0
 
 
-@dataclass(frozen=True)
-class RecordedCall:
-    """One line of calls.jsonl: the key of a call, its result in JSON, and a hash of the result."""
-
-    key: str
-    result: Any
-    digest: str = ""
-
-
-@dataclass(frozen=True)
-class EncodedArray:
-    """A float32 array in JSON: its shape, and its values as base64."""
-
-    shape: tuple[NonNegativeInt, ...]
-    data: str
-
-
-def compute_call_key(fingerprint: str, method: str, prompt: object, options: Mapping[str, Any]) -> str:
+def compute_call_key(fingerprint: str, method: str, prompt: Prompt | LabelPrompt, options: Mapping[str, Any]) -> str:
     """Return the key of a call, a hash of the model, method, prompt and options."""
-    values = [fingerprint, method, prompt, options]
+    values = [fingerprint, method, asdict(prompt), options]
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
@@ -79,7 +62,9 @@ def read_manifest(folder: Path) -> RecordingManifest:
     """
     path = folder / MANIFEST_FILE
     if not path.is_file():
-        raise make_missing_error(folder)
+        raise ArtifactError(
+            f"{folder} is not a recording: it has no {MANIFEST_FILE}. To make one, ask questions with record={folder}"
+        )
     try:
         value = read_json(path)
         if value["version"] != RECORDING_VERSION:
@@ -89,17 +74,7 @@ def read_manifest(folder: Path) -> RecordingManifest:
             )
         return read_record(RecordingManifest, value, MANIFEST_FILE, ignore_unknown=True)
     except (BadInput, KeyError, TypeError) as error:
-        raise ArtifactError(
-            f"the recording {folder} has a broken {MANIFEST_FILE} ({error}). Record it again."
-        ) from None
-
-
-def make_missing_error(folder: str | Path) -> ArtifactError:
-    """Return the error for a folder without a manifest."""
-    return ArtifactError(
-        f"{folder} is not a recording: it has no {MANIFEST_FILE}. To make a recording, ask questions with "
-        f"record={folder}"
-    )
+        raise ArtifactError(f"{folder} has a broken {MANIFEST_FILE} ({error}). Record it again.") from None
 
 
 def write_manifest(folder: Path, manifest: RecordingManifest) -> None:
@@ -131,11 +106,12 @@ def parse_result(line: bytes, key: str) -> Any:
     Raises:
         BadInput: The line belongs to another key, or its result does not match its digest.
     """
-    call = read_record(RecordedCall, parse_json(line.decode(), "the line"), "the line", ignore_unknown=True)
+    call = parse_json(line.decode(), "the line")
+    result, digest = call["result"], call.get("digest")
     # Lines of earlier versions have no digest.
-    if call.key != key or call.digest not in ("", compute_result_digest(call.result)):
+    if call["key"] != key or digest not in (None, compute_result_digest(result)):
         raise BadInput("the line was changed or damaged after it was recorded.")
-    return call.result
+    return result
 
 
 def index_calls(folder: Path) -> dict[str, int]:
@@ -143,7 +119,8 @@ def index_calls(folder: Path) -> dict[str, int]:
 
     If a key was recorded several times, its last line counts. An incomplete line at the end of the file is ignored.
     """
-    path, offsets = folder / CALLS_FILE, dict[str, int]()
+    path = folder / CALLS_FILE
+    offsets: dict[str, int] = {}
     line_offset = 0
     if not path.is_file():
         raise ArtifactError(f"the recording {folder} has no {CALLS_FILE}. Record it again.")
@@ -153,9 +130,7 @@ def index_calls(folder: Path) -> dict[str, int]:
                 try:
                     offsets[str(parse_json(line.decode(), "the line")["key"])] = line_offset
                 except (BadInput, UnicodeDecodeError, KeyError, TypeError):
-                    raise ArtifactError(
-                        f"{path} line {number} is not a valid recorded call. Record the questions again."
-                    ) from None
+                    raise ArtifactError(f"{path} line {number} is not a valid recorded call. Record again.") from None
             line_offset += len(line)
     return offsets
 
@@ -168,11 +143,10 @@ def encode_array(array: Vector) -> dict[str, Any]:
 
 def decode_array(value: Mapping[str, Any]) -> Vector:
     """Convert a JSON object from `encode_array` back to an array; raises BadInput if a value is not finite."""
-    record = read_record(EncodedArray, value, "an array")
-    data = np.frombuffer(base64.b64decode(record.data, validate=True), dtype="<f4")
+    data = np.frombuffer(base64.b64decode(value["data"], validate=True), dtype="<f4")
     if not np.isfinite(data).all():
         raise BadInput("an array contains NaN or infinite values.")
-    return data.astype(np.float32).reshape(record.shape)
+    return data.astype(np.float32).reshape(value["shape"])
 
 
 def encode_completion(completion: Completion) -> dict[str, Any]:
@@ -198,7 +172,6 @@ def encode_reading(reading: Reading) -> dict[str, Any]:
         "hidden": {str(layer): encode_array(state) for layer, state in reading.hidden.items()},
         "hidden_after": {str(layer): encode_array(state) for layer, state in reading.hidden_after.items()},
         "samples": [encode_completion(sample) for sample in reading.samples],
-        "labels": {name: encode_array(logits) for name, logits in reading.labels.items()},
         "sample_states": None if reading.sample_states is None else encode_array(reading.sample_states),
     }
 
@@ -211,7 +184,6 @@ def decode_reading(value: Mapping[str, Any], resume: object) -> Reading:
         hidden={int(layer): decode_array(state) for layer, state in value["hidden"].items()},
         hidden_after={int(layer): decode_array(state) for layer, state in value["hidden_after"].items()},
         samples=tuple(decode_completion(sample) for sample in value["samples"]),
-        labels={name: decode_array(logits) for name, logits in value["labels"].items()},
         resume=resume,
         sample_states=None if states is None else decode_array(states),
     )

@@ -8,21 +8,19 @@ last result is returned. So unseeded samples, which differ while recording, are 
 from __future__ import annotations
 
 import functools
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from knowgate.core.files import check_output_folder
 from knowgate.errors import ArtifactError, BadInput, ModelError
 from knowgate.models import recording_format as recording
-from knowgate.models.backend import Backend, WordStreamBackend, check_resume_handle
+from knowgate.models.backend import Backend, check_resume_handle
 from knowgate.types import Completion, LabelPrompt, Model, Prompt, Reading, Signal, SignalRequest, TextStream, Vector
+from knowgate.types.protocols import Result
 
-Result = TypeVar("Result")
-CallOptions = Mapping[str, Any]
 AnyPrompt = Prompt | LabelPrompt
 SHOWN_PROMPT_LENGTH = 60  # characters of a prompt in an error message
 
@@ -40,35 +38,7 @@ class RecordedHandle:
     inner: object = field(default=None, repr=False, compare=False)
 
 
-class _RecordedIdentity(Backend):
-    """Base class for backends that report the name, fingerprint, signals and depth of the recorded model."""
-
-    @property
-    @abstractmethod
-    def _identity(self) -> Model | recording.RecordingManifest: ...
-
-    @property
-    def name(self) -> str:
-        """Name of the recorded model."""
-        return self._identity.name
-
-    @property
-    def fingerprint(self) -> str:
-        """Fingerprint of the recorded model."""
-        return self._identity.fingerprint
-
-    @property
-    def offers(self) -> frozenset[Signal]:
-        """Signals of the recorded model."""
-        return self._identity.offers
-
-    @property
-    def depth(self) -> int:
-        """Number of hidden states of the recorded model."""
-        return self._identity.depth
-
-
-class RecordingModel(_RecordedIdentity):
+class RecordingModel(Backend):
     """Forwards all calls to `model` and appends every result to a folder.
 
     Results are written after each call, so a run that is killed keeps the results of all finished calls.
@@ -83,8 +53,24 @@ class RecordingModel(_RecordedIdentity):
         self._folder = Path(folder)
 
     @property
-    def _identity(self) -> Model:
-        return self._model
+    def name(self) -> str:
+        """Name of the recorded model."""
+        return self._model.name
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the recorded model."""
+        return self._model.fingerprint
+
+    @property
+    def offers(self) -> frozenset[Signal]:
+        """Signals of the recorded model."""
+        return self._model.offers
+
+    @property
+    def depth(self) -> int:
+        """Number of hidden states of the recorded model."""
+        return self._model.depth
 
     @property
     def concurrency(self) -> int:
@@ -175,13 +161,12 @@ class RecordingModel(_RecordedIdentity):
         recorded = recording.read_manifest(self._folder)
         if recorded.fingerprint != manifest.fingerprint:
             raise ArtifactError(
-                f"{self._folder} already contains a recording of {recorded.name} (fingerprint "
-                f"{recorded.fingerprint}), but this model is {manifest.name} (fingerprint {manifest.fingerprint}). "
-                "Record into another folder."
+                f"{self._folder} already contains a recording of {recorded.name} ({recorded.fingerprint}), but this "
+                f"model is {manifest.name} ({manifest.fingerprint}). Record into another folder."
             )
 
     def _record(
-        self, method: str, prompts: Sequence[AnyPrompt], options: Sequence[CallOptions], results: Iterable[Any]
+        self, method: str, prompts: Sequence[AnyPrompt], options: Sequence[Mapping[str, Any]], results: Iterable[Any]
     ) -> list[str]:
         """Append the results of a call to the folder, one per prompt, and return the keys to find them by.
 
@@ -191,15 +176,16 @@ class RecordingModel(_RecordedIdentity):
             options: Options of the call for each prompt.
             results: The result for each prompt, as JSON.
         """
-        keys = _compute_keys(self.fingerprint, method, prompts, options)
-        pairs = zip(keys, results, strict=True)
-        calls = [{"key": key, "method": method, "result": result} for key, result in pairs]
+        calls = []
+        for prompt, prompt_options, result in zip(prompts, options, results, strict=True):
+            key = recording.compute_call_key(self.fingerprint, method, prompt, prompt_options)
+            calls.append({"key": key, "method": method, "result": result})
         recording.append_calls(self._folder, calls)
-        return keys
+        return [call["key"] for call in calls]
 
 
-class ReplayModel(_RecordedIdentity, WordStreamBackend):
-    """A model that returns the outputs recorded in a folder (`replay:DIR`). The folder is read on first use.
+class ReplayModel(Backend):
+    """A model that returns the outputs recorded in a folder (`replay:DIR`).
 
     Args:
         folder: Folder of the recording.
@@ -210,12 +196,11 @@ class ReplayModel(_RecordedIdentity, WordStreamBackend):
 
     def __init__(self, folder: str | Path):
         self._folder = Path(folder)
-        if not (self._folder / recording.MANIFEST_FILE).is_file():
-            raise recording.make_missing_error(folder)
-
-    @functools.cached_property
-    def _identity(self) -> recording.RecordingManifest:
-        return recording.read_manifest(self._folder)
+        manifest = recording.read_manifest(self._folder)
+        self.name = manifest.name
+        self.fingerprint = manifest.fingerprint
+        self.offers = manifest.offers
+        self.depth = manifest.depth
 
     @functools.cached_property
     def _offsets(self) -> dict[str, int]:
@@ -250,13 +235,13 @@ class ReplayModel(_RecordedIdentity, WordStreamBackend):
     def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
         """Return whether the prompts fit the recorded model's context window, as recorded."""
         options = [{"max_tokens": max_tokens}] * len(prompts)
-        return self._replay("fits", prompts, options, lambda _, value: _check_bool(value))
+        return self._replay("fits", prompts, options, lambda _, value: bool(value))
 
     def _replay(
         self,
         method: str,
         prompts: Sequence[AnyPrompt],
-        options: Sequence[CallOptions],
+        options: Sequence[Mapping[str, Any]],
         decode: Callable[[str, Any], Result],
     ) -> list[Result]:
         """Return the recorded results of one method for the prompts.
@@ -270,14 +255,16 @@ class ReplayModel(_RecordedIdentity, WordStreamBackend):
         Raises:
             ModelError: The recording has no result for a prompt with these options.
         """
-        keys = _compute_keys(self.fingerprint, method, prompts, options)
-        for key, prompt in zip(keys, prompts, strict=True):
+        results = []
+        for prompt, prompt_options in zip(prompts, options, strict=True):
+            key = recording.compute_call_key(self.fingerprint, method, prompt, prompt_options)
             if key not in self._offsets:
                 raise ModelError(
                     f"the recording {self._folder} has no '{method}' result for the prompt {_shorten_prompt(prompt)} "
                     "with these settings. Record again with this prompt and these settings."
                 )
-        return [self._decode(key, decode) for key in keys]
+            results.append(self._decode(key, decode))
+        return results
 
     def _decode(self, key: str, decode: Callable[[str, Any], Result]) -> Result:
         """Read and decode the recorded result of one key."""
@@ -285,33 +272,8 @@ class ReplayModel(_RecordedIdentity, WordStreamBackend):
             with (self._folder / recording.CALLS_FILE).open("rb") as file:
                 file.seek(self._offsets[key])
                 return decode(key, recording.parse_result(file.readline(), key))
-        except (BadInput, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ArtifactError(
-                f"the recorded result {key[:12]} in {self._folder} is broken ({error}). Record it again."
-            ) from None
-
-
-def _check_bool(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise BadInput(f"expected true or false, got {str(value)[:40]}.")
-    return value
-
-
-def _compute_keys(
-    fingerprint: str, method: str, prompts: Sequence[AnyPrompt], options: Sequence[CallOptions]
-) -> list[str]:
-    """Return, for each prompt, the key under which the result of a call is recorded.
-
-    Args:
-        fingerprint: Identifies the model.
-        method: Name of the method that is called, such as 'read'.
-        prompts: The prompts.
-        options: Options of the call for each prompt.
-    """
-    return [
-        recording.compute_call_key(fingerprint, method, asdict(prompt), prompt_options)
-        for prompt, prompt_options in zip(prompts, options, strict=True)
-    ]
+        except (BadInput, OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+            raise ArtifactError(f"the result {key[:12]} in {self._folder} is broken ({error}). Record again.") from None
 
 
 def _reading_options(request: SignalRequest) -> dict[str, Any]:
@@ -325,12 +287,9 @@ def _reading_options(request: SignalRequest) -> dict[str, Any]:
     options["temperature"] = sampling["temperature"]
     if not request.sampling.is_whole:  # top_k or top_p excludes tokens
         options |= sampling
-    if request.sample_layer is None:
-        del options["sample_layer"]
-    if not request.entropies:
-        del options["entropies"]
-    if not request.sample_end:
-        del options["sample_end"]
+    for name in ("sample_layer", "entropies", "sample_end"):
+        if options[name] == getattr(SignalRequest(), name):
+            del options[name]
     del options["resumable"]  # does not change what is read
     return options
 

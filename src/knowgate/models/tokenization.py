@@ -6,13 +6,16 @@ itself. This module does not need torch.
 
 from __future__ import annotations
 
+import os.path
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from knowgate.errors import BadSetting
-from knowgate.types import LabelPrompt
+from knowgate.types import Vector
 
 REPLACEMENT_CHARACTER = "\ufffd"  # what decoders write for an incomplete character
 BYTE_TOKEN_PATTERN = re.compile(r"<0x[0-9A-Fa-f]{2}>")  # tokenizers without a token for a character spell its bytes
@@ -40,26 +43,6 @@ class LabelPromptTokens:
     prefix: int = 0
 
 
-class LocalTokenizer(Protocol):
-    """The methods for tokenizing and chat templates that a model in this process must have."""
-
-    @property
-    def has_template(self) -> bool:
-        """Whether the model has a chat template."""
-
-    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
-        """Return the token ids of a text; `special` adds the special tokens that begin a text, such as BOS."""
-
-    def tokenize_all(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
-        """Return the token ids of each text."""
-
-    def render(self, text: str) -> str:
-        """Return the text as a user message in the chat template, up to where the answer begins."""
-
-    def check_length(self, n_tokens: int, max_tokens: int) -> None:
-        """Raise BadInput if a prompt of `n_tokens` and an answer of `max_tokens` exceed the context window."""
-
-
 def encode_labels(tokenize: Callable[[str], Sequence[int]], labels: Sequence[str]) -> list[int]:
     """Return the first token of each label. A label is a word that answers a prompt, such as 'true' or 'false'.
 
@@ -73,50 +56,8 @@ def encode_labels(tokenize: Callable[[str], Sequence[int]], labels: Sequence[str
     tokens = [tokenize(label) for label in labels if label]
     ids = [label_tokens[0] for label_tokens in tokens if label_tokens]
     if len(ids) < len(labels) or len(set(ids)) < len(ids):
-        raise BadSetting(
-            f"the labels {', '.join(map(repr, labels))} cannot be told apart: each must begin with a different token. "
-            "Choose other labels."
-        )
+        raise BadSetting(f"the labels {', '.join(map(repr, labels))} cannot be told apart. Choose other labels.")
     return ids
-
-
-def encode_label_prompts(
-    tokenizer: LocalTokenizer, prompts: Sequence[LabelPrompt], label_ids: Sequence[int]
-) -> list[LabelPromptTokens]:
-    """Tokenize label prompts so that every label in them is a separate token.
-
-    The prefix and the parts of a prompt are tokenized separately, because some tokenizers would otherwise merge the end
-    of one part with the label that begins the next. All parts go to the tokenizer in one call, which uses all cores.
-
-    Args:
-        tokenizer: The model's tokenizer.
-        prompts: The prompts.
-        label_ids: First tokens of the labels. The second and all later parts must begin with one of them.
-
-    Raises:
-        BadSetting: A chat prompt has several parts, or a part does not begin with a label token.
-    """
-
-    def is_chat(prompt: LabelPrompt) -> bool:
-        return tokenizer.has_template and not prompt.raw
-
-    if any(is_chat(prompt) and (len(prompt.parts) > 1 or prompt.prefix) for prompt in prompts):
-        raise BadSetting(
-            "a prompt in a chat template can have only one part before the label that the LLM scores, and no prefix. Use "
-            "raw=True for several parts."
-        )
-    prefixes = list({prompt.prefix for prompt in prompts if not is_chat(prompt)})
-    prefix_ids = dict(zip(prefixes, tokenizer.tokenize_all(prefixes, special=True), strict=True))
-    texts: list[str] = []  # the parts of all prompts
-    for prompt in prompts:
-        texts += [tokenizer.render(prompt.parts[0])] if is_chat(prompt) else prompt.parts
-    part_ids = iter(tokenizer.tokenize_all(texts))
-    encoded = []
-    for prompt in prompts:
-        start = [] if is_chat(prompt) else prefix_ids[prompt.prefix]
-        encoded.append(join_label_parts(start, [next(part_ids) for _ in prompt.parts], label_ids))
-        tokenizer.check_length(len(encoded[-1].ids), 1)
-    return encoded
 
 
 def join_label_parts(
@@ -138,11 +79,19 @@ def join_label_parts(
     for number, tokens in enumerate(parts):
         if number and (not tokens or tokens[0] not in label_ids):
             raise BadSetting(
-                f"part {number + 1} of the prompt does not start with one of the labels to choose from. Choose other labels."
+                f"part {number + 1} of the prompt does not start with one of the labels. Choose other labels."
             )
         ids += tokens
         positions.append(len(ids) - 1)
     return LabelPromptTokens(ids, positions, len(prefix))
+
+
+def split_positions(values: Vector, prompts: Sequence[LabelPromptTokens]) -> list[Vector]:
+    """Split an array, which has the label positions of all prompts below each other, into one array per prompt."""
+    if not prompts:
+        return []
+    next_starts = np.cumsum([len(prompt.positions) for prompt in prompts])[:-1]
+    return [rows.copy() for rows in np.split(values, next_starts)]
 
 
 # --- shared prefixes ------------------------------------------------------------------------------
@@ -153,18 +102,13 @@ def find_common_prefix(rows: Sequence[Sequence[int]]) -> list[int]:
 
     The model must still compute the last token itself, because the logits after it are needed.
     """
-    prefix = list(min(rows, key=len)[:-1])
-    for row in rows:
-        prefix = prefix[: count_common_tokens(prefix, row)]
-    return prefix
+    shared = os.path.commonprefix([list(row) for row in rows])  # noqa: RUF071 - these are tokens, not paths
+    return list(shared)[: min(map(len, rows)) - 1]
 
 
 def count_common_tokens(first: Sequence[int], second: Sequence[int]) -> int:
     """Return the length of the common prefix of two token sequences."""
-    for index, (a, b) in enumerate(zip(first, second, strict=False)):
-        if a != b:
-            return index
-    return min(len(first), len(second))
+    return len(os.path.commonprefix([list(first), list(second)]))  # noqa: RUF071 - these are tokens, not paths
 
 
 # --- chat turns -----------------------------------------------------------------------------------
@@ -206,10 +150,7 @@ def extract_turn_template(render: Callable[[str], str], special: Sequence[str], 
     """
     before, placeholder, after = render(TEXT_PLACEHOLDER).partition(TEXT_PLACEHOLDER)
     if not placeholder or TEXT_PLACEHOLDER in after:
-        raise BadSetting(
-            "the model's chat template is not supported: it does not contain the user message exactly once. "
-            "Use another model."
-        )
+        raise BadSetting("the model's chat template does not contain the user message exactly once. Use another model.")
     return TurnTemplate(before, after, tuple(special), chat)
 
 
@@ -247,7 +188,18 @@ def escape_special_tokens(text: str, special_tokens: Sequence[str]) -> str:
     return text
 
 
-# --- streamed text --------------------------------------------------------------------------------
+# --- decoding --------------------------------------------------------------------------------
+
+
+def decode_all(tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[str]:
+    """Return the texts of many answers, without special tokens.
+
+    The fast tokenizers of transformers decode them in one call, which uses all cores and lets other threads run.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or _rewrites_spaces(tokenizer):
+        return [str(tokenizer.decode(row, skip_special_tokens=True)) for row in rows]
+    return list(backend.decode_batch(rows, skip_special_tokens=True))
 
 
 @dataclass
@@ -257,22 +209,13 @@ class IncrementalDecoder:
     A token may end inside a character, and spaces at both ends of an answer are stripped. So the decoder holds back
     text that a later token may still change. The pieces that it returns join to exactly the decoded answer.
 
-    To save time, each call decodes only the new tokens and a few tokens before them. The tokens before are needed as
-    context, because the space at the start of a token may depend on its neighbor.
-
     Args:
         tokenizer: A transformers tokenizer, or an object with the same decoding methods.
         emitted: Number of characters returned so far.
-        context: Index of the first token that is decoded again as context.
-        settled: Number of tokens whose text is final.
-        trailing_space: Whitespace at the end of the final text, held back until more text follows.
     """
 
     tokenizer: Any
     emitted: int = 0
-    context: int = 0
-    settled: int = 0
-    trailing_space: str = field(default="", repr=False)
 
     def take(self, tokens: Sequence[int]) -> str:
         """Return the new text since the last call; '' while later tokens may still change it.
@@ -280,33 +223,18 @@ class IncrementalDecoder:
         Args:
             tokens: All tokens of the answer so far.
         """
-        if _rewrites_spaces(self.tokenizer) or self._ends_in_byte(tokens[self.settled :]):
+        if _rewrites_spaces(self.tokenizer) or self._ends_in_byte(tokens):
             return ""
-        # Tokens before `settled` were returned in earlier calls. A few of them, from `context` on, are decoded again.
-        text = self._decode(tokens[self.context :])
-        old_text = self._decode(tokens[self.context : self.settled])
-        # A replacement character at the end stands for a character that is still incomplete.
-        if len(text) <= len(old_text) or text.endswith(REPLACEMENT_CHARACTER):
+        text = self._decode(tokens)
+        if text.endswith(REPLACEMENT_CHARACTER):  # it stands for a character that is still incomplete
             return ""
-        self.context, self.settled = self.settled, len(tokens)
-        return self._emit(text[len(old_text) :])
+        piece = self.finish(text.strip())
+        self.emitted += len(piece)
+        return piece
 
     def finish(self, text: str) -> str:
         """Return the part of the complete answer `text` that `take` has not returned yet."""
         return text[self.emitted :]
-
-    def _emit(self, text: str) -> str:
-        """Record text as returned, and return it without spaces at its end or at the start of the answer.
-
-        Spaces at the end are kept for the next call.
-        """
-        pending = self.trailing_space + text
-        if not self.emitted:
-            pending = pending.lstrip()
-        piece = pending.rstrip()
-        self.trailing_space = pending[len(piece) :]
-        self.emitted += len(piece)
-        return piece
 
     def _decode(self, tokens: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
@@ -316,14 +244,13 @@ class IncrementalDecoder:
 
         A character may have several bytes, so its text is not final until the next byte is known.
         """
-        names = self.tokenizer.convert_ids_to_tokens(list(tokens))
-        if not any(map(BYTE_TOKEN_PATTERN.fullmatch, names)):  # a fast check for the usual case
-            return False
-        visible = [name for token, name in zip(tokens, names, strict=True) if not self._is_special(token)]
-        return BYTE_TOKEN_PATTERN.fullmatch(visible[-1]) is not None
-
-    def _is_special(self, token: int) -> bool:
-        return self._decode([token]) != str(self.tokenizer.decode([token]))
+        for token in reversed(tokens):
+            [name] = self.tokenizer.convert_ids_to_tokens([token])
+            if BYTE_TOKEN_PATTERN.fullmatch(name):
+                return True
+            if self._decode([token]):  # the token is visible
+                return False
+        return False
 
 
 def _rewrites_spaces(tokenizer: Any) -> bool:

@@ -39,8 +39,7 @@ def render_with_tool(tokenizer: Any, text: str, tool: Mapping[str, Any], model: 
     rendered = _render(tokenizer, messages, tool) if tokenizer.chat_template else ""
     if str(tool["function"]["description"]) not in rendered:
         raise UnsupportedSignal(
-            f"the chat template of {model} does not support tools, so the LLM cannot be offered a search tool. Use "
-            "another gate, or an LLM that was trained to call tools."
+            f"the chat template of {model} does not support tools. Use another gate, or an LLM that can call tools."
         )
     return rendered
 
@@ -63,8 +62,7 @@ def find_call_token(tokenizer: Any, tool: Mapping[str, Any], model: str) -> int:
     answer = with_call.removeprefix(shared).lstrip()
     if tool["function"]["name"] not in answer:
         raise UnsupportedSignal(
-            f"the chat template of {model} does not show how a tool call begins. Use another gate, or serve the LLM "
-            "with tool calls and use it as openai:MODEL@URL."
+            f"the chat template of {model} does not show how a tool call begins. Use openai:MODEL@URL, or another gate."
         )
     return int(tokenizer.encode(answer, add_special_tokens=False)[0])
 

@@ -10,17 +10,16 @@ import functools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from knowgate.errors import UnsupportedSignal, require_extra
 from knowgate.models.backend import check_resume_handle, check_sampling
-from knowgate.models.local_backend import LocalBackend, TokenStep
+from knowgate.models.local_backend import GeneratedAnswer, LocalBackend, TokenStep
 from knowgate.models.openai.responses import TokenLogprobs
-from knowgate.models.tokenization import encode_label_prompts, encode_labels, escape_special_tokens
-from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Signal, SignalRequest, Vector
+from knowgate.models.tokenization import LabelPromptTokens, split_positions
+from knowgate.types import Completion, Prompt, Reading, Signal, SignalRequest, Vector
 
 MARGIN_TOP_TOKENS = 2  # the margin compares the two most probable tokens
 ENTROPY_TOP_TOKENS = 2_000  # enough to estimate the entropy over the vocabulary
@@ -28,25 +27,11 @@ OFFERED_SIGNALS = frozenset({Signal.DRAFT, Signal.LOGPROBS, Signal.SAMPLES, Sign
 
 
 @dataclass(frozen=True)
-class VllmAnswer:
-    """An answer that vLLM generated: token ids, their statistics (only if requested), and whether it is finished."""
-
-    tokens: list[int]
-    steps: list[TokenStep]
-    finished: bool
-
-    def cut(self, max_tokens: int) -> VllmAnswer:
-        """Return the answer without the tokens after the first `max_tokens`."""
-        is_whole = len(self.tokens) <= max_tokens
-        return VllmAnswer(self.tokens[:max_tokens], self.steps[:max_tokens], self.finished and is_whole)
-
-
-@dataclass(frozen=True)
 class VllmResumeHandle:
     """A draft that can be continued, and the token ids of its prompt."""
 
     ids: list[int]
-    draft: VllmAnswer
+    draft: GeneratedAnswer
 
 
 @dataclass(frozen=True)
@@ -87,9 +72,7 @@ class VllmModel(LocalBackend):
         """Hash that identifies the weights. It differs from that of hf:, because vLLM rounds differently."""
         from knowgate.models.hf.loader import compute_fingerprint
 
-        is_folder = Path(self.source).is_dir()
-        commit = None if is_folder else getattr(self._config.hf_config, "_commit_hash", None)
-        return f"vllm-{compute_fingerprint(self.source, commit)}"
+        return f"vllm-{compute_fingerprint(self.source, lambda: self._config.hf_config)}"
 
     @functools.cached_property
     def tokenizer(self) -> Any:
@@ -111,26 +94,6 @@ class VllmModel(LocalBackend):
         """Number of tokens that the model can read at once."""
         return int(self._config.max_model_len)
 
-    @property
-    def has_template(self) -> bool:
-        """Whether the tokenizer has a chat template."""
-        return bool(self.tokenizer.chat_template)
-
-    def render(self, text: str) -> str:
-        """Return the text as a user message in the chat template, up to where the answer begins."""
-        message = {"role": "user", "content": escape_special_tokens(text, self.tokenizer.all_special_tokens)}
-        return str(self.tokenizer.apply_chat_template([message], add_generation_prompt=True, tokenize=False))
-
-    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
-        """Return the token ids of a text; `special` adds the tokens that begin a text."""
-        return list(self.tokenizer.encode(text, add_special_tokens=special))
-
-    def tokenize_all(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
-        """Tokenize many texts in one call, which uses all cores."""
-        if not texts:
-            return []
-        return [list(ids) for ids in self.tokenizer(list(texts), add_special_tokens=special)["input_ids"]]
-
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
         """Return the requested signals of all prompts, computed in one batch.
 
@@ -149,28 +112,24 @@ class VllmModel(LocalBackend):
         return [
             Reading(
                 draft=self._make_completion(drafts[i], with_tokens=True) if drafts else None,
-                samples=tuple(self._make_completion(sample, with_tokens=False) for sample in samples[i]),
+                samples=tuple(self._make_completion(sample) for sample in samples[i]),
                 resume=VllmResumeHandle(ids[i], drafts[i]) if drafts and request.resumable else None,
             )
             for i in range(len(ids))
         ]
 
-    def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        """Return the log-probabilities of the labels, such as 'true', after each part of each prompt (parts x labels).
+    def _read_labels(self, prompts: Sequence[LabelPromptTokens], label_ids: Sequence[int]) -> list[Vector]:
+        """Return the log-probabilities of the labels at each label position (positions x labels) per prompt.
 
-        A label prompt has several parts, and the LLM predicts a label after each. vLLM gets one request per part, which
-        contains the prompt up to the end of the part. It computes the tokens that the requests share only once.
+        vLLM gets one request per position, which contains the prompt up to there. It computes the tokens that the
+        requests share only once.
         """
+        beginnings = [prompt.ids[: position + 1] for prompt in prompts for position in prompt.positions]
         with self.lock:
-            label_ids = encode_labels(self.tokenize, labels)
-            encoded = encode_label_prompts(self, prompts, label_ids)
-            beginnings = [prompt.ids[: position + 1] for prompt in encoded for position in prompt.positions]
             outputs = self._generate(beginnings, [1] * len(beginnings), temperature=0.0, logprob_token_ids=label_ids)
         listed = [output.outputs[0].logprobs[0] for output in outputs]
-        values = np.array([[tokens[label].logprob for label in label_ids] for tokens in listed], dtype=np.float32)
-        # `values` has the parts of all prompts below each other. It is split where the next prompt begins.
-        prompt_starts = np.cumsum([len(prompt.positions) for prompt in encoded])[:-1]
-        return np.split(values, prompt_starts) if encoded else []
+        values = [[tokens[label].logprob for label in label_ids] for tokens in listed]
+        return split_positions(np.array(values, dtype=np.float32), prompts)
 
     def _score_answers(self, prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> list[float]:
         rows = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
@@ -208,12 +167,12 @@ class VllmModel(LocalBackend):
 
     def _decode_greedily(
         self, ids: Sequence[list[int]], limits: Sequence[int], top: int = MARGIN_TOP_TOKENS
-    ) -> list[VllmAnswer]:
+    ) -> list[GeneratedAnswer]:
         """Generate greedy answers with the statistics of their tokens, from the `top` most probable tokens."""
         outputs = self._generate(ids, limits, temperature=0.0, logprobs=top)
         return [_parse_answer(output.outputs[0]) for output in outputs]
 
-    def _draw_samples(self, ids: Sequence[list[int]], request: SignalRequest) -> list[list[VllmAnswer]]:
+    def _draw_samples(self, ids: Sequence[list[int]], request: SignalRequest) -> list[list[GeneratedAnswer]]:
         """Draw the samples of each prompt, which share its prefill."""
         sampling = request.sampling
         check_sampling(sampling)
@@ -228,11 +187,13 @@ class VllmModel(LocalBackend):
         )
         return [[_parse_answer(sample) for sample in output.outputs] for output in outputs]
 
-    def _continue_drafts(self, handles: Sequence[object], max_tokens: int) -> list[Completion]:
+    def _continue_drafts(
+        self, prompts: Sequence[Prompt], handles: Sequence[object], max_tokens: int
+    ) -> list[Completion]:
         drafts = [check_resume_handle(handle, VllmResumeHandle) for handle in handles]
         return [self._make_completion(answer, with_tokens=True) for answer in self._complete(drafts, max_tokens)]
 
-    def _complete(self, drafts: Sequence[VllmResumeHandle], max_tokens: int) -> list[VllmAnswer]:
+    def _complete(self, drafts: Sequence[VllmResumeHandle], max_tokens: int) -> list[GeneratedAnswer]:
         """Continue drafts to complete answers of at most `max_tokens` tokens, in one batch.
 
         Finished drafts stay as they are, and longer ones are cut.
@@ -245,30 +206,30 @@ class VllmModel(LocalBackend):
             continuations = self._decode_greedily(texts, limits)
         for i, added in zip(unfinished, continuations, strict=True):
             draft = answers[i]
-            answers[i] = VllmAnswer([*draft.tokens, *added.tokens], [*draft.steps, *added.steps], added.finished)
+            answers[i] = GeneratedAnswer([*draft.tokens, *added.tokens], [*draft.steps, *added.steps], added.finished)
         return answers
 
-    def _start_stream(self, prompt: Prompt, max_tokens: int, resume: object) -> tuple[VllmAnswer, Iterator[None]]:
+    def _start_stream(self, prompt: Prompt, max_tokens: int, resume: object) -> tuple[GeneratedAnswer, Iterator[None]]:
         """Return the complete answer, and an empty iterator because no tokens are left to add.
 
         vLLM's offline engine cannot stream. With `resume`, the answer continues the draft of that handle.
         """
         if resume is None:
-            empty_draft = VllmAnswer([], [], finished=False)
+            empty_draft = GeneratedAnswer()
             draft = VllmResumeHandle(self._encode([prompt], max_tokens)[0], empty_draft)
         else:
             draft = check_resume_handle(resume, VllmResumeHandle)
         return self._complete([draft], max_tokens)[0], iter(())
 
 
-def _parse_answer(output: Any) -> VllmAnswer:
+def _parse_answer(output: Any) -> GeneratedAnswer:
     """Convert a completion of vLLM. If the LLM ended it, its last token is an end token, which is left out."""
     is_finished = output.finish_reason == "stop"
     tokens = list(output.token_ids)
     tokens = tokens[:-1] if is_finished else tokens
     # `logprobs` is None if none were requested. Otherwise it may have an entry for the end token, which is ignored.
     steps = [_make_step(token, listed) for token, listed in zip(tokens, output.logprobs or (), strict=False)]
-    return VllmAnswer(tokens, steps, is_finished)
+    return GeneratedAnswer(tokens, steps, is_finished)
 
 
 def _make_step(token: int, listed: Mapping[int, Any]) -> TokenStep:

@@ -2,7 +2,7 @@ import pytest
 
 from knowgate.errors import BadSetting
 from knowgate.models.fake import FakeModel
-from knowgate.models.prompts.answers import AnswerPrompts, fit_passages, fit_passages_batch, format_passages
+from knowgate.models.prompts.answers import AnswerPrompts, build_fitting_prompts, fit_passages, format_passages
 from knowgate.models.prompts.templates import TemplateSet
 from knowgate.types import Passage, Question
 
@@ -126,5 +126,7 @@ class Small(FakeModel):
 def test_a_batch_gets_the_same_passages_as_single_questions():
     found = [SHAKESPEARE, [], [Passage("p", "word " * 30), Passage("q", "word " * 20)]]
     alone = [fit_passages(Small(), PROMPTS, EN, passages, 8) for passages in found]
-    assert fit_passages_batch(Small(), PROMPTS, [EN] * 3, found, 8) == alone
+    together = build_fitting_prompts(Small(), PROMPTS, [EN] * 3, found, 8)
+    assert [item.passages for item in together] == alone
+    assert [item.prompt for item in together] == [PROMPTS.open(EN, kept) for kept in alone]
     assert [len(kept) for kept in alone] == [1, 0, 1]

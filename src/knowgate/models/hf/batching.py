@@ -99,11 +99,6 @@ class GpuMemory:
         desired_share = used_share + MAX_FREE_SHARE * self.free / self.total
         return max(used_share, min(MAX_TOTAL_SHARE, desired_share))
 
-    @property
-    def planned(self) -> float:
-        """Number of bytes that batches are planned for. It is less than may be taken, because estimates are rough."""
-        return PLANNED_SHARE * self.free
-
 
 def read_gpu_memory(device: torch.device) -> GpuMemory:
     """Measure the free, used and total memory of a GPU."""
@@ -175,7 +170,8 @@ def compute_batch_limits(model: Any, device: torch.device, *, shared: bool = Fal
     """
     if device.type != "cuda":
         return replace(CPU_LIMITS, row_tokens=None) if shared else CPU_LIMITS
-    planned_bytes, cost = read_gpu_memory(device).planned, estimate_memory_cost(model)
+    planned_bytes = PLANNED_SHARE * read_gpu_memory(device).free
+    cost = estimate_memory_cost(model)
 
     def limit(maximum: int, bytes_each: int) -> int:
         """Return how many items of `bytes_each` bytes fit into the planned memory, from 1 to `maximum`."""

@@ -100,7 +100,8 @@ def use_capture_stream(device: torch.device) -> Iterator[None]:
 
     The block starts after earlier work of the current stream, and later work of the current stream waits for the block.
     """
-    stream, current = _get_capture_stream(device), torch.cuda.current_stream(device)
+    stream = _get_capture_stream(device)
+    current = torch.cuda.current_stream(device)
     stream.wait_stream(current)
     with torch.cuda.stream(stream):
         yield

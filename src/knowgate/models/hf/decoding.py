@@ -19,27 +19,10 @@ from transformers.cache_utils import DynamicLayer
 from knowgate.core.stop_flag import check_stop_flag
 from knowgate.models.hf.batching import make_inputs, make_nan_error
 from knowgate.models.hf.forward_pass import PartialPass, PrefixCache, run_lower_layers
-from knowgate.models.local_backend import TokenStep
+from knowgate.models.local_backend import GeneratedAnswer, TokenStep
 from knowgate.types import Sampling
 
 INITIAL_TOP_P_WIDTH = 256  # most probable tokens to try first; sorting a whole vocabulary is slow
-
-
-@dataclass
-class DecodedRow:
-    """One answer while it is being generated. It belongs to one row of a `DecodingBatch`.
-
-    Args:
-        steps: Statistics of greedily chosen tokens; empty for sampled answers.
-        tokens: The tokens, without the one that ended the answer.
-        finished: Whether an end token was chosen.
-        final_states: Hidden states at the last token, by layer.
-    """
-
-    steps: list[TokenStep] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    finished: bool = False
-    final_states: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass
@@ -81,7 +64,8 @@ class DecodingBatch:
             tokens, self.pending = self.pending, None
             self._feed(tokens, layers)
         if self.partial is not None:
-            self.logits, self.partial = self.partial.finish(self.model), None
+            self.logits = self.partial.finish(self.model)
+            self.partial = None
         if self.logits is None:
             raise RuntimeError("the batch has neither logits nor tokens to compute them from")
         return self.logits
@@ -159,38 +143,15 @@ def prefill(
     n_cached, cache = (prefix_cache or PrefixCache()).start(model, ids, device)
     inputs = make_inputs(ids, n_cached, cache, pad_id, device)
     if states_only and layers and max(layers) < len(model.base_model.layers):
-        return _prefill_lower_layers(model, layers, inputs)
+        partial, hidden = run_lower_layers(model, layers, inputs)
+        return DecodingBatch(model, cache, inputs["attention_mask"], None, hidden, partial=partial)
     output = model(**inputs, logits_to_keep=1, output_hidden_states=bool(layers))
     hidden = {layer: output.hidden_states[layer][:, -1].clone() for layer in layers}
     return DecodingBatch(model, cache, inputs["attention_mask"], output.logits[:, -1], hidden)
 
 
-def _prefill_lower_layers(model: Any, layers: Sequence[int], inputs: dict[str, Any]) -> DecodingBatch:
-    """Run the model over prompts only up to the highest of `layers`, and keep the hidden states of these layers.
-
-    A hook stores the input of each of these layers. Hidden state number n is the input of layer n, because number 0 is
-    the embeddings.
-    """
-    hidden: dict[int, torch.Tensor] = {}
-
-    def add_hook(layer: int) -> Any:
-        def store_input(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            states = args[0] if args else kwargs["hidden_states"]
-            hidden[layer] = states[:, -1].clone()
-
-        return model.base_model.layers[layer].register_forward_pre_hook(store_input, with_kwargs=True)
-
-    hooks = [add_hook(layer) for layer in layers]
-    try:
-        partial = run_lower_layers(model, max(layers), **inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return DecodingBatch(model, inputs["past_key_values"], inputs["attention_mask"], None, hidden, partial=partial)
-
-
 def decode_greedily(
-    batch: DecodingBatch, rows: list[DecodedRow], max_tokens: int, stop_ids: frozenset[int], layers: Sequence[int] = ()
+    batch: DecodingBatch, rows: list[GeneratedAnswer], max_tokens: int, stop_ids: frozenset[int], layers: Sequence[int]
 ) -> list[int]:
     """Extend answers greedily until they end or have `max_tokens` tokens.
 
@@ -199,7 +160,7 @@ def decode_greedily(
         rows: The answers of the batch, extended in place.
         max_tokens: Maximum number of tokens per answer, including those it already has.
         stop_ids: Tokens that end an answer.
-        layers: Layers whose hidden states at the last token of each answer are stored in `final_states`.
+        layers: Layers whose hidden states at the last token of each answer are stored in `states`.
 
     Returns:
         Indices of the unfinished answers. The rows that are left in the batch belong to them, in this order.
@@ -210,7 +171,7 @@ def decode_greedily(
 
 
 def iter_greedy_steps(
-    batch: DecodingBatch, rows: list[DecodedRow], max_tokens: int, stop_ids: frozenset[int], layers: Sequence[int] = ()
+    batch: DecodingBatch, rows: list[GeneratedAnswer], max_tokens: int, stop_ids: frozenset[int], layers: Sequence[int]
 ) -> Iterator[None]:
     """Extend answers greedily like `decode_greedily`, but yield after each token, so that the caller can stream it.
 
@@ -219,13 +180,12 @@ def iter_greedy_steps(
         rows: The answers of the batch, extended in place.
         max_tokens: Maximum number of tokens per answer, including those it already has.
         stop_ids: Tokens that end an answer.
-        layers: Layers whose hidden states at the last token of each answer are stored in `final_states`.
+        layers: Layers whose hidden states at the last token of each answer are stored in `states`.
     """
-    # `active` are the indices of the answers that are still in the batch. They all have the same length.
-    active, states = list(range(len(rows))), FinalStates(len(rows))
+    active = list(range(len(rows)))  # indices of the answers that are still in the batch; all have the same length
     while active and len(rows[active[0]].tokens) < max_tokens:
         steps = pick_greedy_steps(batch.compute_logits(layers))
-        states.store(batch, active)
+        _store_states(batch, rows, active, layers)
         for index, step in zip(active, steps, strict=True):
             if step.token in stop_ids:
                 rows[index].finished = True
@@ -235,46 +195,36 @@ def iter_greedy_steps(
         batch.append(torch.tensor([step.token for step in steps], device=batch.mask.device))
         active = _drop_finished(batch, rows, active)
         yield
-    states.finish(batch, rows, active, layers)
+    _store_last_states(batch, rows, active, layers)
 
 
-@dataclass
-class FinalStates:
-    """Collects the hidden states at the last token of each answer (row) while the answers are generated.
-
-    After every step, the states at the newest token of each answer replace those stored before, until the answer ends.
+def _store_states(batch: DecodingBatch, rows: list[GeneratedAnswer], active: list[int], layers: Sequence[int]) -> None:
+    """Store the hidden states at the newest token of each answer in the batch; they replace those stored before.
 
     Args:
-        n_rows: Number of answers.
-        blocks: Layer -> states of all answers (answers x width). One tensor per answer would take longer to write.
+        batch: The batch after a forward pass with these layers.
+        rows: All answers, including those that are no longer in the batch.
+        active: Indices in `rows` of the answers in the batch.
+        layers: The layers.
     """
-
-    n_rows: int
-    blocks: dict[int, torch.Tensor] = field(default_factory=dict)
-
-    def store(self, batch: DecodingBatch, active: list[int]) -> None:
-        """Store the states at the newest token of each row in the batch; `active` are the indices of these rows."""
-        if not batch.hidden:
-            return
-        index = torch.tensor(active, device=batch.mask.device)
-        for layer, state in batch.hidden.items():
-            block = self.blocks.setdefault(layer, state.new_zeros(self.n_rows, state.shape[-1]))
-            block[index] = state
-
-    def finish(self, batch: DecodingBatch, rows: list[DecodedRow], active: list[int], layers: Sequence[int]) -> None:
-        """Set `final_states` of all answers to the hidden states at their last tokens.
-
-        The model has not read the last tokens of answers that are still in the batch (`active`), because they reached the
-        token limit. One more forward pass computes the states at these tokens.
-        """
-        if layers and active:
-            batch.compute_logits(layers)  # sets `batch.hidden`; the logits are not needed
-            self.store(batch, active)
-        for i, row in enumerate(rows):
-            row.final_states = {layer: block[i] for layer, block in self.blocks.items()}
+    if layers:
+        for position, index in enumerate(active):
+            rows[index].states = {layer: batch.hidden[layer][position] for layer in layers}
 
 
-def _drop_finished(batch: DecodingBatch, rows: list[DecodedRow], active: list[int]) -> list[int]:
+def _store_last_states(
+    batch: DecodingBatch, rows: list[GeneratedAnswer], active: list[int], layers: Sequence[int]
+) -> None:
+    """Store the hidden states at the last tokens of answers that are still in the batch.
+
+    These answers reached the token limit, so the model has not read their last tokens yet. It reads them now.
+    """
+    if layers and active:
+        batch.compute_logits(layers)  # sets `batch.hidden`; the logits are not needed
+        _store_states(batch, rows, active, layers)
+
+
+def _drop_finished(batch: DecodingBatch, rows: list[GeneratedAnswer], active: list[int]) -> list[int]:
     """Remove finished rows from the batch and return the indices of the unfinished ones.
 
     Args:
@@ -319,7 +269,7 @@ def sample_rows(
     layers: Sequence[int] = (),
     *,
     past_end: bool = False,
-) -> list[DecodedRow]:
+) -> list[GeneratedAnswer]:
     """Sample one answer per row of the batch.
 
     Args:
@@ -327,16 +277,15 @@ def sample_rows(
         uniforms: Uniform random numbers (rows x tokens). An answer depends only on its own numbers, not on the batch.
         sampling: Temperature, top_p and top_k.
         stop_ids: Tokens that end an answer.
-        layers: Layers whose hidden states at the last token of each answer are stored in `final_states`.
+        layers: Layers whose hidden states at the last token of each answer are stored in `states`.
         past_end: Store the states at the token that ended the answer instead. Such an answer stays in the batch for one
             more forward pass, which computes them.
     """
-    rows = [DecodedRow() for _ in range(len(batch))]
-    # `active` are the indices of the answers that are still in the batch.
-    active, states = list(range(len(rows))), FinalStates(len(rows))
+    rows = [GeneratedAnswer() for _ in range(len(batch))]
+    active = list(range(len(rows)))  # indices of the answers that are still in the batch
     for position in range(uniforms.shape[1]):
         batch.compute_logits(layers)  # sets `batch.hidden`, which is stored next
-        states.store(batch, active)
+        _store_states(batch, rows, active, layers)
         active = _drop_finished(batch, rows, active) if past_end else active
         if not active:
             break
@@ -350,7 +299,7 @@ def sample_rows(
         active = active if past_end else _drop_finished(batch, rows, active)
         if not active:
             break
-    states.finish(batch, rows, active, layers)
+    _store_last_states(batch, rows, active, layers)
     return rows
 
 
@@ -415,7 +364,8 @@ def _top_p(scaled: torch.Tensor, mass: float) -> tuple[torch.Tensor, torch.Tenso
     Starts with few tokens and takes eight times as many until their probabilities suffice, because sorting the whole
     vocabulary is slow.
     """
-    n_tokens, vocabulary_size = INITIAL_TOP_P_WIDTH, scaled.shape[1]
+    n_tokens = INITIAL_TOP_P_WIDTH
+    vocabulary_size = scaled.shape[1]
     log_total = scaled.logsumexp(dim=-1, keepdim=True)  # normalizes the logits to log-probabilities
     while True:
         values, tokens = scaled.topk(min(n_tokens, vocabulary_size))

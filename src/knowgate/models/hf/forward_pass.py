@@ -19,14 +19,12 @@ import torch
 from transformers import AttentionInterface, DynamicCache
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from knowgate.models.hf.cuda_graph import GraphedStep
 from knowgate.models.tokenization import find_common_prefix
 
 MIN_PREFIX_TOKENS = 16
 PREFIX_CACHE_SIZE = 8
 MIN_PREFIX_COVERAGE = 0.75  # of the shared tokens: a cached prefix this long is used as it is
 LayerCaches = list[tuple[torch.Tensor, torch.Tensor]]  # keys and values of each layer
-StepOutput = tuple[torch.Tensor, dict[int, torch.Tensor]]  # logits of the next token, and hidden states by layer
 ATTENTION_NAME = "knowgate_shared"  # registered with transformers
 UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "sliding_window", "position_bias")
 HAS_BMM_OUT_DTYPE = torch.__version__ >= (2, 8)
@@ -100,7 +98,7 @@ def _compute_prefix(model: Any, prefix: Sequence[int], device: torch.device) -> 
 
 
 class _StopForward(Exception):
-    """Raised inside the model to end a pass below a layer."""
+    """Raised inside the model to end a pass below a layer. Its argument is the `PartialPass`."""
 
 
 @dataclass(frozen=True)
@@ -129,14 +127,16 @@ class PartialPass:
         for layer in model.base_model.layers[self.layer :]:
             output = layer(states, **self.arguments)
             states = output[0] if isinstance(output, tuple) else output
-        last_states, output_layer = model.base_model.norm(states[:, -1:]), model.get_output_embeddings()
+        last_states = model.base_model.norm(states[:, -1:])
+        output_layer = model.get_output_embeddings()
         logits: torch.Tensor = output_layer(last_states)[:, -1]
         return logits
 
 
 def supports_partial_pass(model: Any) -> bool:
     """Return whether the model is a plain decoder (Llama, Qwen, Mistral, ...) whose layers can be run one by one."""
-    base, config = model.base_model, model.config.get_text_config()
+    base = model.base_model
+    config = model.config.get_text_config()
     has_layers = hasattr(base, "layers") and hasattr(base, "norm")
     changes_logits = bool(getattr(config, "final_logit_softcapping", None) or getattr(config, "logit_scale", None))
     return has_layers and _has_full_attention(config) and not changes_logits
@@ -147,26 +147,43 @@ def _has_full_attention(config: Any) -> bool:
     return set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
 
 
-def run_lower_layers(model: Any, layer: int, **inputs: Any) -> PartialPass:
-    """Run a forward pass only through the layers below `layer`, and return it unfinished.
+def run_lower_layers(
+    model: Any, layers: Sequence[int], inputs: Mapping[str, Any]
+) -> tuple[PartialPass, dict[int, torch.Tensor]]:
+    """Run a forward pass only up to the highest of some layers.
 
-    A hook before that layer captures its input and stops the pass with an exception.
+    A hook before each of these layers stores its input. Hidden state number n is the input of layer n, because number 0
+    is the embeddings. The hook of the highest layer stops the pass with an exception.
+
+    Args:
+        model: The transformers model.
+        layers: The layers.
+        inputs: Arguments of the forward pass.
+
+    Returns:
+        The unfinished pass, and the hidden states at the last token of each prompt, by layer.
     """
-    captured: dict[str, Any] = {}
+    hidden: dict[int, torch.Tensor] = {}
 
-    def stop(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        captured.update(states=args[0] if args else kwargs["hidden_states"], kwargs=kwargs)
-        raise _StopForward
+    def add_hook(layer: int) -> Any:
+        def store_input(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            states = args[0] if args else kwargs["hidden_states"]
+            hidden[layer] = states[:, -1].clone()
+            if layer == max(layers):
+                arguments = {key: value for key, value in kwargs.items() if key != "hidden_states"}
+                raise _StopForward(PartialPass(layer, states, arguments))
 
-    hook = model.base_model.layers[layer].register_forward_pre_hook(stop, with_kwargs=True)
+        return model.base_model.layers[layer].register_forward_pre_hook(store_input, with_kwargs=True)
+
+    hooks = [add_hook(layer) for layer in layers]
     try:
         model.base_model(**inputs)
-    except _StopForward:
-        pass
+    except _StopForward as stop:
+        return stop.args[0], hidden
     finally:
-        hook.remove()
-    arguments = {key: value for key, value in captured["kwargs"].items() if key != "hidden_states"}
-    return PartialPass(layer, captured["states"], arguments)
+        for hook in hooks:
+            hook.remove()
+    raise RuntimeError(f"the forward pass did not reach layer {max(layers)}")
 
 
 def _select_rows(value: Any, rows: torch.Tensor, size: int) -> Any:
@@ -195,7 +212,9 @@ class SharedCacheLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def __init__(self, prompt_keys: torch.Tensor, prompt_values: torch.Tensor, shape: Sequence[int], position: Any):
         super().__init__()
-        self.prompt_keys, self.prompt_values, self.position = prompt_keys, prompt_values, position
+        self.prompt_keys = prompt_keys
+        self.prompt_values = prompt_values
+        self.position = position
         # Zeros, because tokens that do not exist yet are read with weight 0.
         self.keys = prompt_keys.new_zeros(*prompt_keys.shape[:2], *shape, prompt_keys.shape[-1])
         self.values = prompt_values.new_zeros(*prompt_values.shape[:2], *shape, prompt_values.shape[-1])
@@ -218,7 +237,8 @@ class SharedCacheLayer(CacheLayerMixin):  # type: ignore[misc]
         self.keys = self.keys.transpose(1, 2)[prompts, answers].transpose(1, 2).contiguous()
         self.values = self.values.transpose(1, 2)[prompts, answers].transpose(1, 2).contiguous()
         if not has_all_prompts:
-            self.prompt_keys, self.prompt_values = self.prompt_keys[prompts[:, 0]], self.prompt_values[prompts[:, 0]]
+            self.prompt_keys = self.prompt_keys[prompts[:, 0]]
+            self.prompt_values = self.prompt_values[prompts[:, 0]]
 
     def lazy_initialization(self, *args: Any) -> None:
         """Do nothing: the buffers exist from the start."""
@@ -293,7 +313,8 @@ def use_shared_attention(model: Any, cache: SharedCache) -> Iterator[None]:
     In the block, the model calls `compute_shared_attention`, which reads the shared cache, instead of its own attention.
     """
     config = model.config.get_text_config()
-    implementation, token = config._attn_implementation, _active_cache.set(cache)
+    implementation = config._attn_implementation
+    token = _active_cache.set(cache)
     config._attn_implementation = ATTENTION_NAME
     try:
         yield
@@ -358,89 +379,3 @@ def _multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 AttentionInterface.register(ATTENTION_NAME, compute_shared_attention)
-
-
-@dataclass
-class SharedDecodingBatch:
-    """A batch of answers that are generated in parallel and share the keys and values of their prompts.
-
-    In each step, the model reads one token of every answer. All steps use the same tensors, so on a GPU a step can be
-    replayed as a CUDA graph.
-
-    Args:
-        model: The transformers model.
-        cache: Keys and values of the prompts and answers.
-        rows: The answers that are still in the batch (prompts x answers), as indices among all answers at the start.
-        positions: Position of the next token of each answer, counted from the start of its prompt. One row per answer
-            and a single column, as the model takes it.
-        n_left: Number of tokens that each answer still has room for.
-    """
-
-    model: Any
-    cache: SharedCache
-    rows: torch.Tensor
-    positions: torch.Tensor
-    n_left: int
-
-    def __post_init__(self) -> None:
-        self._tokens = torch.zeros_like(self.positions)
-        self._step: GraphedStep[StepOutput] = GraphedStep(self.rows.device)
-
-    def feed(self, tokens: torch.Tensor, layers: Sequence[int]) -> StepOutput:
-        """Let the model read one token per answer.
-
-        Args:
-            tokens: The tokens (prompts x answers).
-            layers: Layers whose hidden states are returned; the same in every call.
-
-        Returns:
-            Logits (prompts x answers x vocabulary) and hidden states by layer. The next call overwrites them.
-        """
-        self._tokens.copy_(tokens.reshape(-1, 1))
-        output = self._step.run(lambda: self._read_tokens(layers), self.n_left)
-        self.n_left -= 1
-        return output
-
-    def _read_tokens(self, layers: Sequence[int]) -> StepOutput:
-        """Run the model on `_tokens`, one token per answer.
-
-        A CUDA graph repeats exactly the same operations. So everything that differs between steps is in tensors that
-        are changed in place.
-        """
-        self.cache.start_token()
-        with use_shared_attention(self.model, self.cache):
-            output = self.model(
-                input_ids=self._tokens,
-                position_ids=self.positions,
-                past_key_values=self.cache,
-                use_cache=True,
-                output_hidden_states=bool(layers),
-            )
-        self.positions += 1
-        shape = self.rows.shape  # prompts x answers; the model sees them as one long batch
-        hidden = {layer: output.hidden_states[layer][:, -1].view(*shape, -1) for layer in layers}
-        return output.logits[:, -1].view(*shape, -1), hidden
-
-    def select(self, prompts: torch.Tensor, answers: torch.Tensor, *, has_all_prompts: bool) -> None:
-        """Keep only some prompts and answers of the batch; takes the arguments of `SharedCache.select`."""
-        self.cache.select(prompts, answers, has_all_prompts=has_all_prompts)
-        self.positions = self.positions.view_as(self.rows)[prompts, answers].reshape(-1, 1)
-        self.rows = self.rows[prompts, answers]
-        self.__post_init__()  # the tensors of the captured step have been replaced, so it must be captured again
-
-
-def start_shared_decoding(
-    model: Any, prompt_cache: Cache, mask: torch.Tensor, answers: int, max_tokens: int
-) -> SharedDecodingBatch:
-    """Create a batch with `answers` empty answers to each prompt.
-
-    Args:
-        model: The transformers model.
-        prompt_cache: Keys and values of the prompts; not changed.
-        mask: Attention mask of the prompts.
-        answers: Number of answers per prompt.
-        max_tokens: Maximum number of tokens per answer.
-    """
-    rows = torch.arange(len(mask) * answers, device=mask.device).view(len(mask), answers)
-    positions = mask.sum(dim=1).repeat_interleave(answers)[:, None]
-    return SharedDecodingBatch(model, SharedCache(prompt_cache, mask, answers, max_tokens), rows, positions, max_tokens)

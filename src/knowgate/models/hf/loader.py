@@ -7,39 +7,24 @@ import hashlib
 import importlib.util
 import logging
 import os
-import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from knowgate.core.stop_flag import check_stop_flag
 from knowgate.core.validation import read_json
-from knowgate.errors import BadSetting, MissingExtra, OutOfMemory, WeightsError, require_extra
+from knowgate.errors import BadSetting, KnowgateError, MissingExtra, OutOfMemory, WeightsError, require_extra
 from knowgate.models.embedded_weights import is_hub_reachable
 from knowgate.models.hf.batching import is_memory_error, translate_device_errors
 
 SOURCE_FILE = "knowgate-source.json"  # lies beside converted weights and names the file they were made from
-# What transformers and its file readers raise for a damaged file.
-LOADING_ERRORS = (
-    OSError,
-    ValueError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    AttributeError,
-    OverflowError,
-    MemoryError,
-    struct.error,
-    SafetensorError,
-)
 DTYPE_VARIABLE = "KNOWGATE_DTYPE"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 HASHED_BYTES = 1 << 20  # hashed at each end of a weight file, to identify 16 GB without reading them
@@ -111,10 +96,7 @@ def choose_dtype(device: torch.device) -> torch.dtype:
     if not name:
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     if name not in DTYPES:
-        raise BadSetting(
-            f"unknown number format in the environment variable {DTYPE_VARIABLE}={name}. Use one of "
-            f"{', '.join(DTYPES)}, or unset the variable."
-        )
+        raise BadSetting(f"unknown number format {DTYPE_VARIABLE}={name}. Use one of {', '.join(DTYPES)}.")
     return DTYPES[name]
 
 
@@ -137,7 +119,9 @@ def translate_loading_errors(name: str) -> Iterator[None]:
     """Raise WeightsError with advice if loading the model `name` fails in the block."""
     try:
         yield
-    except LOADING_ERRORS as error:
+    except KnowgateError:
+        raise
+    except Exception as error:  # a damaged file may raise anything in transformers and its file readers
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         kind = "path" if Path(name).exists() else "hub name"
         raise WeightsError(f"cannot load the model from the {kind} '{name}': {reason}. {_advise(name)}") from error
@@ -178,16 +162,17 @@ def silence_transformers() -> Iterator[None]:
         transformers.utils.logging.enable_progress_bar()
 
 
-def compute_fingerprint(name_or_dir: str, commit: str | None = None) -> str:
+def compute_fingerprint(name_or_dir: str, load_config: Callable[[], Any]) -> str:
     """Return a hash that identifies the weights of a model.
 
     Args:
         name_or_dir: Hub name or folder. For a hub name, the hash depends on the name and the commit only. For a folder,
             it depends on the GGUF file that the folder was converted from, or else on the files in the folder.
-        commit: Commit of the model on the hub.
+        load_config: Loads the configuration of the model, which tells its commit on the hub.
     """
     folder = Path(name_or_dir)
     if not folder.is_dir():
+        commit = getattr(load_config(), "_commit_hash", None)
         return hashlib.sha256(f"hub:{name_or_dir}@{commit}".encode()).hexdigest()[:16]
     source = folder / SOURCE_FILE  # it is there if the folder was converted from a GGUF file
     if source.is_file():
@@ -232,16 +217,14 @@ def build_quantization_options(bits: int) -> dict[str, Any]:
         return {}
     from transformers import BitsAndBytesConfig
 
-    if bits == 4:
-        # NF4 with doubly quantized scales, as in QLoRA (Dettmers et al. 2023, section 3).
-        config = BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=torch.bfloat16,
-        )
-    else:
-        config = BitsAndBytesConfig(load_in_8bit=True)
+    # The settings for 4 bits are NF4 with doubly quantized scales, as in QLoRA (Dettmers et al. 2023, section 3).
+    config = BitsAndBytesConfig(
+        load_in_4bit=bits == 4,
+        load_in_8bit=bits == 8,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )
     first_gpu = 0
     return {"quantization_config": config, "device_map": {"": first_gpu}}  # "" stands for the whole model
 

@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 import functools
-import threading
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
 
 from knowgate.models import tokenization
-from knowgate.models.hf import batching
+from knowgate.models.hf import batching, loader
 from knowgate.models.hf.batching import BatchLimits, BatchWork
 from knowgate.models.hf.forward_pass import PrefixCache, supports_shared_cache
-from knowgate.models.hf.loader import (
-    LoadedModel,
-    LoraAdapters,
-    compute_fingerprint,
-    load_transformers,
-    load_transformers_config,
-)
-from knowgate.types import Prompt, Result, Vector
+from knowgate.models.hf.loader import LoadedModel, LoraAdapters, load_transformers
+from knowgate.types import Result, Vector
 
-TOKEN_CACHE_SIZE = 4_096  # number of prompts whose token ids are kept
 FIRST_BATCH_SIZES = {"cuda": 512}  # questions that a GPU answers in about the time of a single one
 DEFAULT_FIRST_BATCH_SIZE = 4
-ENCODE_LOCK = threading.Lock()  # guards the token ids of recent prompts
 
 
 @dataclass(frozen=True)
@@ -54,14 +43,12 @@ class LocalModel:
     @functools.cached_property
     def fingerprint(self) -> str:
         """Hash that identifies the weights. Fitted gates store it, because they are valid only for these weights."""
-        is_folder = Path(self.source).is_dir()
-        commit = None if is_folder else getattr(self.config, "_commit_hash", None)
-        return compute_fingerprint(self.source, commit)
+        return loader.compute_fingerprint(self.source, lambda: self.config)
 
     @functools.cached_property
     def config(self) -> Any:
         """The transformers configuration; reading it does not load the weights."""
-        return self.loaded.model.config if "loaded" in vars(self) else load_transformers_config(self.source)
+        return self.loaded.model.config if "loaded" in vars(self) else loader.load_transformers_config(self.source)
 
     @functools.cached_property
     def loaded(self) -> LoadedModel:
@@ -133,82 +120,6 @@ class LocalModel:
         """Number of hidden states: the embeddings and each layer's output."""
         return int(self.config.get_text_config().num_hidden_layers) + 1
 
-    @property
-    def has_template(self) -> bool:
-        """Whether the tokenizer has a chat template."""
-        return bool(self.tokenizer.chat_template)
-
-    def render(self, text: str) -> str:
-        """Return the text as a user message in the chat template, up to where the answer begins.
-
-        Returns the text unchanged if the model has no chat template.
-        """
-        if not self.has_template:
-            return text
-        if self._fast_template is not None and tokenization.is_plain_text(text):
-            return self._fast_template.render(text)
-        return self._apply_template(text)
-
-    def _apply_template(self, text: str) -> str:
-        message = {
-            "role": "user",
-            "content": tokenization.escape_special_tokens(text, self.tokenizer.all_special_tokens),
-        }
-        return str(self.tokenizer.apply_chat_template([message], add_generation_prompt=True, tokenize=False))
-
-    @functools.cached_property
-    def _fast_template(self) -> tokenization.TurnTemplate | None:
-        """A fast replacement for the chat template, to be used only for text without brackets, braces and bars.
-
-        None if the chat template cannot be replaced, for example because it prints the current date.
-        """
-        tokenizer = self.tokenizer
-        return tokenization.extract_fast_template(
-            self._apply_template, tokenizer.all_special_tokens, str(tokenizer.chat_template)
-        )
-
-    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
-        """Return the token ids of a text, with the tokens that mark its beginning if `special` is true."""
-        return list(self.tokenizer.encode(text, add_special_tokens=special))
-
-    def tokenize_all(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
-        """Tokenize many texts in one call, which uses all cores."""
-        return [ids.tolist() for ids in self._tokenize_all(list(texts), special=special)]
-
-    def encode_all(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Return the token ids of each prompt, inside the model's chat template if it has one.
-
-        The ids of recent prompts are cached, because a prompt is usually tokenized twice: first to check its length, and
-        then to read it.
-        """
-        with ENCODE_LOCK:
-            return self._encode_all(prompts)
-
-    def _encode_all(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        cache = self._encoded_prompts
-        missing = [prompt for prompt in dict.fromkeys(prompts) if prompt not in cache]
-        raw = [prompt for prompt in missing if prompt.raw or not self.has_template]
-        chat = [prompt for prompt in missing if not prompt.raw and self.has_template]
-        cache.update(zip(raw, self._tokenize_all([prompt.text for prompt in raw], special=True), strict=True))
-        rendered = [self.render(prompt.text) for prompt in chat]
-        cache.update(zip(chat, self._tokenize_all(rendered, special=False), strict=True))
-        ids = [cache[prompt].tolist() for prompt in prompts]
-        n_excess = max(0, len(cache) - TOKEN_CACHE_SIZE)
-        for oldest in list(cache)[:n_excess]:
-            del cache[oldest]
-        return ids
-
-    @functools.cached_property
-    def _encoded_prompts(self) -> dict[Prompt, array[int]]:
-        return {}
-
-    def _tokenize_all(self, texts: list[str], *, special: bool) -> list[array[int]]:
-        """Tokenize texts into arrays of 32-bit integers, which take less memory than lists."""
-        if not texts:
-            return []
-        encoding = self.tokenizer(texts, add_special_tokens=special, return_attention_mask=False)
-        return [array("i", ids) for ids in encoding["input_ids"]]
-
     def compute_limits(self) -> BatchLimits:
         """Return the largest batch that fits the memory that is free now."""
         return batching.compute_batch_limits(self.loaded.model, self.loaded.device, shared=self.shares_prompt_cache)
@@ -234,14 +145,6 @@ class LocalModel:
 
 
 # --- scores of given tokens -----------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class AnsweredPrompt:
-    """Token ids of a prompt followed by its answer. The last `answer_length` ids are the answer."""
-
-    ids: list[int]
-    answer_length: int
 
 
 def read_label_logits(
@@ -274,9 +177,7 @@ def read_label_logits(
     values: Vector = apply_lm_head(llm, states[rows, columns], label_ids).cpu().numpy()
     if not np.isfinite(values).all():
         raise batching.make_nan_error("NaN label logits")
-    # `values` has the positions of all prompts below each other. It is split where the next prompt begins.
-    prompt_starts = np.cumsum([len(prompt.positions) for prompt in prompts])[:-1]
-    return [logits.copy() for logits in np.split(values, prompt_starts)]
+    return tokenization.split_positions(values, prompts)
 
 
 def apply_lm_head(model: Any, states: torch.Tensor, token_ids: Sequence[int] | None = None) -> torch.Tensor:
@@ -301,21 +202,29 @@ def apply_lm_head(model: Any, states: torch.Tensor, token_ids: Sequence[int] | N
     return logits
 
 
-def compute_mean_logprobs(model: LocalModel, rows: Sequence[AnsweredPrompt]) -> list[float]:
-    """Compute the mean log-probability of each row's answer tokens in one forward pass."""
-    tokens, mask = batching.pad_left([row.ids for row in rows], model.pad_id, model.loaded.device)
+def compute_mean_logprobs(
+    model: LocalModel, rows: Sequence[Sequence[int]], answer_lengths: Sequence[int]
+) -> list[float]:
+    """Compute the mean log-probability of the tokens of answers in one forward pass.
+
+    Args:
+        model: The model.
+        rows: Token ids of each prompt and, after them, of its answer.
+        answer_lengths: Number of tokens of each answer.
+    """
+    tokens, mask = batching.pad_left(rows, model.pad_id, model.loaded.device)
     states = model.loaded.model.base_model(
         input_ids=tokens, attention_mask=mask, position_ids=batching.compute_positions(mask), use_cache=False
     ).last_hidden_state
     # Every answer token has an entry in both lists: its row, and its column counted from the end. Rows are padded on the
     # left, so all answers end in the last column, -1.
-    token_rows = [number for number, row in enumerate(rows) for _ in range(row.answer_length)]
-    columns = [column for row in rows for column in range(-row.answer_length, 0)]
+    token_rows = [row for row, length in enumerate(answer_lengths) for _ in range(length)]
+    columns = [column for length in answer_lengths for column in range(-length, 0)]
     preceding = [column - 1 for column in columns]  # the state at a token predicts the next token
     logp = torch.log_softmax(apply_lm_head(model.loaded.model, states[token_rows, preceding]), dim=-1)
     answer_tokens = tokens[token_rows, columns]
     logprobs = logp.gather(1, answer_tokens[:, None])[:, 0]
     if not bool(torch.isfinite(logprobs).all()):
         raise batching.make_nan_error()
-    answers = logprobs.cpu().split([row.answer_length for row in rows])
+    answers = logprobs.cpu().split(list(answer_lengths))
     return [float(answer.mean()) for answer in answers]

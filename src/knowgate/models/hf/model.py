@@ -7,38 +7,24 @@ generated rows into readings.
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from knowgate.models import tokenization
 from knowgate.models.backend import check_resume_handle, check_sampling, draw_uniforms
 from knowgate.models.hf.batching import BatchLimits, make_nan_error, split_into_batches
-from knowgate.models.hf.decoding import (
-    DecodedRow,
-    DecodingBatch,
-    decode_greedily,
-    iter_greedy_steps,
-    prefill,
-    sample_rows,
-)
+from knowgate.models.hf.decoding import DecodingBatch, decode_greedily, iter_greedy_steps, prefill, sample_rows
 from knowgate.models.hf.forward_pass import supports_partial_pass
-from knowgate.models.hf.local_model import AnsweredPrompt, LocalModel, compute_mean_logprobs, read_label_logits
-from knowgate.models.hf.shared_decoding import (
-    DraftsAndSamples,
-    draft_shared,
-    join_prefills,
-    sample_shared,
-    start_generation,
-)
-from knowgate.models.local_backend import LocalBackend
-from knowgate.models.tokenization import encode_label_prompts, encode_labels, escape_special_tokens
-from knowgate.models.tools import find_call_token, render_with_tool
-from knowgate.types import Completion, LabelPrompt, Prompt, Reading, SignalRequest, Vector
+from knowgate.models.hf.local_model import LocalModel, compute_mean_logprobs, read_label_logits
+from knowgate.models.hf.shared_decoding import DraftsAndSamples, SharedGeneration, join_prefills
+from knowgate.models.local_backend import GeneratedAnswer, LocalBackend
+from knowgate.models.tokenization import LabelPromptTokens
+from knowgate.types import Completion, Prompt, Reading, SignalRequest, Vector
 
 
 @dataclass(frozen=True)
@@ -55,18 +41,13 @@ class HFResumeHandle:
 
     batch: DecodingBatch = field(repr=False)
     index: int | None
-    row: DecodedRow
-
-    def copy_row(self, max_tokens: int) -> DecodedRow:
-        """Return a copy of the draft, cut to `max_tokens` tokens, to be extended."""
-        is_finished = self.row.finished and len(self.row.tokens) <= max_tokens
-        return DecodedRow(self.row.steps[:max_tokens], self.row.tokens[:max_tokens], is_finished)
+    row: GeneratedAnswer
 
     def copy(self, max_tokens: int) -> HFResumeHandle:
         """Return a handle for a copy of the draft, in a batch that contains no other prompts."""
         if self.index is None:  # a finished draft is not continued, so its batch need not be copied
-            return HFResumeHandle(self.batch, None, self.copy_row(max_tokens))
-        return HFResumeHandle(self.batch.copy([self.index]), 0, self.copy_row(max_tokens))
+            return HFResumeHandle(self.batch, None, self.row.cut(max_tokens))
+        return HFResumeHandle(self.batch.copy([self.index]), 0, self.row.cut(max_tokens))
 
 
 @dataclass(frozen=True)
@@ -88,15 +69,14 @@ class HFModel(LocalModel, LocalBackend):
 
         Prompts are read in batches. While the GPU runs the next batch, another thread decodes the answers of the last one.
         """
-        # Layer number -> the number in the request, which may be negative (counted from the end).
-        layer_names = dict(zip(self._resolve_layers(request.layers), request.layers, strict=True))
         max_tokens = max(request.draft_tokens, request.sample_tokens if request.samples else 0)
-        ids, limits = self._encode(prompts, max_tokens), self.compute_limits()
+        ids = self._encode(prompts, max_tokens)
+        limits = self.compute_limits()
 
         def read_batch(indices: list[int]) -> list[tuple[Future[list[Reading]], int]]:
             """Run the model on some prompts; return, for each, the future readings of the batch and its index in them."""
-            batch = self._prefill([ids[i] for i in indices], request, sorted(layer_names), limits)
-            make_readings = self._read_batch(batch, [prompts[i] for i in indices], request, layer_names)
+            batch = self._prefill([ids[i] for i in indices], request, limits)
+            make_readings = self._answer_batch(batch, [prompts[i] for i in indices], request)
             future = thread.submit(make_readings)
             return [(future, index) for index in range(len(indices))]
 
@@ -107,39 +87,19 @@ class HFModel(LocalModel, LocalBackend):
             results = self.run_batched(ids, read_batch, max(1, request.samples), batch_limits)
             return [future.result()[index] for future, index in results]
 
-    def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        """Return the logits of the labels after each part of each prompt (parts x labels).
-
-        A label prompt consists of one or more parts. After each part, the LLM would write a label such as 'true'.
-        """
-        label_ids = encode_labels(self.tokenize, labels)
-        encoded = encode_label_prompts(self, prompts, label_ids)
+    def _read_labels(self, prompts: Sequence[LabelPromptTokens], label_ids: Sequence[int]) -> list[Vector]:
         return self.run_batched(
-            [prompt.ids for prompt in encoded],
-            lambda indices: read_label_logits(self, [encoded[i] for i in indices], label_ids),
+            [prompt.ids for prompt in prompts],
+            lambda indices: read_label_logits(self, [prompts[i] for i in indices], label_ids),
         )
-
-    def tool_call_probabilities(self, prompts: Sequence[Prompt], tool: Mapping[str, Any]) -> list[float]:
-        """Return the probability that the answer to each prompt begins with a call of the tool.
-
-        Raises:
-            UnsupportedSignal: The chat template of the model has no tools.
-        """
-        if not prompts:
-            return []
-        tokenizer = self.tokenizer
-        texts = [escape_special_tokens(prompt.text, tokenizer.all_special_tokens) for prompt in prompts]
-        ids = [self.tokenize(render_with_tool(tokenizer, text, tool, self.name)) for text in texts]
-        # The token that begins a call is scored as if it were a whole answer.
-        call = [find_call_token(tokenizer, tool, self.name)]
-        logprobs = self._score_answers(ids, [call] * len(ids))
-        return [math.exp(logprob) for logprob in logprobs]
 
     def _score_answers(self, prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> list[float]:
-        rows = [AnsweredPrompt([*ids, *answer], len(answer)) for ids, answer in zip(prompts, answers, strict=True)]
-        return self.run_batched(
-            [row.ids for row in rows], lambda indices: compute_mean_logprobs(self, [rows[i] for i in indices])
-        )
+        rows = [[*ids, *answer] for ids, answer in zip(prompts, answers, strict=True)]
+
+        def score(indices: list[int]) -> list[float]:
+            return compute_mean_logprobs(self, [rows[i] for i in indices], [len(answers[i]) for i in indices])
+
+        return self.run_batched(rows, score)
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -150,32 +110,29 @@ class HFModel(LocalModel, LocalBackend):
         """
         return self.shares_prompt_cache and not request.resumable and bool(request.draft_tokens or request.samples)
 
-    def _prefill(
-        self, ids: list[list[int]], request: SignalRequest, layers: list[int], limits: BatchLimits
-    ) -> DecodingBatch:
+    def _prefill(self, ids: list[list[int]], request: SignalRequest, limits: BatchLimits) -> DecodingBatch:
         """Run the model over the prompts of a batch, in as many forward passes as the memory requires.
 
         Args:
             ids: Token ids of each prompt.
             request: The requested signals.
-            layers: Layers whose hidden states at the ends of the prompts are requested.
             limits: Maximum size of one forward pass.
         """
         # If no answers are generated, layers above those whose states are requested need not be run.
         states_only = not (request.draft_tokens or request.samples) and supports_partial_pass(self.loaded.model)
-        kept_layers = sorted({*layers, *self._sample_layers(request)})
+        layers = sorted({*self._resolve_layers(request.layers), *self._sample_layers(request)})
 
         def run(part: list[list[int]]) -> DecodingBatch:
             loaded, cache = self.loaded, self.prefix_cache
-            return prefill(loaded.model, part, self.pad_id, loaded.device, kept_layers, cache, states_only=states_only)
+            return prefill(loaded.model, part, self.pad_id, loaded.device, layers, cache, states_only=states_only)
 
         if not self._can_join_prefills(request):
             return run(ids)
         parts = split_into_batches([len(tokens) for tokens in ids], limits, rows=1)
         return join_prefills([run([ids[i] for i in part]) for part in parts])
 
-    def _read_batch(
-        self, batch: DecodingBatch, prompts: list[Prompt], request: SignalRequest, layer_names: dict[int, int]
+    def _answer_batch(
+        self, batch: DecodingBatch, prompts: list[Prompt], request: SignalRequest
     ) -> Callable[[], list[Reading]]:
         """Generate the answers to one batch of prompts.
 
@@ -183,56 +140,62 @@ class HFModel(LocalModel, LocalBackend):
             batch: The prompts after the forward pass over them.
             prompts: The prompts of the batch.
             request: The requested signals.
-            layer_names: Layer number -> the number in the request, which may be negative.
 
         Returns:
             A function that makes the readings from the answers. It does not use the GPU, so it can run in another thread.
         """
-        layers = sorted(layer_names)
-        blocks = {layer: _to_numpy(batch.hidden[layer]) for layer in layers}  # one copy per layer, not per prompt
-        answered = self._answer(batch, prompts, request, layers)
+        layers = self._resolve_layers(request.layers)
+        prompt_states = [_to_numpy(batch.hidden[layer]) for layer in layers]  # one copy per layer, not per prompt
+        answered = self._answer(batch, prompts, request)
         source = batch if request.resumable else None  # otherwise the memory of the batch is free for the next one
-        return lambda: self._make_readings(answered, source, blocks, request, layer_names)
+        return lambda: self._make_readings(answered, source, prompt_states, request)
 
     def _make_readings(
-        self,
-        answered: DraftsAndSamples,
-        batch: DecodingBatch | None,
-        blocks: dict[int, Vector],
-        request: SignalRequest,
-        layer_names: dict[int, int],
+        self, answered: DraftsAndSamples, batch: DecodingBatch | None, states: list[Vector], request: SignalRequest
     ) -> list[Reading]:
         """Make a reading, the record of all requested signals, for each prompt of a batch.
 
         Args:
             answered: The answers.
             batch: The batch, if drafts may be continued from it later; otherwise None.
-            blocks: Hidden states at the ends of the prompts, by layer (prompts x width).
+            states: Hidden states at the ends of the prompts (prompts x width), for each requested layer.
             request: The requested signals.
-            layer_names: Layer number -> the number in the request, which may be negative.
         """
-        samples, states = self._group_samples(answered.samples, len(answered.drafts), self._sample_layers(request))
+        samples = self._decode_samples(answered.samples)
         # Only unfinished drafts are still in the decoding batch, from which they can be continued.
         batch_index = {row: index for index, row in enumerate(answered.unfinished)}
-        return [
-            Reading(
-                draft=self._make_completion(row, with_tokens=True) if request.draft_tokens else None,
-                hidden={name: blocks[layer][i].copy() for layer, name in sorted(layer_names.items())},
-                hidden_after={
-                    layer_names[layer]: _to_numpy(state)
-                    for layer, state in row.final_states.items()
-                    if layer in layer_names
-                },
-                samples=samples[i],
-                resume=HFResumeHandle(batch, batch_index.get(i), row) if batch is not None else None,
-                sample_states=states[i],
+        layers_after = request.layers if request.after_draft else ()
+        readings = []
+        for i, draft in enumerate(answered.drafts):
+            own = slice(i * request.samples, (i + 1) * request.samples)
+            after = [_to_numpy(draft.states[layer]) for layer in self._resolve_layers(layers_after)]
+            reading = Reading(
+                draft=self._make_completion(draft, with_tokens=True) if request.draft_tokens else None,
+                hidden={layer: rows[i].copy() for layer, rows in zip(request.layers, states, strict=True)},
+                hidden_after=dict(zip(layers_after, after, strict=True)),
+                samples=tuple(samples[own]),
+                resume=HFResumeHandle(batch, batch_index.get(i), draft) if batch is not None else None,
+                sample_states=self._stack_sample_states(answered.samples[own], request),
             )
-            for i, row in enumerate(answered.drafts)
-        ]
+            readings.append(reading)
+        return readings
 
-    def _answer(
-        self, batch: DecodingBatch, prompts: list[Prompt], request: SignalRequest, layers: list[int]
-    ) -> DraftsAndSamples:
+    def _decode_samples(self, samples: list[GeneratedAnswer]) -> list[Completion]:
+        """Convert samples to completions. Many samples are equal, so each distinct one is decoded once."""
+        keys = [(tuple(sample.tokens), sample.finished) for sample in samples]
+        distinct = dict(zip(keys, samples, strict=True))
+        texts = tokenization.decode_all(self.tokenizer, [sample.tokens for sample in distinct.values()])
+        completions = {}
+        for (key, sample), text in zip(distinct.items(), texts, strict=True):
+            completions[key] = self._make_completion(sample, text=text)
+        return [completions[key] for key in keys]
+
+    def _stack_sample_states(self, samples: list[GeneratedAnswer], request: SignalRequest) -> Vector | None:
+        """Return the hidden states at the ends of one prompt's samples (samples x width); None if not requested."""
+        layers = self._sample_layers(request)
+        return _to_numpy(torch.stack([sample.states[layers[0]] for sample in samples])) if layers else None
+
+    def _answer(self, batch: DecodingBatch, prompts: list[Prompt], request: SignalRequest) -> DraftsAndSamples:
         """Generate the drafts and samples of a batch.
 
         They are generated in the same steps if they have the same maximum length and share the prompts' cache.
@@ -241,76 +204,61 @@ class HFModel(LocalModel, LocalBackend):
             batch: The prompts after the forward pass over them.
             prompts: The prompts of the batch.
             request: The requested signals.
-            layers: Layers whose hidden states are requested.
         """
-        draft_layers, sample_layers = layers if request.after_draft else [], self._sample_layers(request)
+        draft_layers = self._resolve_layers(request.layers) if request.after_draft else []
         # Drafts in the shared cache cannot be continued later. A single draft gains nothing from it, and without it
         # equals a stream to the last bit.
-        shared = self.shares_prompt_cache and not request.resumable and (len(prompts) > 1 or request.samples > 0)
-        uniforms = np.empty((0, 0))
+        is_single_draft = len(prompts) == 1 and request.samples == 0
+        can_share = self.shares_prompt_cache and not request.resumable
+        drafts_share_cache = can_share and request.draft_tokens > 0 and not is_single_draft
+        samples: list[GeneratedAnswer] = []
         if request.samples:
             check_sampling(request.sampling)
             uniforms = np.concatenate([draw_uniforms(prompt, request) for prompt in prompts])
-        has_equal_lengths = request.samples > 0 and request.sample_tokens == request.draft_tokens
-        if shared and has_equal_lengths and not sample_layers:
-            generation = start_generation(batch, uniforms, request.sampling, self.stop_ids, with_drafts=True)
-            return generation.run(batch, draft_layers)
-        samples: list[DecodedRow] = []
-        if request.samples:
-            draw, start = sample_shared, batch
-            if not self.shares_prompt_cache:
-                draw, start = sample_rows, batch.copy(range(len(prompts)), repeat=request.samples)
-            samples = draw(start, uniforms, request.sampling, self.stop_ids, sample_layers, past_end=request.sample_end)
-        if shared:
-            drafts = draft_shared(batch, request.draft_tokens, self.stop_ids, draft_layers)
-            return DraftsAndSamples(drafts, samples)
-        drafts = [DecodedRow() for _ in prompts]
+            has_equal_lengths = request.sample_tokens == request.draft_tokens
+            if drafts_share_cache and has_equal_lengths and not self._sample_layers(request):
+                generation = SharedGeneration(batch, uniforms, request.sampling, self.stop_ids, with_drafts=True)
+                return generation.run(draft_layers)
+            samples = self._sample(batch, uniforms, request)
+        if drafts_share_cache:
+            no_uniforms = np.empty((0, request.draft_tokens))  # greedy answers need no random numbers
+            generation = SharedGeneration(batch, no_uniforms, None, self.stop_ids, with_drafts=True)
+            return replace(generation.run(draft_layers), samples=samples)
+        drafts = [GeneratedAnswer() for _ in prompts]
         unfinished = decode_greedily(batch, drafts, request.draft_tokens, self.stop_ids, draft_layers)
         return DraftsAndSamples(drafts, samples, unfinished)
 
-    def _group_samples(
-        self, rows: list[DecodedRow], n_prompts: int, layers: list[int]
-    ) -> tuple[list[tuple[Completion, ...]], list[Vector | None]]:
-        """Group the samples of a batch by prompt.
-
-        Args:
-            rows: The samples of all prompts, prompt by prompt, with equally many for each.
-            n_prompts: Number of prompts.
-            layers: The layer whose hidden states at the ends of the samples are returned; empty for none.
-
-        Returns:
-            The samples of each prompt, and their hidden states (None without `layers`).
-        """
-        # Many samples are equal, so each distinct one is decoded once.
-        distinct = {(tuple(row.tokens), row.finished): row for row in rows}
-        completions = {key: self._make_completion(row, with_tokens=False) for key, row in distinct.items()}
-        n_samples = len(rows) // n_prompts
-        samples: list[tuple[Completion, ...]] = []
-        states: list[Vector | None] = []
-        for i in range(n_prompts):
-            own_rows = rows[i * n_samples : (i + 1) * n_samples]
-            samples.append(tuple(completions[tuple(row.tokens), row.finished] for row in own_rows))
-            final = [row.final_states[layers[0]] for row in own_rows] if layers else None
-            states.append(None if final is None else _to_numpy(torch.stack(final)))
-        return samples, states
+    def _sample(
+        self, batch: DecodingBatch, uniforms: NDArray[np.float64], request: SignalRequest
+    ) -> list[GeneratedAnswer]:
+        """Sample answers to each prompt of a batch with uniform random numbers (samples x tokens)."""
+        layers = self._sample_layers(request)
+        if self.shares_prompt_cache:
+            generation = SharedGeneration(batch, uniforms, request.sampling, self.stop_ids, past_end=request.sample_end)
+            return generation.run(layers).samples
+        copies = batch.copy(range(len(batch)), repeat=request.samples)
+        return sample_rows(copies, uniforms, request.sampling, self.stop_ids, layers, past_end=request.sample_end)
 
     # --- continuing a draft -----------------------------------------------------------------------
 
-    def _continue_drafts(self, handles: Sequence[object], max_tokens: int) -> list[Completion]:
+    def _continue_drafts(
+        self, prompts: Sequence[Prompt], handles: Sequence[object], max_tokens: int
+    ) -> list[Completion]:
         """Continue drafts greedily. Drafts that were read in the same batch are continued in one batch."""
         drafts = [check_resume_handle(handle, HFResumeHandle) for handle in handles]
-        rows = [draft.copy_row(max_tokens) for draft in drafts]
+        rows = [draft.row.cut(max_tokens) for draft in drafts]
         groups: dict[int, list[int]] = {}  # `id` of a batch -> positions of its unfinished drafts in `drafts`
         for i, draft in enumerate(drafts):
             is_unfinished = draft.index is not None and len(rows[i].tokens) < max_tokens
             if is_unfinished:
                 groups.setdefault(id(draft.batch), []).append(i)
         for group in groups.values():
-            group_drafts, group_rows = [drafts[i] for i in group], [rows[i] for i in group]
+            group_drafts = [drafts[i] for i in group]
+            group_rows = [rows[i] for i in group]
             self.run_alone(functools.partial(self._extend_group, group_drafts, group_rows, max_tokens))
         return [self._make_completion(row, with_tokens=True) for row in rows]
 
-    def _extend_group(self, drafts: list[HFResumeHandle], rows: list[DecodedRow], max_tokens: int) -> None:
+    def _extend_group(self, drafts: list[HFResumeHandle], rows: list[GeneratedAnswer], max_tokens: int) -> None:
         """Extend the drafts of one batch greedily until they end or have `max_tokens` tokens.
 
         Args:
@@ -321,23 +269,23 @@ class HFModel(LocalModel, LocalBackend):
         # The index is None only for finished drafts. The condition tells the type checker so.
         indices = [draft.index for draft in drafts if draft.index is not None]
         batch = drafts[0].batch.copy(indices)
-        decode_greedily(batch, rows, max_tokens, self.stop_ids)
+        decode_greedily(batch, rows, max_tokens, self.stop_ids, ())
 
-    def _start_stream(self, prompt: Prompt, max_tokens: int, resume: object) -> tuple[DecodedRow, Iterator[None]]:
+    def _start_stream(self, prompt: Prompt, max_tokens: int, resume: object) -> tuple[GeneratedAnswer, Iterator[None]]:
         if resume is not None:
             handle = check_resume_handle(resume, HFResumeHandle)
             draft = self.run_alone(lambda: handle.copy(max_tokens))
         else:
             ids, local = self._encode([prompt], max_tokens), self.loaded
             batch = self.run_alone(lambda: prefill(local.model, ids, self.pad_id, local.device, (), self.prefix_cache))
-            draft = HFResumeHandle(batch, 0, DecodedRow())
+            draft = HFResumeHandle(batch, 0, GeneratedAnswer())
         return draft.row, self._iter_steps(draft, max_tokens)
 
     def _iter_steps(self, draft: HFResumeHandle, max_tokens: int) -> Iterator[None]:
         """Extend a draft in place, yielding after each token. Other calls may use the model in between."""
         if draft.index is None or len(draft.row.tokens) >= max_tokens:
             return
-        steps = iter_greedy_steps(draft.batch, [draft.row], max_tokens, self.stop_ids)
+        steps = iter_greedy_steps(draft.batch, [draft.row], max_tokens, self.stop_ids, ())
         # A step yields None. When no steps are left, `next` returns its default, False.
         while self.run_alone(lambda: next(steps, False)) is not False:
             yield

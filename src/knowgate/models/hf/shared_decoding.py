@@ -7,21 +7,24 @@ all answers are complete. Only every few tokens, the host checks which answers h
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import Cache, DynamicLayer
 
 from knowgate.core.stop_flag import check_stop_flag
 from knowgate.models.hf.batching import make_nan_error
-from knowgate.models.hf.decoding import DecodedRow, DecodingBatch, compute_step_statistics, draw_tokens_on_device
-from knowgate.models.hf.forward_pass import SharedDecodingBatch, start_shared_decoding
-from knowgate.models.local_backend import TokenStep
+from knowgate.models.hf.cuda_graph import GraphedStep
+from knowgate.models.hf.decoding import DecodingBatch, compute_step_statistics, draw_tokens_on_device
+from knowgate.models.hf.forward_pass import SharedCache, use_shared_attention
+from knowgate.models.local_backend import GeneratedAnswer, TokenStep
 from knowgate.types import Sampling
 
+StepOutput = tuple[torch.Tensor, dict[int, torch.Tensor]]  # logits of the next token, and hidden states by layer
 NO_TOKEN = -1  # stands in place of a token after the end of an answer
 # Number of tokens between two checks for ended answers. On a GPU, each check makes the host wait for the device.
 CHECK_INTERVALS = {"cpu": 1}
@@ -30,6 +33,79 @@ COMPACTION_THRESHOLD = 0.9  # compact the batch if at most this share of its row
 # Compact the batch if this many steps of single answers are saved. On a GPU, the step must be captured again afterwards.
 MIN_SAVED_STEPS = {"cpu": 0}
 DEFAULT_MIN_SAVED_STEPS = 8_192
+
+
+class SharedDecodingBatch:
+    """A batch of answers that are generated in parallel and share the keys and values of their prompts.
+
+    In each step, the model reads one token of every answer. All steps use the same tensors, so on a GPU a step can be
+    replayed as a CUDA graph.
+
+    Args:
+        model: The transformers model.
+        prompt_cache: Keys and values of the prompts; not changed.
+        mask: Attention mask of the prompts.
+        answers: Number of answers per prompt, all empty at first.
+        max_tokens: Maximum number of tokens per answer.
+    """
+
+    def __init__(self, model: Any, prompt_cache: Cache, mask: torch.Tensor, answers: int, max_tokens: int):
+        self.model = model
+        self.cache = SharedCache(prompt_cache, mask, answers, max_tokens)
+        # The answers that are still in the batch (prompts x answers), as indices among all answers at the start.
+        self.rows = torch.arange(len(mask) * answers, device=mask.device).view(len(mask), answers)
+        # Position of the next token of each answer, counted from the start of its prompt (one column, as the model
+        # takes it).
+        self.positions = mask.sum(dim=1).repeat_interleave(answers)[:, None]
+        self.n_left = max_tokens  # number of tokens that each answer still has room for
+        self._start_capture()
+
+    def _start_capture(self) -> None:
+        """Prepare a step to be captured as a CUDA graph, after its tensors have been created or replaced."""
+        self._tokens = torch.zeros_like(self.positions)
+        self._step: GraphedStep[StepOutput] = GraphedStep(self.rows.device)
+
+    def feed(self, tokens: torch.Tensor, layers: Sequence[int]) -> StepOutput:
+        """Let the model read one token per answer.
+
+        Args:
+            tokens: The tokens (prompts x answers).
+            layers: Layers whose hidden states are returned; the same in every call.
+
+        Returns:
+            Logits (prompts x answers x vocabulary) and hidden states by layer. The next call overwrites them.
+        """
+        self._tokens.copy_(tokens.reshape(-1, 1))
+        output = self._step.run(lambda: self._read_tokens(layers), self.n_left)
+        self.n_left -= 1
+        return output
+
+    def _read_tokens(self, layers: Sequence[int]) -> StepOutput:
+        """Run the model on `_tokens`, one token per answer.
+
+        A CUDA graph repeats exactly the same operations. So everything that differs between steps is in tensors that
+        are changed in place.
+        """
+        self.cache.start_token()
+        with use_shared_attention(self.model, self.cache):
+            output = self.model(
+                input_ids=self._tokens,
+                position_ids=self.positions,
+                past_key_values=self.cache,
+                use_cache=True,
+                output_hidden_states=bool(layers),
+            )
+        self.positions += 1
+        shape = self.rows.shape  # prompts x answers; the model sees them as one long batch
+        hidden = {layer: output.hidden_states[layer][:, -1].view(*shape, -1) for layer in layers}
+        return output.logits[:, -1].view(*shape, -1), hidden
+
+    def select(self, prompts: torch.Tensor, answers: torch.Tensor, *, has_all_prompts: bool) -> None:
+        """Keep only some prompts and answers of the batch; takes the arguments of `SharedCache.select`."""
+        self.cache.select(prompts, answers, has_all_prompts=has_all_prompts)
+        self.positions = self.positions.view_as(self.rows)[prompts, answers].reshape(-1, 1)
+        self.rows = self.rows[prompts, answers]
+        self._start_capture()
 
 
 @dataclass(frozen=True)
@@ -43,58 +119,71 @@ class DraftsAndSamples:
             end token. The rows that are left in the decoding batch belong to them, in this order.
     """
 
-    drafts: list[DecodedRow]
-    samples: list[DecodedRow]
+    drafts: list[GeneratedAnswer]
+    samples: list[GeneratedAnswer]
     unfinished: Sequence[int] = ()
 
 
-@dataclass
 class SharedGeneration:
-    """Generates a batch of answers on the device. The fields hold the current state.
+    """Generates several answers to each prompt of a batch, on the device. The attributes hold the current state.
 
     Args:
-        batch: The answers still in the batch.
+        prompts: The prompts after the forward pass over them (prefill).
+        uniforms: Random numbers from 0 to 1 that draw the tokens of the samples (samples x tokens). All prompts have
+            equally many samples; those of the first prompt come first. The number of columns is the maximum length of
+            drafts and samples.
         sampling: How samples are drawn; None if there are only drafts.
-        uniforms: Uniform numbers to draw samples with (answers x tokens).
-        statistics: Logprob, entropy and margin of the drafts' tokens (3 x prompts x tokens); None without drafts.
         stop_ids: Tokens that end an answer.
-        tokens: Chosen tokens (answers x tokens).
-        has_ended: Whether an end token was chosen (answers).
-        is_alive: Whether each answer in the batch has no end token yet (prompts x answers).
-        is_fed: Whether the model reads the token chosen last for this answer (prompts x answers). The tokens of ended
-            answers are ignored. With `past_end`, the end token itself is still read.
-        per_prompt: Number of answers per prompt; the first is the draft, if there are drafts.
-        draft_indices: Indices of the drafts among the flattened rows of the batch.
-        past_end: Let the model read the token that ends an answer, too, and keep the states at it.
-        states: Hidden states at the token fed last, by layer (answers x width).
-        are_finite: Device flags that are checked now and then: whether all logits were finite.
+        with_drafts: Also generate a greedy answer (the draft) to each prompt, with statistics of its tokens.
+        past_end: Let the model also read the token that ends an answer, and keep the hidden states at it.
     """
 
-    batch: SharedDecodingBatch
-    sampling: Sampling | None
-    uniforms: torch.Tensor
-    statistics: torch.Tensor | None
-    stop_ids: torch.Tensor
-    tokens: torch.Tensor
-    has_ended: torch.Tensor
-    is_alive: torch.Tensor
-    is_fed: torch.Tensor
-    per_prompt: int
-    draft_indices: torch.Tensor
-    past_end: bool = False
-    states: dict[int, torch.Tensor] = field(default_factory=dict)
-    are_finite: list[torch.Tensor] = field(default_factory=list)
+    def __init__(
+        self,
+        prompts: DecodingBatch,
+        uniforms: NDArray[np.float64],
+        sampling: Sampling | None,
+        stop_ids: frozenset[int],
+        *,
+        with_drafts: bool = False,
+        past_end: bool = False,
+    ):
+        device = prompts.mask.device
+        n_prompts = len(prompts)
+        max_tokens = uniforms.shape[1]
+        # The shape becomes prompts x answers x tokens.
+        numbers = torch.tensor(uniforms, dtype=torch.float32, device=device).view(n_prompts, -1, max_tokens)
+        if with_drafts:  # the draft is the first answer to a prompt; it is not drawn, so its numbers are never used
+            numbers = torch.cat([numbers.new_zeros(n_prompts, 1, max_tokens), numbers], dim=1)
+        self.prompts = prompts
+        self.sampling, self.past_end = sampling, past_end
+        self.stop_ids = torch.tensor(sorted(stop_ids), dtype=torch.long, device=device)
+        self.per_prompt = numbers.shape[1]  # number of answers per prompt; the first is the draft, if there are drafts
+        self.uniforms = numbers.flatten(0, 1)  # answers x tokens
+        self.batch = SharedDecodingBatch(prompts.model, prompts.cache, prompts.mask, self.per_prompt, max_tokens)
+        # Logprob, entropy and margin of the drafts' tokens (3 x prompts x tokens).
+        self.statistics = torch.zeros(3, n_prompts, max_tokens, device=device) if with_drafts else None
+        # Indices of the drafts among the flattened rows of the batch.
+        self.draft_indices = torch.arange(n_prompts if with_drafts else 0, device=device) * self.per_prompt
+        self.tokens = torch.full((n_prompts * self.per_prompt, max_tokens), NO_TOKEN, device=device)
+        self.has_ended = torch.zeros(n_prompts * self.per_prompt, dtype=torch.bool, device=device)
+        # Whether each answer in the batch has no end token yet (prompts x answers).
+        self.is_alive = torch.ones(n_prompts, self.per_prompt, dtype=torch.bool, device=device)
+        # Whether the model reads the token chosen last for this answer. The tokens of ended answers are ignored. With
+        # `past_end`, the end token itself is still read.
+        self.is_fed = self.is_alive
+        self.states: dict[int, torch.Tensor] = {}  # layer -> hidden states at the token fed last (answers x width)
+        self.are_finite: list[torch.Tensor] = []  # flags on the device that are checked now and then
 
-    def run(self, prompts: DecodingBatch, layers: Sequence[int]) -> DraftsAndSamples:
+    def run(self, layers: Sequence[int]) -> DraftsAndSamples:
         """Generate all answers, token by token.
 
         Every few tokens, answers that have ended are removed from the batch.
 
         Args:
-            prompts: The prompts after the forward pass over them.
             layers: Layers whose hidden states at the last token of each answer are kept.
         """
-        max_tokens = self.tokens.shape[1]
+        prompts, max_tokens = self.prompts, self.tokens.shape[1]
         interval = CHECK_INTERVALS.get(prompts.mask.device.type, DEFAULT_CHECK_INTERVAL)
         logits = prompts.compute_logits(layers)[:, None]  # all answers of a prompt start with the same logits
         self.store_states({layer: prompts.hidden[layer][:, None].expand(*self.is_fed.shape, -1) for layer in layers})
@@ -155,7 +244,8 @@ class SharedGeneration:
 
         An answer that has ended, now or earlier, gets NO_TOKEN instead.
         """
-        rows, is_end = self.batch.rows, torch.isin(chosen, self.stop_ids)
+        rows = self.batch.rows
+        is_end = torch.isin(chosen, self.stop_ids)
         goes_on = self.is_alive & ~is_end
         self.tokens[rows, position] = chosen.where(goes_on, torch.full_like(chosen, NO_TOKEN))
         self.has_ended[rows] |= self.is_alive & is_end
@@ -199,7 +289,8 @@ class SharedGeneration:
         prompts, answers = table[:, :1], table[:, 1:]
         has_all_prompts = np.array_equal(kept_prompts, np.arange(len(is_fed)))
         self.batch.select(prompts, answers, has_all_prompts=has_all_prompts)
-        self.is_alive, self.is_fed = self.is_alive[prompts, answers], self.is_fed[prompts, answers]
+        self.is_alive = self.is_alive[prompts, answers]
+        self.is_fed = self.is_fed[prompts, answers]
         if len(self.draft_indices):
             self.draft_indices = (self.batch.rows.flatten() % self.per_prompt == 0).nonzero()[:, 0]
         return chosen[prompts, answers]
@@ -241,10 +332,10 @@ class SharedGeneration:
         states = {layer: block.float().cpu() for layer, block in self.states.items()}
         has_ended: list[bool] = self.has_ended.tolist()
         rows = [
-            DecodedRow(
+            GeneratedAnswer(
                 tokens=tokens[: tokens.index(NO_TOKEN)] if NO_TOKEN in tokens else tokens,  # NO_TOKEN fills the rest
                 finished=has_ended[i],
-                final_states={layer: states[layer][i] for layer in states},
+                states={layer: states[layer][i] for layer in states},
             )
             for i, tokens in enumerate(self.tokens.tolist())
         ]
@@ -291,91 +382,3 @@ def join_prefills(parts: Sequence[DecodingBatch]) -> DecodingBatch:
 def _join_tokens(blocks: Sequence[torch.Tensor], width: int) -> torch.Tensor:
     """Stack keys or values (prompts x heads x tokens x size) of several batches, padded on the left to `width` tokens."""
     return torch.cat([torch.nn.functional.pad(block, (0, 0, width - block.shape[2], 0)) for block in blocks])
-
-
-def draft_shared(
-    batch: DecodingBatch, max_tokens: int, stop_ids: frozenset[int], layers: Sequence[int] = ()
-) -> list[DecodedRow]:
-    """Generate the greedy answer of each prompt, with statistics of its tokens.
-
-    Args:
-        batch: The prompts after the forward pass over them.
-        max_tokens: Maximum number of tokens per answer. With 0, the answers are empty.
-        stop_ids: Tokens that end an answer.
-        layers: Layers whose hidden states at the last token of each answer are kept. The last token of an empty answer
-            is that of its prompt.
-    """
-    if max_tokens:
-        no_uniforms = np.empty((0, max_tokens))  # greedy answers need no random numbers
-        return start_generation(batch, no_uniforms, None, stop_ids, with_drafts=True).run(batch, layers).drafts
-    if layers:
-        batch.compute_logits(layers)  # sets `batch.hidden`
-    states = {layer: batch.hidden[layer].float().cpu() for layer in layers}
-    return [DecodedRow(final_states={layer: state[i] for layer, state in states.items()}) for i in range(len(batch))]
-
-
-def sample_shared(
-    batch: DecodingBatch,
-    uniforms: NDArray[np.float64],
-    sampling: Sampling,
-    stop_ids: frozenset[int],
-    layers: Sequence[int] = (),
-    *,
-    past_end: bool = False,
-) -> list[DecodedRow]:
-    """Sample several answers to each prompt.
-
-    Args:
-        batch: The prompts after the forward pass over them.
-        uniforms: Random numbers from 0 to 1 (samples x tokens). Each prompt gets the same number of samples, in order.
-        sampling: Temperature, top_p and top_k.
-        stop_ids: Tokens that end an answer.
-        layers: Layers whose hidden states at the last token of each answer are kept.
-        past_end: Keep the states at the token that ended the answer, instead of at its last token.
-    """
-    return start_generation(batch, uniforms, sampling, stop_ids, past_end=past_end).run(batch, layers).samples
-
-
-def start_generation(
-    prompts: DecodingBatch,
-    uniforms: NDArray[np.float64],
-    sampling: Sampling | None,
-    stop_ids: frozenset[int],
-    *,
-    with_drafts: bool = False,
-    past_end: bool = False,
-) -> SharedGeneration:
-    """Allocate the tensors for generating several answers to each prompt.
-
-    Args:
-        prompts: The prompts after the forward pass over them (prefill).
-        uniforms: Random numbers from 0 to 1 that draw the tokens of the samples (samples x tokens). All prompts have
-            equally many samples; those of the first prompt come first. The number of columns is the maximum length of
-            drafts and samples.
-        sampling: How samples are drawn; None if there are only drafts.
-        stop_ids: Tokens that end an answer.
-        with_drafts: Also generate a greedy answer (the draft) to each prompt, with statistics of its tokens.
-        past_end: Let the model also read the token that ends an answer, and keep the hidden states at it.
-    """
-    device, n_prompts, max_tokens = prompts.mask.device, len(prompts), uniforms.shape[1]
-    # The shape becomes prompts x answers x tokens.
-    numbers = torch.tensor(uniforms, dtype=torch.float32, device=device).view(n_prompts, -1, max_tokens)
-    if with_drafts:  # the draft is the first answer to a prompt; it is not drawn, so its numbers are never used
-        numbers = torch.cat([numbers.new_zeros(n_prompts, 1, max_tokens), numbers], dim=1)
-    per_prompt = numbers.shape[1]
-    all_alive = torch.ones(n_prompts, per_prompt, dtype=torch.bool, device=device)
-    return SharedGeneration(
-        batch=start_shared_decoding(prompts.model, prompts.cache, prompts.mask, per_prompt, max_tokens),
-        sampling=sampling,
-        uniforms=numbers.flatten(0, 1),
-        # The three statistics of a draft's token are logprob, entropy and margin.
-        statistics=torch.zeros(3, n_prompts, max_tokens, device=device) if with_drafts else None,
-        stop_ids=torch.tensor(sorted(stop_ids), dtype=torch.long, device=device),
-        tokens=torch.full((n_prompts * per_prompt, max_tokens), NO_TOKEN, device=device),
-        has_ended=torch.zeros(n_prompts * per_prompt, dtype=torch.bool, device=device),
-        is_alive=all_alive,
-        is_fed=all_alive,
-        per_prompt=per_prompt,
-        draft_indices=torch.arange(n_prompts if with_drafts else 0, device=device) * per_prompt,
-        past_end=past_end,
-    )

@@ -47,9 +47,7 @@ class LlamaCppClassifier:
         try:
             return Tokenizer.from_str(self.tokenizer_file.read_text(encoding="utf-8"))
         except Exception as error:  # noqa: BLE001 - tokenizers raises nothing narrower
-            raise WeightsError(
-                f"cannot read the tokenizer '{self.tokenizer_file}': {error}. Export the judge again."
-            ) from None
+            raise WeightsError(f"cannot read '{self.tokenizer_file}': {error}. Export the judge again.") from None
 
     @functools.cached_property
     def server(self) -> Any:
@@ -58,11 +56,17 @@ class LlamaCppClassifier:
             from xllamacpp import CommonParams, Server
         params = CommonParams()
         params.model.path = str(self.file)
-        params.n_ctx, params.n_parallel, params.n_batch, params.n_ubatch = CONTEXT_TOKENS, 1, CONTEXT_TOKENS, 512
+        params.n_ctx = CONTEXT_TOKENS
+        params.n_parallel = 1
+        params.n_batch = CONTEXT_TOKENS
+        params.n_ubatch = 512
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = self.cores or count_usable_cores()
         # The server also listens on a port, so it gets a key that nobody knows.
-        params.hostnames, params.api_keys = ["127.0.0.1"], [secrets.token_hex(16)]
-        params.verbosity, params.warmup, params.endpoint_slots = LOG_QUIET, False, False
+        params.hostnames = ["127.0.0.1"]
+        params.api_keys = [secrets.token_hex(16)]
+        params.verbosity = LOG_QUIET
+        params.warmup = False
+        params.endpoint_slots = False
         try:
             return Server(params)
         except (RuntimeError, ValueError) as error:
@@ -89,8 +93,7 @@ class LlamaCppClassifier:
         """
         if len(ids) >= CONTEXT_TOKENS:
             raise BadInput(
-                f"the judge's prompt has {len(ids)} tokens, but the judge can read fewer than {CONTEXT_TOKENS}. "
-                "Shorten the question."
+                f"the judge's prompt has {len(ids)} tokens, but only {CONTEXT_TOKENS - 1} fit. Shorten the question."
             )
         # The bias makes the two tokens the most probable ones, and top_k=2 removes all others.
         request = {

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from knowgate.models.llamacpp.engine import InputToken, LlamaEngine, log_softmax
-from knowgate.models.local_backend import TokenStep
+from knowgate.models.local_backend import GeneratedAnswer, TokenStep
 from knowgate.models.tokenization import count_common_tokens, find_common_prefix
 from knowgate.types import Sampling, Vector
 
@@ -23,34 +23,37 @@ MIN_REUSE_SHARE = 0.75  # of the shared tokens: a cached prefix this long is use
 # --- answers --------------------------------------------------------------------------------------
 
 
-@dataclass
-class SequenceState:
-    """One answer while it is generated.
+@dataclass(kw_only=True)
+class SequenceState(GeneratedAnswer):
+    """One answer while it is generated, and where the engine holds it. It is also the handle to continue a draft.
 
     Args:
+        prompt: Token ids of the prompt.
         sequence: Number of the sequence in the engine's key-value cache that holds prompt and answer.
-        length: Number of tokens of prompt and answer that the model has read. It may not have read the last one yet.
         limit: Maximum number of answer tokens.
         uniforms: Random numbers from 0 to 1 that draw the tokens; None to choose the most probable tokens.
-        tokens: The tokens, without the one that ended the answer.
-        steps: Statistics of greedily chosen tokens.
         end: The token that ended the answer; None if it has not ended.
-        states: Hidden states at the token that the model read last, by layer.
+        prefill_number: Number of the forward pass over prompts (prefill) that came before the answer; -1 for none. The
+            next prefill removes the answer from the engine's cache. After that, prompt and answer are computed again.
+        length: Number of tokens of prompt and answer that the model has read. It may not have read the last one yet.
     """
 
+    prompt: list[int]
     sequence: int
-    length: int
     limit: int
     uniforms: NDArray[np.float64] | None = None
-    tokens: list[int] = field(default_factory=list)
-    steps: list[TokenStep] = field(default_factory=list)
     end: int | None = None
-    states: dict[int, Vector] = field(default_factory=dict)
+    prefill_number: int = -1
+    length: int = field(init=False)
 
-    @property
-    def finished(self) -> bool:
-        """Whether an end token was chosen."""
-        return self.end is not None
+    def __post_init__(self) -> None:
+        self.length = len(self.prompt)
+
+    def copy(self, limit: int) -> SequenceState:
+        """Return a copy of the answer, cut to `limit` tokens, that may grow to that length."""
+        cut = self.cut(limit)
+        end = self.end if cut.finished else None
+        return replace(self, tokens=cut.tokens, steps=cut.steps, finished=cut.finished, limit=limit, end=end)
 
     @property
     def is_complete(self) -> bool:
@@ -128,7 +131,7 @@ def choose_tokens(answers: Sequence[SequenceState], logits: Vector, sampling: Sa
 def _append_token(answer: SequenceState, token: int, engine: LlamaEngine) -> None:
     """Append a token to an answer, or end the answer if it is an end token."""
     if engine.is_end(token):
-        answer.end = token
+        answer.end, answer.finished = token, True
     else:
         answer.tokens.append(token)
 
@@ -216,10 +219,13 @@ class EnginePrefixCache:
     Args:
         prefixes: Sequence number -> its tokens; the one used last is at the end.
         times_cleared: How often the engine had been cleared when the prefixes were computed.
+        n_prefills: Number of forward passes over prompts so far. Each replaces the sequences of the one before, so this
+            number tells whether the sequence of a draft is still there.
     """
 
     prefixes: dict[int, list[int]] = field(default_factory=dict)
     times_cleared: int = 0
+    n_prefills: int = 0
 
     def start(self, engine: LlamaEngine, ids: Sequence[list[int]], *, n_cells: int, max_length: int) -> int:
         """Prepare the engine for new prompts: one sequence per prompt, which begins with a cached prefix.
@@ -237,6 +243,7 @@ class EnginePrefixCache:
         Returns:
             How many tokens at the start of each prompt came from the cache.
         """
+        self.n_prefills += 1
         n_cached = sum(map(len, self.prefixes.values()))
         was_cleared = self.times_cleared != engine.times_cleared
         has_room = n_cached + n_cells <= engine.cells
@@ -266,7 +273,8 @@ class EnginePrefixCache:
         """
         n_reusable = len(tokens) - 1  # the model has to read the last token anyway, to return logits
         if reused < MIN_REUSE_SHARE * n_reusable and len(tokens) > MIN_PREFIX_TOKENS:
-            sequence, prefix = self._free_sequence(engine), tokens[:MAX_PREFIX_TOKENS]
+            sequence = self._free_sequence(engine)
+            prefix = tokens[:MAX_PREFIX_TOKENS]
             engine.copy(PREFIX_ROWS, sequence, len(prefix))
             self.prefixes[sequence] = prefix
 

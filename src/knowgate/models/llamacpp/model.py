@@ -22,64 +22,15 @@ from knowgate.core.validation import expand_path
 from knowgate.errors import BadSetting, WeightsError
 from knowgate.models.backend import check_resume_handle, check_sampling, draw_uniforms
 from knowgate.models.embedded_weights import fetch_verified_file
-from knowgate.models.llamacpp.decoding import (
-    PREFIX_ROWS,
-    EnginePrefixCache,
-    SequenceState,
-    choose_tokens,
-    feed_last_tokens,
-    iter_decoding_steps,
-)
-from knowgate.models.llamacpp.engine import (
-    MAX_SEQUENCES,
-    EngineTokenizer,
-    InputToken,
-    LlamaEngine,
-    check_engine,
-    log_softmax,
-)
+from knowgate.models.llamacpp import decoding
+from knowgate.models.llamacpp.decoding import PREFIX_ROWS, EnginePrefixCache, SequenceState
+from knowgate.models.llamacpp.engine import MAX_SEQUENCES, EngineTokenizer, InputToken, LlamaEngine, log_softmax
 from knowgate.models.local_backend import LocalBackend
-from knowgate.models.tokenization import LabelPromptTokens, encode_label_prompts, encode_labels
-from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Sampling, SignalRequest, Vector
+from knowgate.models.tokenization import LabelPromptTokens, split_positions
+from knowgate.types import Prompt, Reading, Sampling, SignalRequest, Vector
 
 EMBEDDED_MODEL = "smollm"  # the spec llamacpp:smollm names the embedded model's file
 MAX_CONCURRENT_TOKENS = 2_048  # of prompts and answers in one pass: attention reads all of them for every sequence
-
-
-@dataclass(frozen=True)
-class LlamaCppResumeHandle:
-    """All that is needed to continue a draft, the greedy answer to one prompt, where it stopped.
-
-    Args:
-        ids: Token ids of the prompt.
-        draft: The draft so far.
-        prefill_number: Number of the forward pass over prompts (prefill) that came before the draft. The next prefill
-            removes the draft from the engine's cache. After that, prompt and draft have to be computed again.
-    """
-
-    ids: list[int] = field(repr=False)
-    draft: SequenceState = field(repr=False)
-    prefill_number: int
-
-    def copy_draft(self, limit: int) -> SequenceState:
-        """Return a copy of the draft, cut to `limit` tokens, that may grow to that length."""
-        draft = self.draft
-        end = draft.end if len(draft.tokens) <= limit else None
-        return SequenceState(
-            draft.sequence, len(self.ids), limit, tokens=draft.tokens[:limit], steps=draft.steps[:limit], end=end
-        )
-
-
-@dataclass
-class EngineMemory:
-    """Keeps track of what the key-value cache of the engine holds.
-
-    Every prefill (forward pass over prompts) replaces the sequences of the previous one. So the number of the last
-    prefill tells whether the sequence of a draft is still there.
-    """
-
-    prefill_number: int = 0
-    prefix_cache: EnginePrefixCache = field(default_factory=EnginePrefixCache)
 
 
 @dataclass(frozen=True)
@@ -89,12 +40,12 @@ class LlamaCppModel(LocalBackend):
     Args:
         source: The file, or 'smollm' for the embedded model.
         lock: Held while the engine is used.
-        memory: State of the engine's cache.
+        prefix_cache: Prompt prefixes in the engine's cache.
     """
 
     source: str
     lock: threading.RLock = field(default_factory=threading.RLock, repr=False, compare=False)
-    memory: EngineMemory = field(default_factory=EngineMemory, repr=False, compare=False)
+    prefix_cache: EnginePrefixCache = field(default_factory=EnginePrefixCache, repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -117,9 +68,7 @@ class LlamaCppModel(LocalBackend):
     @functools.cached_property
     def engine(self) -> LlamaEngine:
         """The loaded engine, after its self-test."""
-        engine = LlamaEngine(self.file)
-        check_engine(engine, self.file)
-        return engine
+        return LlamaEngine(self.file)
 
     @functools.cached_property
     def tokenizer(self) -> EngineTokenizer:
@@ -136,23 +85,6 @@ class LlamaCppModel(LocalBackend):
         """Number of tokens that the model can read at once."""
         return self.engine.cells
 
-    @property
-    def has_template(self) -> bool:
-        """Whether the file has a chat template."""
-        return bool(self.tokenizer.template)
-
-    def render(self, text: str) -> str:
-        """Return the text as a user turn, up to where the answer begins."""
-        return self.tokenizer.render(text)
-
-    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
-        """Return the token ids of a text; `special` adds the tokens that begin a text."""
-        return self.engine.tokenize(text, special=special)
-
-    def tokenize_all(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
-        """Tokenize many texts."""
-        return [self.tokenize(text, special=special) for text in texts]
-
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
         """Return the requested signals of each prompt. Prompts of similar length are computed together."""
         if request.samples:
@@ -166,31 +98,24 @@ class LlamaCppModel(LocalBackend):
                 readings |= dict(zip(group, results, strict=True))
         return [readings[i] for i in range(len(prompts))]
 
-    def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        """Return the logits of the labels after each part of each prompt (parts x labels).
-
-        A label prompt consists of one or more parts. After each part, the LLM would write a label such as 'true'.
-        """
+    def _read_labels(self, prompts: Sequence[LabelPromptTokens], label_ids: Sequence[int]) -> list[Vector]:
         logits: dict[int, Vector] = {}
         with self.lock:
-            label_ids = encode_labels(self.tokenize, labels)
-            encoded = encode_label_prompts(self, prompts, label_ids)
-            for group in self._group_prompts([len(prompt.ids) for prompt in encoded], samples=0, max_tokens=1):
-                results = self._read_labels([encoded[i] for i in group], label_ids)
+            for group in self._group_prompts([len(prompt.ids) for prompt in prompts], samples=0, max_tokens=1):
+                members = [prompts[i] for i in group]
+                ids = [prompt.ids for prompt in members]
+                values, _ = self._prefill(ids, (), sum(map(len, ids)), [prompt.positions for prompt in members])
+                results = split_positions(values[:, list(label_ids)], members)
                 logits |= dict(zip(group, results, strict=True))
         return [logits[i] for i in range(len(prompts))]
-
-    def answer_logprobs(self, prompts: Sequence[Prompt], answers: Sequence[str]) -> list[float]:
-        """Return the mean log-probability per token of each answer after its prompt."""
-        with self.lock:
-            return super().answer_logprobs(prompts, answers)
 
     def _score_answers(self, prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> list[float]:
         scores = []
         for ids, answer in zip(prompts, answers, strict=True):
             # The logits after each token predict the next one: from the prompt's last token to the answer's last but one.
             tokens = [*ids, *answer[:-1]]
-            logits, _ = self._prefill([tokens], (), len(tokens), [range(len(ids) - 1, len(tokens))])
+            with self.lock:
+                logits, _ = self._prefill([tokens], (), len(tokens), [range(len(ids) - 1, len(tokens))])
             logp = log_softmax(logits)
             scores.append(float(np.mean([logp[step, token] for step, token in enumerate(answer)])))
         return scores
@@ -213,9 +138,7 @@ class LlamaCppModel(LocalBackend):
         sequences = 1 + samples  # that a prompt needs: one for the draft, and one for each sample
         available = MAX_SEQUENCES - PREFIX_ROWS
         if sequences > available:
-            raise BadSetting(
-                f"samples={samples} is too many for a llamacpp: model. Use at most {available - 1} samples."
-            )
+            raise BadSetting(f"samples={samples} is too many for a llamacpp: model. Use at most {available - 1}.")
         groups: list[list[int]] = [[]]
         used = 0  # tokens of the last group
         for index in sorted(range(len(lengths)), key=lambda index: lengths[index]):
@@ -247,35 +170,38 @@ class LlamaCppModel(LocalBackend):
         logits, prompt_states = self._prefill(ids, read_layers, n_prompt_tokens + n_answer_tokens)
         states = [{layer: block[i] for layer, block in prompt_states.items()} for i in range(len(ids))]
         drafts = [
-            SequenceState(PREFIX_ROWS + i, len(row), request.draft_tokens, states=states[i])
+            SequenceState(prompt=row, sequence=PREFIX_ROWS + i, limit=request.draft_tokens, states=states[i])
             for i, row in enumerate(ids)
         ]
-        samples = self._start_samples(prompts, ids, request, states)
+        for draft in drafts:
+            draft.prefill_number = self.prefix_cache.n_prefills
+        samples = self._start_samples(drafts, prompts, request)
         # All drafts and samples are decoded as one batch. Each starts with the logits after its prompt.
-        all_samples = [sample for group in samples for sample in group]
-        prompt_of_sample = [i for i, group in enumerate(samples) for _ in group]
+        first_logits = np.concatenate([logits, np.repeat(logits, request.samples, axis=0)])
         kept_layers = sorted({*(layers if request.after_draft else ()), *sample_layers})
-        first_logits = np.concatenate([logits, logits[prompt_of_sample]])
-        for _ in iter_decoding_steps(self.engine, [*drafts, *all_samples], first_logits, request.sampling, kept_layers):
+        for _ in decoding.iter_decoding_steps(
+            self.engine, [*drafts, *samples], first_logits, request.sampling, kept_layers
+        ):
             pass
         if request.after_draft and layers:
             self._feed_ends(drafts, kept_layers, feed_end=False)
-        if sample_layers and all_samples:
-            self._feed_ends(all_samples, kept_layers, feed_end=request.sample_end)
+        if sample_layers:
+            self._feed_ends(samples, kept_layers, feed_end=request.sample_end)
         layer_names = list(zip(request.layers, layers, strict=True))
-        return [
-            Reading(
+        readings = []
+        for i, draft in enumerate(drafts):
+            own_samples = samples[i * request.samples : (i + 1) * request.samples]
+            sample_states = [sample.states[layer] for layer in sample_layers for sample in own_samples]
+            reading = Reading(
                 draft=self._make_completion(draft, with_tokens=True) if request.draft_tokens else None,
                 hidden={name: states[i][layer] for name, layer in layer_names},
                 hidden_after={name: draft.states[layer] for name, layer in layer_names if request.after_draft},
-                samples=tuple(self._make_completion(sample, with_tokens=False) for sample in samples[i]),
-                resume=LlamaCppResumeHandle(ids[i], draft, self.memory.prefill_number) if request.resumable else None,
-                sample_states=np.stack([sample.states[sample_layers[0]] for sample in samples[i]])
-                if sample_layers
-                else None,
+                samples=tuple(self._make_completion(sample) for sample in own_samples),
+                resume=draft if request.resumable else None,
+                sample_states=np.stack(sample_states) if sample_layers else None,
             )
-            for i, draft in enumerate(drafts)
-        ]
+            readings.append(reading)
+        return readings
 
     def _prefill(
         self, ids: Sequence[list[int]], layers: Sequence[int], n_cells: int, outputs: Sequence[Sequence[int]] = ()
@@ -293,12 +219,10 @@ class LlamaCppModel(LocalBackend):
         Returns:
             The logits (positions x vocabulary), and the hidden states by layer (positions x width).
         """
-        self.memory.prefill_number += 1
-        prefix_cache = self.memory.prefix_cache
         positions = [set(prompt_outputs) for prompt_outputs in outputs] or [{len(tokens) - 1} for tokens in ids]
         # Cached tokens have no output, so only tokens before the first of these positions are taken from the cache.
         first_output = min(min(prompt_positions) for prompt_positions in positions)
-        reused = prefix_cache.start(self.engine, ids, n_cells=n_cells, max_length=first_output)
+        reused = self.prefix_cache.start(self.engine, ids, n_cells=n_cells, max_length=first_output)
         inputs = []
         for row, tokens in enumerate(ids):
             for position in range(reused, len(tokens)):
@@ -306,30 +230,27 @@ class LlamaCppModel(LocalBackend):
                 inputs.append(InputToken(tokens[position], position, PREFIX_ROWS + row, needs_output))
         result = self.engine.feed(inputs, layers)
         if len(ids) == 1:
-            prefix_cache.keep(self.engine, ids[0], reused)
+            self.prefix_cache.keep(self.engine, ids[0], reused)
         return result
 
     def _start_samples(
-        self, prompts: Sequence[Prompt], ids: list[list[int]], request: SignalRequest, states: list[dict[int, Vector]]
-    ) -> list[list[SequenceState]]:
-        """Create the samples of each prompt, empty at first. Each gets a copy of its prompt's sequence in the engine.
+        self, drafts: Sequence[SequenceState], prompts: Sequence[Prompt], request: SignalRequest
+    ) -> list[SequenceState]:
+        """Create the samples of all prompts, empty at first. Each gets a copy of its prompt's sequence in the engine.
 
         Args:
+            drafts: The drafts, which are still empty.
             prompts: The prompts.
-            ids: Token ids of each prompt.
             request: Number and maximum length of the samples.
-            states: Hidden states at the last token of each prompt, by layer.
         """
-        samples: list[list[SequenceState]] = [[] for _ in prompts]
-        if not request.samples:
-            return samples
-        sequence = PREFIX_ROWS + len(ids)  # the first one after those of the prompts
-        for i, prompt in enumerate(prompts):
+        samples: list[SequenceState] = []
+        for draft, prompt in zip(drafts, prompts, strict=True):
             for uniforms in draw_uniforms(prompt, request):
-                self.engine.copy(PREFIX_ROWS + i, sequence, len(ids[i]))
-                sample = SequenceState(sequence, len(ids[i]), request.sample_tokens, uniforms, states=states[i])
-                samples[i].append(sample)
-                sequence += 1
+                sample = draft.copy(request.sample_tokens)
+                sample.uniforms = uniforms
+                sample.sequence = PREFIX_ROWS + len(drafts) + len(samples)
+                self.engine.copy(draft.sequence, sample.sequence, draft.length)
+                samples.append(sample)
         return samples
 
     def _feed_ends(self, answers: Sequence[SequenceState], layers: Sequence[int], *, feed_end: bool) -> None:
@@ -344,70 +265,41 @@ class LlamaCppModel(LocalBackend):
         """
         unread = [answer for answer in answers if (feed_end if answer.finished else answer.tokens)]
         if unread:
-            feed_last_tokens(self.engine, unread, layers, feed_end=feed_end)
-
-    def _read_labels(self, prompts: Sequence[LabelPromptTokens], label_ids: Sequence[int]) -> list[Vector]:
-        """Return the logits of the labels at each label position, as an array (positions x labels) per prompt."""
-        ids = [prompt.ids for prompt in prompts]
-        logits, _ = self._prefill(ids, (), sum(map(len, ids)), [prompt.positions for prompt in prompts])
-        # `logits` has the positions of all prompts below each other. It is split where the next prompt begins.
-        prompt_starts = np.cumsum([len(prompt.positions) for prompt in prompts])[:-1]
-        return np.split(logits[:, list(label_ids)], prompt_starts)
+            decoding.feed_last_tokens(self.engine, unread, layers, feed_end=feed_end)
 
     # --- continuing a draft -----------------------------------------------------------------------
 
-    def _continue_drafts(self, handles: Sequence[object], max_tokens: int) -> list[Completion]:
-        completions = []
-        for handle in [check_resume_handle(handle, LlamaCppResumeHandle) for handle in handles]:
-            answer = handle.copy_draft(max_tokens)
-            for _ in self._iter_steps(handle, answer):
-                pass
-            completions.append(self._make_completion(answer, with_tokens=True))
-        return completions
-
     def _start_stream(self, prompt: Prompt, max_tokens: int, resume: object) -> tuple[SequenceState, Iterator[None]]:
         if resume is not None:
-            handle = check_resume_handle(resume, LlamaCppResumeHandle)
+            answer = check_resume_handle(resume, SequenceState).copy(max_tokens)
         else:
-            with self.lock:
-                ids = self._encode([prompt], max_tokens)[0]
-            # No prefill has this number, so the first step computes the prompt.
-            handle = LlamaCppResumeHandle(ids, SequenceState(PREFIX_ROWS, len(ids), 0), prefill_number=-1)
-        answer = handle.copy_draft(max_tokens)
-        return answer, self._iter_steps(handle, answer)
+            ids = self._encode([prompt], max_tokens)[0]
+            answer = SequenceState(prompt=ids, sequence=PREFIX_ROWS, limit=max_tokens)
+        return answer, self._iter_steps(answer)
 
-    def _iter_steps(self, handle: LlamaCppResumeHandle, answer: SequenceState) -> Iterator[None]:
-        """Extend a copy of a draft, yielding after each token.
+    def _iter_steps(self, answer: SequenceState) -> Iterator[None]:
+        """Extend an answer in place, yielding after each token.
 
         Other calls may use the engine in between. If they remove the answer from its cache, it is computed again.
-
-        Args:
-            handle: The handle of the draft.
-            answer: The copy, extended in place.
         """
-        prefill_number = handle.prefill_number
         while not answer.is_complete:
             with self.lock:
-                logits = self._compute_next_logits(handle, answer, prefill_number)
-                prefill_number = self.memory.prefill_number
-                choose_tokens([answer], logits, Sampling(), self.engine)  # a draft is greedy, so nothing is sampled
+                logits = self._compute_next_logits(answer)
+                decoding.choose_tokens(
+                    [answer], logits, Sampling(), self.engine
+                )  # a draft is greedy, so nothing is sampled
             yield
 
-    def _compute_next_logits(self, handle: LlamaCppResumeHandle, answer: SequenceState, prefill_number: int) -> Vector:
-        """Return the logits of the next token of an answer.
-
-        Args:
-            handle: The handle of the draft that the answer continues.
-            answer: The answer so far.
-            prefill_number: Number of the prefill after which the engine's cache held the answer. If there was another
-                prefill since then, prompt and answer are computed again.
-        """
-        is_cached = prefill_number == self.memory.prefill_number
+    def _compute_next_logits(self, answer: SequenceState) -> Vector:
+        """Return the logits of the next token of an answer."""
+        is_cached = answer.prefill_number == self.prefix_cache.n_prefills
         if not is_cached or not answer.tokens:
-            logits, _ = self._prefill([[*handle.ids, *answer.tokens]], (), len(handle.ids) + answer.limit)
+            n_cells = len(answer.prompt) + answer.limit
+            logits, _ = self._prefill([[*answer.prompt, *answer.tokens]], (), n_cells)
             answer.sequence = PREFIX_ROWS
+            answer.prefill_number = self.prefix_cache.n_prefills
             return logits
         # The logits after the last token are needed, so the model reads this token (again).
-        answer.length = len(handle.ids) + len(answer.tokens) - 1
+        answer.length = len(answer.prompt) + len(answer.tokens) - 1
         self.engine.truncate(answer.sequence, answer.length)
-        return feed_last_tokens(self.engine, [answer])
+        return decoding.feed_last_tokens(self.engine, [answer])

@@ -18,18 +18,8 @@ from typing import Any
 
 import httpx
 
-from knowgate.core.http_client import (
-    HttpResponse,
-    RetryableError,
-    RetryPolicy,
-    call_with_retries,
-    iter_body,
-    open_client,
-    parse_json_response,
-    read_response,
-    request_deadline,
-    send_request,
-)
+from knowgate.core import http_client
+from knowgate.core.http_client import RetryPolicy, call_with_retries
 from knowgate.core.redaction import MAX_MESSAGE_CHARS, redact_message
 from knowgate.errors import BadSetting, ModelError, ServerError
 
@@ -64,13 +54,16 @@ class ApiClient:
         """Send a GET request and return the JSON response."""
         return self._send("GET", self.url + path, None)
 
-    def post(self, path: str, body: dict[str, Any]) -> Any:
-        """Send a POST request and return the JSON response."""
-        return self._send("POST", self.url + path, _encode(body))
+    def post(self, path: str, body: dict[str, Any], *, outside_v1: bool = False) -> Any:
+        """Send a POST request and return the JSON response.
 
-    def post_outside_v1(self, path: str, body: dict[str, Any]) -> Any:
-        """Send a POST request to a path outside /v1, such as /tokenize, and return the JSON response."""
-        return self._send("POST", self.url.removesuffix("/v1") + path, _encode(body))
+        Args:
+            path: Path after the base URL, such as /completions.
+            body: The JSON body.
+            outside_v1: The path is not below /v1, as that of /tokenize on vLLM.
+        """
+        base = self.url.removesuffix("/v1") if outside_v1 else self.url
+        return self._send("POST", base + path, _encode(body))
 
     def stream(self, path: str, body: dict[str, Any]) -> Generator[Any, None, None]:
         """Send a POST request and return the streamed response as a generator of JSON chunks.
@@ -95,7 +88,7 @@ class ApiClient:
         key, _ = find_api_key()
         if key:
             headers["Authorization"] = f"Bearer {key}"
-        client = open_client(headers, connections=self._connections, transport=self._transport)
+        client = http_client.open_client(headers, connections=self._connections, transport=self._transport)
         weakref.finalize(self, client.close)
         return client
 
@@ -108,21 +101,22 @@ class ApiClient:
         seconds = self._remaining_seconds(deadline)
         request = self._client.build_request(method, url, content=content)
         with _translate_errors(url, seconds):
-            response = send_request(self._client, request, time.monotonic() + seconds, url)
+            response = http_client.send_request(self._client, request, time.monotonic() + seconds, url)
         if not response.is_success:
             raise _make_refusal(url, response)
         return _parse(url, response.content)
 
     def _open(self, url: str, content: bytes, deadline: float) -> httpx.Response:
         """Send a request once and return the response before its body is read; raises if the server refuses it."""
-        seconds, client = self._remaining_seconds(deadline), self._client
-        with _translate_errors(url, seconds), request_deadline(time.monotonic() + seconds):
+        seconds = self._remaining_seconds(deadline)
+        client = self._client
+        with _translate_errors(url, seconds), http_client.request_deadline(time.monotonic() + seconds):
             request = client.build_request("POST", url, content=content, timeout=seconds)
             response = client.send(request, stream=True)
             if response.is_success:
                 return response
             with contextlib.closing(response):
-                refusal = read_response(response, url)
+                refusal = http_client.read_response(response, url)
         raise _make_refusal(url, refusal)
 
     def _remaining_seconds(self, deadline: float) -> float:
@@ -135,9 +129,7 @@ class ApiClient:
                 chunk = data if data == STREAM_END else _parse(url, data.encode())
                 if isinstance(chunk, dict) and chunk.get("error"):
                     message = _find_message(chunk).rstrip(".")
-                    raise ServerError(
-                        f"{url} reported an error in the middle of its answer: {message}. Check the server's log."
-                    )
+                    raise ServerError(f"{url} reported an error in the middle of its answer: {message}. Check its log.")
                 yield chunk
                 if chunk == STREAM_END:
                     return
@@ -151,18 +143,17 @@ class ApiClient:
             url: Address of the server, for error messages.
             response: The response.
         """
-        body, waited = iter_body(response, url), 0.0
+        body, waited = http_client.iter_body(response, url), 0.0
         while True:
             start = time.monotonic()
-            with _translate_stream_errors(url), request_deadline(start + self._retry.timeout):
+            with _translate_stream_errors(url), http_client.request_deadline(start + self._retry.timeout):
                 data = next(body, None)
             waited += time.monotonic() - start
             if data is None:
                 return
             if waited > self._retry.total:
                 raise ServerError(
-                    f"{url} did not finish its answer within {self._retry.total:.3g} s. "
-                    "Check the server's load, or lower `max_tokens`."
+                    f"{url} did not finish its answer within {self._retry.total:.3g} s. Check its load, or lower `max_tokens`."
                 )
             yield data
 
@@ -172,7 +163,6 @@ def parse_events(chunks: Iterable[bytes]) -> Iterator[str]:
 
     LLM servers write the data of an event on one line, so every `data:` line is treated as an event. Comments and other
     fields are ignored. If the server does not stream but sends one JSON value, that value is yielded as the only event.
-    Until autumn 2025, llama.cpp reported errors in an `error:` line, which is converted to {"error": ...}.
     """
     for line in _split_lines(chunks):
         name, _, value = line.partition(":")
@@ -180,8 +170,6 @@ def parse_events(chunks: Iterable[bytes]) -> Iterator[str]:
             yield line
         elif name == "data" and value.strip():
             yield value.strip()
-        elif name == "error":
-            yield json.dumps({"error": value.strip()})
 
 
 def _split_lines(chunks: Iterable[bytes]) -> Iterator[str]:
@@ -208,10 +196,7 @@ def find_api_key() -> tuple[str, str]:
     for name in API_KEY_VARIABLES:
         key = os.environ.get(name, "").strip()
         if key and not (key.isascii() and key.isprintable()):
-            raise BadSetting(
-                f"the API key in the environment variable {name} contains characters that are not printable ASCII. "
-                "Set the variable again."
-            )
+            raise BadSetting(f"the API key in {name} is not printable ASCII text. Set the variable again.")
         if key:
             return key, name
     return "", ""
@@ -231,13 +216,11 @@ def _translate_errors(url: str, seconds: float) -> Iterator[None]:
     try:
         yield
     except httpx.ConnectTimeout:
-        raise RetryableError(_make_connection_error(url, "connection timed out")) from None
+        raise http_client.RetryableError(_make_connection_error(url, "connection timed out")) from None
     except httpx.TimeoutException:
-        raise ServerError(
-            f"{url} did not answer within {seconds:.3g} s. Check the server's load, or increase the timeout."
-        ) from None
+        raise ServerError(f"{url} did not answer within {seconds:.3g} s. Check its load or the timeout.") from None
     except httpx.TransportError as error:
-        raise RetryableError(_make_connection_error(url, str(error) or type(error).__name__)) from None
+        raise http_client.RetryableError(_make_connection_error(url, str(error) or type(error).__name__)) from None
     except httpx.DecodingError:
         raise _make_decoding_error(url) from None
 
@@ -248,14 +231,10 @@ def _translate_stream_errors(url: str) -> Iterator[None]:
     try:
         yield
     except httpx.TimeoutException:
-        raise ServerError(
-            f"{url} stopped sending in the middle of its answer, and the timeout passed. Check the server's load."
-        ) from None
+        raise ServerError(f"{url} stopped sending in the middle of its answer. Check the server's load.") from None
     except httpx.TransportError as error:
         reason = _redact(str(error) or type(error).__name__)
-        raise ServerError(
-            f"{url} closed the connection in the middle of its answer ({reason}). Send the question again."
-        ) from None
+        raise ServerError(f"{url} closed the connection in the middle of its answer ({reason}). Ask again.") from None
     except httpx.DecodingError:
         raise _make_decoding_error(url) from None
 
@@ -265,37 +244,33 @@ def _make_connection_error(url: str, reason: str) -> ServerError:
 
 
 def _make_decoding_error(url: str) -> ModelError:
-    return ModelError(
-        f"{url} sent a response that cannot be decompressed. Check the server and any proxy in front of it."
-    )
+    return ModelError(f"{url} sent a response that cannot be decompressed. Check the server and its proxy.")
 
 
-def _make_refusal(url: str, response: HttpResponse) -> Exception:
+def _make_refusal(url: str, response: http_client.HttpResponse) -> Exception:
     """Return the error for a response with an error status; temporary failures are wrapped as retryable."""
     status = response.status
     if status in (401, 403):
         key, name = find_api_key()
         if key:
-            return ServerError(
-                f"{url} refused the API key in the environment variable {name} (status {status}). Check the key."
-            )
+            return ServerError(f"{url} refused the API key in the environment variable {name} ({status}). Check it.")
         return ServerError(
             f"{url} requires an API key (status {status}). Set the environment variable {API_KEY_VARIABLES[0]}."
         )
     try:
-        message = _find_message(parse_json_response(response.content, "the refusal"))
+        message = _find_message(http_client.parse_json_response(response.content, "the refusal"))
     except ModelError:
         message = _redact(response.content[: 4 * MAX_MESSAGE_CHARS].decode(errors="replace"))
     error = StatusError(url, status, message)
     if status in (408, 429) or (status >= 500 and status != 501):
-        return RetryableError(error, response.retry_after)
+        return http_client.RetryableError(error, response.retry_after)
     return error
 
 
 def _parse(url: str, content: bytes) -> Any:
     """Parse JSON from the server; raises ModelError if it is malformed."""
     try:
-        return parse_json_response(content, f"the response of {url}")
+        return http_client.parse_json_response(content, f"the response of {url}")
     except ModelError as error:
         raise ModelError(f"{error} Check the server and its URL.") from None
 

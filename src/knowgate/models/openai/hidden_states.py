@@ -19,12 +19,12 @@ Prompts are sent as token ids from the server's own tokenizer, so it is certain 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, BinaryIO
 
@@ -35,10 +35,10 @@ from knowgate.errors import BadSetting, ModelError, UnsupportedSignal
 from knowgate.models.openai.responses import translate_format_errors
 from knowgate.models.openai.server import NEUTRAL_SAMPLING, ModelEndpoint
 from knowgate.models.openai.spec import HiddenStateConfig
-from knowgate.types import Prompt, SignalRequest, Vector
+from knowgate.types import Vector
 
-LayerStates = Mapping[int, Vector]
 SETUP_HINT = "Start the server as docs/runtimes.md describes"
+LAYERS_HINT = "After #layers= in the spec, list the layers that the server was started with, in the same order."
 # Names and ids come from the server, so they are checked before they become part of a path.
 RESPONSE_ID_PATTERN = re.compile(r"[\w-]{8,100}")
 FILE_NAME_PATTERN = re.compile(r"[\w.-]{1,240}\.safetensors")
@@ -47,19 +47,6 @@ FILE_TIMEOUT = 30.0  # seconds for the server to write a file
 POLL_INTERVAL = 0.005  # seconds between two checks for a file
 INTEGER_FORMATS = {"I64": "<i8", "I32": "<i4"}
 FLOAT_FORMATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # numpy has no BF16, so its bits are read
-
-
-@dataclass(frozen=True)
-class StatesAroundDraft:
-    """Hidden states before and after a draft, which is the beginning of the answer to a prompt.
-
-    Args:
-        before: Layer -> hidden state at the last token of the prompt.
-        after: Layer -> hidden state at the last token of the draft; empty if it was not requested.
-    """
-
-    before: LayerStates
-    after: LayerStates
 
 
 class HiddenStateReader:
@@ -99,22 +86,15 @@ class HiddenStateReader:
                 "of vLLM's shared_storage_path on this machine to the URL: #layers=...&storage=DIR"
             )
 
-    def read(self, prompt: Prompt, draft: Sequence[int], request: SignalRequest) -> StatesAroundDraft:
-        """Return the hidden states before a draft and, if the request asks for them, after it.
-
-        Args:
-            prompt: The prompt.
-            draft: Token ids of the draft, without the token that ended it. If it is empty, the states after it are
-                those before it.
-            request: The layers to return, and whether states after the draft are needed.
-        """
-        ids = [*self._endpoint.tokenize_prompt(prompt)]
-        before = self._select_layers(self._read_last_states(ids), request.layers)
-        if not request.after_draft:
-            return StatesAroundDraft(before, {})
-        if not draft:
-            return StatesAroundDraft(before, before)
-        return StatesAroundDraft(before, self._select_layers(self._read_last_states([*ids, *draft]), request.layers))
+    def read(self, ids: Sequence[int], layers: Sequence[int]) -> dict[int, Vector]:
+        """Return the hidden states of the given layers at the last of some tokens."""
+        states = self._read_sglang(ids) if self._endpoint.server == "sglang" else self._read_vllm(ids)
+        if len(states) != len(self._config.layers):
+            raise BadSetting(
+                f"the server returned hidden states of {len(states)} layers, but the spec lists "
+                f"{len(self._config.layers)} ({self._layer_list}). {LAYERS_HINT}"
+            )
+        return {layer: states[self._config.layers.index(layer % self.depth)] for layer in layers}
 
     def discard(self, response_id: str) -> None:
         """Delete the files that vLLM wrote for a request whose states are not needed."""
@@ -125,21 +105,7 @@ class HiddenStateReader:
     def _layer_list(self) -> str:
         return ", ".join(map(str, self._config.layers))
 
-    def _select_layers(self, states: Vector, layers: Sequence[int]) -> LayerStates:
-        return {layer: states[self._config.layers.index(layer % self.depth)] for layer in layers}
-
-    def _read_last_states(self, ids: list[int]) -> Vector:
-        """Return the states at the last of the given tokens (layers x width)."""
-        states = self._read_sglang(ids) if self._endpoint.server == "sglang" else self._read_vllm(ids)
-        if len(states) != len(self._config.layers):
-            raise BadSetting(
-                f"the server returned hidden states of {len(states)} layers, but the spec lists "
-                f"{len(self._config.layers)} ({self._layer_list}). After #layers= in the spec, list the layers that the "
-                "server was started with, in the same order."
-            )
-        return states
-
-    def _read_vllm(self, ids: list[int]) -> Vector:
+    def _read_vllm(self, ids: Sequence[int]) -> Vector:
         """Send token ids to vLLM, and read the hidden states from the file that it writes."""
         # After other requests, the file that vLLM writes is deleted. report=False prevents that, because it is read here.
         response = self._endpoint.complete_ids(ids, {**NEUTRAL_SAMPLING, "max_tokens": 1}, report=False)
@@ -147,15 +113,9 @@ class HiddenStateReader:
         path = params.get("hidden_states_path") if isinstance(params, dict) else None
         if not isinstance(path, str) or self._config.storage is None:
             raise self._make_missing_error()
-        result = consume_states_file(self._config.storage, path)
-        if result.token_ids != ids:
-            raise ModelError(
-                "the server's file has hidden states of a different prompt than the one sent. Another server may "
-                "have overwritten it: give each server its own folder."
-            )
-        return result.states
+        return consume_states_file(self._config.storage, path, ids)
 
-    def _read_sglang(self, ids: list[int]) -> Vector:
+    def _read_sglang(self, ids: Sequence[int]) -> Vector:
         """Send token ids to SGLang and read the states in its response."""
         response = self._endpoint.generate_on_sglang(ids, {"return_hidden_states": "last"})
         n_layers = len(self._config.layers)
@@ -167,50 +127,41 @@ class HiddenStateReader:
             if row.ndim != 1 or not row.size or row.size % n_layers:
                 raise BadSetting(
                     f"the server returned {row.size} hidden values per token, which cannot be divided among {n_layers} "
-                    "layers. After #layers= in the spec, list the layers that the server was started with, in the same "
-                    "order."
+                    f"layers. {LAYERS_HINT}"
                 )
         _check_finite(row)
         return row.reshape(n_layers, -1)
 
     def _make_missing_error(self) -> UnsupportedSignal:
-        return UnsupportedSignal(
-            f"the server of openai:{self._endpoint.model} returned no hidden states. {SETUP_HINT}."
-        )
+        return UnsupportedSignal(f"openai:{self._endpoint.model} returned no hidden states. {SETUP_HINT}.")
 
 
 def _check_finite(states: Vector) -> None:
     if not np.isfinite(states).all():
-        raise ModelError(
-            "the server returned NaN or infinite hidden states. Check its model weights and number format (dtype)."
-        )
+        raise ModelError("the server returned NaN or infinite hidden states. Check its weights and dtype.")
 
 
 # --- files of vLLM --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class LastTokenStates:
-    """The hidden states of a prompt's last token (layers x width), and the ids of all its tokens."""
-
-    states: Vector
-    token_ids: list[int]
-
-
-def consume_states_file(folder: Path, server_path: str, *, timeout: float = FILE_TIMEOUT) -> LastTokenStates:
+def consume_states_file(folder: Path, server_path: str, ids: Sequence[int], *, timeout: float = FILE_TIMEOUT) -> Vector:
     """Read the file of hidden states that vLLM wrote for a request, and delete it.
 
     Args:
         folder: Path of the shared folder on this machine.
         server_path: Path of the file on the server; only its file name is used.
+        ids: The tokens that were sent.
         timeout: Maximum seconds to wait until the server has written the file.
+
+    Returns:
+        The hidden states at the last token (layers x width).
     """
     file = locate_states_file(folder, server_path)
     lock = file.with_name(file.name + ".lock")
     try:
         _wait_until_written(file, lock, time.monotonic() + timeout)
         with file.open("rb") as stream:
-            return _read_states(stream)
+            return _read_last_states(stream, ids)
     except OSError as error:
         raise ModelError(
             f"cannot read the server's hidden states from '{file}': {error.strerror or error}. Check the permissions."
@@ -240,53 +191,49 @@ def locate_states_file(folder: Path, server_path: str) -> Path:
     """Return the file in `folder` with the file name of `server_path`; its directories are ignored."""
     name = PureWindowsPath(PurePosixPath(server_path).name).name
     if not FILE_NAME_PATTERN.fullmatch(name):
-        raise ModelError(
-            f"the server reported an invalid file name for its hidden states: '{name[:80]}'. Check the server's version."
-        )
+        raise ModelError(f"the server sent an invalid file name for hidden states: '{name[:80]}'. Update the server.")
     return folder / name
 
 
 def delete_files(*files: Path) -> None:
     """Delete files. Failures are ignored, because this machine may not be allowed to write to the folder."""
     for file in files:
-        try:
+        with contextlib.suppress(OSError):
             file.unlink(missing_ok=True)
-        except OSError:
-            continue
 
 
 def _wait_until_written(file: Path, lock: Path, deadline: float) -> None:
     """Wait until the file exists and its lock is released; raises ModelError after the deadline."""
-    while not (lock.exists() or file.exists()):
+    while not _is_written(file, lock):
         if time.monotonic() > deadline:
             raise ModelError(
-                f"the server wrote hidden states to a file '{file.name}', but it is not in '{file.parent}'. End the model "
-                "name with #layers=...&storage=DIR, where DIR is the server's shared_storage_path as seen from this machine."
+                f"the server wrote hidden states to a file '{file.name}', but it is not in '{file.parent}', or not "
+                "complete. End the model name with #layers=...&storage=DIR, where DIR is the server's "
+                "shared_storage_path as seen from this machine."
             )
         time.sleep(POLL_INTERVAL)
+
+
+def _is_written(file: Path, lock: Path) -> bool:
+    """Return whether a file is complete: if it has a lock file, the server holds no lock on it."""
     if not lock.exists():
-        return
+        return file.exists()
     try:
         import fcntl
     except ImportError:
         raise UnsupportedSignal(
-            "hidden states of a vLLM server cannot be read on Windows. Use WSL, or an SGLang server."
+            "hidden states of a vLLM server cannot be read on Windows. Use WSL or SGLang."
         ) from None
     with lock.open("rb") as stream:
-        while True:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise ModelError(
-                        f"the server did not finish writing its hidden states to '{file.name}'. Check the server's log."
-                    ) from None
-                time.sleep(POLL_INTERVAL)
+        try:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
 
 
-def _read_states(stream: BinaryIO) -> LastTokenStates:
-    """Read the token ids, and the hidden states of the last token, from a safetensors file.
+def _read_last_states(stream: BinaryIO, ids: Sequence[int]) -> Vector:
+    """Read the hidden states of the last token from a safetensors file, which must contain exactly the tokens `ids`.
 
     The states of the other tokens are skipped, because those of long prompts are large.
     """
@@ -296,21 +243,16 @@ def _read_states(stream: BinaryIO) -> LastTokenStates:
             raise ValueError("no header")
         header = json.loads(stream.read(size))
         start = stream.tell()
-        ids = _read_tensor(stream, start, header["token_ids"], INTEGER_FORMATS)
-        states = _read_tensor(stream, start, header["hidden_states"], FLOAT_FORMATS, last_row=True)
+        token_ids = _read_tensor(stream, start, header["token_ids"], INTEGER_FORMATS).tolist()
+        values = _read_tensor(stream, start, header["hidden_states"], FLOAT_FORMATS, last_row=True)
         n_tokens, n_layers, width = header["hidden_states"]["shape"]
+        states: Vector = values.reshape(n_layers, width).astype(np.float32)
     except (KeyError, TypeError, ValueError, OverflowError):
-        raise ModelError(
-            "the server's file of hidden states is damaged or has an unknown format. Check the server's version."
-        ) from None
-    if n_tokens != len(ids) or not n_tokens:
-        raise ModelError(
-            f"the server's file of hidden states is inconsistent: it has states of {n_tokens} tokens, but {len(ids)} "
-            "token ids. Check the server's version."
-        )
-    result: Vector = states.reshape(n_layers, width).astype(np.float32)
-    _check_finite(result)
-    return LastTokenStates(result, [int(token) for token in ids])
+        raise ModelError("the file of hidden states is damaged or has an unknown format. Update the server.") from None
+    if token_ids != list(ids) or n_tokens != len(ids):
+        raise ModelError("the file has hidden states of a different prompt. Give each server its own folder.")
+    _check_finite(states)
+    return states
 
 
 def _read_tensor(
@@ -325,7 +267,8 @@ def _read_tensor(
         formats: Allowed number formats -> numpy dtypes.
         last_row: Read only the last entry of the first axis.
     """
-    dtype, shape = np.dtype(formats[entry["dtype"]]), [int(size) for size in entry["shape"]]
+    dtype = np.dtype(formats[entry["dtype"]])
+    shape = [int(size) for size in entry["shape"]]
     begin, end = entry["data_offsets"]
     count = math.prod(shape)
     if count * dtype.itemsize != end - begin or begin < 0:

@@ -59,10 +59,7 @@ class ServerLabelReader:
             UnsupportedSignal: The server cannot read labels inside a prompt.
         """
         if not prompt.raw:
-            raise BadSetting(
-                "a prompt in a chat template can have only one part before the label that the LLM scores. Use raw=True for "
-                "several parts."
-            )
+            raise BadSetting("a chat prompt can have only one part. Use raw=True for several parts.")
         if self._endpoint.server not in LABEL_SERVERS:
             raise UnsupportedSignal(
                 f"openai:{self._endpoint.model} cannot score given answers (yes, no) in a prompt, because its server "
@@ -85,13 +82,9 @@ class ServerLabelReader:
         if endpoint.server == "llamacpp":
             rows = [_read_llamacpp(endpoint, tokens.ids[: end + 1], label_ids) for end in tokens.positions]
         elif endpoint.server == "sglang":
-            response = _request_sglang(endpoint, tokens, label_ids)
-            with responses.translate_format_errors(FORMAT_NAME):
-                rows = _parse_sglang(response, tokens, label_ids)
+            rows = _parse_sglang(_request_sglang(endpoint, tokens, label_ids), tokens, label_ids)
         else:
-            response = _request_vllm(endpoint, tokens, label_ids, top)
-            with responses.translate_format_errors(FORMAT_NAME):
-                rows = _parse_vllm(response, tokens, label_ids, top)
+            rows = _parse_vllm(_request_vllm(endpoint, tokens, label_ids, top), tokens, label_ids, top)
         return np.array(rows, dtype=np.float32)
 
     def read_first_labels(self, prompt: Prompt, labels: Sequence[str]) -> list[tuple[str, float]]:
@@ -168,9 +161,7 @@ class ServerLabelReader:
         ]
         tokens = join_label_parts(prefix, parts, label_ids)
         if not tokens.positions or tokens.positions[0] < 0:
-            raise BadSetting(
-                "a label prompt must have some text before its first label. Put text into its prefix or its first part."
-            )
+            raise BadSetting("a label prompt must have some text before its first label. Put it into the prefix.")
         return tokens
 
 
@@ -198,6 +189,7 @@ def _request_vllm(endpoint: ModelEndpoint, tokens: LabelPromptTokens, label_ids:
     return endpoint.complete_ids(tokens.ids, fields)
 
 
+@responses.translate_format_errors(FORMAT_NAME)
 def _parse_vllm(response: Any, tokens: LabelPromptTokens, label_ids: Sequence[int], top: int) -> list[list[float]]:
     """Return the log-probabilities of the labels at each label position (positions x labels), from a response of vLLM.
 
@@ -236,8 +228,7 @@ def _get_bounded(listed: Mapping[int, float], label_ids: Sequence[int], top: int
         return [listed[label] for label in label_ids]
     if len(listed) < top:
         raise ModelError(
-            f"the server returned log-probabilities of only {len(listed)} tokens instead of {top}, and a label is "
-            "missing. Check the server's max-logprobs setting."
+            f"the server listed {len(listed)} of {top} tokens, but not all labels. Check its max-logprobs."
         )
     bound = sorted(listed.values(), reverse=True)[top - 1]
     return [listed.get(label, bound) for label in label_ids]
@@ -264,6 +255,7 @@ def _request_sglang(endpoint: ModelEndpoint, tokens: LabelPromptTokens, label_id
     return endpoint.generate_on_sglang(tokens.ids, fields)
 
 
+@responses.translate_format_errors(FORMAT_NAME)
 def _parse_sglang(response: Any, tokens: LabelPromptTokens, label_ids: Sequence[int]) -> list[list[float]]:
     """Return the log-probabilities of the labels at each label position (positions x labels), from SGLang's response.
 
@@ -271,8 +263,10 @@ def _parse_sglang(response: Any, tokens: LabelPromptTokens, label_ids: Sequence[
     the answer. The entry of a token holds what the tokens before it predict. So the labels after a position are in the
     entry of the next token.
     """
-    meta, first_position = response["meta_info"], tokens.positions[0]
-    prompt_tokens, label_logprobs = meta["input_token_logprobs"], meta["input_token_ids_logprobs"]
+    meta = response["meta_info"]
+    first_position = tokens.positions[0]
+    prompt_tokens = meta["input_token_logprobs"]
+    label_logprobs = meta["input_token_ids_logprobs"]
     returned_ids = [token[1] for token in prompt_tokens]
     if returned_ids != tokens.ids[first_position:] or len(label_logprobs) != len(prompt_tokens):
         raise _make_alignment_error()
@@ -300,13 +294,8 @@ def _read_llamacpp(endpoint: ModelEndpoint, ids: Sequence[int], label_ids: Seque
             listed = {int(entry["id"]): responses.check_logprob(entry["logprob"]) for entry in top}
         if all(label in listed for label in label_ids):
             return [listed[label] for label in label_ids]
-    raise ModelError(
-        "cannot score given answers (yes, no) in a prompt: the server does not return log-probabilities of its whole "
-        "vocabulary. Use vLLM or SGLang, or an hf: model."
-    )
+    raise ModelError("cannot score given answers (yes, no): the server does not list all tokens. Use vLLM or SGLang.")
 
 
 def _make_alignment_error() -> ModelError:
-    return ModelError(
-        "the server returned log-probabilities of tokens that are not in the prompt. Check the server's version."
-    )
+    return ModelError("the server returned log-probabilities of tokens that are not in the prompt. Update the server.")

@@ -6,7 +6,7 @@ as llama.cpp). Hidden states work if the spec says that the server was started w
 environment variable KNOWGATE_API_KEY or, if that is not set, OPENAI_API_KEY.
 
 If a draft is already complete, it is used as the answer without a second request. Other drafts are continued if the
-server supports that (see `continuation`). Otherwise the answer is generated again, and may differ from the draft.
+server supports that. Otherwise the answer is generated again, and may differ from the draft.
 
 The fingerprint is computed from what the server reports about the model. If the weights change under the same name, the
 fingerprint does not change.
@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import httpx
 import numpy as np
@@ -24,18 +25,18 @@ import numpy as np
 from knowgate.core.files import sha256_text
 from knowgate.core.http_client import RetryPolicy
 from knowgate.errors import ModelError, UnsupportedSignal
-from knowgate.models.backend import Backend, Item, Value, check_resume_handle, check_resume_options, check_sampling
+from knowgate.models import backend
+from knowgate.models.backend import Backend, RemoteDraft, check_resume_handle
 from knowgate.models.openai import responses
 from knowgate.models.openai.client import ApiClient, StatusError
-from knowgate.models.openai.continuation import ServerDraft, continue_draft, stream_continuation
-from knowgate.models.openai.hidden_states import HiddenStateReader, StatesAroundDraft
+from knowgate.models.openai.hidden_states import HiddenStateReader
 from knowgate.models.openai.labels import LABEL_SERVERS, WHOLE_VOCABULARY, ServerLabelReader
 from knowgate.models.openai.server import REFUSAL_STATUSES, WIDE_TOP_TOKENS, ModelEndpoint, make_logprob_fields
 from knowgate.models.openai.spec import DEFAULT_CONCURRENCY, HiddenStateConfig, check_server_url, parse_openai_spec
 from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Sampling, Signal, SignalRequest, TextStream, Vector
 
-TopTokens = tuple[tuple[str, float], ...]
 MARGIN_TOP_TOKENS = 2  # number of tokens to list for the margin, the difference between the two most probable ones
+DRAFT_REPEATING_SERVER = "llamacpp"  # the server whose responses begin with the draft that was sent
 MAX_CHOICES = 128  # maximum `n` of a request, as OpenAI limits it
 
 
@@ -43,13 +44,6 @@ def open_openai(value: str) -> OpenAIModel:
     """Return the model for a spec such as 'openai:Qwen/Qwen3-8B@http://127.0.0.1:8000/v1'."""
     spec = parse_openai_spec(value)
     return OpenAIModel(spec.model, spec.url, concurrency=spec.concurrency, hidden_states=spec.hidden_states)
-
-
-class DraftResponse(NamedTuple):
-    """A draft (None if none was requested) and its token ids (empty if they were not requested)."""
-
-    completion: Completion | None
-    ids: Sequence[int] = ()
 
 
 class OpenAIModel(Backend):
@@ -81,7 +75,6 @@ class OpenAIModel(Backend):
         self._label_reader = ServerLabelReader(self._endpoint)
         self._state_reader = HiddenStateReader(self._endpoint, hidden_states) if hidden_states else None
         if self._state_reader is not None:
-            self._endpoint.gives_hidden_states = True
             self._endpoint.on_response = self._state_reader.discard
 
     @property
@@ -163,19 +156,9 @@ class OpenAIModel(Backend):
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
         """Return the requested signals of each prompt, such as its draft, samples and hidden states."""
         self.check_request(request)
-        drafts = self._read_drafts(prompts, request)
+        readings = self._map(lambda prompt: self._read_draft(prompt, request), prompts)
         samples = self._sample(prompts, request.sample_tokens, request.sampling, request.samples, request.seed)
-        states = self._read_states(prompts, drafts, request)
-        return [
-            Reading(
-                draft=draft.completion,
-                hidden=around.before,
-                hidden_after=around.after,
-                samples=tuple(drawn),
-                resume=ServerDraft(prompt, draft.completion),
-            )
-            for prompt, draft, drawn, around in zip(prompts, drafts, samples, states, strict=True)
-        ]
+        return [replace(reading, samples=tuple(drawn)) for reading, drawn in zip(readings, samples, strict=True)]
 
     def generate(
         self,
@@ -192,16 +175,16 @@ class OpenAIModel(Backend):
         `max_tokens` counts the tokens of a resumed draft too. Sampled completions have no log-probabilities.
         """
         if resume is not None:
-            check_resume_options(temperature, n)
+            backend.check_resume_options(temperature, n)
             # A handle contains its prompt. `zip` only checks that there are as many handles as prompts.
-            drafts = [check_resume_handle(handle, ServerDraft) for _, handle in zip(prompts, resume, strict=True)]
-            return self._map(lambda draft: [self._finish_draft(draft, max_tokens)], drafts)
+            drafts = [check_resume_handle(handle, RemoteDraft) for _, handle in zip(prompts, resume, strict=True)]
+            return self._map(lambda draft: [self._complete(draft, max_tokens)], drafts)
         if temperature > 0:
             return self._sample(prompts, max_tokens, Sampling(temperature), n, seed)
         if n == 0:
             return [[] for _ in prompts]
         # Greedy answers are all equal, and vLLM refuses n > 1 for them.
-        return self._map(lambda prompt: [self._generate_greedily(prompt, max_tokens, seed)] * n, prompts)
+        return self._map(lambda prompt: [self._complete(RemoteDraft(prompt, None), max_tokens, seed)] * n, prompts)
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
         """Yield the text of the greedy answer as the server sends it, then return it as a `Completion`.
@@ -209,76 +192,66 @@ class OpenAIModel(Backend):
         A resumed draft comes first. If the server cannot continue the draft, it is left out and the stream contains a
         new answer.
         """
-        draft = ServerDraft(prompt, None) if resume is None else check_resume_handle(resume, ServerDraft)
+        draft = RemoteDraft(prompt, None) if resume is None else check_resume_handle(resume, RemoteDraft)
         if (answer := draft.get_answer(max_tokens)) is not None:
             if answer.text:
                 yield answer.text
             return answer
-        fields = self._make_remaining_fields(draft, max_tokens)
-        stream = stream_continuation(self._endpoint, draft, lambda text: self._open_stream(draft.prompt, fields, text))
-        completion = yield from stream or self._stream_greedily(draft.prompt, max_tokens)
-        return self._check_logprobs(completion)
 
-    def _read_drafts(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[DraftResponse]:
-        """Generate the drafts that a reading asks for.
+        def open_stream(start: Completion) -> Generator[Any, None, None]:
+            fields = self._make_greedy_fields(draft.prompt, max_tokens - start.n_tokens)
+            return self._open_stream(draft.prompt, fields, start.text)
 
-        Their token ids are included if the hidden states after the drafts are requested too.
-        """
-        if request.draft_tokens == 0:
-            return [DraftResponse(None) for _ in prompts]
-        top = WIDE_TOP_TOKENS if request.entropies and self.has_entropies else MARGIN_TOP_TOKENS
-        with_ids = bool(request.layers and request.after_draft)
+        start, chunks = self._endpoint.send_draft(draft, open_stream)
+        if start.text:
+            yield start.text
+        response = yield from responses.assemble_stream(chunks)
+        return self._check_logprobs(responses.join_completions(start, responses.parse_completions(response)[0]))
 
-        def read_draft(prompt: Prompt) -> DraftResponse:
-            fields = self._make_greedy_fields(prompt, request.draft_tokens, None, top)
-            if with_ids:
+    def _read_draft(self, prompt: Prompt, request: SignalRequest) -> Reading:
+        """Return a reading of one prompt with its draft and the hidden states before and after the draft."""
+        completion, draft_ids = None, list[int]()
+        needs_states_after = bool(request.layers) and request.after_draft
+        if request.draft_tokens:
+            top = WIDE_TOP_TOKENS if request.entropies else MARGIN_TOP_TOKENS
+            fields = self._make_greedy_fields(prompt, request.draft_tokens, top=top)
+            if needs_states_after:
                 fields["return_token_ids"] = True
             response = self._endpoint.complete_prompt(prompt, fields)
             completion = self._check_logprobs(responses.parse_completions(response)[0])
-            return DraftResponse(completion, responses.parse_answer_ids(response) if with_ids else ())
+            draft_ids = responses.parse_answer_ids(response) if needs_states_after else []
+        hidden: Mapping[int, Vector] = {}
+        hidden_after: Mapping[int, Vector] = {}
+        if request.layers and self._state_reader is not None:
+            ids = self._endpoint.tokenize_prompt(prompt)
+            hidden = self._state_reader.read(ids, request.layers)
+            if needs_states_after:  # without a draft, the states after it are those before it
+                hidden_after = self._state_reader.read([*ids, *draft_ids], request.layers) if draft_ids else hidden
+        return Reading(completion, hidden, hidden_after, resume=RemoteDraft(prompt, completion))
 
-        return self._map(read_draft, prompts)
+    def _complete(self, draft: RemoteDraft, max_tokens: int, seed: int | None = None) -> Completion:
+        """Return the whole greedy answer that begins with a draft.
 
-    def _read_states(
-        self, prompts: Sequence[Prompt], drafts: Sequence[DraftResponse], request: SignalRequest
-    ) -> list[StatesAroundDraft]:
-        """Return the hidden states before and after each draft; empty if none are requested."""
-        reader = self._state_reader
-        if reader is None or not request.layers:
-            return [StatesAroundDraft({}, {}) for _ in prompts]
-        return self._map(lambda i: reader.read(prompts[i], drafts[i].ids, request), range(len(prompts)))
-
-    def _finish_draft(self, draft: ServerDraft, max_tokens: int) -> Completion:
-        """Return the complete answer: the draft if it is complete, else the draft with its continuation.
-
-        If the server cannot continue the draft, a new answer is generated.
+        If the draft is complete, no request is sent. If the server cannot continue it, a new answer is generated.
         """
         if (answer := draft.get_answer(max_tokens)) is not None:
             return answer
         if max_tokens == 0:
             return Completion("")
-        completion = continue_draft(self._endpoint, draft, self._make_remaining_fields(draft, max_tokens))
-        if completion is None:
-            return self._generate_greedily(draft.prompt, max_tokens, None)
-        return self._check_logprobs(completion)
+        prompt = draft.prompt
 
-    def _make_remaining_fields(self, draft: ServerDraft, max_tokens: int) -> dict[str, Any]:
-        """Return the request fields for greedily generating the tokens after a draft."""
-        n_tokens = draft.completion.n_tokens if draft.completion else 0
-        return self._make_greedy_fields(draft.prompt, max_tokens - n_tokens, None)
+        def request_rest(start: Completion) -> Any:
+            fields = self._make_greedy_fields(prompt, max_tokens - start.n_tokens, seed)
+            return self._endpoint.complete_prompt(prompt, fields, start.text)
 
-    def _generate_greedily(self, prompt: Prompt, max_tokens: int, seed: int | None) -> Completion:
-        response = self._endpoint.complete_prompt(prompt, self._make_greedy_fields(prompt, max_tokens, seed))
-        return self._check_logprobs(responses.parse_completions(response)[0])
-
-    def _stream_greedily(self, prompt: Prompt, max_tokens: int) -> TextStream:
-        """Stream a new greedy answer."""
-        chunks = self._open_stream(prompt, self._make_greedy_fields(prompt, max_tokens, None))
-        response = yield from responses.assemble_stream(chunks)
-        return responses.parse_completions(response)[0]
+        start, response = self._endpoint.send_draft(draft, request_rest)
+        rest = responses.parse_completions(response)[0]
+        if self._endpoint.server == DRAFT_REPEATING_SERVER and not prompt.raw:
+            rest = replace(rest, text=rest.text.removeprefix(start.text))
+        return self._check_logprobs(responses.join_completions(start, rest))
 
     def _make_greedy_fields(
-        self, prompt: Prompt, max_tokens: int, seed: int | None, top: int = MARGIN_TOP_TOKENS
+        self, prompt: Prompt, max_tokens: int, seed: int | None = None, top: int = MARGIN_TOP_TOKENS
     ) -> dict[str, Any]:
         """Return the request fields for a greedy answer, with log-probabilities if the server supports them.
 
@@ -298,10 +271,7 @@ class OpenAIModel(Backend):
     def _check_logprobs(self, completion: Completion) -> Completion:
         """Return the completion; raises ModelError if the server left out log-probabilities that it supports."""
         if self._endpoint.capabilities.logprobs and completion.tokens is None and completion.text:
-            raise ModelError(
-                f"{self.name} returned an answer without log-probabilities, although the server supports them. "
-                "Check the server's log."
-            )
+            raise ModelError(f"{self.name} returned an answer without log-probabilities. Check the server's log.")
         return completion
 
     def _open_stream(self, prompt: Prompt, fields: dict[str, Any], draft: str = "") -> Generator[Any, None, None]:
@@ -327,7 +297,7 @@ class OpenAIModel(Backend):
         """Draw `n` samples per prompt, in one request if the server supports `n`, otherwise in `n` requests."""
         if not prompts or n == 0:
             return [[] for _ in prompts]
-        check_sampling(sampling)
+        backend.check_sampling(sampling)
         fields = {"max_tokens": max_tokens, "temperature": sampling.temperature, **self._make_cutoff_fields(sampling)}
         if self._endpoint.capabilities.n:
             return self._map(lambda prompt: self._draw_samples(prompt, fields, n, seed), prompts)
@@ -360,10 +330,7 @@ class OpenAIModel(Backend):
         if not sampling.top_k:
             return fields
         if "top_k" not in fields:
-            raise UnsupportedSignal(
-                f"the server of {self.name} does not support top_k={sampling.top_k}. Use top_k=0, or a vLLM or SGLang "
-                "server."
-            )
+            raise UnsupportedSignal(f"{self.name} does not support top_k={sampling.top_k}. Use top_k=0, or vLLM.")
         return {**fields, "top_k": sampling.top_k}
 
     # --- labels -----------------------------------------------------------------------------------
@@ -378,8 +345,8 @@ class OpenAIModel(Backend):
                 self._label_reader.check(prompt)
         if prompts and Signal.LABELS not in self.offers:
             raise UnsupportedSignal(
-                f"{self.name} cannot score given answers (yes, no): the server does not return the log-probabilities "
-                "of the most probable tokens (top_logprobs). Use another server, or an hf: model."
+                f"{self.name} cannot score given answers (yes, no): it does not list the most probable tokens. Use "
+                "another server, or an hf: model."
             )
         return self._map(lambda prompt: self._read_labels(prompt, labels), prompts)
 
@@ -397,18 +364,17 @@ class OpenAIModel(Backend):
             listed = self._list_more_tokens(plain, labels, listed)
         return np.array([responses.compute_label_logprobs(listed, labels)], dtype=np.float32)
 
-    def _list_next_tokens(self, prompt: Prompt, n: int) -> TopTokens:
+    def _list_next_tokens(self, prompt: Prompt, n: int) -> responses.TopTokens:
         """Return the `n` most probable first tokens of the answer, with their log-probabilities."""
         fields = {"max_tokens": 1, "temperature": 0.0, **make_logprob_fields(prompt, n)}
         tokens = responses.parse_token_logprobs(self._endpoint.complete_prompt(prompt, fields))
         if not tokens or not tokens[0].top:
             raise ModelError(
-                f"{self.name} cannot score given answers (yes, no): the server's response has no log-probabilities of "
-                "the most probable tokens. Check the server's log."
+                f"{self.name} cannot score given answers (yes, no): it returned no top_logprobs. Check its log."
             )
         return tokens[0].top
 
-    def _list_more_tokens(self, prompt: Prompt, labels: Sequence[str], top: TopTokens) -> TopTokens:
+    def _list_more_tokens(self, prompt: Prompt, labels: Sequence[str], top: responses.TopTokens) -> responses.TopTokens:
         """Return a longer list of probable first tokens, because some labels are not among the listed tokens `top`.
 
         vLLM and SGLang are asked for the labels by token id, llama.cpp for longer lists. On other servers, the list
@@ -434,7 +400,7 @@ class OpenAIModel(Backend):
         """Return 1 for prompts to which the LLM replies with a tool call, otherwise 0."""
         return self._map(lambda prompt: float(self._endpoint.calls_tool(prompt, tool)), prompts)
 
-    def _map(self, work: Callable[[Item], Value], items: Sequence[Item]) -> list[Value]:
+    def _map(self, work: Callable[[backend.Item], backend.Value], items: Sequence[backend.Item]) -> list[backend.Value]:
         """Call `work` with each item in parallel threads and return the results in order; raises the first error."""
         if items:
             _ = self._endpoint.capabilities  # so that the test requests are sent before the threads start

@@ -26,7 +26,7 @@ MIN_TOKENS_FOR_ENTROPY = 1_000  # minimum number of listed tokens to estimate an
 LARGE_VOCABULARY = 150_000  # assumed vocabulary size in the upper bound of the entropy
 NEGLIGIBLE_MASS = 1e-9  # probability of all unlisted tokens that is treated as 0
 NOT_OPENAI_HINT = "The server is not an OpenAI-compatible API. Check the URL, which usually ends in /v1."
-TopTokens = Sequence[tuple[str, float]]  # texts and log-probabilities, most probable first
+TopTokens = tuple[tuple[str, float], ...]  # texts and log-probabilities, most probable first
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class TokenLogprobs:
 
     text: str
     logprob: float
-    top: tuple[tuple[str, float], ...]
+    top: TopTokens
 
     @property
     def entropy(self) -> float | None:
@@ -51,7 +51,8 @@ class TokenLogprobs:
         entropy = -float((np.exp(logprobs) * logprobs).sum())
         p_unlisted = max(0.0, 1 - float(np.exp(logprobs).sum()))
         if p_unlisted > NEGLIGIBLE_MASS:
-            smallest, largest = -logprobs[-1], math.log(LARGE_VOCABULARY / p_unlisted)
+            smallest = -logprobs[-1]
+            largest = math.log(LARGE_VOCABULARY / p_unlisted)
             entropy += p_unlisted * (smallest + largest) / 2
         return entropy
 
@@ -103,6 +104,15 @@ def parse_answer_ids(response: Any) -> list[int]:
     stop_token = choice.get("matched_stop", choice.get("stop_reason"))
     ends_in_stop_token = stop_token is None or stop_token == ids[-1]
     return ids[:-1] if ends_in_stop_token else ids
+
+
+def join_completions(draft: Completion, continuation: Completion) -> Completion:
+    """Join a draft and its continuation."""
+    tokens = None
+    if draft.tokens is not None and continuation.tokens is not None:
+        tokens = draft.tokens + continuation.tokens
+    n_tokens = draft.n_tokens + continuation.n_tokens
+    return Completion(draft.text + continuation.text, tokens, continuation.finished, n_tokens)
 
 
 def _get_choices(response: Any) -> list[dict[str, Any]]:
@@ -170,7 +180,7 @@ def _parse_parallel_arrays(logprobs: dict[str, Any]) -> list[TokenLogprobs]:
     ]
 
 
-def _parse_top(pairs: Iterable[tuple[Any, Any]]) -> tuple[tuple[str, float], ...]:
+def _parse_top(pairs: Iterable[tuple[Any, Any]]) -> TopTokens:
     checked = ((str(text), check_logprob(value)) for text, value in pairs)
     return tuple(sorted(checked, key=lambda pair: -pair[1]))
 
@@ -183,14 +193,9 @@ def check_logprob(value: Any) -> float:
     """
     number = float(value)
     if math.isnan(number):
-        raise ModelError(
-            "the server returned NaN as a log-probability. Check its model weights and number format (dtype)."
-        )
+        raise ModelError("the server returned NaN as a log-probability. Check its weights and dtype.")
     if math.isinf(number) or number > LOGPROB_TOLERANCE:
-        raise ModelError(
-            f"the server returned {number} as a log-probability, which must be finite and at most 0. Check the server's "
-            "version."
-        )
+        raise ModelError(f"the server returned {number} as a log-probability, which must be at most 0. Update it.")
     return min(0.0, max(MIN_LOGPROB, number))
 
 
@@ -203,9 +208,7 @@ def translate_format_errors(what: str) -> Generator[None, None, None]:
     try:
         yield
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError):
-        raise ModelError(
-            f"the server's response has {what} in an unknown format. Check the server's version."
-        ) from None
+        raise ModelError(f"the server's response has {what} in an unknown format. Update the server.") from None
 
 
 def compute_label_logprobs(top: TopTokens, labels: Sequence[str]) -> list[float]:
@@ -312,7 +315,7 @@ class StreamedResponse:
             ServerError: The stream ended before the answer was complete.
         """
         if not self.ended and self.finish_reason is None:  # some servers send only one of the two
-            raise ServerError("the server closed the connection in the middle of its answer. Send the question again.")
+            raise ServerError("the server closed the connection in the middle of its answer. Ask again.")
         choice = {"text": "".join(self.texts), "finish_reason": self.finish_reason, "logprobs": self.logprobs or None}
         return {"choices": [choice], "usage": self.usage}
 

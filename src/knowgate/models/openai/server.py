@@ -5,23 +5,24 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from knowgate.core.redaction import redact_message
 from knowgate.errors import KnowgateError, ModelError, ServerError, UnsupportedSignal
+from knowgate.models.backend import RemoteDraft
 from knowgate.models.openai.client import ApiClient, StatusError
 from knowgate.models.openai.responses import has_tool_call, parse_completions, parse_token_logprobs
-from knowgate.types import Prompt
+from knowgate.models.tokenization import REPLACEMENT_CHARACTER
+from knowgate.types import Completion, Prompt, Result
 
-Result = TypeVar("Result")
-PostFunction = Callable[[str, dict[str, Any]], Any]  # path and body -> response
 TOOL_CALL_TOKENS = 64  # enough for a call with a query; servers detect a call only when it is complete
-PROBE_TOKENS = 4  # length of the answer to the request that finds out what a server supports
+PROBE_PROMPT = Prompt("Hi")  # a request with it finds out what a server supports
+PROBE_TOKENS = 4  # length of the answer to it
 # Parameters to probe, and the values to try, best first. top_k=-1 means no limit in vLLM, SGLang and llama.cpp, but some
 # gateways expect 0.
-PROBED_PARAMETERS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
+PROBED_PARAMETERS: Mapping[str, tuple[dict[str, Any], ...]] = {
     "logprobs": ({"logprobs": True, "top_logprobs": 20}, {"logprobs": True, "top_logprobs": 5}, {"logprobs": True}),
     "n": ({"n": 2},),
     "seed": ({"seed": 0},),
@@ -32,6 +33,7 @@ WIDE_TOP_TOKENS = 2_000
 REFUSAL_STATUSES = (400, 422, 500, 501)  # some servers crash on parameters that they do not know
 MISSING_STATUSES = (404, 405, 501)  # returned for endpoints that a server does not have
 MAX_SHOWN_MODELS = 20  # maximum number of model names in an error message
+NO_DRAFT = Completion("", tokens=(), finished=False, n_tokens=0)  # a new answer begins with it
 # Server -> the fields that make it continue the last message instead of replying to it.
 CONTINUATION_FIELDS: Mapping[str, Mapping[str, bool]] = {
     "vllm": {"continue_final_message": True, "add_generation_prompt": False},
@@ -48,9 +50,6 @@ NEUTRAL_SAMPLING: Mapping[str, float] = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-
-
-# --- capabilities ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -72,75 +71,6 @@ class ServerCapabilities:
     sampling: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class _AcceptedRequest:
-    """A request that the server accepted, and its response."""
-
-    body: Mapping[str, Any]
-    response: Any
-
-
-def probe_server(post: PostFunction, model: str) -> ServerCapabilities:
-    """Find out what a server supports by sending a short request with all parameters.
-
-    If the server refuses it, a plain request is sent and the parameters are added one by one. A server may accept a
-    parameter and ignore it, so log-probabilities and `n` count as supported only if the response contains them.
-    """
-    plain = {**_make_greeting(model), "max_tokens": PROBE_TOKENS, "temperature": 1.0, "top_p": 1.0}
-    everything = dict(plain)
-    for values in PROBED_PARAMETERS.values():
-        everything |= values[0]
-    accepted = _try_request(post, everything)
-    if accepted is None:
-        accepted = _AcceptedRequest(plain, post("/chat/completions", plain))
-        for values in PROBED_PARAMETERS.values():
-            accepted = _add_first_accepted(post, accepted, values)
-    body, tokens = accepted.body, parse_token_logprobs(accepted.response) or []
-    return ServerCapabilities(
-        logprobs=bool(tokens),
-        top=min((len(token.top) for token in tokens), default=0),
-        n="n" in body and len(parse_completions(accepted.response)) == body["n"],
-        seed="seed" in body,
-        sampling={key: body[key] for key in ("top_k", "min_p") if key in body},
-    )
-
-
-def _add_first_accepted(
-    post: PostFunction, accepted: _AcceptedRequest, values: Sequence[Mapping[str, Any]]
-) -> _AcceptedRequest:
-    """Add to an accepted request the first of several values of a parameter that the server accepts too."""
-    for value in values:
-        attempt = _try_request(post, {**accepted.body, **value})
-        if attempt is not None:
-            return attempt
-    return accepted
-
-
-def probe_wide_logprobs(post: PostFunction, model: str) -> bool:
-    """Return whether a server lists thousands of tokens per position, as llama.cpp does. Most list about 20."""
-    body = {**_make_greeting(model), "max_tokens": 1, "temperature": 0.0}
-    accepted = _try_request(post, {**body, "logprobs": True, "top_logprobs": WIDE_TOP_TOKENS})
-    tokens = parse_token_logprobs(accepted.response) if accepted else None
-    return len(tokens[0].top) == WIDE_TOP_TOKENS if tokens else False
-
-
-def _make_greeting(model: str) -> dict[str, Any]:
-    return {"model": model, "messages": [{"role": "user", "content": "Hi"}]}
-
-
-def _try_request(post: PostFunction, body: Mapping[str, Any]) -> _AcceptedRequest | None:
-    """Send a chat request; returns None if the server refuses its parameters."""
-    try:
-        return _AcceptedRequest(body, post("/chat/completions", dict(body)))
-    except StatusError as error:
-        if error.status in REFUSAL_STATUSES:
-            return None
-        raise
-
-
-# --- requests -------------------------------------------------------------------------------------
-
-
 class ModelEndpoint:
     """Sends requests for one model to one server.
 
@@ -155,15 +85,52 @@ class ModelEndpoint:
         self._capabilities: ServerCapabilities | None = None
         self.refuses_drafts = False  # set when the server refuses to continue a draft
         self.on_response: Callable[[str], None] | None = None  # called with the id of each finished response
-        self.gives_hidden_states = False
 
     @property
     def capabilities(self) -> ServerCapabilities:
         """What the server supports. The first use sends test requests, once for all threads."""
         with self._probe_lock:
             if self._capabilities is None:
-                self._capabilities = self._explain_missing_model(lambda: probe_server(self._post, self.model))
+                self._capabilities = self._probe()
             return self._capabilities
+
+    def _probe(self) -> ServerCapabilities:
+        """Find out what the server supports by sending a short request with all parameters.
+
+        If the server refuses it, a plain request is sent and the parameters are added one by one. A server may accept a
+        parameter and ignore it, so log-probabilities and `n` count as supported only if the response contains them.
+        """
+        plain: dict[str, Any] = {"max_tokens": PROBE_TOKENS, "temperature": 1.0, "top_p": 1.0}
+        fields = dict(plain)
+        for values in PROBED_PARAMETERS.values():
+            fields |= values[0]
+        response = self._try_fields(fields)
+        if response is None:
+            fields = plain
+            response = self.complete_prompt(PROBE_PROMPT, plain)
+            for values in PROBED_PARAMETERS.values():
+                for value in values:
+                    attempt = self._try_fields(fields | value)
+                    if attempt is not None:
+                        fields, response = fields | value, attempt
+                        break
+        tokens = parse_token_logprobs(response) or []
+        return ServerCapabilities(
+            logprobs=bool(tokens),
+            top=min((len(token.top) for token in tokens), default=0),
+            n="n" in fields and len(parse_completions(response)) == fields["n"],
+            seed="seed" in fields,
+            sampling={key: fields[key] for key in ("top_k", "min_p") if key in fields},
+        )
+
+    def _try_fields(self, fields: dict[str, Any]) -> Any:
+        """Send a short chat request with these fields; returns the response, or None if the server refuses them."""
+        try:
+            return self.complete_prompt(PROBE_PROMPT, fields)
+        except StatusError as error:
+            if error.status in REFUSAL_STATUSES:
+                return None
+            raise
 
     @functools.cached_property
     def lists_wide_logprobs(self) -> bool:
@@ -173,7 +140,10 @@ class ModelEndpoint:
         """
         if self.capabilities.top <= 1:
             return False
-        return self._explain_missing_model(lambda: probe_wide_logprobs(self._post, self.model))
+        fields = {"max_tokens": 1, "temperature": 0.0, **make_logprob_fields(PROBE_PROMPT, WIDE_TOP_TOKENS)}
+        response = self._try_fields(fields)
+        tokens = None if response is None else parse_token_logprobs(response)
+        return tokens is not None and len(tokens) > 0 and len(tokens[0].top) == WIDE_TOP_TOKENS
 
     @property
     def lists_requested_tokens(self) -> bool:
@@ -181,7 +151,8 @@ class ModelEndpoint:
 
         vLLM and SGLang support this. vLLM 0.32 crashes, however, if it was also started with hidden states.
         """
-        return self.server == "sglang" or (self.server == "vllm" and not self.gives_hidden_states)
+        gives_hidden_states = self.on_response is not None
+        return self.server == "sglang" or (self.server == "vllm" and not gives_hidden_states)
 
     def complete_prompt(self, prompt: Prompt, fields: dict[str, Any], draft: str = "") -> Any:
         """Send a prompt and return the server's response as JSON.
@@ -192,7 +163,7 @@ class ModelEndpoint:
             draft: The beginning of the answer, for the server to continue; empty for a new answer.
         """
         path, body = self._make_request(prompt, fields, draft)
-        return self._explain_missing_model(lambda: self._post(path, body))
+        return self._post(path, body)
 
     def stream_prompt(self, prompt: Prompt, fields: dict[str, Any], draft: str = "") -> Generator[Any, None, None]:
         """Send a prompt and return the streamed response as a generator of JSON chunks.
@@ -200,7 +171,8 @@ class ModelEndpoint:
         Takes the arguments of `complete_prompt`. If `on_response` is set, it is called when the stream ends.
         """
         path, body = self._make_request(prompt, {**fields, "stream": True}, draft)
-        chunks = self._explain_missing_model(lambda: self.client.stream(path, body))
+        with self._explain_missing_model():
+            chunks = self.client.stream(path, body)
         return chunks if self.on_response is None else self._report_at_end(chunks)
 
     def calls_tool(self, prompt: Prompt, tool: Mapping[str, Any]) -> bool:
@@ -229,9 +201,7 @@ class ModelEndpoint:
             fields: Other fields of the request.
             report: Whether to call the callback `on_response` with the id of the response.
         """
-        body = {"model": self.model, **fields, "prompt": list(ids)}
-        post = self._post if report else self.client.post
-        return self._explain_missing_model(lambda: post("/completions", body))
+        return self._post("/completions", {"model": self.model, **fields, "prompt": list(ids)}, report=report)
 
     def _make_request(self, prompt: Prompt, fields: dict[str, Any], draft: str) -> tuple[str, dict[str, Any]]:
         """Return the path and the body of a request for a prompt, with the beginning of its answer if there is one."""
@@ -244,10 +214,12 @@ class ModelEndpoint:
             body |= CONTINUATION_FIELDS[self.server]
         return "/chat/completions", {**body, "messages": messages}
 
-    def _post(self, path: str, body: dict[str, Any]) -> Any:
+    def _post(self, path: str, body: dict[str, Any], *, report: bool = True) -> Any:
         """Send a POST request and return its JSON response. The callback `on_response`, if set, is called with its id."""
-        response = self.client.post(path, body)
-        self._report(response)
+        with self._explain_missing_model():
+            response = self.client.post(path, body)
+        if report:
+            self._report(response)
         return response
 
     def _report(self, response: Any) -> None:
@@ -262,6 +234,49 @@ class ModelEndpoint:
                 last = chunk if isinstance(chunk, dict) else last
                 yield chunk
         self._report(last)
+
+    # --- continuing a draft -----------------------------------------------------------------------
+    # vLLM and SGLang continue the last message if the request sets `continue_final_message`. llama.cpp always does so if
+    # the last message is the assistant's. Other servers would treat the draft as an earlier message of the chat.
+
+    def can_continue(self, draft: RemoteDraft) -> bool:
+        """Return whether the server can continue a draft, the beginning of an answer.
+
+        The server must split its text into the same tokens again. This is not possible if the text ends inside a
+        character, if it has outer spaces that a chat template would strip, or if the model generated tokens that the
+        text does not show, such as reasoning. For chat prompts, the server also needs an option to continue a message
+        and must not have refused a draft before. The draft of a raw prompt is sent as part of the prompt.
+        """
+        answer = draft.completion
+        if answer is None or not answer.text or REPLACEMENT_CHARACTER in answer.text:
+            return False
+        shows_all_tokens = answer.tokens is None or "".join(token.text for token in answer.tokens) == answer.text
+        if draft.prompt.raw or not shows_all_tokens:
+            return shows_all_tokens
+        has_outer_spaces = answer.text != answer.text.strip()
+        return not has_outer_spaces and not self.refuses_drafts and self.server in CONTINUATION_FIELDS
+
+    def send_draft(self, draft: RemoteDraft, send: Callable[[Completion], Result]) -> tuple[Completion, Result]:
+        """Request the rest of an answer after its draft or, if the server cannot continue the draft, a new answer.
+
+        A server refuses drafts if it is too old or if its chat template does not allow them. It gets no more drafts
+        then.
+
+        Args:
+            draft: The draft.
+            send: Sends the request for the text that follows a draft.
+
+        Returns:
+            The draft that was sent, NO_DRAFT for a new answer, and the result of `send`.
+        """
+        if draft.completion is not None and self.can_continue(draft):
+            try:
+                return draft.completion, send(draft.completion)
+            except StatusError as error:
+                if error.status not in REFUSAL_STATUSES:
+                    raise
+            self.refuses_drafts = True
+        return NO_DRAFT, send(NO_DRAFT)
 
     # --- model cards ------------------------------------------------------------------------------
 
@@ -298,10 +313,11 @@ class ModelEndpoint:
         cards = response.get("data") if isinstance(response, dict) else None
         return [card for card in cards if isinstance(card, dict)] if isinstance(cards, list) else []
 
-    def _explain_missing_model(self, send: Callable[[], Result]) -> Result:
-        """Call `send`; if it fails with status 404, raise an error that lists the server's models."""
+    @contextlib.contextmanager
+    def _explain_missing_model(self) -> Iterator[None]:
+        """Raise an error that lists the server's models if a request in the block fails with status 404."""
         try:
-            return send()
+            yield
         except StatusError as error:
             if error.status != 404:
                 raise
@@ -316,9 +332,7 @@ class ModelEndpoint:
             names = []
         if not names:
             message = str(error).rstrip(".")
-            return ServerError(
-                f"{message}. Check the URL, which usually ends in /v1, and the model's name '{self.model}'."
-            )
+            return ServerError(f"{message}. Check the URL, which often ends in /v1, and the model name '{self.model}'.")
         if self.model in names:  # the model exists, so the server means something else by 404
             return error
         more = ", ..." if len(names) > MAX_SHOWN_MODELS else ""
@@ -347,14 +361,10 @@ class ModelEndpoint:
 
     def _tokenize(self, body: dict[str, Any]) -> tuple[int, ...]:
         """Call the server's tokenizer endpoint."""
-        post = self.client.post if self.server == "sglang" else self.client.post_outside_v1
-        response = call_native_endpoint(post, "/tokenize", body)
+        response = self._call_native_endpoint("/tokenize", body, outside_v1=self.server != "sglang")
         tokens = response.get("tokens") if isinstance(response, dict) else None
         if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
-            raise ModelError(
-                f"the tokenizer of the server {self.client.url} did not return a list of token ids. "
-                "Check the server's version."
-            )
+            raise ModelError(f"the tokenizer of {self.client.url} did not return a list of token ids. Update it.")
         return tuple(tokens)
 
     def generate_on_sglang(self, ids: Sequence[int], fields: dict[str, Any]) -> Any:
@@ -362,24 +372,23 @@ class ModelEndpoint:
         body = {"input_ids": list(ids), "sampling_params": {**NEUTRAL_SAMPLING, "max_new_tokens": 1}, **fields}
         if self.adapter:  # /generate does not take a model name
             body["lora_path"] = self.adapter
-        return call_native_endpoint(self.client.post_outside_v1, "/generate", body)
+        return self._call_native_endpoint("/generate", body, outside_v1=True)
 
+    def _call_native_endpoint(self, path: str, body: dict[str, Any], *, outside_v1: bool) -> Any:
+        """Call an endpoint that is not part of the OpenAI API, such as /tokenize.
 
-def call_native_endpoint(post: PostFunction, path: str, body: dict[str, Any]) -> Any:
-    """Call an endpoint that is not part of the OpenAI API, such as /tokenize.
-
-    Raises:
-        UnsupportedSignal: The server does not have the endpoint, or a gateway in front of it hides it.
-    """
-    try:
-        return post(path, body)
-    except StatusError as error:
-        if error.status not in MISSING_STATUSES:
-            raise
-        raise UnsupportedSignal(
-            f"{str(error).rstrip('.')}. Reading labels or hidden states needs the server's endpoint {path}. Use the URL "
-            "of the server itself, not of a gateway, or a newer release of the server."
-        ) from None
+        Raises:
+            UnsupportedSignal: The server does not have the endpoint, or a gateway in front of it hides it.
+        """
+        try:
+            return self.client.post(path, body, outside_v1=outside_v1)
+        except StatusError as error:
+            if error.status not in MISSING_STATUSES:
+                raise
+            raise UnsupportedSignal(
+                f"{str(error).rstrip('.')}. Reading labels or hidden states needs the server's endpoint {path}. Use the "
+                "URL of the server itself, not of a gateway, or a newer release of the server."
+            ) from None
 
 
 def make_logprob_fields(prompt: Prompt, top: int) -> dict[str, Any]:

@@ -79,10 +79,7 @@ def _parse_hidden_states(options: dict[str, str]) -> HiddenStateConfig | None:
     """Parse the options layers, depth and storage; returns None if none of them is given."""
     if "layers" not in options:
         if others := [name for name in ("depth", "storage") if name in options]:
-            raise BadSetting(
-                f"the option '{others[0]}' in the model spec needs the option 'layers' too, which lists the layers of the "
-                "server's hidden states: #layers=15,23."
-            )
+            raise BadSetting(f"the option '{others[0]}' in the model spec needs the option 'layers' too: #layers=15.")
         return None
     layers = tuple(_parse_number("layers", word, 100_000, minimum=0) for word in options["layers"].split(","))
     if len(set(layers)) < len(layers):
@@ -90,8 +87,7 @@ def _parse_hidden_states(options: dict[str, str]) -> HiddenStateConfig | None:
     depth = _parse_number("depth", options.get("depth", str(max(layers) + 1)), 100_001)
     if depth <= max(layers):
         raise BadSetting(
-            f"depth={depth} in the model spec is too small for layer {max(layers)}. The depth is the model's number of "
-            "layers plus one for the embeddings."
+            f"depth={depth} in the model spec is too small for layer {max(layers)}. It is the number of layers plus one."
         )
     return HiddenStateConfig(layers, depth, expand_path(options["storage"]) if options.get("storage") else None)
 
@@ -112,14 +108,8 @@ def check_server_url(url: str) -> None:
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
-        raise BadSetting(
-            f"'{redacted}' is not a valid URL: {error}. Write, for example, http://127.0.0.1:8000/v1."
-        ) from None
+        raise BadSetting(f"'{redacted}' is not a valid URL: {error}. Example: http://127.0.0.1:8000/v1.") from None
     if parsed.userinfo:
-        raise BadSetting(
-            f"the URL '{redacted}' contains a login. Remove it, and set the environment variable KNOWGATE_API_KEY."
-        )
+        raise BadSetting(f"the URL '{redacted}' contains a login. Remove it, and set KNOWGATE_API_KEY instead.")
     if parsed.scheme not in ("http", "https") or not parsed.host or parsed.query or parsed.fragment:
-        raise BadSetting(
-            f"the URL '{redacted}' must have the form http(s)://HOST[:PORT]/PATH, such as http://127.0.0.1:8000/v1."
-        )
+        raise BadSetting(f"the URL '{redacted}' must have the form http(s)://HOST[:PORT]/PATH.")

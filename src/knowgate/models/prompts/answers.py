@@ -19,7 +19,6 @@ from knowgate.models.prompts.templates import (
     TemplateSet,
     detect_question_language,
     load_packaged_templates,
-    load_template_variant,
     load_templates,
 )
 from knowgate.types import Model, Passage, Prompt, Question, Reading
@@ -111,7 +110,8 @@ def quote_unless_grounded(question: str, answer: str, passages: Sequence[Passage
         >>> quote_unless_grounded("What does lunch cost?", "It costs 12 euro.", [passage])
         'Lunch costs 5 euro.'
     """
-    answer_terms, question_terms = _find_terms(answer), _find_terms(question)
+    answer_terms = _find_terms(answer)
+    question_terms = _find_terms(question)
     shown_terms = set(question_terms)
     for passage in select_sentences(question, passages, limit):
         shown_terms |= _find_terms(passage.text)
@@ -270,9 +270,8 @@ def load_answer_prompts(file: Path | None = None, lang: str | None = None, model
         is_embedded = model is not None and model.name in EMBEDDED_MODELS
         sentences = EMBEDDED_MODEL_SENTENCES if is_embedded else None
         return AnswerPrompts(load_packaged_templates("answer"), lang, sentences)
-    if str(file) in TEMPLATE_VARIANTS:
-        return AnswerPrompts(load_template_variant(str(file), like="answer"), lang)
-    return AnswerPrompts(load_templates(file, like="answer"), lang)
+    path = Path(__file__).with_name(f"{file}.toml") if str(file) in TEMPLATE_VARIANTS else file
+    return AnswerPrompts(load_templates(path, like="answer"), lang)
 
 
 def format_passages(passages: Sequence[Passage]) -> str:
@@ -313,21 +312,30 @@ def fit_passages(
     return tuple(fitting)
 
 
-def fit_passages_batch(
+class OpenPrompt(NamedTuple):
+    """An open-book prompt that fits the model's context window, and the passages in it."""
+
+    prompt: Prompt
+    passages: tuple[Passage, ...]
+
+
+def build_fitting_prompts(
     model: Model,
     prompts: AnswerPrompts,
     questions: Sequence[Question],
     passages: Sequence[Sequence[Passage]],
     max_tokens: int,
-) -> list[tuple[Passage, ...]]:
-    """Run `fit_passages` for many questions.
+) -> list[OpenPrompt]:
+    """Build the open-book prompt of each question, with as many of its first passages as fit the context window.
 
-    One call of the model checks which prompts fit the context window with all of their passages. The others are then
-    shortened one by one.
+    One call of the model checks which prompts fit with all of their passages. The others are then shortened one by one.
     """
     full_prompts = [prompts.open(question, retrieved) for question, retrieved in zip(questions, passages, strict=True)]
-    fitting = [tuple(retrieved) for retrieved in passages]
+    fitting = []
     for index, fits in enumerate(model.fits(full_prompts, max_tokens)):
-        if not fits:
-            fitting[index] = fit_passages(model, prompts, questions[index], passages[index], max_tokens)
+        if fits:
+            fitting.append(OpenPrompt(full_prompts[index], tuple(passages[index])))
+        else:
+            kept = fit_passages(model, prompts, questions[index], passages[index], max_tokens)
+            fitting.append(OpenPrompt(prompts.open(questions[index], kept), kept))
     return fitting

@@ -35,7 +35,8 @@ def build_ik_prompt(question: Question, draft: str = "") -> str:
         question: The question.
         draft: The beginning of the LLM's answer, to show to the judge; empty to show only the question.
     """
-    lang, query = detect_question_language(question), render_choices(question)
+    lang = detect_question_language(question)
+    query = render_choices(question)
     if not draft:
         return load_packaged_templates("ik").fill("bare", lang, query=query)
     return load_packaged_templates("ik").fill("drafted", lang, query=query, draft=draft)
@@ -58,7 +59,8 @@ def build_correctness_prompt(question: Question, answer: str | None = None) -> s
         question: The question.
         answer: The answer to judge; None to ask whether the LLM would answer the question correctly.
     """
-    lang, query = detect_question_language(question), render_choices(question)
+    lang = detect_question_language(question)
+    query = render_choices(question)
     templates = load_packaged_templates("right")
     if answer is None:
         return templates.fill("question", lang, query=query)
@@ -74,7 +76,8 @@ def build_search_correctness_prompt(question: Question, answer: str) -> str:
         question: The question.
         answer: The LLM's closed-book answer.
     """
-    lang, query = detect_question_language(question), render_choices(question)
+    lang = detect_question_language(question)
+    query = render_choices(question)
     return load_packaged_templates("right").fill("search", lang, query=query, answer=_format_answer(answer, lang))
 
 

@@ -95,17 +95,6 @@ def load_packaged_templates(name: str) -> TemplateSet:
     return TemplateSet(name, _strip_line_breaks(tomllib.loads(text)))
 
 
-@functools.cache
-def load_template_variant(name: str, like: str) -> TemplateSet:
-    """Load a variant of a packaged set of templates.
-
-    Args:
-        name: Name of the variant.
-        like: Name of the full set. Templates that the variant does not define are taken from it.
-    """
-    return _override(load_packaged_templates(like), name, load_packaged_templates(name).templates)
-
-
 def load_templates(path: Path, like: str) -> TemplateSet:
     """Load a user's templates from a TOML file.
 
@@ -122,25 +111,17 @@ def load_templates(path: Path, like: str) -> TemplateSet:
         content = read_text(path, maximum=MAX_TEMPLATE_BYTES)
         templates = _strip_line_breaks(parse_toml(content, f"the prompt file {path}"))
     except OSError as error:
-        raise BadSetting(
-            f"cannot read the prompt file {path}: {error.strerror}. Check the setting `prompts`."
-        ) from None
+        raise BadSetting(f"cannot read the prompt file {path}: {error.strerror}. Check `prompts`.") from None
     except BadInput as error:
         raise BadSetting(str(error)) from None
     except AttributeError:  # a value has the wrong type: only texts and sections have the methods that are called
         raise BadSetting(
-            f'the prompt file {path} has a value that is not a template. Write each template as name = "text" in a '
-            "section [en] or [zh]."
+            f'{path} has a value that is not a template. Write name = "text" in a section [en] or [zh].'
         ) from None
     for lang, texts in templates.items():
         _check_templates(path, lang, texts, base)
-    return _override(base, path.stem, templates)
-
-
-def _override(base: TemplateSet, name: str, templates: Mapping[str, Mapping[str, str]]) -> TemplateSet:
-    """Return a copy of `base` called `name`, with some of its templates replaced."""
     merged = {lang: {**texts, **templates.get(lang, {})} for lang, texts in base.templates.items()}
-    return TemplateSet(name, merged)
+    return TemplateSet(path.stem, merged)
 
 
 def _check_templates(path: Path, lang: str, texts: Mapping[str, str], base: TemplateSet) -> None:
@@ -152,7 +133,8 @@ def _check_templates(path: Path, lang: str, texts: Mapping[str, str], base: Temp
             names = ", ".join(base.templates[lang])
             raise BadSetting(f"{path}: unknown template {format_value(key)}. Known: {names}.")
         where = f"{path}: template {lang}.{key}"
-        expected, actual = _find_placeholders(base.templates[lang][key], where), _find_placeholders(text, where)
+        expected = _find_placeholders(base.templates[lang][key], where)
+        actual = _find_placeholders(text, where)
         if actual != expected:
             raise BadSetting(
                 f"{where} has the placeholders {format_value(sorted(actual))}, but it must have exactly these: "
@@ -176,9 +158,7 @@ def _find_placeholders(text: str, where: str) -> set[str]:
             if name is not None:  # it is None for the text after the last placeholder
                 names.add(name)
     except ValueError as error:
-        raise BadSetting(
-            f"{where} has unbalanced braces ({error}). To write a literal brace, double it: {{{{"
-        ) from None
+        raise BadSetting(f"{where} has unbalanced braces ({error}). To write a brace, double it: {{{{") from None
     return names
 
 
