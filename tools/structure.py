@@ -50,8 +50,8 @@ LEVEL = {part: len(LAYERS) - number for number, part in enumerate(LAYERS)}
 DOCUMENTED_NODES = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)  # nodes that may have a docstring
 
 # Limits that the tests enforce.
-MOST_MODULES = 372
-MOST_CODE_LINES = 47_388
+MOST_MODULES = 365
+MOST_CODE_LINES = 44_326
 MOST_EXPORTS = 200
 LONGEST_FUNCTION = 60
 MOST_LONG_FUNCTIONS = 5  # functions of more than 40 lines

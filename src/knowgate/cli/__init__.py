@@ -1,1 +1,1 @@
-"""The command line: one module per command. Commands parse, call one library function, and print."""
+"""The command line: one module per command, or for commands that belong together. Commands parse, call one library function, and print."""
