@@ -112,6 +112,27 @@ def test_headers_have_a_time_limit(serve, monkeypatch, start):
         assert read_all(connection).startswith(b"HTTP/1.1 408")
 
 
+def test_trailers_have_a_time_limit(serve, monkeypatch):
+    monkeypatch.setattr(connection_limits, "HEADER_SECONDS", 0.3)
+    address, _ = serve(gate="never")
+    head = b"POST /v1/decide HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    assert send(address, head + b"2\r\n{}\r\n0\r\nX-A: b").startswith(b"HTTP/1.1 408")
+
+
+def test_a_chunked_body_with_pauses_between_its_chunks_is_read(serve, monkeypatch):
+    monkeypatch.setattr(connection_limits, "HEADER_SECONDS", 0.3)
+    address, _ = serve(gate="never")
+    body = b'{"question":"Who wrote Emma?"}'
+    head = b"POST /v1/decide HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with connect(address) as connection:
+        connection.sendall(head + b"%x\r\n%b" % (len(body), body[:5]))
+        time.sleep(0.6)
+        connection.sendall(body[5:] + b"\r\n")
+        time.sleep(0.6)
+        connection.sendall(b"0\r\n\r\n")
+        assert read_all(connection).startswith(b"HTTP/1.1 200")
+
+
 def test_half_open_requests_do_not_stop_health(serve):
     address, _ = serve(gate="never")
     connections = [connect(address) for _ in range(300)]

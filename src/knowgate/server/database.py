@@ -60,12 +60,18 @@ DELETION_TABLES = (
     "CREATE TABLE deletions (at DOUBLE PRECISION NOT NULL, decision TEXT NOT NULL, question_key TEXT NOT NULL, owner TEXT)",
     "CREATE INDEX deletions_at ON deletions (at)",
 )
+# Version 4: hashes of the messages from which the question of a decision was made, if it is a follow-up.
+SOURCE_QUESTION_TABLES = (
+    "CREATE TABLE source_questions (decision TEXT NOT NULL, question_key TEXT NOT NULL)",
+    "CREATE INDEX source_questions_by_key ON source_questions (question_key)",
+    "CREATE INDEX source_questions_of ON source_questions (decision)",
+)
 # Version 2 of the counters: the number of requests of a key in each of the latest seconds.
 REQUEST_TABLES = (
     "CREATE TABLE requests (key TEXT NOT NULL, second BIGINT NOT NULL, count BIGINT NOT NULL)",
     "CREATE UNIQUE INDEX requests_of ON requests (key, second)",
 )
-DECISION_MIGRATIONS = (DECISION_TABLES, OWNER_COLUMNS, DELETION_TABLES)
+DECISION_MIGRATIONS = (DECISION_TABLES, OWNER_COLUMNS, DELETION_TABLES, SOURCE_QUESTION_TABLES)
 RATE_LIMIT_MIGRATIONS = (RATE_LIMIT_TABLES, REQUEST_TABLES)
 ADD_COLUMN = re.compile(r"ALTER TABLE (?P<table>\w+) ADD COLUMN (?P<column>\w+)")
 TABLE_COLUMNS = {  # table name -> names of its columns, parsed from the statements above
@@ -74,12 +80,15 @@ TABLE_COLUMNS = {  # table name -> names of its columns, parsed from the stateme
         + [addition[2] for addition in map(ADD_COLUMN.match, OWNER_COLUMNS) if addition and addition[1] == match[1]]
     )
     for match in map(
-        re.compile(r"CREATE TABLE (\w+) \((.*)\)$").match, (*SERVER_TABLES, *DELETION_TABLES, *REQUEST_TABLES)
+        re.compile(r"CREATE TABLE (\w+) \((.*)\)$").match,
+        (*SERVER_TABLES, *DELETION_TABLES, *REQUEST_TABLES, *SOURCE_QUESTION_TABLES),
     )
     if match
 }
 SERVER_SCHEMA = TableSchema(
-    "server", (SERVER_TABLES, OWNER_COLUMNS, (*DELETION_TABLES, *REQUEST_TABLES)), TABLE_COLUMNS
+    "server",
+    (SERVER_TABLES, OWNER_COLUMNS, (*DELETION_TABLES, *REQUEST_TABLES), SOURCE_QUESTION_TABLES),
+    TABLE_COLUMNS,
 )
 
 

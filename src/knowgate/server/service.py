@@ -180,13 +180,15 @@ class Service:
         if trace.decision is None:
             return response
         report = trace.to_json()
-        self.recent.append(report, trace.question, trace.owner)
+        if trace.source_questions:
+            report["follow_up"] = True
+        self.recent.append(report, trace.question, trace.owner, trace.source_questions)
         if self.learner is not None and trace.client_request is not None:
             self.learner.observe(response, trace)
         if self.decision_log is None:
             return response
         record = {**report, "model": self.gate_service.rag.model.name, "own_options": trace.has_own_options}
-        commit = self.decision_log.append(record, trace.question, trace.owner, seconds)
+        commit = self.decision_log.append(record, trace.question, trace.owner, seconds, trace.source_questions)
         if not self.options.durable:
             return response
         try:
@@ -273,7 +275,7 @@ class Service:
         path = request.url.path.removeprefix("/v1")
         max_values = json_api.MAX_JSON_VALUES if path in REQUEST_FORMATS else MAX_FORWARDED_VALUES
         raw_body, body = await self.read_request(request, max_values)
-        json_api.parse_request(schemas.GatedRequest, body)
+        json_api.parse_request(schemas.CompletionRequest if path == "/completions" else schemas.InputRequest, body)
         forwarded = ForwardedRequest(body, raw_body, request.headers, trace, self.deadline)
         if path in REQUEST_FORMATS:
             trace.client_request = ClientRequest(body, request.headers, path)

@@ -17,7 +17,7 @@ from knowgate.core.validation import check_encodable, check_number, format_value
 from knowgate.errors import BadInput
 from knowgate.types import Neighbor, Vector
 
-MAX_QUESTION_CHARS = 20_000
+MAX_QUESTION_CHARS = 20_000  # a longer text is a text to work on, not a question
 MAX_TIMESTAMP = 1e11  # seconds since 1970: the year 5138
 COPY_BATCH = 500  # entries copied per transaction
 SELECTED_COLUMNS = "id, question, label, outcome, source, weight, model, prompts, tenant, created, expires"

@@ -149,7 +149,7 @@ async def answer_prompt(forwarder: UpstreamForwarder, request: ForwardedRequest,
         trace.ungated_reason = question.reason
         return await forwarder.pass_through(request, path)
     await forwarder.set_model(request)
-    trace.question = question.text
+    trace.set_question(question)
     trace.decision = await _decide_question(gate_service, forwarder, rag, question, request.headers, trace)
     if trace.decision.retrieve and rag.retriever is not None:
         trace.passages = await BackgroundSearch(gate_service, rag, question).get_passages(trace)

@@ -26,7 +26,7 @@ from knowgate.server.chat.request_options import RequestOptions, is_knowgate_mod
 from knowgate.server.json_api import ApiError, json_response, parse_request
 from knowgate.server.options import ServeOptions
 from knowgate.server.schemas import LocalChatRequest
-from knowgate.server.streaming import DONE_EVENT, EventStreamResponse, format_event
+from knowgate.server.streaming import DONE_EVENT, EventStreamResponse, format_error_end, format_event
 from knowgate.server.telemetry.trace import RequestTrace, TokenUsage
 from knowgate.types import Answer, Decision, PassagesEvent, Question, StreamEvent, TokenizingModel
 from knowgate.types.records import AnswerEvent, DecisionEvent, TextEvent
@@ -210,8 +210,7 @@ class LocalChat:
             ApiError: 400 or 404 if the request is invalid, unsupported, or does not end with a plain question.
         """
         request, model = parse_request(LocalChatRequest, body), self.gate_service.rag.model
-        options = replace(read_request_options(body), shares_labels=trace.shares_labels)
-        options = self.gate_service.assign_arm(options, body, trace)
+        options = self.gate_service.assign_arm(read_request_options(body), body, trace)
         self._check_supported(body)
         trace.way, trace.model_name = "in-process", model.name
         trace.ignored_fields = tuple(sorted(set(body) - SUPPORTED_FIELDS - HARMLESS_FIELDS))[:20]
@@ -220,7 +219,8 @@ class LocalChat:
         if isinstance(question, UngatedRequest):
             message = f"a model in this process answers plain questions only, but {question.reason}."
             raise ApiError(400, message, "not_a_question")
-        trace.question = question.text
+        trace.set_question(question)
+        options = replace(options, shares_labels=trace.shares_labels)
         max_tokens = request.max_completion_tokens or request.max_tokens
         max_tokens = min(max_tokens, self.options.most_tokens) if max_tokens else self.gate_service.rag.max_tokens
         options = self._replace_stale_gate(options, max_tokens, question, trace)
@@ -395,7 +395,7 @@ async def _format_chunks(
         yield format_event({**last_chunk, "knowgate": progress.trace.to_json()})
         yield DONE_EVENT
     except ApiError as error:
-        yield format_event(error.to_json())
+        yield format_error_end(error)
     finally:
         await pieces.aclose()
 

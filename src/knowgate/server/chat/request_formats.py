@@ -14,11 +14,11 @@ from functools import cache
 from typing import Any, Protocol
 from unicodedata import normalize
 
+from knowgate.data.history.entries import MAX_QUESTION_CHARS
 from knowgate.errors import BadInput
 from knowgate.models.prompts import templates
 from knowgate.pipeline.conversation import question_from_messages
 from knowgate.server.options import PassagePlacement
-from knowgate.server.schemas import MAX_QUESTION_CHARS
 from knowgate.types import Model, Passage, Question
 
 MAX_PROMPT_CHARS = 500  # a longer prompt is a text to continue, not a question

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from knowgate.data.history.entries import KnowledgeLabel, LabelSource
@@ -19,7 +19,7 @@ from knowgate.server.json_api import ApiError
 from knowgate.server.learning.answers import CounterfactualAnswerer, HistoryLabeler
 from knowgate.server.learning.arms import Experiment, ExperimentArm
 from knowgate.server.load_limits import HOUR_SECONDS, MAX_CALLS_PER_AUDIT, CallBudget
-from knowgate.server.telemetry.decision_log import DecisionLog, RecentDecisions
+from knowgate.server.telemetry.decision_log import WRITE_LOCK, DecisionLog, RecentDecisions
 from knowgate.server.telemetry.trace import ClientRequest
 
 log = logging.getLogger(__name__)
@@ -30,9 +30,6 @@ MAX_POLL_WAIT_SECONDS = 0.25  # a request does not wait longer for them, so that
 MAX_PENDING_AUDITS = 64  # if as many audits of an API key are waiting, none of its requests is sampled
 LOSS, LABEL, FAILED, CLEARED = "loss", "label", "failed", "cleared"  # kinds of rows, see `AuditRecord`
 AUDIT_COLUMNS = "decision, arm, scope, kind, lost, closed, opened, owner"
-# With this lock, rows become visible in the order of their numbers. A process that reads on from the last number that it
-# has seen therefore misses no row.
-AUDIT_LOCK = "audits"
 INSERT_AUDIT = f"INSERT INTO audits ({AUDIT_COLUMNS}, at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
@@ -84,18 +81,26 @@ class AuditStore:
         return int(rows[0][0])
 
     async def add(self, audit: AuditRecord) -> list[AuditRecord]:
-        """Store an audit, and return all audits since the last read: this one and those of other processes."""
+        """Store an audit, without its texts if its decision was deleted meanwhile.
+
+        Returns:
+            All audits since the last read: this one, as it was stored, and those of other processes.
+        """
 
         def insert(store: Store) -> list[AuditRecord]:
-            values = [getattr(audit, name) for name in AUDIT_COLUMNS.split(", ")]
-            with store.transaction(AUDIT_LOCK) as transaction:
+            # With this lock, no process deletes the decision meanwhile. It also makes rows visible in the order of their
+            # numbers, so a process that reads on from the last number that it has seen misses none.
+            with store.transaction(WRITE_LOCK) as transaction:
+                row = transaction.execute("SELECT 1 FROM decisions WHERE id = ?", (audit.decision,)).fetchone()
+                stored = audit if row is not None else replace(audit, closed=None, opened=None)
+                values = [getattr(stored, name) for name in AUDIT_COLUMNS.split(", ")]
                 transaction.execute(INSERT_AUDIT, [*values, time.time()])
             return self._fetch_new(store)
 
         return await self._decisions.run(insert)
 
     async def is_deleted(self, decision: str) -> bool:
-        """Return whether a decision was deleted, so that no texts of its audit may be stored."""
+        """Return whether a decision was deleted, so that its question may not be labeled."""
         return bool(await self._decisions.find_missing([decision]))
 
     async def read_new(self) -> list[AuditRecord]:
@@ -293,12 +298,9 @@ class Auditor:
             await self._store_failure(job)
             return
         lost = float(await self._answers_differ(job, closed_answer, open_answer))
-        if self.store is not None and await self.store.is_deleted(job.id):
-            await self._store_result(job, kind, lost)  # without the texts, which a client has deleted
-            return
         self.recent.update(job.id, {"closed": closed_answer, "opened": open_answer, "lost": lost})
-        label = KnowledgeLabel.UNKNOWN if lost else KnowledgeLabel.KNOWN
-        if job.shares_label:
+        if job.shares_label and self.store is not None and not await self.store.is_deleted(job.id):
+            label = KnowledgeLabel.UNKNOWN if lost else KnowledgeLabel.KNOWN
             self.labeler.add(job.question, label, LabelSource.AGREEMENT)
         await self._store_result(job, kind, lost, closed_answer, open_answer)
 

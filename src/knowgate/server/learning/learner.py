@@ -129,9 +129,12 @@ class TrafficLearner:
             self.auditor.submit(job)
 
     async def learn_from_feedback(self, feedback: FeedbackRequest, rating: str, decision: Mapping[str, Any]) -> bool:
-        """Label the question of a decision by feedback on it, and return whether a label was stored."""
+        """Label the question of a decision by feedback on it, and return whether a label was stored.
+
+        Follow-ups are not labeled (see `RequestTrace.set_question`).
+        """
         question = decision.get("question")
-        if self.labeler.history is None or not isinstance(question, str):
+        if self.labeler.history is None or not isinstance(question, str) or decision.get("follow_up"):
             return False
         answers = {**decision, "retrieved": bool(decision.get("passages"))}
         label = label_by_feedback(rating, feedback.correction, answers)

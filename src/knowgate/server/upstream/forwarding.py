@@ -24,7 +24,7 @@ from knowgate.server import streaming
 from knowgate.server.chat.gate_service import BackgroundSearch, GateService
 from knowgate.server.chat.request_formats import UngatedRequest, extract_question, insert_passages
 from knowgate.server.chat.request_options import is_knowgate_model
-from knowgate.server.json_api import ApiError, parse_request
+from knowgate.server.json_api import parse_request
 from knowgate.server.options import ServeOptions
 from knowgate.server.schemas import ChatRequest
 from knowgate.server.telemetry.trace import RequestTrace
@@ -119,7 +119,8 @@ class UpstreamForwarder:
         3. If the gate skips retrieval, the draft is sent. Otherwise the question is answered with passages.
         """
         trace, search = request.trace, None
-        trace.question, trace.way = question.text, "question"
+        trace.set_question(question)
+        trace.way = "question"
         trace.decision = self.gate_service.apply_rules(rag, question)
         needs_draft = trace.decision is None
         if trace.decision is None and self.gate_service.get_signal_request(rag, trace).is_empty:
@@ -398,8 +399,8 @@ async def forward_stream(
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of a stream of the upstream.
 
-    The connection to the upstream is closed at the end, or when the client stops reading. If the upstream closes the
-    connection too early, the last event is an error.
+    The connection to the upstream is closed at the end, or when the client stops reading. If the upstream ends the stream
+    before the answer is complete, an error follows. The last event is [DONE].
 
     Args:
         upstream: The upstream.
@@ -410,9 +411,11 @@ async def forward_stream(
     """
     event: list[bytes] = []  # lines of the current event
     size = 0
+    end = streaming.StreamEnd()
     try:
         async for line in streaming.chain_lines(first_lines, remaining_lines):
             size += len(line)
+            end.add(line)
             if annotator is not None and line.startswith(b"data:"):
                 line = await run_for_size(len(line), partial(annotator.annotate, line))
             event.append(line)
@@ -425,14 +428,14 @@ async def forward_stream(
                 raise streaming.InvalidResponse(message)
         upstream.record_body()
         if event:
-            yield b"".join(event)
+            yield b"".join([*event, b"\n\n"])
+        yield end.format_missing_events()
     except streaming.InvalidResponse as error:
-        yield streaming.format_event(make_connection_error(error).to_json())
+        yield streaming.format_error_end(make_connection_error(error))
     except TimeoutError as error:
-        yield streaming.format_event(upstream.record_body_error(error, response).to_json())
+        yield streaming.format_error_end(upstream.record_body_error(error, response))
     except (ClientError, OSError):
-        message = "the upstream closed the connection before the answer was complete."
-        yield streaming.format_event(ApiError(502, message, "upstream_broke_off").to_json())
+        yield end.format_missing_events()
     finally:
         await remaining_lines.aclose()
         response.close()
