@@ -112,20 +112,29 @@ def test_headers_have_a_time_limit(serve, monkeypatch, start):
         assert read_all(connection).startswith(b"HTTP/1.1 408")
 
 
+CHUNKED_HEAD = b"POST /v1/decide HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
 def test_trailers_have_a_time_limit(serve, monkeypatch):
     monkeypatch.setattr(connection_limits, "HEADER_SECONDS", 0.3)
     address, _ = serve(gate="never")
-    head = b"POST /v1/decide HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-    assert send(address, head + b"2\r\n{}\r\n0\r\nX-A: b").startswith(b"HTTP/1.1 408")
+    assert send(address, CHUNKED_HEAD + b"2\r\n{}\r\n0\r\nX-A: b").startswith(b"HTTP/1.1 408")
+
+
+def test_slow_trailers_after_an_early_response_get_no_second_response(serve, monkeypatch):
+    monkeypatch.setattr(connection_limits, "HEADER_SECONDS", 0.1)
+    monkeypatch.setattr(connection_limits, "LINGER_SECONDS", 0.5)
+    address, _ = serve(gate="never")
+    reply = send(address, CHUNKED_HEAD.replace(b"localhost", b"x") + b"2\r\n{}\r\n0\r\nX-A: b")
+    assert (reply[:12], reply.count(b"HTTP/1.1")) == (b"HTTP/1.1 403", 1)
 
 
 def test_a_chunked_body_with_pauses_between_its_chunks_is_read(serve, monkeypatch):
     monkeypatch.setattr(connection_limits, "HEADER_SECONDS", 0.3)
     address, _ = serve(gate="never")
     body = b'{"question":"Who wrote Emma?"}'
-    head = b"POST /v1/decide HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
     with connect(address) as connection:
-        connection.sendall(head + b"%x\r\n%b" % (len(body), body[:5]))
+        connection.sendall(CHUNKED_HEAD + b"%x\r\n%b" % (len(body), body[:5]))
         time.sleep(0.6)
         connection.sendall(body[5:] + b"\r\n")
         time.sleep(0.6)

@@ -768,9 +768,9 @@ def test_slow_audits_of_one_key_do_not_delay_those_of_others(monkeypatch):
     done = []
 
     async def audit(self, job):
-        if job.owner == "slow":
+        if job.trace.owner == "slow":
             await asyncio.Event().wait()
-        done.append(job.owner)
+        done.append(job.trace.owner)
 
     async def run():
         auditor = Auditor(None, None, None, None, None, CallBudget(1_000))

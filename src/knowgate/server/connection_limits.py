@@ -387,6 +387,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """
         super().on_response_complete()
         if self._responded_early and self.cycle.more_body:
+            self._stop_timer("_header_timer")  # a request that has a response gets no error for slow trailers
             self._addresses[self._address].waiting[self] = self.loop.time()
             self._linger_timer = self.loop.call_later(LINGER_SECONDS, self.transport.close)
         elif self._responded_early:

@@ -122,10 +122,7 @@ class InputRequest(GatedRequest):
 
 
 class DecideRequest(GatedRequest):
-    """Body of POST /v1/decide, which must have exactly one of `question`, `questions` and `messages`.
-
-    The handler checks that there is exactly one of them. This model does not.
-    """
+    """Body of POST /v1/decide. The handler checks that it has exactly one of `question`, `questions` and `messages`."""
 
     question: QuestionText | None = None
     questions: list[QuestionText] | None = Field(None, min_length=1, max_length=MAX_DECIDED_QUESTIONS)
@@ -148,10 +145,9 @@ class RerankRequest(ApiRequest):
 
 
 class FeedbackRequest(ApiRequest):
-    """Body of POST /v1/feedback: a user's opinion about an answer.
+    """Body of POST /v1/feedback: a user's opinion about an answer, given by the id of its decision.
 
-    `id` is the id of the decision. A `rating`, a `correction` (the right answer), or both are required; the handler
-    checks that.
+    The handler checks that there is a `rating`, a `correction` (the right answer), or both.
     """
 
     id: str
@@ -295,10 +291,7 @@ class FeedbackEntry(ApiResponse):
 
 
 class StoredDecision(RequestReport):
-    """A decision in the decision log, with its feedback. `at` is the time in seconds since 1970.
-
-    `follow_up` is true if the question was made from several messages of a conversation.
-    """
+    """A decision in the decision log. `at`: seconds since 1970. `follow_up`: whether several messages made the question."""
 
     at: float
     question: str | None = None

@@ -28,9 +28,9 @@ from knowgate.server.learning.learner import TrafficLearner, build_learner, reco
 from knowgate.server.load_limits import UPLOAD_FACTOR, BreakersByKey, CircuitBreaker, RequestSlots, UploadBudget
 from knowgate.server.options import ServeOptions
 from knowgate.server.streaming import EventStreamResponse, run_while_connected
-from knowgate.server.telemetry.decision_log import DecisionLog, RecentDecisions
+from knowgate.server.telemetry.decision_log import DecisionLog
 from knowgate.server.telemetry.metrics import ServerMetrics
-from knowgate.server.telemetry.snapshot import MetricsSnapshot, SnapshotExchange
+from knowgate.server.telemetry.snapshot import MetricsSnapshot, RecentDecisions, SnapshotExchange
 from knowgate.server.telemetry.spans import RequestSpans, create_tracer_provider
 from knowgate.server.telemetry.trace import ClientRequest, RequestTrace
 from knowgate.server.upstream.forwarding import ForwardedRequest, UpstreamForwarder
@@ -377,11 +377,7 @@ class Service:
         return response
 
     def _delete_from_history(self, question: str | None, is_admin: bool) -> tuple[int, bool]:
-        """Delete a question from the history of questions, if the request has an admin key.
-
-        Args:
-            question: The question, or None if its text is not stored.
-            is_admin: Whether the request has an admin key. Without one, nothing is deleted.
+        """Delete a question (None if its text is not stored) from the history, if the request has an admin key.
 
         Returns:
             The number of deleted entries, and whether it is certain that the history does not have the question now.

@@ -1,4 +1,4 @@
-"""The decision log, which stores decisions and feedback in a file or database, and the recent decisions in memory."""
+"""The decision log, which stores decisions and feedback in a file or database."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import json
 import logging
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
@@ -47,7 +46,6 @@ LOCK_TIMEOUT_SECONDS = 10.0
 WRITE_LOCK = "decisions"  # in a database, decisions are written and deleted by one process at a time
 SHARED_ATTEMPTS, RETRY_SECONDS = 6, 0.1  # to find a decision that another process may be about to write
 MAX_PENDING_ROWS = 10_000  # if more rows wait, new ones are dropped, so that a slow disk does not fill the memory
-MAX_RECENT_DECISIONS = 500
 MAX_FEEDBACK_PER_DAY = 1000  # per API key
 DAY_SECONDS = 86_400.0
 DELETION_SECONDS = 600.0  # deletions are kept longer than decisions wait to be written
@@ -383,8 +381,8 @@ def _insert_rows(transaction: Transaction, rows: Sequence[DecisionRow]) -> None:
     """Insert new decisions, with the hashes of the messages from which their questions were made."""
     decisions = [(row.id, row.at, row.question, row.record, row.owner, row.question_key) for row in rows]
     transaction.executemany(UPSERT_DECISION, decisions)
-    for row in rows:
-        transaction.executemany(INSERT_SOURCE_QUESTION, [(row.id, key) for key in row.source_keys])
+    source_questions = [(row.id, key) for row in rows for key in row.source_keys]
+    transaction.executemany(INSERT_SOURCE_QUESTION, source_questions)
 
 
 def _drop_deleted(transaction: Transaction, rows: Sequence[DecisionRow]) -> list[DecisionRow]:
@@ -420,66 +418,3 @@ def delete_rows(store: Store, ids: Sequence[str]) -> None:
         transaction.executemany("UPDATE audits SET closed = NULL, opened = NULL WHERE decision = ?", values)
     if ids or n_texts:
         store.vacuum(["decisions", "feedback", "corrections", "audits"])
-
-
-class RecentDecisions:
-    """Keeps the newest decisions of this process in memory.
-
-    Args:
-        stores_texts: Whether to keep the texts of questions and answers.
-        max_size: Maximum number of decisions. Older ones are dropped.
-    """
-
-    def __init__(self, *, stores_texts: bool, max_size: int = MAX_RECENT_DECISIONS):
-        self.stores_texts = stores_texts
-        self._max_size = max_size
-        self._rows: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        self._texts: dict[str, tuple[str, ...]] = {}  # id of a decision -> its question, and messages it was made from
-
-    def append(
-        self, record: Mapping[str, Any], question: str | None, owner: str = "", source_questions: Sequence[str] = ()
-    ) -> None:
-        """Add a decision on a request of this owner (API key), and drop the oldest ones if there are too many."""
-        text = {"question": question, "owner": owner} if self.stores_texts else {}
-        self._rows[record["id"]] = {**record, "at": time.time(), **text}
-        if self.stores_texts and question:
-            self._texts[record["id"]] = (question, *source_questions)
-        while len(self._rows) > self._max_size:
-            self.delete([next(iter(self._rows))])
-
-    def update(self, id: str, fields: Mapping[str, Any]) -> None:
-        """Add fields to a decision. Does nothing if the decision is no longer in memory.
-
-        Args:
-            id: Id of the decision.
-            fields: The answers without and with passages (`closed`, `opened`), whether they differ (`lost`), or a
-                `rating`. Answers are dropped if texts may not be stored. Fields that are None are ignored.
-        """
-        if id in self._rows:
-            self._rows[id] |= {
-                name: value
-                for name, value in fields.items()
-                if value is not None and (self.stores_texts or name in ("lost", "rating"))
-            }
-
-    def find(self, id: str) -> dict[str, Any] | None:
-        return self._rows.get(id)
-
-    async def find_ids(self, question: str, owner: str | None) -> list[str]:
-        """Return the ids of all decisions on a question, of the given owner (API key), or of all owners if it is None."""
-        texts = {id: texts for id, texts in self._texts.items() if owner in (None, self._rows[id]["owner"])}
-        key = question_key(question)
-
-        def search() -> list[str]:
-            return [id for id, texts_of_id in texts.items() if key in map(question_key, texts_of_id)]
-
-        return await asyncio.to_thread(search)  # computing the keys of many long questions takes a while
-
-    def delete(self, ids: Iterable[str]) -> None:
-        for id in ids:
-            self._rows.pop(id, None)
-            self._texts.pop(id, None)
-
-    def list_newest(self, count: int) -> list[dict[str, Any]]:
-        """Return up to `count` decisions, newest first."""
-        return list(reversed(self._rows.values()))[:count]

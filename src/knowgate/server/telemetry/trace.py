@@ -53,11 +53,6 @@ HEADER_PREFIX = "x-knowgate-"
 MAX_HEADER_CHARS = 300
 
 
-def _create_request_id() -> str:
-    """Return a new random id for a request."""
-    return f"kg-{secrets.token_hex(12)}"
-
-
 @dataclass(frozen=True)
 class ClientRequest:
     """A request as the client sent it. `path` is its API path without /v1."""
@@ -109,7 +104,7 @@ class RequestTrace:
     """
 
     way: str = "pass-through"
-    id: str = field(default_factory=_create_request_id)
+    id: str = field(default_factory=lambda: f"kg-{secrets.token_hex(12)}")
     owner: str = ""
     is_admin: bool = False
     shares_labels: bool = True
