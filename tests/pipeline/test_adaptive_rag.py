@@ -426,3 +426,11 @@ class Careless(Gate):
 def test_a_careless_gate_is_named(gate, said):
     with pytest.raises(ModelError, match=said):
         AdaptiveRAG(load_model("fake"), gate).decide("Who?")
+
+
+def test_a_copy_with_the_same_gate_does_not_bind_it_again():
+    rag = AdaptiveRAG(FakeModel(TABLE), load_gate("logprob:mean"))
+    bound = rag.bound_gate
+    assert rag.replace(rules=None, threshold=0.5).bound_gate is bound
+    assert rag.replace(gate=load_gate("never")).bound_gate is not bound
+    assert rag.replace(model=FakeModel(TABLE)).bound_gate is not bound

@@ -232,6 +232,12 @@ def test_own_rules_are_tried_once_for_each_question(serve, path, monkeypatch):
     assert texts == [UNKNOWN]
 
 
+def test_the_names_of_ignored_fields_are_shortened(serve):
+    address, _ = serve(upstream=False, gate="never")
+    report = ask(address, model="knowgate", messages=[user(UNKNOWN)], **{"x" * 100_000: 1}).json()["knowgate"]
+    assert report["ignored"] == ["x" * 80]
+
+
 def test_a_body_above_the_limit_is_rejected(serve):
     address, _ = serve(gate="never", options={"largest_body": 2048})
     reply = httpx.post(f"{address}/v1/chat/completions", content=json.dumps({"a": "x" * 3000}), timeout=30)

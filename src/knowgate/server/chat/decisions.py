@@ -7,7 +7,6 @@ import json
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,7 +26,7 @@ from knowgate.server.streaming import InvalidResponse
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.draft import build_draft_request, measure_draft, read_draft
 from knowgate.server.upstream.forwarding import CHAT_PATH, ForwardedRequest, UpstreamForwarder
-from knowgate.types import Completion, Decision, DecisionNote, Passage, Question, Reranker
+from knowgate.types import Completion, Decision, Passage, Question, Reranker
 
 log = logging.getLogger(__name__)
 
@@ -142,9 +141,9 @@ async def answer_prompt(forwarder: UpstreamForwarder, request: ForwardedRequest,
     The responses of these endpoints cannot be used as drafts. If the gate reads drafts, a separate short draft is
     requested. Requests that do not contain a plain question are forwarded without a decision.
     """
-    gate_service, trace, request_format = forwarder.gate_service, request.trace, REQUEST_FORMATS[path]
+    gate_service, trace = forwarder.gate_service, request.trace
     rag = gate_service.prepare(request.body, trace)
-    question = request_format.extract_question(rag.model, request.body)
+    question = REQUEST_FORMATS[path].extract_question(rag.model, request.body)
     if isinstance(question, UngatedRequest):
         trace.ungated_reason = question.reason
         return await forwarder.pass_through(request, path)
@@ -154,12 +153,9 @@ async def answer_prompt(forwarder: UpstreamForwarder, request: ForwardedRequest,
     if trace.decision.retrieve and rag.retriever is not None:
         trace.passages = await BackgroundSearch(gate_service, rag, question).get_passages(trace)
         if trace.passages:
-            body, options = request.upstream_body, forwarder.options
-            request.changed_body = request_format.insert_passages(
-                body, trace.passages, options.place, cites=options.cite
-            )
-        elif "retriever" not in trace.degraded:
-            trace.decision = replace(trace.decision, notes=(*trace.decision.notes, DecisionNote.NOTHING_FOUND))
+            forwarder.insert_passages(request, trace.passages, path)
+        else:
+            trace.note_nothing_found()
     return await forwarder.forward(request, path)
 
 

@@ -37,6 +37,7 @@ SUPPORTED_FIELDS = {*LocalChatRequest.model_fields, "stream_options", "n"}
 # Fields that have no effect on an answer, so they are not reported as ignored.
 HARMLESS_FIELDS = {"user", "metadata", "store"}
 UNSUPPORTED_FIELDS = ("tools", "functions", "logprobs", "audio", "modalities", "prediction")
+MAX_IGNORED_FIELDS, MAX_FIELD_NAME_CHARS = 20, 80  # of ignored fields that are reported
 MAX_CACHED_PIPELINES = 64
 BATCH_WAIT_SECONDS = 0.003
 MAX_BATCH_SIZE = 16  # a larger batch would make a single question wait longer for the others
@@ -213,7 +214,8 @@ class LocalChat:
         options = self.gate_service.assign_arm(read_request_options(body), body, trace)
         self._check_supported(body)
         trace.way, trace.model_name = "in-process", model.name
-        trace.ignored_fields = tuple(sorted(set(body) - SUPPORTED_FIELDS - HARMLESS_FIELDS))[:20]
+        ignored_fields = sorted(set(body) - SUPPORTED_FIELDS - HARMLESS_FIELDS)
+        trace.ignored_fields = tuple(name[:MAX_FIELD_NAME_CHARS] for name in ignored_fields[:MAX_IGNORED_FIELDS])
         loop = asyncio.get_running_loop()
         question = await loop.run_in_executor(model.workers, extract_question, model, request.messages)
         if isinstance(question, UngatedRequest):

@@ -315,18 +315,15 @@ class RecentDecisions:
     def __init__(self, *, stores_texts: bool):
         self.stores_texts = stores_texts
         self._rows: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        self._texts: dict[str, tuple[str, ...]] = {}  # id of a decision -> its question, and messages it was made from
 
     def append(
         self, record: Mapping[str, Any], question: str | None, owner: str = "", source_questions: Sequence[str] = ()
     ) -> None:
         """Add a decision on a request of this owner (API key), and drop the oldest one if there are too many."""
-        text = {"question": question, "owner": owner} if self.stores_texts else {}
-        self._rows[record["id"]] = {**record, "at": time.time(), **text}
-        if self.stores_texts and question:
-            self._texts[record["id"]] = (question, *source_questions)
+        texts = {"question": question, "source_questions": source_questions, "owner": owner}
+        self._rows[record["id"]] = {**record, "at": time.time(), **(texts if self.stores_texts else {})}
         if len(self._rows) > MAX_RECENT_DECISIONS:
-            self.delete([next(iter(self._rows))])
+            self._rows.popitem(last=False)
 
     def update(self, id: str, fields: Mapping[str, Any]) -> None:
         """Add fields to a decision. Does nothing if the decision is no longer in memory.
@@ -348,18 +345,18 @@ class RecentDecisions:
 
     async def find_ids(self, question: str, owner: str | None) -> list[str]:
         """Return the ids of all decisions on a question, of the given owner (API key), or of all owners if it is None."""
-        texts = {id: texts for id, texts in self._texts.items() if owner in (None, self._rows[id]["owner"])}
+        rows = [row for row in self._rows.values() if row.get("question") and owner in (None, row["owner"])]
         key = question_key(question)
 
-        def search() -> list[str]:
-            return [id for id, texts_of_id in texts.items() if key in map(question_key, texts_of_id)]
+        def is_match(row: dict[str, Any]) -> bool:
+            return key in map(question_key, (row["question"], *row["source_questions"]))
 
-        return await asyncio.to_thread(search)  # computing the keys of many long questions takes a while
+        # In a thread, because computing the keys of many long questions takes a while.
+        return await asyncio.to_thread(lambda: [row["id"] for row in rows if is_match(row)])
 
     def delete(self, ids: Iterable[str]) -> None:
         for id in ids:
             self._rows.pop(id, None)
-            self._texts.pop(id, None)
 
     def list_newest(self, count: int) -> list[dict[str, Any]]:
         """Return up to `count` decisions, newest first."""

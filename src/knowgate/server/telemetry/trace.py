@@ -6,13 +6,13 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from starlette.datastructures import Headers
 
 from knowgate.pipeline.answer_json import decision_record
-from knowgate.types import ArbiterChoice, Completion, Decision, Passage, Question
+from knowgate.types import ArbiterChoice, Completion, Decision, DecisionNote, Passage, Question
 
 
 @dataclass(frozen=True)
@@ -138,6 +138,11 @@ class RequestTrace:
         if "asked" in question.meta:
             self.source_questions = (question.meta["asked"], *question.meta["earlier"])
             self.shares_labels = False
+
+    def note_nothing_found(self) -> None:
+        """Note on the decision that the search returned no passages, unless it failed."""
+        if self.decision is not None and "retriever" not in self.degraded:
+            self.decision = replace(self.decision, notes=(*self.decision.notes, DecisionNote.NOTHING_FOUND))
 
     @contextmanager
     def measure(self, stage: str) -> Iterator[None]:

@@ -8,8 +8,8 @@ Mode `race` is like `draft`, but the search already runs while the draft is gene
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from knowgate.gates.arbiters.arbitration import choose_answers
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.server import streaming
 from knowgate.server.chat.gate_service import BackgroundSearch, GateService
-from knowgate.server.chat.request_formats import UngatedRequest, extract_question, insert_passages
+from knowgate.server.chat.request_formats import REQUEST_FORMATS, UngatedRequest, extract_question
 from knowgate.server.chat.request_options import is_knowgate_model
 from knowgate.server.json_api import parse_request
 from knowgate.server.options import ServeOptions
@@ -32,7 +32,7 @@ from knowgate.server.upstream import draft as drafts
 from knowgate.server.upstream.client import UpstreamClient, build_response_headers, make_connection_error
 from knowgate.server.upstream.draft import UpstreamDraft
 from knowgate.server.upstream.response_body import iter_chunks, parse_completion, read_content, run_for_size
-from knowgate.types import AnswerPair, Arbiter, DecisionNote, Gate, Question
+from knowgate.types import AnswerPair, Arbiter, Gate, Passage, Question
 
 CHAT_PATH, EVENT_STREAM = "/chat/completions", "text/event-stream"
 PARTIAL_DRAFT_REASON = "the arbiter compares whole answers, but only the beginning of this stream was drafted"
@@ -204,9 +204,7 @@ class UpstreamForwarder:
 
     async def _answer_without_passages(self, request: ForwardedRequest) -> Response:
         """Answer a request whose search returned nothing, with its draft if there is one."""
-        trace = request.trace
-        if trace.decision is not None and "retriever" not in trace.degraded:
-            trace.decision = replace(trace.decision, notes=(*trace.decision.notes, DecisionNote.NOTHING_FOUND))
+        request.trace.note_nothing_found()
         if request.draft is not None and request.draft.completion is not None:
             return await _make_draft_response(self.upstream, request.draft, request)
         _close_draft(request)
@@ -217,8 +215,7 @@ class UpstreamForwarder:
 
         If there is an arbiter and a complete draft, the arbiter chooses between the draft and the new answer.
         """
-        body, passages, options = request.upstream_body, request.trace.passages, self.options
-        request.changed_body = insert_passages(body, passages, options.place, cites=options.cite)
+        self.insert_passages(request, request.trace.passages)
         if request.draft is None or rag.bound_arbiter is None:
             return await self.forward(request)
         if not request.draft.is_complete:
@@ -305,6 +302,11 @@ class UpstreamForwarder:
         # The body is another object if log-probabilities were added to it.
         answer.hides_logprobs = body is not request.upstream_body and not request.body.get("logprobs")
         return answer
+
+    def insert_passages(self, request: ForwardedRequest, passages: Sequence[Passage], path: str = CHAT_PATH) -> None:
+        """Insert passages into the body of a request that will be forwarded to this path."""
+        insert = REQUEST_FORMATS[path].insert_passages
+        request.changed_body = insert(request.upstream_body, passages, self.options.place, cites=self.options.cite)
 
     async def forward(self, request: ForwardedRequest, path: str = CHAT_PATH) -> Response:
         """Forward the request, and add the `knowgate` object to the response."""
