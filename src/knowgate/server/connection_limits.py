@@ -206,11 +206,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
         While an earlier request of the same connection is being answered, the time limit starts again.
         """
-        has_trailers = self.cycle is not None and self.cycle.more_body
-        if self.cycle is not None and not self.cycle.response_complete and not has_trailers:
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        if is_answering and not self.cycle.more_body:  # otherwise the trailers of this request are late
             self._header_timer = self.loop.call_later(HEADER_SECONDS, self._on_header_timeout)
             return
-        self._reject(408, f"The headers did not arrive within {HEADER_SECONDS:g} seconds.")
+        self._reject(408, f"The headers or trailers did not arrive within {HEADER_SECONDS:g} seconds.")
 
     def data_received(self, data: bytes) -> None:
         """Process bytes from the client, and limit the time and size of headers."""

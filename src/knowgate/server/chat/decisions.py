@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from aiohttp.client_exceptions import ClientError
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
@@ -22,10 +20,9 @@ from knowgate.server.chat.request_formats import REQUEST_FORMATS, UngatedRequest
 from knowgate.server.chat.request_options import SELECTABLE_GATES, RequestOptions
 from knowgate.server.json_api import ApiError, parse_request
 from knowgate.server.schemas import DecideRequest, DecideResponse, RerankRequest, RerankResponse
-from knowgate.server.streaming import InvalidResponse
 from knowgate.server.telemetry.trace import RequestTrace
-from knowgate.server.upstream.draft import build_draft_request, measure_draft, read_draft
-from knowgate.server.upstream.forwarding import CHAT_PATH, ForwardedRequest, UpstreamForwarder
+from knowgate.server.upstream.draft import UpstreamDraft, measure_draft
+from knowgate.server.upstream.forwarding import ForwardedRequest, UpstreamForwarder
 from knowgate.types import Completion, Decision, Passage, Question, Reranker
 
 log = logging.getLogger(__name__)
@@ -120,18 +117,11 @@ async def _decide_question(
         model = forwarder.options.upstream_model or await forwarder.upstream.get_default_model(headers)
         messages = [{"role": "user", "content": question.text}]
         body = {"model": model, "messages": messages, "max_tokens": rag.bound_gate.request.draft_tokens}
-        content = json.dumps(build_draft_request(body, rag.bound_gate)).encode()
-        with trace.measure("draft"):
-            response = await forwarder.upstream.send("POST", CHAT_PATH, content, headers)
-            try:
-                if response.status == 200:
-                    answer = await read_draft(response)
-                    draft, trace.extra_usage = answer.completion, await measure_draft(answer, body)
-                    forwarder.upstream.record_body()
-            except (ClientError, OSError, InvalidResponse) as error:
-                raise forwarder.upstream.record_body_error(error, response) from None
-            finally:
-                response.close()
+        answer = await forwarder.request_answer(ForwardedRequest(body, b"", headers, trace), rag.bound_gate, "draft")
+        if isinstance(answer, UpstreamDraft):
+            draft, trace.extra_usage = answer.completion, await measure_draft(answer, body)
+        else:
+            answer.close()
     return await gate_service.decide(rag, question, draft, trace)
 
 

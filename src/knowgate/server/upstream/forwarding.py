@@ -49,7 +49,7 @@ class ForwardedRequest:
         raw_body: The same body as bytes, which are forwarded if the body is not changed.
         headers: Headers of the client's request.
         trace: Trace of the request.
-        deadline: Time of the event loop's clock at which the request must have ended.
+        deadline: Time of the event loop's clock at which a streamed response must have ended.
         changed_body: The body to forward, if it differs from that of the client.
         draft: The answer without passages, if the gate read it and decided to retrieve. It can still be sent if the
             search returns nothing, or if an arbiter prefers it to the answer with passages.
@@ -59,7 +59,7 @@ class ForwardedRequest:
     raw_body: bytes
     headers: Headers
     trace: RequestTrace
-    deadline: float
+    deadline: float = 0.0
     changed_body: dict[str, Any] | None = None
     draft: UpstreamDraft | None = None
 
@@ -162,9 +162,8 @@ class UpstreamForwarder:
         gate, trace = rag.bound_gate, request.trace
         reader: Gate | Arbiter = gate if trace.decision is None else rag.bound_arbiter or gate
         token_count = gate.request.draft_tokens if trace.decision is None else WHOLE_DRAFT
-        draft = await self._request_answer(
-            request, reader, "draft", partial(drafts.read_first_tokens, count=token_count)
-        )
+        read_stream = partial(drafts.read_first_tokens, count=token_count)
+        draft = await self.request_answer(request, reader, "draft", read_stream)
         if not isinstance(draft, UpstreamDraft):
             adds_logprobs = drafts.build_draft_request(request.upstream_body, reader) != request.upstream_body
             if not adds_logprobs or draft.status not in LOGPROBS_REFUSAL_STATUSES:
@@ -231,7 +230,7 @@ class UpstreamForwarder:
         A streamed answer is sent only when it is complete, or when the arbiter would choose every answer with this beginning.
         """
         read_stream = partial(drafts.read_until, is_enough=arbiter.accepts_beginning)
-        answer = await self._request_answer(request, arbiter, "answer", read_stream)
+        answer = await self.request_answer(request, arbiter, "answer", read_stream)
         if not isinstance(answer, UpstreamDraft):
             return await forward_response(self.upstream, answer, request.trace)
         is_beginning_accepted = answer.remaining_lines is not None and not answer.has_ended
@@ -262,12 +261,12 @@ class UpstreamForwarder:
 
     # --- forwarding -------------------------------------------------------------------------------
 
-    async def _request_answer(
+    async def request_answer(
         self,
         request: ForwardedRequest,
         reader: Gate | Arbiter,
         stage: str,
-        read_stream: Callable[[aiohttp.ClientResponse], Awaitable[UpstreamDraft]],
+        read_stream: Callable[[aiohttp.ClientResponse], Awaitable[UpstreamDraft]] = drafts.read_draft,
     ) -> UpstreamDraft | aiohttp.ClientResponse:
         """Request an answer from the upstream, with the signals that a gate or arbiter reads.
 
@@ -275,7 +274,8 @@ class UpstreamForwarder:
             request: The client's request.
             reader: The gate or arbiter that reads the answer.
             stage: Name of the stage in the trace.
-            read_stream: Function that reads as much of a streamed answer as the reader needs.
+            read_stream: Function that reads as much of a streamed answer as the reader needs. Not needed if the request
+                does not ask for a stream.
 
         Returns:
             The answer, or the HTTP response if its status is not 200.
