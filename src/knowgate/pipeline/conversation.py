@@ -64,14 +64,15 @@ def _is_plausible(rewritten: str, exchanges: Sequence[Exchange], text: str) -> b
     It must be a question, keep the words of the follow-up except for pronouns and the like, add a word of the
     conversation, and not repeat an earlier question.
     """
+    if not QUESTION_END.search(rewritten):
+        return False
     conversation = " ".join(f"{exchange.question} {exchange.answer}" for exchange in exchanges)
     rewritten_words, conversation_words = _find_content_words(rewritten), _find_content_words(conversation)
     own_words = _find_content_words(REFERENCE_PATTERN.sub(" ", text))  # without pronouns
     added_words = rewritten_words - own_words
     adds_context = not conversation_words.isdisjoint(added_words)
     is_repeated = any(tokenize(rewritten) == tokenize(exchange.question) for exchange in exchanges)
-    is_question = QUESTION_END.search(rewritten) is not None
-    return is_question and own_words <= rewritten_words and adds_context and not is_repeated
+    return own_words <= rewritten_words and adds_context and not is_repeated
 
 
 def _find_content_words(text: str) -> set[str]:
