@@ -31,7 +31,7 @@ def test_costs_of_a_log_use_its_threshold(call, log):
     outcome = call("cost", log, "--price-search", "0.01")
     retrieved = sum(json.loads(line)["retrieve"] for line in log.read_text().splitlines())
     lines = outcome.out.splitlines()
-    assert lines[0].startswith(f"The gate skips {1 - retrieved / 30:.0%} of the searches. That saves ")
+    assert lines[0].startswith(f"The gate skips {1 - retrieved / 30:.0%} of the searches. In all, it saves ")
     assert "per 1,000 questions, in the currency of your prices." in lines[0]
     assert [line.split()[0] for line in lines[3:]] == ["always", "never", "gated"]
     assert lines[3].split()[1] == "10"  # 1,000 searches for a cent each
@@ -67,7 +67,9 @@ def test_a_small_server_log_shows_what_it_records_and_nothing_else(call, tmp_pat
         )
         database.commit()
     outcome = call("cost", "log.db")
-    assert outcome.out.startswith("The gate skips 50% of the searches. That saves 2.5 in searches per 1,000 questions")
+    assert outcome.out.startswith(
+        "The gate skips 50% of the searches. In all, it saves 2.5 in searches per 1,000 questions"
+    )
     assert "The gate makes 1.50 LLM calls per question where always retrieving makes 1" in outcome.out
     assert "It is cheaper if a call costs less than 0.005." in outcome.out
     assert "Not counted" not in outcome.out  # logprob runs no judge

@@ -452,6 +452,17 @@ def test_shadow_mode_measures_the_loss_without_extra_calls(serve, stub, tmp_path
     assert len(stub.bodies) == 2  # the draft and the answer
 
 
+def test_shadow_mode_collects_both_answers_of_requests_that_the_gate_retrieves_for(serve, stub, tmp_path):
+    options = audit_options(tmp_path, shadow=True, keep_questions=True)
+    address, _ = serve(gate="logprob:mean", threshold=0.0, arbiter="none", options=options)
+    assert ask(address).json()["knowgate"]["notes"] == []  # the gate itself retrieves
+    wait_until(lambda: get_arms(address)["a"]["audits"].get("label"))
+    assert len(stub.bodies) == 2  # the draft and the answer
+    with sqlite3.connect(tmp_path / "d.db") as database:
+        rows = database.execute("SELECT kind, lost, closed IS NOT NULL, opened IS NOT NULL FROM audits").fetchall()
+    assert rows == [("loss", 0.0, 0, 0), ("label", 1.0, 1, 1)]
+
+
 def test_shadow_mode_retrieves_even_if_a_rule_would_skip(serve, tmp_path):
     address, _ = serve(gate="logprob:first", options={"shadow": True})
     record = ask(address, "Hello!").json()["knowgate"]

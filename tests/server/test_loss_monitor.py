@@ -90,7 +90,7 @@ def test_a_gate_without_a_bound_has_no_alarm_and_says_what_to_set(serve, caplog)
     _, app = serve(gate="never")
     arm = _build_arm("a", app.state.service.gate_service.rag, "never", ServeOptions(audit=0.1, decisions="d.db"))
     assert arm.monitor.max_changed is None
-    assert "Set `max_changed` to the maximum share" in caplog.text
+    assert "Set `max_changed` (a setting and a flag) to the maximum share" in caplog.text
 
 
 def make_population(changed_share=0.8, n=4000):

@@ -84,7 +84,7 @@ def replay_command(log: LogArgument, prices: replay.Prices, options: ReplayOptio
         inform("Of the money saved, extra LLM calls are not priced (--price-llm-call).")
     if any(not result.has_evidence for result in results):
         inform(f"A risk is unknown if fewer than {replay.MIN_KNOWN_QUESTIONS} skipped questions have both answers.")
-        inform("Do not choose such a threshold. First collect more answers: knowgate serve --audit 0.1 --shadow")
+        inform("Do not choose such a threshold. First collect more answers: knowgate serve --shadow --audit 1")
 
 
 def parse_thresholds(text: str) -> list[float]:
@@ -237,7 +237,9 @@ def print_log_summary(log: LoggedTraffic, traffic: replay.Traffic) -> None:
     if log.n_estimated:
         inform(f"Prompt tokens are estimated from the text for {log.n_estimated} of them.")
     if not traffic.checks:
-        inform("Lost answers are unknown: no question has both answers. Serve with --audit 0.1, or use a label run.")
+        inform(
+            "Lost answers are unknown: no question has both answers. Serve with --shadow --audit 1, or use a label run."
+        )
 
 
 def _make_replay_record(
@@ -348,7 +350,7 @@ def describe_saving(comparison: CostComparison, currency: str) -> str:
         saved = COST_QUESTIONS * (always - gated)
         amount = f"{abs(saved):,.4g}{'' if comparison.prices.include_llm else ' in searches'}"
         verb = "saves" if saved >= 0 else "costs"
-        verdict = f"{verdict} That {verb} {amount} per {COST_QUESTIONS:,} questions, in {currency}."
+        verdict = f"{verdict} In all, it {verb} {amount} per {COST_QUESTIONS:,} questions, in {currency}."
     lost, gained = comparison.gated.lost, comparison.gated.gained
     if lost is None or gained is None:
         return verdict

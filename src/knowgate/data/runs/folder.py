@@ -345,9 +345,9 @@ def strip_model_prefix(model: str) -> str:
 def suggest_ask_options(model: str) -> str:
     """Return the options that `knowgate ask` needs to use a gate fitted on this model; usually "".
 
-    A gate that was fitted on imported answers does not know which server gave them, so the user must name one.
+    A gate that was fitted on imported answers knows neither the server that gave them nor the documents.
     """
-    return f" --model openai:{strip_model_prefix(model)}@URL" if is_recorded_model(model) else ""
+    return f" --docs DIR --model openai:{strip_model_prefix(model)}@URL" if is_recorded_model(model) else ""
 
 
 def suggest_data_and_model(settings: Mapping[str, Any]) -> tuple[str, str]:

@@ -397,7 +397,7 @@ def _describe_always_cost(evaluation: Evaluation, costs: CostComparison, assumpt
         return ""
     money = format_money(SAVINGS_QUESTIONS * per_question)
     prices = describe_prices(assumptions)
-    return f"Retrieving for {SAVINGS_QUESTIONS:,} such questions costs {money}, at {prices}; no gate can save more."
+    return f"Retrieving for {SAVINGS_QUESTIONS:,} such questions costs {money}, at {prices}."
 
 
 def format_threshold(threshold: float | None) -> str:

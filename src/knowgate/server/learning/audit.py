@@ -280,15 +280,14 @@ class Auditor:
         """Compare the answers with and without passages to a sampled request, and store whether they differ.
 
         If the client got the answer with passages, skipping retrieval changed nothing, so 0 is stored at once. The answers
-        are then compared only to label the question: if they agree, the LLM knows it.
+        are then compared for a label (if they agree, the LLM knows the question) and for replays of other thresholds. No
+        answer is generated only for a replay.
         """
         kind = LOSS if job.may_have_changed else LABEL
         if not job.may_have_changed:
             await self._store_result(job, LOSS, 0.0)
-            # If both answers exist, the question already got its label when they were sent.
-            lacks_label = job.open_answer is not None and job.closed_answer is None
             stores_labels = self.labeler.history is not None and job.trace.shares_labels
-            if not lacks_label or not stores_labels:
+            if job.open_answer is None or (job.closed_answer is None and not stores_labels):
                 return
         closed_answer, open_answer = await self._get_both_answers(job)
         if closed_answer is None or open_answer is None:

@@ -333,8 +333,8 @@ def _build_arm(name: str, rag: AdaptiveRAG, gate_spec: str, options: ServeOption
     bound = _read_changed_bound(rag) if options.max_changed is None else None
     if bound is None and options.max_changed is None and options.audit:
         log.warning(
-            "Gate %s has no limit for changed answers, so audits raise no alarm. Set `max_changed` to the maximum "
-            "share of answers that skipping retrieval may change, right or wrong.",
+            "Gate %s has no limit for changed answers, so audits raise no alarm. Set `max_changed` (a setting and a flag) to "
+            "the maximum share of answers that skipping retrieval may change, right or wrong.",
             gate_spec,
         )
     monitor = LossMonitor(options.max_changed, delta, test_delta=delta)

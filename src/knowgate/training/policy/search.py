@@ -100,7 +100,8 @@ def fit_policy(
         evidence = load_evidence(resolve_run_paths(runs), options.seed)
         base = choose_base(evidence, options, detect_gpu())
         fitter = CandidateFitter(evidence, base, checkpoint_folder(folder), watch or ignore_progress)
-        fitter.report(evidence.describe() if base else f"{evidence.describe()} {NO_JUDGE_NOTE}")
+        lacks_judge = not base and options.base is None  # the user has not said that there shall be none
+        fitter.report(f"{evidence.describe()} {NO_JUDGE_NOTE}" if lacks_judge else evidence.describe())
         search = PolicySearch(fitter, options, command)
         policy = search.fit_both(folder) if evidence.has_both else search.fit_closed_book(folder)
     delete_checkpoint(folder)
