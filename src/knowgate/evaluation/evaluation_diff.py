@@ -135,16 +135,9 @@ def diff_to_dict(diff: EvaluationDiff) -> dict[str, Any]:
         name: {"name": side.name, "model": side.model, "questions": side.n, "recommended": side.recommendation}
         for name, side in (("first", diff.first), ("second", diff.second))
     }
-    return {
-        **sides,
-        "paired": diff.paired,
-        "shared": diff.shared,
-        "needed": diff.needed,
-        "watched": diff.watched,
-        "only_first": diff.only_first,
-        "only_second": diff.only_second,
-        "gates": [asdict(gate) for gate in diff.gates],
-    }
+    copied = ("paired", "shared", "needed", "watched", "only_first", "only_second")
+    values = {name: getattr(diff, name) for name in copied}
+    return {**sides, **values, "gates": [asdict(gate) for gate in diff.gates]}
 
 
 @dataclass(frozen=True)
@@ -170,12 +163,14 @@ def _diff_gate(
     Accuracy and retrieval rate are compared question by question, if enough questions are `shared` and both evaluations
     store the gate's decisions. All else is compared as estimates of independent samples.
     """
-    names = [name for name in first.measures if name in second.measures]
-    changes = {name: _diff_independent(first.measures[name], second.measures[name]) for name in names}
+    changes = {}
+    for measure, before in first.measures.items():
+        if measure in second.measures:
+            changes[measure] = _diff_independent(before, second.measures[measure])
     decisions = {"accuracy": (first.right, second.right), "rate": (first.searched, second.searched)}
-    for measure, (before, after) in decisions.items():
-        if measure in changes and shared is not None and before is not None and after is not None:
-            changes[measure] = _diff_paired(before[shared.first], after[shared.second], resamples)
+    for measure, (before_flags, after_flags) in decisions.items():
+        if measure in changes and shared is not None and before_flags is not None and after_flags is not None:
+            changes[measure] = _diff_paired(before_flags[shared.first], after_flags[shared.second], resamples)
     return GateDiff(name, changes)
 
 

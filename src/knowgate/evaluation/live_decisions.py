@@ -66,7 +66,7 @@ def label_and_decide(
     Answers and decisions found in `out` are reused. Decisions are stored under the names of `make_record_names`.
 
     Args:
-        gates: Gate specs or gates. 'auto' is left for the evaluation to resolve.
+        gates: Gate specs or gates. 'auto' is ignored here; an evaluation replaces it by all gates that the data allow.
         data: Questions, or data specs separated by commas.
         out: Folder for the runs.
         options: The LLM and how it answers.

@@ -78,7 +78,7 @@ class CachedAnswerer:
         file: Cache file of the answers.
         prompts: Prompts of the answers.
         max_tokens: Maximum length of an answer.
-        on_progress: Called with the number of new answers and their total.
+        on_progress: Called with the number of answers generated so far, and how many have to be generated.
     """
 
     model: Model
