@@ -27,7 +27,7 @@ NOT_GIVEN = "(not given)"
 
 @dataclass(frozen=True, slots=True)
 class QuestionFacts:
-    """What the report on the knowledge of an LLM needs of a labeled question. It is small, so that long runs fit in memory.
+    """What the report on the knowledge of an LLM needs of a labeled question; small, so that long runs fit in memory.
 
     A side is a way of answering: 'closed' (without passages), 'open' (with them) or 'mask' (with masked passages).
 
@@ -196,7 +196,7 @@ def compute_saving_curve(facts: Sequence[QuestionFacts], indicator: str) -> Savi
         saved = n_skipped / n
         return SavingPoint(threshold, saved, n_correct[n_skipped] / n, saved * never + (1 - saved) * always)
 
-    # A threshold skips all questions of equal value. So i questions can be skipped only if the next one has a lower value.
+    # A threshold skips all questions of equal value. So i questions can be skipped only if the next has a lower value.
     skip_counts = [i for i in range(1, n + 1) if i == n or cases[i - 1].value - cases[i].value > TOLERANCE]
     points = [make_point(None, 0), *(make_point(cases[count - 1].value, count) for count in skip_counts)]
     marks = [

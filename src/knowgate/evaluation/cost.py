@@ -91,8 +91,8 @@ class CostComparison:
     def money(self) -> float | None:
         """Money per question that the gate saves, compared with always retrieving; negative if it costs more.
 
-        If the costs of the LLM are unknown, only the saved searches are counted. This is possible only if the gate makes
-        no more LLM calls than always retrieving. Otherwise the result is None.
+        If the costs of the LLM are unknown, only the saved searches are counted. This is possible only if the gate
+        makes no more LLM calls than always retrieving. Otherwise the result is None.
         """
         always_money, gated_money = self.always.money(self.prices), self.gated.money(self.prices)
         if always_money is not None and gated_money is not None:

@@ -72,12 +72,18 @@ class EvaluationDiff:
         return self.shared if self.shared >= self.needed else 0
 
     def find_worse(self, tolerance: float) -> list[GateDiff]:
-        """Return the watched gates whose accuracy fell by more than `tolerance` and whose interval is below 0."""
+        """Return the watched gates whose accuracy in the second evaluation is certainly below that in the first.
+
+        It must have fallen by more than `tolerance`, and the interval of the difference must be below 0.
+        """
         return [gate for gate in self.gates if gate.gate in self.watched and _has_fallen(gate, tolerance)]
 
 
 def _has_fallen(gate: GateDiff, tolerance: float) -> bool:
-    """Return whether accuracy fell by more than `tolerance`, and the interval of the difference is below 0."""
+    """Return whether accuracy fell from the first to the second evaluation by more than `tolerance`, and certainly.
+
+    It fell certainly if the interval of the difference is below 0.
+    """
     if "accuracy" not in gate.changes:
         return False
     difference = gate.changes["accuracy"].difference
@@ -130,7 +136,7 @@ def diff_evaluations(
 
 
 def diff_to_dict(diff: EvaluationDiff) -> dict[str, Any]:
-    """Convert all differences to plain data."""
+    """Convert the differences between two evaluations to plain data, for JSON."""
     sides = {
         name: {"name": side.name, "model": side.model, "questions": side.n, "recommended": side.recommendation}
         for name, side in (("first", diff.first), ("second", diff.second))

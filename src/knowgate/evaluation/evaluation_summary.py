@@ -108,7 +108,7 @@ def summarize_evaluation(evaluation: Evaluation, recommendation: Recommendation,
     """
     gates = {}
     for gate in evaluation.gates:
-        measures = {name: value for name, value in gate.measures.items() if name in SUMMARY_MEASURES}
+        measures = {measure: value for measure, value in gate.measures.items() if measure in SUMMARY_MEASURES}
         gates[gate.gate] = GateSummary(measures, gate.right, gate.retrieve)
     results_with_arbiter = evaluation.cascade.lines if evaluation.cascade else []
     for result in results_with_arbiter:

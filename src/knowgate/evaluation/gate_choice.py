@@ -80,9 +80,9 @@ class SkipCounts:
     skipped: NDArray[Any]
 
     def lower_bounds(self, n: int) -> FloatArray:
-        """Return the lower 95 % confidence bound of the change of accuracy at each threshold, measured on `n` questions.
+        """Return the lower 95 % confidence bound of the change of accuracy at each threshold, against always retrieving.
 
-        The change is against always retrieving. One loss is added to those counted: without it, a threshold with hardly
+        The change is measured on `n` questions. One loss is added to those counted: without it, a threshold with hardly
         any wins and losses would look safe by chance.
         """
         # A win changes a question by 1, a loss by -1. So the mean square of the changes is (wins + losses) / n.

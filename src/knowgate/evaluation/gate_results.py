@@ -102,12 +102,14 @@ class GateResult:
 
 
 def measure_gates(table: LabelTable, gates: Sequence[TableScores], bootstrap: Bootstrap) -> list[GateResult]:
-    """Measure all gates on the same bootstrap resamples.
+    """Measure all gates, with intervals from the same bootstrap resamples (random draws of the questions).
+
+    With many questions, the resamples are measured on groups of similar questions, which is nearly exact and faster.
 
     Args:
         table: Labeled questions.
         gates: For each gate, the need for retrieval (0 to 1) that it gives to each question.
-        bootstrap: The resamples. With many questions, they are measured on groups of similar ones, which is nearly exact.
+        bootstrap: The resamples.
     """
     outcomes = [GradedNeeds(gate.needs, gate.threshold, table.closed_right, table.open_right) for gate in gates]
     if bootstrap.n <= MAX_EXACT_QUESTIONS:
@@ -179,7 +181,7 @@ def tune_threshold(table: LabelTable, opened: metrics.BoolArray, needs: metrics.
 
 
 def build_baselines(table: LabelTable) -> list[TableScores]:
-    """Build the baselines: never retrieve, always retrieve, and the oracle, which retrieves exactly where passages help.
+    """Build the baselines: never retrieve, always retrieve, and the oracle, which retrieves just where passages help.
 
     Returns:
         The baselines as if they were gates. Empty if the questions have no answers with passages.
@@ -301,9 +303,9 @@ def _build_decision_metric(outcomes: GradedNeeds) -> WeightedMetric | None:
 def _derive_measures(means: Mapping[str, metrics.FloatArray]) -> dict[str, metrics.FloatArray]:
     """Derive the measures of a gate's decisions from means over the questions, one value per bootstrap resample.
 
-    `random` is the expected accuracy if as many questions are retrieved for, but at random. `gain` is the accuracy above
-    that, `loss` the accuracy below always retrieving. `recovered` is the reached part of the best possible rise over
-    never retrieving. `closed_if_known` is the accuracy without passages on the questions that the gate skips, and
+    `random` is the expected accuracy if as many questions are retrieved for, but at random. `gain` is the accuracy
+    above that, `loss` the accuracy below always retrieving. `recovered` is the reached part of the best possible rise
+    over never retrieving. `closed_if_known` is the accuracy without passages on the questions that the gate skips, and
     `closed_if_unknown` that on the questions it retrieves for.
     """
     random = means["rate"] * means["always"] + (1 - means["rate"]) * means["never"]
@@ -348,9 +350,10 @@ class QuestionCells:
 
 
 def _resample_cells(gates: Sequence[GradedNeeds], bootstrap: Bootstrap) -> list[dict[str, metrics.FloatArray]]:
-    """Measure each gate: exactly on all questions, and on the resamples approximately, with cells of similar questions.
+    """Measure each gate exactly on all questions, and approximately on their bootstrap resamples, to save time.
 
-    The error of the cells on all questions is known. It is subtracted from every resample.
+    The approximation groups similar questions into cells and measures the cells. On all questions, the error of this is
+    known: the measure of the cells minus the exact measure. It is subtracted from the measure of every resample.
 
     Returns:
         For each gate and measure, the value on all questions, followed by the values on the resamples.

@@ -99,8 +99,8 @@ class RankingResult:
         measures: Ranking measures of each ranker, such as P@1.
         hits: By ranker, for each question: whether each passage helps, in the ranker's order.
         chance: P@1 of a random order: how often its first passage helps.
-        margin: Reranking is skipped if the score of the retriever's first passage is by at least this share above that of
-            the second; None for never.
+        margin: Reranking is skipped if the retriever's first passage leads the second by at least this share of its
+            score; None for never.
         margin_share: Share of questions for which reranking is skipped.
     """
 

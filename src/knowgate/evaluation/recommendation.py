@@ -235,10 +235,11 @@ def _recommend_own_threshold(
 def _recommend_choice(
     evaluation: Evaluation, choice: GateChoice, answers: CorrectAnswers, max_loss: float
 ) -> Recommendation:
-    """Recommend a gate that was chosen on all questions, or never retrieving if that gate hardly beats chance.
+    """Make the recommendation of the gate and threshold that were chosen on all questions.
 
-    The effect of the choice is measured by cross-validation: each fold is decided by the gate and threshold that were
-    chosen on the other folds.
+    Their effect is measured by cross-validation: each fold of the questions is decided by the gate and threshold that
+    were chosen on the other folds. If the gate is hardly better than skipping searches at random, and never retrieving
+    loses few answers, never retrieving is recommended instead.
     """
     folds = _cross_validate(evaluation, answers, max_loss / 2)
     n = len(answers.closed)
@@ -323,8 +324,8 @@ class _Fold(NamedTuple):
 def _cross_validate(evaluation: Evaluation, answers: CorrectAnswers, max_loss: float) -> list[_Fold]:
     """Divide the questions into folds (fifths) and choose a gate and threshold for each fold, on all other questions.
 
-    So the choice can be tested on questions that had no part in it. A hash of the question decides its fold, so repeated
-    questions share a fold.
+    So the choice can be tested on questions that had no part in it. A hash of the question decides its fold, so
+    repeated questions share a fold.
     """
     hashes = (hash_to_unit("recommend", str(key)) for key in evaluation.table.question_fingerprints)
     fold_of_row = np.array([int(value * FOLDS) for value in hashes])  # hashes are at least 0 and below 1
@@ -379,12 +380,12 @@ def _measure_effect(
 
 
 def _is_above_zero(gains: FloatArray, z: float) -> bool:
-    """Return whether the mean gain is more than z standard errors above 0, even with one more lost answer.
+    """Return whether the mean gain is more than `z` standard errors above 0. To be strict, one lost answer is added.
 
-    A bootstrap interval would be too optimistic, because gains are rare and the gate was chosen among many. With
-    shuffled needs, so that no gate is better than chance, 32 of 400 evaluations had a bootstrap interval above 0, but
-    only 3 pass this test with `Z_CERTAIN`. `Z_CERTAIN` is the strictest of three cutoffs (1.96, 2.33, 2.58). It was
-    picked on shuffles of four recorded runs; the counts above are from four other runs.
+    A bootstrap interval would be too optimistic, because gains are rare and the gate was chosen among many. This was
+    measured with shuffled needs, where no gate is better than chance: 32 of 400 evaluations had a bootstrap interval
+    above 0, but only 3 passed this test with `Z_CERTAIN`, the strictest of three cutoffs (1.96, 2.33, 2.58). The cutoff
+    was picked on shuffles of four recorded runs; the counts are from four other runs.
     """
     n = len(gains)
     # One more lost answer, with a gain of -1, lowers the mean by 1 / n and adds 1 to the sum of squares.

@@ -180,8 +180,8 @@ class TrafficEvent:
             whether it is wrong while the one with passages is correct. None if only one answer is known.
         closed_only: Cost of the closed-book answer if there is no gate.
         extra_calls: LLM calls of the gate besides the draft, such as samples.
-        has_draft: Whether an answer is drafted before the decision. None if that is not recorded; then there was a draft
-            if tokens were generated for `reading`.
+        has_draft: Whether an answer is drafted before the decision. None if that is not recorded; then there was a
+            draft if tokens were generated for `reading`.
         right: (closed, opened, given), in a label run only: whether the answers without and with passages are correct,
             and the one that is given after a search, which may be either if an arbiter chooses. None if unknown.
     """
@@ -239,6 +239,9 @@ class ReplayResult:
 @dataclass(frozen=True)
 class Traffic:
     """Logged questions, with their needs for retrieval and their costs as arrays.
+
+    Costs are recorded by stage (the gate's reading, the answer without and with passages) and by measure (seconds,
+    tokens of the prompt, generated tokens, GPU time).
 
     Raises:
         BadInput: There are no questions.

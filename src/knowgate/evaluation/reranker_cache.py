@@ -110,7 +110,10 @@ class CachedAnswerer:
         return ValueCache(self.file, "answer")
 
     def _make_prompts(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[Prompt]:
-        """Make the prompts. Passages that do not fit into the context of the LLM are shortened."""
+        """Make the prompt of each question, with its passages if there are any.
+
+        Passages that do not fit into the context of the LLM are shortened.
+        """
         prompts = [
             self.prompts.open(question, shown) if shown else self.prompts.closed(question)
             for question, shown in zip(questions, passages, strict=True)

@@ -76,11 +76,13 @@ class ActionOutcomes:
 
 
 def predict_action_success(training: ActionOutcomes, needs: FloatArray) -> FloatArray:
-    """Predict the probability that each action answers correctly, from need alone.
+    """Predict the probability that each action answers correctly, from the need for retrieval alone.
+
+    The actions are to skip the search, to retrieve once, and to retrieve in several rounds.
 
     Args:
         training: Outcomes that the probabilities are fitted on.
-        needs: Needs of the questions to predict for.
+        needs: Needs of the questions to predict for (0 = the LLM knows, 1 = retrieve).
 
     Returns:
         Probabilities; one row per question, one column per action.
@@ -106,7 +108,8 @@ def choose_actions(probabilities: FloatArray, searches: Sequence[float], price: 
     Args:
         probabilities: Probability that each action answers correctly (questions x actions).
         searches: Mean number of searches of each action.
-        price: Price of a search, in correct answers.
+        price: Price of a search, in correct answers: at 0.05, twenty searches cost as much as one correct answer is
+            worth.
     """
     # argmax returns the first maximum, and actions are in ascending order of searches.
     return np.asarray(np.argmax(probabilities - price * np.asarray(searches), axis=1))
@@ -121,7 +124,8 @@ def measure_actions(
         gate: Name of the gate.
         training: Outcomes on which the probability that each action succeeds is fitted.
         test: Outcomes of other questions, on which the choice is measured.
-        prices: Prices of a search, in correct answers.
+        prices: Prices of a search, in correct answers: at 0.05, twenty searches cost as much as one correct answer is
+            worth.
         bootstrap: Resamples for the intervals.
     """
     probabilities = predict_action_success(training, test.needs)

@@ -232,7 +232,7 @@ def _is_usable(record: Mapping[str, Any], arm: str | None, left_out: Counter[str
 
 
 def _make_event(record: Mapping[str, Any], audits: Sequence[tuple[str, float]]) -> TrafficEvent:
-    """Convert a logged decision to an event. The log records times, but no token counts.
+    """Convert a logged decision of the server to a traffic event. The log records times, but no token counts.
 
     Args:
         record: The decision.

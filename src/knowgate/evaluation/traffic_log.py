@@ -215,8 +215,7 @@ def _parse_amounts(record: Mapping[str, Any], passages: list[str]) -> _AnswerAmo
 def _add_search_costs(event: TrafficEvent, amounts: _AnswerAmounts, *, has_full_draft: bool) -> TrafficEvent:
     """Add the costs of a question that was answered after a search.
 
-    With `has_full_draft`, the LLM wrote a whole answer before the search. Then the cost of skipping the search is known,
-    too.
+    With `has_full_draft`, the LLM wrote a whole answer before the search, so the cost of skipping the search is known.
     """
     opened = EventCost(amounts.rest_seconds, amounts.open_prompt, amounts.answer, amounts.answer_seconds)
     if not has_full_draft:
@@ -301,8 +300,9 @@ def read_label_run_traffic(path: Path, gate: str, arbiter: str | None = None) ->
     Args:
         path: Folder of the run.
         gate: Spec or folder of the gate.
-        arbiter: Arbiter that chooses between both answers after a search; 'none' for no arbiter, None for the one that is
-            stored with the gate, if any. The risk of skipping is to lose the answer that the arbiter would have chosen.
+        arbiter: Arbiter that chooses between both answers after a search; 'none' for no arbiter, None for the one that
+            is stored with the gate, if any. The risk of skipping is to lose the answer that the arbiter would have
+            chosen.
 
     Raises:
         BadInput: The gate or the arbiter was fitted on all questions of the run.

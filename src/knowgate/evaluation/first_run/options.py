@@ -67,7 +67,7 @@ class FirstRunOptions(Options):
 
 
 class ProgressReporter:
-    """Receives the messages and the progress of a first run. This base class ignores them."""
+    """Receives the messages and the progress of a first run (`knowgate start`). This base class ignores them."""
 
     def say(self, line: str) -> None:
         """Report a message."""

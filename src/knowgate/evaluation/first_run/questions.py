@@ -193,7 +193,7 @@ class WrittenQuestionFolder(RowFolder):
 
 @dataclass(frozen=True)
 class QuestionWriter:
-    """Lets a model write questions, a batch at a time, until there are enough.
+    """Lets an LLM write questions about passages, a batch at a time, until there are enough.
 
     Attributes:
         model: The LLM.

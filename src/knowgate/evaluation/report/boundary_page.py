@@ -123,7 +123,7 @@ def _build_saving_section(runs: Sequence[RunReport]) -> str:
 
 
 def _build_extremes_section(runs: Sequence[RunReport], name: str) -> str:
-    """Build the section with the questions that retrieval 'harmed' or 'helped' (`name`) most."""
+    """Build the section with the questions that retrieval harmed most (if `name` is 'harmed') or helped ('helped')."""
     intro = "Up to twenty per run, by how much passages change the share of right samples."
     parts = []
     for run in runs:

@@ -182,14 +182,14 @@ def draw_need_histogram(evaluation: Evaluation, gate: GateResult) -> str:
     known = evaluation.table.closed_right
     styles = (("closed-book answer right", "k0"), ("wrong", "k1"))
     # For known and for unknown questions: the share of all questions in each bin.
-    shares = [np.histogram(gate.needs[rows], edges)[0] / max(1, len(known)) for rows in (known, ~known)]
+    histograms = [np.histogram(gate.needs[rows], edges)[0] / max(1, len(known)) for rows in (known, ~known)]
     groups = []
     for number in range(BIN_COUNT):
-        bars = [
-            Bar(float(share[number]), css_class, f"{name}: {format_percent(float(share[number]))}")
-            for share, (name, css_class) in zip(shares, styles, strict=True)
-        ]
+        bars = []
+        for histogram, (name, css_class) in zip(histograms, styles, strict=True):
+            share = float(histogram[number])
+            bars.append(Bar(share, css_class, f"{name}: {format_percent(share)}"))
         groups.append(BarGroup(f"{edges[number]:.1f}", bars))
-    highest = max(float(share.max()) for share in shares)
+    highest = max(float(histogram.max()) for histogram in histograms)
     area = PlotArea(Axis("need, from"), fit_axis("share of questions", [0.0, highest]), SMALL_WIDTH, SMALL_HEIGHT)
     return charts.draw_bar_chart(area, groups, f"Needs of {gate.gate}") + charts.build_color_key(styles)

@@ -76,8 +76,8 @@ class EvaluationVerdict:
     def level(self) -> str:
         """How strongly the gate is recommended: 'use', 'try', 'leave' (no gate) or 'unknown'.
 
-        If the gate is not known to save money, 'use' becomes 'saves' (searches) and 'try' becomes 'may-save'. If it saves
-        hardly any searches but answers more questions right, both become 'gains'.
+        If the gate is not known to save money, 'use' becomes 'saves' (searches) and 'try' becomes 'may-save'. If it
+        saves hardly any searches but answers more questions right, both become 'gains'.
         """
         level = self.recommendation.level
         if self.recommendation.is_positive and self.recommendation.skips_nothing:
@@ -148,7 +148,7 @@ def _estimate_recommended_cost(evaluation: Evaluation, recommendation: Recommend
 
 
 def _describe_arbiter(evaluation: Evaluation, recommendation: Recommendation) -> str:
-    """Describe how accuracy changes if always retrieving is followed by the arbiter, which chooses between both answers.
+    """Describe how accuracy changes if an arbiter, which chooses between both answers, follows always retrieving.
 
     Empty if there is no arbiter, if the recommendation is to never retrieve, or if it includes the arbiter.
     """
@@ -180,7 +180,7 @@ def _describe_calls(costs: CostComparison, search_seconds: float) -> str:
 
 
 def _warn_about_distance(recommendation: Recommendation, evaluation: Evaluation) -> str:
-    """Warn if many questions are unlike those the recommended gate was fitted on; '' if there is nothing to warn about."""
+    """Warn if many questions are unlike those the recommended gate was fitted on; '' if there are few."""
     if recommendation.is_without_retrieval:
         return ""
     gate = evaluation.gate(str(recommendation.gate))
@@ -357,7 +357,7 @@ def _describe_best_choice(recommendation: Recommendation) -> str:
 
 
 def _describe_best_ranking(evaluation: Evaluation) -> str:
-    """Describe the gate that ranks questions best; '' if there is none."""
+    """Describe the gate that best tells known from unknown questions (highest AUROC); '' if there is none."""
     gates = [gate for gate in evaluation.ranking_gates if gate.measures["auroc"].value is not None]
     if not gates:
         return ""
