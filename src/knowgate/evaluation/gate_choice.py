@@ -80,7 +80,7 @@ class SkipCounts:
     skipped: NDArray[Any]
 
     def lower_bounds(self, n: int) -> FloatArray:
-        """Return the lower 95 % confidence bound of the change of accuracy at each threshold, against always retrieving.
+        """Return a lower 95 % confidence bound of the change of accuracy at each threshold, against always retrieving.
 
         The change is measured on `n` questions. One loss is added to those counted: without it, a threshold with hardly
         any wins and losses would look safe by chance.

@@ -263,8 +263,8 @@ def _table_to_dict(table: EstimateTable) -> dict[str, dict[str, Any]]:
 def iter_prediction_lines(comparison: RerankerComparison) -> Iterator[str]:
     """Yield JSON lines with the results of single questions, by question id and without any texts.
 
-    A line such as {"preferences": "...", "ranker": "base", "hits": {"q1": "100"}} says which passages help, in the order
-    of the ranker: here only the first of three. A line such as {"model": "...", "data": "...", "shown": "top 3",
+    A line such as {"preferences": "...", "ranker": "base", "hits": {"q1": "100"}} says which passages help, in the
+    ranker's order: here only the first of three. A line such as {"model": "...", "data": "...", "shown": "top 3",
     "ranker": "base", "right": {"q1": 1}} says whether an LLM that was shown the first three passages answers right: 1,
     0 or null.
     """
