@@ -64,7 +64,7 @@ class RowCounts:
 
 @dataclass(frozen=True)
 class BoundaryAccuracy:
-    """Accuracy of the greedy answers.
+    """Accuracy of the greedy answers, which are generated without sampling.
 
     Attributes:
         closed: Accuracy without passages.
@@ -359,13 +359,14 @@ def _read_run_report(path: Path) -> RunReport:
     boundary = measure_boundary(folder.rows())
     settings = manifest.get("settings") or {}
     warn_if_unfinished(path, boundary.counts.rows, settings.get("questions"))
-    graders = boundary.counts.graders
-    used_graders = ", ".join(name if len(graders) == 1 else f"{name} ({count})" for name, count in graders)
+    graders = [f"{name} ({count})" for name, count in boundary.counts.graders]
+    if len(graders) == 1:
+        graders = [name for name, _ in boundary.counts.graders]  # the count would be that of all rows
     sampling = [f"{name} {settings[name]}" for name in ("top_p", "top_k") if name in settings]
     texts = {
         "model": _get_setting(manifest, "model"),
         "data": _get_setting(manifest, "data"),
-        "grader": used_graders or _get_setting(manifest, "grade", "grader"),
+        "grader": ", ".join(graders) or _get_setting(manifest, "grade", "grader"),
         "samples": _get_setting(manifest, "samples"),
         "temperature": ", ".join([_get_setting(manifest, "temperature"), *sampling]),
     }
@@ -389,9 +390,10 @@ def _assign_names(runs: Sequence[RunReport]) -> list[RunReport]:
     models = [run.settings["model"].split("@")[0] for run in runs]  # without the address of a server
     folders = [run.path.resolve().name for run in runs]
     names = [str(run.path) for run in runs]
-    for shorter_names in (folders, models):
-        if len(set(shorter_names)) == len(runs):
-            names = shorter_names
+    if len(set(models)) == len(runs):
+        names = models
+    elif len(set(folders)) == len(runs):
+        names = folders
     return [dataclasses.replace(run, name=name) for run, name in zip(runs, names, strict=True)]
 
 

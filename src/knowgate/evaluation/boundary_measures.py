@@ -27,7 +27,7 @@ NOT_GIVEN = "(not given)"
 
 @dataclass(frozen=True, slots=True)
 class QuestionFacts:
-    """What the boundary report needs of a labeled question. It is small, so that long runs fit in memory.
+    """What the report on the knowledge of an LLM needs of a labeled question; small, so that long runs fit in memory.
 
     A side is a way of answering: 'closed' (without passages), 'open' (with them) or 'mask' (with masked passages).
 
@@ -60,7 +60,10 @@ class QuestionFacts:
 
 
 def extract_facts(row: LabelRow) -> QuestionFacts:
-    """Extract what the boundary report needs from a label row that did not fail."""
+    """Extract what the report on the knowledge of an LLM needs from a label row: a question with its graded answers.
+
+    The row must not have failed.
+    """
     question = Question(row.question, answers=row.answers, choices=row.choices, meta=row.meta)
     answers = {"closed": row.closed, "open": row.open, "mask": row.mask}
     correct = {side: answer.correct if answer else None for side, answer in answers.items()}
@@ -193,9 +196,9 @@ def compute_saving_curve(facts: Sequence[QuestionFacts], indicator: str) -> Savi
         saved = n_skipped / n
         return SavingPoint(threshold, saved, n_correct[n_skipped] / n, saved * never + (1 - saved) * always)
 
-    # A threshold skips all questions of equal value, so points lie where the value drops.
-    ends = [i + 1 for i in range(n) if i + 1 == n or cases[i].value - cases[i + 1].value > TOLERANCE]
-    points = [make_point(None, 0), *(make_point(cases[end - 1].value, end) for end in ends)]
+    # A threshold skips all questions of equal value. So i questions can be skipped only if the next has a lower value.
+    skip_counts = [i for i in range(1, n + 1) if i == n or cases[i - 1].value - cases[i].value > TOLERANCE]
+    points = [make_point(None, 0), *(make_point(cases[count - 1].value, count) for count in skip_counts)]
     marks = [
         make_point(threshold, sum(case.value >= threshold - TOLERANCE for case in cases))
         for threshold in TABLE_THRESHOLDS

@@ -89,10 +89,10 @@ class CostComparison:
 
     @property
     def money(self) -> float | None:
-        """Money per question that the gate saves; negative if it costs more.
+        """Money per question that the gate saves, compared with always retrieving; negative if it costs more.
 
-        If the price of LLM calls is unknown, this is the price of the saved searches or, if the gate may make more LLM
-        calls, None.
+        If the costs of the LLM are unknown, only the saved searches are counted. This is possible only if the gate
+        makes no more LLM calls than always retrieving. Otherwise the result is None.
         """
         always_money, gated_money = self.always.money(self.prices), self.gated.money(self.prices)
         if always_money is not None and gated_money is not None:
@@ -106,14 +106,14 @@ class CostComparison:
 
     @property
     def break_even(self) -> float | None:
-        """The search price above which the gate is cheaper; 0 if it is cheaper at any price.
+        """The search price above which the gate is cheaper than always retrieving; 0 if it is cheaper at any price.
 
         None if the gate skips nothing, if costs are unknown, or if it may make more LLM calls, whose price is unknown.
         """
         always_money = self.always.money_without_searches(self.prices)
         gated_money = self.gated.money_without_searches(self.prices)
-        is_unpriced = self.may_call_more and not self.prices.include_llm
-        if always_money is None or gated_money is None or is_unpriced or self.searches <= 0:
+        has_unpriced_calls = self.may_call_more and not self.prices.include_llm
+        if always_money is None or gated_money is None or has_unpriced_calls or self.searches <= 0:
             return None
         return max(0.0, (gated_money - always_money) / self.searches)
 
@@ -123,7 +123,9 @@ class CostComparison:
 
         None if the gate makes no extra calls, or their number is unknown.
         """
-        return self.search_money / self.extra_calls if self.extra_calls and self.extra_calls > 0 else None
+        if self.extra_calls is None or self.extra_calls <= 0:
+            return None
+        return self.search_money / self.extra_calls
 
     def to_dict(self) -> dict[str, Any]:
         """Convert what the gate saves on `SAVINGS_QUESTIONS` questions to plain data."""
@@ -148,7 +150,7 @@ def compare_traffic_costs(traffic: Traffic, threshold: float, prices: Prices) ->
 
 
 class CostAssumptions(Options):
-    """Prices in dollars, and durations, which recorded answers do not contain."""
+    """Prices in dollars and the duration of a search. Recorded answers do not contain them, so they are assumed."""
 
     price_search: Price = option(
         DEFAULT_SEARCH_PRICE, "Price of one search in dollars. The report computes savings from it."
@@ -197,12 +199,13 @@ def estimate_gated_cost(
         has_arbiter: Whether an arbiter chooses between the answers with and without passages, so that every question
             with a search needs both.
     """
-    # A draft is an answer without passages. A question with a draft and a search is therefore answered twice.
-    needs_draft = has_arbiter or (gate is not None and gate.drafts)
     gate_tokens = gate.extra_tokens if gate else 0.0
     gate_calls = gate.calls if gate else 0.0
     search_rate = float((~skips).mean())
-    draft_tokens = table.closed_tokens if needs_draft else np.zeros_like(table.closed_tokens)
+    # A draft is an answer without passages. A question with a draft and a search is therefore answered twice.
+    has_draft = has_arbiter or (gate is not None and gate.drafts)
+    draft_tokens = table.closed_tokens if has_draft else np.zeros_like(table.closed_tokens)
+    second_answers = search_rate if has_draft else 0.0  # per question
     # Without passages, the closed-book answer is given also after a search.
     open_tokens = np.where(table.has_open_answer, table.open_tokens, table.closed_tokens)
     answer_tokens = np.where(skips, table.closed_tokens, draft_tokens + open_tokens)
@@ -211,7 +214,7 @@ def estimate_gated_cost(
         searches=search_rate,
         prompt=float((table.passage_tokens * ~skips).mean()) if has_passages else None,
         completion=float(answer_tokens.mean() + gate_tokens) if table.has_answer_lengths else None,
-        calls=1 + gate_calls + (search_rate if needs_draft else 0.0),
+        calls=1 + gate_calls + second_answers,
         decision_seconds=gate.seconds if gate else 0.0,
     )
 
@@ -227,7 +230,8 @@ def describe_prices(assumptions: CostAssumptions) -> str:
     if assumptions.price_llm_call is not None:
         return f"{search} and {format_price(assumptions.price_llm_call)} an LLM call (your price)"
     tokens = f"{format_price(1e6 * assumptions.price_token)} a million tokens"
-    return f"{search} and {tokens} ({'your price' if 'price_token' in given else 'assumed'})"
+    tokens += " (your price)" if "price_token" in given else " (assumed)"
+    return f"{search} and {tokens}"
 
 
 def format_money(amount: float | None) -> str:

@@ -72,12 +72,18 @@ class EvaluationDiff:
         return self.shared if self.shared >= self.needed else 0
 
     def find_worse(self, tolerance: float) -> list[GateDiff]:
-        """Return the watched gates whose accuracy fell by more than `tolerance` and whose interval is below 0."""
+        """Return the watched gates whose accuracy in the second evaluation is certainly below that in the first.
+
+        It must have fallen by more than `tolerance`, and the interval of the difference must be below 0.
+        """
         return [gate for gate in self.gates if gate.gate in self.watched and _has_fallen(gate, tolerance)]
 
 
 def _has_fallen(gate: GateDiff, tolerance: float) -> bool:
-    """Return whether accuracy fell by more than `tolerance`, and the interval of the difference is below 0."""
+    """Return whether accuracy fell from the first to the second evaluation by more than `tolerance`, and certainly.
+
+    It fell certainly if the interval of the difference is below 0.
+    """
     if "accuracy" not in gate.changes:
         return False
     difference = gate.changes["accuracy"].difference
@@ -130,21 +136,14 @@ def diff_evaluations(
 
 
 def diff_to_dict(diff: EvaluationDiff) -> dict[str, Any]:
-    """Convert all differences to plain data."""
+    """Convert the differences between two evaluations to plain data, for JSON."""
     sides = {
         name: {"name": side.name, "model": side.model, "questions": side.n, "recommended": side.recommendation}
         for name, side in (("first", diff.first), ("second", diff.second))
     }
-    return {
-        **sides,
-        "paired": diff.paired,
-        "shared": diff.shared,
-        "needed": diff.needed,
-        "watched": diff.watched,
-        "only_first": diff.only_first,
-        "only_second": diff.only_second,
-        "gates": [asdict(gate) for gate in diff.gates],
-    }
+    copied = ("paired", "shared", "needed", "watched", "only_first", "only_second")
+    values = {name: getattr(diff, name) for name in copied}
+    return {**sides, **values, "gates": [asdict(gate) for gate in diff.gates]}
 
 
 @dataclass(frozen=True)
@@ -170,12 +169,14 @@ def _diff_gate(
     Accuracy and retrieval rate are compared question by question, if enough questions are `shared` and both evaluations
     store the gate's decisions. All else is compared as estimates of independent samples.
     """
-    names = [name for name in first.measures if name in second.measures]
-    changes = {name: _diff_independent(first.measures[name], second.measures[name]) for name in names}
+    changes = {}
+    for measure, before in first.measures.items():
+        if measure in second.measures:
+            changes[measure] = _diff_independent(before, second.measures[measure])
     decisions = {"accuracy": (first.right, second.right), "rate": (first.searched, second.searched)}
-    for measure, (before, after) in decisions.items():
-        if measure in changes and shared is not None and before is not None and after is not None:
-            changes[measure] = _diff_paired(before[shared.first], after[shared.second], resamples)
+    for measure, (before_flags, after_flags) in decisions.items():
+        if measure in changes and shared is not None and before_flags is not None and after_flags is not None:
+            changes[measure] = _diff_paired(before_flags[shared.first], after_flags[shared.second], resamples)
     return GateDiff(name, changes)
 
 

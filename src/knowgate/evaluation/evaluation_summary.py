@@ -108,7 +108,7 @@ def summarize_evaluation(evaluation: Evaluation, recommendation: Recommendation,
     """
     gates = {}
     for gate in evaluation.gates:
-        measures = {name: value for name, value in gate.measures.items() if name in SUMMARY_MEASURES}
+        measures = {measure: value for measure, value in gate.measures.items() if measure in SUMMARY_MEASURES}
         gates[gate.gate] = GateSummary(measures, gate.right, gate.retrieve)
     results_with_arbiter = evaluation.cascade.lines if evaluation.cascade else []
     for result in results_with_arbiter:
@@ -244,7 +244,9 @@ class _StoredDecisions:
     def get(self, gate: str, kind: str) -> BoolArray | None:
         """Return the 'right' or 'searched' flags of a gate; None if they are missing or of another length."""
         bits = self.gates.get(gate, {}).get(kind, "")
-        return np.array([bit == "1" for bit in bits]) if bits and len(bits) == len(self.questions) else None
+        if not bits or len(bits) != len(self.questions):
+            return None
+        return np.array([bit == "1" for bit in bits])
 
     def summarize(self, gate: str, measures: dict[str, Estimate]) -> GateSummary:
         """Combine a gate's measures with its decisions."""
@@ -257,7 +259,8 @@ def _read_summary(folder: Path) -> EvaluationSummary:
     Raises:
         BadInput: The files do not describe an evaluation.
     """
-    decisions, file = _StoredDecisions(), folder / DECISIONS_FILE
+    decisions = _StoredDecisions()  # empty, unless the folder has a file of them
+    file = folder / DECISIONS_FILE
     if file.is_file():
         decisions = read_record(_StoredDecisions, read_json(file), str(file))
     record = read_json(folder / SUMMARY_FILE)

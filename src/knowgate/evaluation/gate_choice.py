@@ -80,9 +80,10 @@ class SkipCounts:
     skipped: NDArray[Any]
 
     def lower_bounds(self, n: int) -> FloatArray:
-        """Return, for each threshold, a bound that the change of accuracy on `n` questions exceeds with 95 % confidence.
+        """Return a lower 95 % confidence bound of the change of accuracy at each threshold, against always retrieving.
 
-        One loss is added. Without it, a threshold with hardly any wins and losses would look safe by chance.
+        The change is measured on `n` questions. One loss is added to those counted: without it, a threshold with hardly
+        any wins and losses would look safe by chance.
         """
         # A win changes a question by 1, a loss by -1. So the mean square of the changes is (wins + losses) / n.
         mean = (self.wins - self.losses - 1) / n
@@ -100,10 +101,10 @@ def choose_gate(
             If several gates skip equally many, the first is chosen.
         answers: Grades of both answers to each question.
         rows: Mask of the questions to choose on.
-        max_loss: Maximum loss of accuracy, which must hold with 95 % confidence.
+        max_loss: Maximum loss of accuracy compared with always retrieving, which must hold with 95 % confidence.
 
     Returns:
-        None if no gate can skip any search within the loss.
+        The gate and its threshold. None if no gate can skip any search within the loss.
     """
     best: GateChoice | None = None
     for gate, needs in needs_by_gate.items():
@@ -118,8 +119,11 @@ def _choose_threshold(
 ) -> GateChoice | None:
     """Choose the threshold of a gate that skips the most searches and loses at most `max_loss` of accuracy.
 
-    The loss is measured on the questions that the mask `rows` selects, and must be within the limit with 95 % confidence.
-    None if no threshold is.
+    The loss, compared with always retrieving, is measured on the questions that the mask `rows` selects. It must be
+    within the limit with 95 % confidence.
+
+    Returns:
+        The gate and the threshold. None if every threshold loses too much or skips nothing.
     """
     needs = all_needs[rows]
     thresholds = list_candidate_thresholds(needs)

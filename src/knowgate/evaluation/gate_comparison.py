@@ -304,6 +304,8 @@ def read_guarantees(
 def _check_guarantee(table: LabelTable, gate: FittedGate, arbiter: str | None) -> GateGuarantee:
     """Check whether a gate's guarantee, that it loses few answers, holds for the way these questions were answered.
 
+    It holds only if LLM, prompts and passages are those that it was proven with, and so is the arbiter, if it has one.
+
     Args:
         table: The questions, with the settings that they were answered with.
         gate: The gate. If it has no guarantee, the text of the result is ''.
@@ -403,9 +405,9 @@ def format_estimate(estimate: Estimate | None) -> str:
 
 
 def _format_against_always(gate: GateResult) -> str:
-    """Format the accuracy of a gate minus that of always retrieving, which is minus the gate's loss."""
-    loss = gate.measures["loss"]
-    # With the sign, the ends of the interval change places.
+    """Format the accuracy of a gate minus that of always retrieving."""
+    loss = gate.measures["loss"]  # the accuracy of always retrieving minus that of the gate
+    # As the sign is reversed, the ends of the interval change places.
     value, low, high = (None if number is None else -number for number in (loss.value, loss.high, loss.low))
     return proportions.format_points_estimate(Estimate(value, low, high))
 
@@ -432,5 +434,6 @@ def _make_frontier_curve(gate: GateResult, color: str, *, dashed: bool = False) 
     assert gate.frontier is not None
     rates = [step / CURVE_STEPS for step in range(CURVE_STEPS + 1)]
     points = [ChartPoint(rate, gate.frontier.at(rate)) for rate in rates]
-    dot = ChartPoint(gate.measures["rate"].value or 0.0, gate.measures["accuracy"].value or 0.0)
-    return Curve(gate.gate, points, color, dashed, None if dashed else dot)
+    own_point = ChartPoint(gate.measures["rate"].value or 0.0, gate.measures["accuracy"].value or 0.0)
+    dot = None if dashed else own_point
+    return Curve(gate.gate, points, color, dashed, dot)

@@ -125,7 +125,7 @@ def evaluate(
     gate_list: Sequence[Any] = gates if isinstance(gates, list | tuple) else [gates]
     named: list[str | Gate] = [str(gate) if isinstance(gate, Path) else gate for gate in gate_list]
     _check_source(named, runs, data, options)
-    scored: Sequence[str | Gate] = named  # if the LLM decides now: the names under which its decisions are stored
+    scored: Sequence[str | Gate] = named  # gates that decide now are replaced by the names of their stored decisions
     if data is not None and options.out is not None:
         live_options = options.replace(model=options.model or DEFAULT_MODEL)
         runs = label_and_decide(named, data, options.out, options=live_options, on_progress=on_progress)
@@ -191,7 +191,9 @@ def _evaluate_runs(
         evaluation = replace(evaluation, cascade=replace(cascade, is_policy=options.arbiter is None))
     fingerprint = choices.fingerprint if choices else None
     guarantees = read_guarantees(table, named, plug_in=options.plug_in, arbiter=fingerprint)
-    used = [*named, *(result.gate for result in evaluation.gates), *([choices.name] if choices else [])]
+    used = [*named, *(result.gate for result in evaluation.gates)]
+    if choices:
+        used.append(choices.name)
     with_judge = frozenset(get_gate_name(item) for item in used if has_judge(item))
     evaluation = replace(evaluation, guarantees=guarantees, with_judge=with_judge)
     if options.price_search is not None:

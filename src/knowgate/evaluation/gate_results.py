@@ -102,12 +102,14 @@ class GateResult:
 
 
 def measure_gates(table: LabelTable, gates: Sequence[TableScores], bootstrap: Bootstrap) -> list[GateResult]:
-    """Measure all gates on the same bootstrap resamples.
+    """Measure all gates, with intervals from the same bootstrap resamples (random draws of the questions).
+
+    With many questions, the resamples are measured on groups of similar questions, which is nearly exact and faster.
 
     Args:
         table: Labeled questions.
         gates: For each gate, the need for retrieval (0 to 1) that it gives to each question.
-        bootstrap: The resamples. With many questions, they are measured on groups of similar ones, which is nearly exact.
+        bootstrap: The resamples.
     """
     outcomes = [GradedNeeds(gate.needs, gate.threshold, table.closed_right, table.open_right) for gate in gates]
     if bootstrap.n <= MAX_EXACT_QUESTIONS:
@@ -118,7 +120,10 @@ def measure_gates(table: LabelTable, gates: Sequence[TableScores], bootstrap: Bo
 
 
 def _build_gate_result(table: LabelTable, gate: TableScores, resampled: dict[str, metrics.FloatArray]) -> GateResult:
-    """Collect everything measured about a gate; `resampled` holds each measure's value and then its resamples."""
+    """Collect everything measured about a gate.
+
+    `resampled` holds, for each measure, its value on all questions, followed by its values on the bootstrap resamples.
+    """
     retrieve = gate.needs > gate.threshold
     result = GateResult(
         gate,
@@ -154,12 +159,21 @@ def _build_mean_metric(columns: Mapping[str, NDArray[Any]]) -> WeightedMetric:
 
 
 def tune_threshold(table: LabelTable, opened: metrics.BoolArray, needs: metrics.FloatArray) -> TunedThreshold | None:
-    """Choose the most accurate threshold on the dev rows, and measure it on the others; None without one or the other."""
-    dev, outcomes = table.is_dev, GateOutcomes(needs, table.closed_right, opened)
-    if not dev.any() or dev.all():
+    """Choose the most accurate threshold on the dev rows (questions marked for tuning), and measure it on the others.
+
+    Args:
+        table: Labeled questions.
+        opened: Whether each answer with passages is correct.
+        needs: Need for retrieval of each question, from 0 to 1.
+
+    Returns:
+        The threshold and its measures. None if there are no dev rows, or no others.
+    """
+    if not table.is_dev.any() or table.is_dev.all():
         return None
-    threshold = choose_for_accuracy(outcomes.select(dev))
-    test = evaluate_threshold(outcomes.select(~dev), threshold)
+    outcomes = GateOutcomes(needs, table.closed_right, opened)
+    threshold = choose_for_accuracy(outcomes.select(table.is_dev))
+    test = evaluate_threshold(outcomes.select(~table.is_dev), threshold)
     return TunedThreshold(threshold, test.accuracy, test.rate, test.right_always / test.n, test.n)
 
 
@@ -167,10 +181,15 @@ def tune_threshold(table: LabelTable, opened: metrics.BoolArray, needs: metrics.
 
 
 def build_baselines(table: LabelTable) -> list[TableScores]:
-    """Build the baselines: never, always, and the oracle, which knows when passages help. Empty without open answers."""
+    """Build the baselines: never retrieve, always retrieve, and the oracle, which retrieves just where passages help.
+
+    Returns:
+        The baselines as if they were gates. Empty if the questions have no answers with passages.
+    """
     if table.open_right is None:
         return []
-    n, is_helped = len(table.rows), (table.open_right & ~table.closed_right).astype(float)
+    n = len(table.rows)
+    is_helped = (table.open_right & ~table.closed_right).astype(float)
     # Needs of 0 and 1 with a threshold of 0.5 stand for fixed decisions.
     return [
         TableScores("never", np.zeros(n), 0.5, drafts=False, note="answers closed-book"),
@@ -180,10 +199,10 @@ def build_baselines(table: LabelTable) -> list[TableScores]:
 
 
 def make_baseline_result(table: LabelTable, result: GateResult) -> GateResult:
-    """Adapt the result of a baseline: never, always or the oracle.
+    """Remove what has no meaning for a baseline (never, always or the oracle) from its measured result.
 
-    Baselines do not rank questions by need, so measures of ranking are removed. The frontier (accuracy at every retrieval
-    rate) of the oracle becomes the best possible one.
+    Baselines do not rank questions by need, so measures of ranking and the tuned threshold are removed. For the oracle,
+    the frontier (accuracy at every retrieval rate) becomes the best possible one.
     """
     measures = {name: value for name, value in result.measures.items() if name in DECISION_MEASURES}
     result = replace(result, measures=measures, tuned=None)
@@ -240,8 +259,10 @@ def _build_ranking_metric(outcomes: GradedNeeds) -> WeightedMetric:
     A good gate gives a high need to questions that the LLM answers wrong without passages, and to questions that it
     answers right only with passages. The function takes how often each resample draws each question.
     """
-    unknown, needs, ranking = ~outcomes.closed, outcomes.needs, metrics.NeedRanking(outcomes.needs)
-    helped = outcomes.opened & unknown if outcomes.opened is not None else None
+    needs = outcomes.needs
+    ranking = metrics.NeedRanking(needs)
+    unknown = ~outcomes.closed  # wrong without passages
+    helped = None if outcomes.opened is None else outcomes.opened & unknown  # right only with passages
     judged_correctly = outcomes.retrieve == unknown
 
     def measure(weights: metrics.WeightMatrix) -> dict[str, metrics.FloatArray]:
@@ -282,8 +303,10 @@ def _build_decision_metric(outcomes: GradedNeeds) -> WeightedMetric | None:
 def _derive_measures(means: Mapping[str, metrics.FloatArray]) -> dict[str, metrics.FloatArray]:
     """Derive the measures of a gate's decisions from means over the questions, one value per bootstrap resample.
 
-    `gain` is against random retrieval at the same rate, `loss` against always retrieving. `recovered` is the reached part
-    of the best possible rise over never retrieving. `closed_if_known` is the closed-book accuracy on skipped questions.
+    `random` is the expected accuracy if as many questions are retrieved for, but at random. `gain` is the accuracy
+    above that, `loss` the accuracy below always retrieving. `recovered` is the reached part of the best possible rise
+    over never retrieving. `closed_if_known` is the accuracy without passages on the questions that the gate skips, and
+    `closed_if_unknown` that on the questions it retrieves for.
     """
     random = means["rate"] * means["always"] + (1 - means["rate"]) * means["never"]
     return {
@@ -318,15 +341,19 @@ class QuestionCells:
         return np.stack([np.bincount(self.cell_of_question, weights=row, minlength=n_cells) for row in weights])
 
     def metric(self) -> WeightedMetric:
-        """Return a function that computes all measures of each resample on cells, though it takes question weights."""
+        """Return a function that computes all measures of each resample on the cells.
+
+        It takes how often each resample draws each question.
+        """
         measure_cells = _build_gate_metric(self.cells)
         return lambda weights: measure_cells(self.sum_weights(weights))
 
 
 def _resample_cells(gates: Sequence[GradedNeeds], bootstrap: Bootstrap) -> list[dict[str, metrics.FloatArray]]:
-    """Measure each gate: exactly on all questions, and on the resamples approximately, with cells of similar questions.
+    """Measure each gate exactly on all questions, and approximately on their bootstrap resamples, to save time.
 
-    The error of the cells on all questions is known. It is subtracted from every resample.
+    The approximation groups similar questions into cells and measures the cells. On all questions, the error of this is
+    known: the measure of the cells minus the exact measure. It is subtracted from the measure of every resample.
 
     Returns:
         For each gate and measure, the value on all questions, followed by the values on the resamples.
@@ -348,7 +375,8 @@ def group_into_cells(outcomes: GradedNeeds) -> QuestionCells:
     """Group questions into cells: questions of nearly equal need (level) with the same two grades share a cell."""
     level = _assign_need_levels(outcomes)
     opened = False if outcomes.opened is None else outcomes.opened
-    # Each combination of level and grades has a number of its own.
+    # Each combination of level and grades has a code of its own: 4 times the level, plus 2 if the closed-book answer is
+    # right, plus 1 if the open-book answer is. Below, the codes are taken apart again.
     codes = 4 * level.astype(np.int64) + 2 * outcomes.closed + opened
     cell_codes, cell_of_question = np.unique(codes, return_inverse=True)
     level_means = _compute_level_means(outcomes.needs, level)

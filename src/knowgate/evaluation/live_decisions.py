@@ -66,7 +66,7 @@ def label_and_decide(
     Answers and decisions found in `out` are reused. Decisions are stored under the names of `make_record_names`.
 
     Args:
-        gates: Gate specs or gates. 'auto' is left for the evaluation to resolve.
+        gates: Gate specs or gates. 'auto' is ignored here; an evaluation replaces it by all gates that the data allow.
         data: Questions, or data specs separated by commas.
         out: Folder for the runs.
         options: The LLM and how it answers.
@@ -271,7 +271,7 @@ def raise_undecided(question: Question, reason: str) -> list[GateDecisions]:
 
 @dataclass(frozen=True)
 class BoundGate:
-    """A gate bound to the LLM.
+    """A gate together with the LLM that it decides about.
 
     Attributes:
         name: Name that its decisions are stored under.
@@ -322,7 +322,7 @@ class LiveDecider:
     Attributes:
         model: The LLM.
         prompts: Wording of the prompts.
-        gates: The gates, bound to the LLM.
+        gates: The gates, ready to decide with the LLM.
         options: Where the LLM runs, and further options.
     """
 

@@ -233,11 +233,11 @@ def judge_run_passages(run: Path, rows: Sequence[LabelRow], spec: str, judge: Pa
         spec: Folder of the judge, followed by ',verdict=own' if it judges by the paper's rule.
         judge: The loaded judge.
     """
-    folder, verdict = _parse_judge_spec(spec)
+    folder, rule = _parse_judge_spec(spec)
     artifact = read_artifact(folder)
     # Verdicts are stored under the folder's name, plus an addition for the default rule. Version 0.1, which had only the
     # paper's rule ('own'), stored them without an addition.
-    name = artifact.path.name + ("" if verdict == "own" else COMPARED)
+    name = artifact.path.name if rule == "own" else artifact.path.name + COMPARED
     fingerprint = str(artifact.manifest["checksum"])
     stored = [record for record in read_usefulness(run) if (record.judge, record.fingerprint) == (name, fingerprint)]
     verdicts = dict(stored[0].useful) if stored else {}

@@ -75,8 +75,8 @@ class RankerMeasures:
         """Return the values of all rankers minus those of the ranker `other`, question by question."""
         differences: dict[str, dict[str, FloatArray]] = {}
         for measure, by_ranker in self.values.items():
-            rest = [ranker for ranker in by_ranker if ranker != other]
-            differences[measure] = {ranker: by_ranker[ranker] - by_ranker[other] for ranker in rest}
+            compared = [ranker for ranker in by_ranker if ranker != other]
+            differences[measure] = {ranker: by_ranker[ranker] - by_ranker[other] for ranker in compared}
         return differences
 
 
@@ -99,7 +99,8 @@ class RankingResult:
         measures: Ranking measures of each ranker, such as P@1.
         hits: By ranker, for each question: whether each passage helps, in the ranker's order.
         chance: P@1 of a random order: how often its first passage helps.
-        margin: Reranking is skipped if the score of the retriever's first passage leads by this share; None for never.
+        margin: Reranking is skipped if the retriever's first passage leads the second by at least this share of its
+            score; None for never.
         margin_share: Share of questions for which reranking is skipped.
     """
 
@@ -126,7 +127,7 @@ def rank_with_all(
         rows: Questions with candidates.
         rerankers: Rerankers by name.
         margin: Adds one more ranker: the last reranker, but with the retriever's order where the retriever's first
-            passage leads by at least this share of its score.
+            passage leads the second by at least this share of its score.
     """
     # Candidates are in the retriever's order, so scores 0, -1, -2, ... reproduce it.
     retriever_order = [[-float(rank) for rank in range(len(row.candidates))] for row in rows]
@@ -136,9 +137,10 @@ def rank_with_all(
         rankers.append(Ranker(name, scores))
     if margin is not None and rerankers:
         last = rankers[-1]
-        with_margin = []
-        for row, order, reranked in zip(rows, retriever_order, last.scores, strict=True):
-            with_margin.append(order if can_skip_reranking(list_passages(row), margin) else reranked)
+        with_margin = list(last.scores)
+        for index, row in enumerate(rows):
+            if can_skip_reranking(list_passages(row), margin):
+                with_margin[index] = retriever_order[index]
         rankers.append(Ranker(f"{last.name}, margin {margin:g}", with_margin))
     return [*rankers, Ranker(ORACLE, [[candidate.shift for candidate in row.candidates] for row in rows])]
 
@@ -153,7 +155,8 @@ def measure_ranking(
     Args:
         rows: Questions with candidate passages.
         rankers: Scores that each ranker gave to the candidates.
-        margin: Lead of the retriever's first passage from which reranking is skipped, to measure how often that is.
+        margin: Lead of the retriever's first passage over the second from which reranking is skipped, to measure how
+            often that is; None if it is never skipped.
 
     Raises:
         BadInput: No row has passages of both kinds.

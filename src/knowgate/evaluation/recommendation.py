@@ -99,7 +99,7 @@ class Recommendation:
 
     @property
     def skips_nothing(self) -> bool:
-        """Whether the gate skips so few searches that only its arbiter can be worth something."""
+        """Whether the gate skips hardly any searches. Then only its arbiter, which picks the answer, can be of use."""
         return (self.skipped.value or 0.0) < MIN_SKIPPED
 
     @property
@@ -109,12 +109,16 @@ class Recommendation:
 
     @property
     def forbidden_slices(self) -> list[SliceChange]:
-        """The slices whose loss is certainly above the accepted one."""
+        """The large groups of questions that certainly lose more than `max_loss`, compared with always retrieving."""
         return [part for part in self.losing_slices if (part.change.high or 0.0) < -self.max_loss]
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether fewer than four of five repeats chose the same gate, or a large slice certainly loses too much."""
+        """Whether another gate might be the better choice, or a large group of questions loses too many answers.
+
+        The choice of the gate is unstable if fewer than `MIN_AGREEING_FOLDS` of the five cross-validation folds chose
+        this gate. Losses are compared with always retrieving; see `forbidden_slices`.
+        """
         is_unstable = 0 < self.agreeing_folds < MIN_AGREEING_FOLDS  # 0 if nothing had to be chosen
         return is_unstable or bool(self.forbidden_slices)
 
@@ -158,16 +162,22 @@ def recommend(evaluation: Evaluation, max_loss: float = MAX_LOSS) -> Recommendat
     # A choice looks better on the questions it was made on, so only half of the loss is allowed there.
     all_rows = np.ones(n, dtype=bool)
     choice = choose_gate(_list_needs(evaluation), answers, all_rows, max_loss / 2)
-    recommendation = Recommendation("leave" if _has_enough_questions(evaluation) else "unknown", n, max_loss)
     if choice is not None:
         recommendation = _recommend_choice(evaluation, choice, answers, max_loss)
+    elif _has_enough_questions(evaluation):
+        recommendation = Recommendation("leave", n, max_loss)
+    else:
+        recommendation = Recommendation("unknown", n, max_loss)
     # Without a gate that ranks questions, nothing is known about gates.
     is_known = recommendation.is_positive or evaluation.ranking_gates
     return recommendation if is_known else replace(recommendation, level="unknown")
 
 
 def _list_needs(evaluation: Evaluation) -> dict[str, FloatArray]:
-    """Return the needs (scores from 0 to 1) of all questions by what can be chosen: never retrieving, or a gate."""
+    """Return the need of each question (how likely it needs a search, 0 to 1) by each gate that can be chosen.
+
+    Never retrieving is listed like a gate that gives every question a need of 0.
+    """
     needs = {NEVER: np.zeros(len(evaluation.table.rows))}
     return needs | {gate.gate: gate.needs for gate in evaluation.ranking_gates}
 
@@ -183,7 +193,7 @@ def _find_calibrated_gate(evaluation: Evaluation) -> GateResult | None:
     # This choice does not depend on grades, so the accuracy of the chosen gate can be measured on the same questions.
     names = {name for name, guarantee in evaluation.guarantees.items() if guarantee.holds}
     if not names and len(evaluation.ranking_gates) == 1:
-        names = set(evaluation.guarantees)
+        names = set(evaluation.guarantees)  # only gates with a calibrated threshold have an entry
     calibrated = [gate for gate in evaluation.gates if gate.gate in names]
     return min(calibrated, key=lambda gate: float(gate.retrieve.mean()), default=None)
 
@@ -202,7 +212,7 @@ def _recommend_own_threshold(
     skips = ~gate.retrieve
     right = np.where(skips, answers.closed, answers.retrieved)
     recommendation = Recommendation(
-        "unknown",
+        "unknown",  # the level is set below
         len(right),
         guarantee.max_loss if guarantee.holds else max_loss,
         gate.gate,
@@ -225,10 +235,11 @@ def _recommend_own_threshold(
 def _recommend_choice(
     evaluation: Evaluation, choice: GateChoice, answers: CorrectAnswers, max_loss: float
 ) -> Recommendation:
-    """Recommend a gate that was chosen on all questions, or never retrieving if that gate hardly beats chance.
+    """Make the recommendation of the gate and threshold that were chosen on all questions.
 
-    The effect of the choice is measured by cross-validation: each fold is decided by the gate and threshold that were
-    chosen on the other folds.
+    Their effect is measured by cross-validation: each fold of the questions is decided by the gate and threshold that
+    were chosen on the other folds. If the gate is hardly better than skipping searches at random, and never retrieving
+    loses few answers, never retrieving is recommended instead.
     """
     folds = _cross_validate(evaluation, answers, max_loss / 2)
     n = len(answers.closed)
@@ -240,7 +251,7 @@ def _recommend_choice(
     fold_gates = [fold.choice.gate for fold in folds if fold.choice]
     all_rows = np.ones(n, dtype=bool)
     recommendation = Recommendation(
-        "unknown",
+        "unknown",  # the level is set below
         n,
         max_loss,
         choice.gate,
@@ -270,7 +281,10 @@ def _find_losing_slices(evaluation: Evaluation, changes: FloatArray) -> tuple[Sl
 
 
 def measure_slice_changes(evaluation: Evaluation, changes: FloatArray, min_questions: int) -> list[SliceChange]:
-    """Return the mean change of each group of questions, such as a language, that has at least `min_questions`."""
+    """Return how accuracy changes in each group of questions, such as a language, that has at least `min_questions`.
+
+    `changes` is 1 for each question that became right, -1 for each that became wrong, compared with always retrieving.
+    """
     slices = []
     for part in evaluation.slices:
         if part.n >= min_questions:
@@ -298,16 +312,20 @@ def _has_enough_questions(evaluation: Evaluation) -> bool:
 
 
 class _Fold(NamedTuple):
-    """A fold of the questions (`rows` is its mask), and the gate and threshold chosen on all other questions."""
+    """One fifth of the questions (`rows` is its mask), and the gate and threshold chosen on the other four fifths.
+
+    `choice` is None if no gate and threshold could be chosen there.
+    """
 
     rows: BoolArray
     choice: GateChoice | None
 
 
 def _cross_validate(evaluation: Evaluation, answers: CorrectAnswers, max_loss: float) -> list[_Fold]:
-    """Divide the questions into folds and choose a gate and threshold for each fold, on all other questions.
+    """Divide the questions into folds (fifths) and choose a gate and threshold for each fold, on all other questions.
 
-    A hash of the question decides its fold, so repeated questions share a fold.
+    So the choice can be tested on questions that had no part in it. A hash of the question decides its fold, so
+    repeated questions share a fold.
     """
     hashes = (hash_to_unit("recommend", str(key)) for key in evaluation.table.question_fingerprints)
     fold_of_row = np.array([int(value * FOLDS) for value in hashes])  # hashes are at least 0 and below 1
@@ -338,9 +356,9 @@ def _measure_effect(
             open-book answer; else 0.
     """
     # The gain of a question is its change, minus the expected change if as many questions are skipped at random.
-    by_arbiter = answers.retrieved.astype(float) - answers.opened  # what the arbiter changes if nothing is skipped
-    by_random_skip = float(answers.closed.mean() - answers.retrieved.mean())  # mean change by a skip at random
-    gains = changes - by_arbiter - held_out_skips * by_random_skip
+    arbiter_changes = answers.retrieved.astype(float) - answers.opened  # made by the arbiter if nothing is skipped
+    random_skip_change = float(answers.closed.mean() - answers.retrieved.mean())  # mean change by a skip at random
+    gains = changes - arbiter_changes - held_out_skips * random_skip_change
     columns = [recommendation.skips.astype(float), held_out_skips.astype(float), changes, gains]
     skipped, held_out_skipped, difference, gain = estimate_means(columns, evaluation.resamples)
     measured = replace(
@@ -362,12 +380,12 @@ def _measure_effect(
 
 
 def _is_above_zero(gains: FloatArray, z: float) -> bool:
-    """Return whether the mean gain is more than z standard errors above 0, even with one more lost answer.
+    """Return whether the mean gain is more than `z` standard errors above 0. To be strict, one lost answer is added.
 
-    A bootstrap interval would be too optimistic, because gains are rare and the gate was chosen among many. With
-    shuffled needs, so that no gate is better than chance, 32 of 400 evaluations had a bootstrap interval above 0, but
-    only 3 pass this test with `Z_CERTAIN`. `Z_CERTAIN` is the strictest of three cutoffs (1.96, 2.33, 2.58). It was
-    picked on shuffles of four recorded runs; the counts above are from four other runs.
+    A bootstrap interval would be too optimistic, because gains are rare and the gate was chosen among many. This was
+    measured with shuffled needs, where no gate is better than chance: 32 of 400 evaluations had a bootstrap interval
+    above 0, but only 3 passed this test with `Z_CERTAIN`, the strictest of three cutoffs (1.96, 2.33, 2.58). The cutoff
+    was picked on shuffles of four recorded runs; the counts are from four other runs.
     """
     n = len(gains)
     # One more lost answer, with a gain of -1, lowers the mean by 1 / n and adds 1 to the sum of squares.
@@ -392,10 +410,13 @@ def _set_level(
 
 
 def _choose_level(effect: Recommendation, *, is_guaranteed: bool) -> RecommendationLevel:
-    """Decide from the measured effect of a gate whether to use it, to try it, or to leave it.
+    """Decide from the measured effect of a gate whether to use it, to try it, or to leave it alone.
 
-    'use' needs a guarantee, or a loss that is certainly within the limit and a gain that is certainly more than chance.
-    With a guarantee that holds here (`is_guaranteed`), less evidence is needed.
+    'leave': The gate skips hardly any searches, or loses more than `max_loss` compared with always retrieving, or is no
+    better than skipping as many searches at random.
+    'use': A stored guarantee holds here (`is_guaranteed`) and the gate is better than chance. Without a guarantee, the
+    measurements must be certain: a loss of at most `max_loss`, and an accuracy above that of skipping at random.
+    'try': Everything in between.
     """
     has_gain = effect.gain.value is None or effect.gain.value > 0
     skips_little = (effect.held_out_skipped.value or 0.0) < MIN_SKIPPED

@@ -30,6 +30,7 @@ UNKNOWN_AMOUNT = math.nan
 MIN_KNOWN_QUESTIONS = 100  # with fewer answers to compare, the risk of a threshold is not shown
 
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Costs = Mapping[str, FloatArray]  # measure -> amount of each question
 
 
 class Prices(Options):
@@ -72,7 +73,7 @@ class Prices(Options):
 
     @property
     def include_llm(self) -> bool:
-        """Whether a price of the LLM was given, if only 0. Without one, the cost of the LLM is unknown."""
+        """Whether a price of the LLM was given, even a price of 0. Without one, the cost of the LLM is unknown."""
         return bool(self.model_fields_set - {"search"})
 
     def to_dict(self) -> dict[str, float]:
@@ -83,7 +84,9 @@ class Prices(Options):
             "output_token": self.output_token,
             "gpu_hour": self.gpu_hour,
         }
-        return prices | ({"llm_call": self.llm_call} if "llm_call" in self.model_fields_set else {})
+        if "llm_call" in self.model_fields_set:
+            prices["llm_call"] = self.llm_call
+        return prices
 
 
 @dataclass(frozen=True)
@@ -177,7 +180,8 @@ class TrafficEvent:
             whether it is wrong while the one with passages is correct. None if only one answer is known.
         closed_only: Cost of the closed-book answer if there is no gate.
         extra_calls: LLM calls of the gate besides the draft, such as samples.
-        has_draft: Whether an answer is drafted before the decision. None if only the tokens of `reading` show it.
+        has_draft: Whether an answer is drafted before the decision. None if that is not recorded; then there was a
+            draft if tokens were generated for `reading`.
         right: (closed, opened, given), in a label run only: whether the answers without and with passages are correct,
             and the one that is given after a search, which may be either if an arbiter chooses. None if unknown.
     """
@@ -235,6 +239,9 @@ class ReplayResult:
 @dataclass(frozen=True)
 class Traffic:
     """Logged questions, with their needs for retrieval and their costs as arrays.
+
+    Costs are recorded by stage (the gate's reading, the answer without and with passages) and by measure (seconds,
+    tokens of the prompt, generated tokens, GPU time).
 
     Raises:
         BadInput: There are no questions.
@@ -302,8 +309,9 @@ def replay_traffic(traffic: Traffic, thresholds: Sequence[float], prices: Prices
 def _replay_threshold(traffic: Traffic, threshold: float, prices: Prices) -> ReplayResult:
     """Compute what a gate would have saved and risked if it had retrieved for needs above the threshold.
 
-    The risk is the share of checked questions (those with both answers) that are skipped and lose the right answer. It
-    is unknown if too few questions were checked.
+    Savings are compared with always retrieving. The risk is measured on questions with two answers, one with and one
+    without passages: the share of them that the threshold skips although that changes or loses the answer. It is
+    unknown if too few questions have both answers.
     """
     retrieve = traffic.needs > threshold
     n, n_retrieved = len(retrieve), int(retrieve.sum())
@@ -327,8 +335,9 @@ def _replay_threshold(traffic: Traffic, threshold: float, prices: Prices) -> Rep
 def _has_evidence(traffic: Traffic, threshold: float) -> bool:
     """Return whether enough questions have answers with and without passages to say what a threshold risks.
 
-    At least `MIN_KNOWN_QUESTIONS` of the questions that it skips must have both. So must as many, or all, of those that
-    the log retrieved for but the threshold skips. In a label run, all questions have both answers.
+    At least `MIN_KNOWN_QUESTIONS` of the skipped questions must have both answers. The same number is required of the
+    newly skipped questions, which the log retrieved for; if there are fewer of them, all must have both answers. In a
+    label run, every question has both.
     """
     skipped = [event for event in traffic.events if event.need <= threshold]
     if all(event.retrieved is None for event in skipped):  # a label run, or nothing is skipped
@@ -347,15 +356,13 @@ def _make_saving(always: float | None, gated: float | None, n: int) -> SavedAmou
 def measure_always_cost(traffic: Traffic) -> PolicyCost:
     """Measure the mean cost per question of always retrieving, without a gate: each question is searched and answered."""
     retrieve = np.ones(len(traffic.events), dtype=bool)
-    lost, gained = _compare_answers(traffic, retrieve, has_arbiter=False)
-    return _average_costs(traffic.costs["opened"], searches=1.0, calls=1.0, lost=lost, gained=gained)
+    return _average_costs(traffic, retrieve, traffic.costs["opened"], calls=1.0)
 
 
 def measure_never_cost(traffic: Traffic) -> PolicyCost:
     """Measure the mean cost per question of never retrieving, without a gate."""
     retrieve = np.zeros(len(traffic.events), dtype=bool)
-    lost, gained = _compare_answers(traffic, retrieve, has_arbiter=False)
-    return _average_costs(traffic.costs[CLOSED_ONLY], searches=0.0, calls=1.0, lost=lost, gained=gained)
+    return _average_costs(traffic, retrieve, traffic.costs[CLOSED_ONLY], calls=1.0)
 
 
 def measure_gated_cost(traffic: Traffic, retrieve: BoolArray) -> PolicyCost:
@@ -365,38 +372,34 @@ def measure_gated_cost(traffic: Traffic, retrieve: BoolArray) -> PolicyCost:
     """
     reading, closed, opened = (traffic.costs[stage] for stage in COST_STAGES)
     costs = {name: reading[name] + np.where(retrieve, opened[name], closed[name]) for name in COST_MEASURES}
-    lost, gained = _compare_answers(traffic, retrieve, has_arbiter=True)
     calls = _count_gated_calls(traffic, retrieve)
-    return _average_costs(costs, searches=float(retrieve.mean()), calls=calls, lost=lost, gained=gained)
+    return _average_costs(traffic, retrieve, costs, calls, has_arbiter=True)
 
 
 def _average_costs(
-    costs: Mapping[str, FloatArray],
-    *,
-    searches: float,
-    calls: float | None,
-    lost: Proportion | None,
-    gained: Proportion | None,
+    traffic: Traffic, retrieve: BoolArray, costs: Costs, calls: float | None, *, has_arbiter: bool = False
 ) -> PolicyCost:
-    """Average the costs of all questions, which are given by measure ('seconds', 'prompt', 'completion' and 'gpu')."""
+    """Average the costs of all questions, and compare their answers with those of always retrieving.
+
+    Args:
+        traffic: The questions.
+        retrieve: Whether each question is retrieved for.
+        costs: Cost of each question, by measure: 'seconds', 'prompt', 'completion' and 'gpu'.
+        calls: Mean number of LLM calls per question; None if unknown.
+        has_arbiter: Whether an arbiter chooses the answer after a search.
+    """
     means = {name: float(amounts.mean()) for name, amounts in costs.items()}
-    known = {name: mean for name, mean in means.items() if not math.isnan(mean)}
-    return PolicyCost(
-        searches,
-        prompt=known.get("prompt"),
-        completion=known.get("completion"),
-        gpu=known.get("gpu"),
-        lost=lost,
-        calls=calls,
-        gained=gained,
-        seconds=known.get("seconds"),
-    )
+    known_means = {name: None if math.isnan(mean) else mean for name, mean in means.items()}
+    lost, gained = _compare_answers(traffic, retrieve, has_arbiter=has_arbiter)
+    searches = float(retrieve.mean())
+    return PolicyCost(searches, **known_means, lost=lost, calls=calls, gained=gained)
 
 
 def _count_gated_calls(traffic: Traffic, retrieve: BoolArray) -> float | None:
-    """Count the LLM calls per question with a gate; None if it is unknown whether the gate drafts an answer.
+    """Return the mean number of LLM calls per question with a gate; None if it is unknown whether answers are drafted.
 
-    A draft of a skipped question is continued in the same call. A retrieved question with a draft needs a second call.
+    Every question takes one call for its answer, plus the calls of the gate. If an answer was drafted before the
+    decision, a search makes a second answer necessary; without a search, the draft is continued in the same call.
     """
     # Above 0 if an answer is drafted: a flag or, if that is unknown, the number of draft tokens, which may be NaN.
     drafts = [event.reading.completion if event.has_draft is None else event.has_draft for event in traffic.events]
@@ -408,14 +411,23 @@ def _count_gated_calls(traffic: Traffic, retrieve: BoolArray) -> float | None:
 
 
 def _compare_answers(traffic: Traffic, retrieve: BoolArray, *, has_arbiter: bool) -> tuple[Proportion | None, ...]:
-    """Return (lost, gained): the shares of questions that only always retrieving, and only this policy, answers right.
+    """Compare the answers of a policy, which retrieves for some questions, with those of always retrieving.
 
-    An arbiter, which chooses between both answers after a search, is part of this policy, but not of always retrieving.
-    Both shares are None for a log, whose answers are not graded.
+    Args:
+        traffic: The questions.
+        retrieve: Whether the policy retrieves for each question.
+        has_arbiter: Whether the policy gives the answer that the arbiter chooses after a search, instead of always the
+            one with passages.
+
+    Returns:
+        (lost, gained): The share of questions that always retrieving answers right and the policy wrong, and the share
+        for which it is the other way round. Both are None if answers are not graded.
     """
     grades = [event.right for event in traffic.events]
     if None in grades:
         return None, None
     closed, opened, arbitrated = np.array(grades, dtype=bool).T  # one column for each kind of answer
-    right = np.where(retrieve, arbitrated if has_arbiter else opened, closed)
-    return estimate_proportion((opened & ~right).tolist()), estimate_proportion((right & ~opened).tolist())
+    right_after_search = arbitrated if has_arbiter else opened
+    right = np.where(retrieve, right_after_search, closed)
+    lost, gained = opened & ~right, right & ~opened
+    return estimate_proportion(lost.tolist()), estimate_proportion(gained.tolist())

@@ -78,7 +78,7 @@ class CachedAnswerer:
         file: Cache file of the answers.
         prompts: Prompts of the answers.
         max_tokens: Maximum length of an answer.
-        on_progress: Called with the number of new answers and their total.
+        on_progress: Called with the number of answers generated so far, and how many have to be generated.
     """
 
     model: Model
@@ -110,7 +110,10 @@ class CachedAnswerer:
         return ValueCache(self.file, "answer")
 
     def _make_prompts(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[Prompt]:
-        """Make the prompts. Passages that do not fit into the context of the LLM are shortened."""
+        """Make the prompt of each question, with its passages if there are any.
+
+        Passages that do not fit into the context of the LLM are shortened.
+        """
         prompts = [
             self.prompts.open(question, shown) if shown else self.prompts.closed(question)
             for question, shown in zip(questions, passages, strict=True)

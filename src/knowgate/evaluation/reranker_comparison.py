@@ -124,7 +124,7 @@ def compare_rerankers(
             first that helped most in training questions.
         passage_counts: Numbers of passages that the LLMs answer with.
         margin: Also compare the last reranker with a shortcut: reranking is skipped if the retriever's first passage
-            leads by at least this share of its score.
+            leads the second by at least this share of its score.
     """
     rankings: dict[str, RankingResult] = {}
     compared: dict[str, Reranker] = dict(rerankers)
@@ -244,7 +244,10 @@ def reranker_comparison_to_dict(comparison: RerankerComparison) -> dict[str, Any
 
 
 def _measures_to_dict(measures: RankerMeasures) -> dict[str, Any]:
-    """Convert the means of rankers ('values') and their differences to each other ranker ('less') to plain data."""
+    """Convert the measures of rankers to plain data: their means ('values') and differences of means ('less').
+
+    The differences are to the retriever and, if it was compared, to the reranker before training.
+    """
     differences = {other: _table_to_dict(table) for other, table in measures.differences.items()}
     return {"values": _table_to_dict(measures.means), "less": differences}
 
@@ -260,8 +263,10 @@ def _table_to_dict(table: EstimateTable) -> dict[str, dict[str, Any]]:
 def iter_prediction_lines(comparison: RerankerComparison) -> Iterator[str]:
     """Yield JSON lines with the results of single questions, by question id and without any texts.
 
-    For each ranker, 'hits' says whether each passage helps, in the ranker's order: '100' if only the first helps. For each
-    LLM, ranker and number of passages that the LLM was shown, 'right' says whether the answer is correct: 1, 0 or null.
+    A line such as {"preferences": "...", "ranker": "base", "hits": {"q1": "100"}} says which passages help, in the
+    ranker's order: here only the first of three. A line such as {"model": "...", "data": "...", "shown": "top 3",
+    "ranker": "base", "right": {"q1": 1}} says whether an LLM that was shown the first three passages answers right: 1,
+    0 or null.
     """
     for source, result in comparison.rankings.items():
         for ranker, hits in result.hits.items():

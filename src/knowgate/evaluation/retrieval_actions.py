@@ -76,11 +76,13 @@ class ActionOutcomes:
 
 
 def predict_action_success(training: ActionOutcomes, needs: FloatArray) -> FloatArray:
-    """Predict the probability that each action answers correctly, from need alone.
+    """Predict the probability that each action answers correctly, from the need for retrieval alone.
+
+    The actions are to skip the search, to retrieve once, and to retrieve in several rounds.
 
     Args:
         training: Outcomes that the probabilities are fitted on.
-        needs: Needs of the questions to predict for.
+        needs: Needs of the questions to predict for (0 = the LLM knows, 1 = retrieve).
 
     Returns:
         Probabilities; one row per question, one column per action.
@@ -88,11 +90,12 @@ def predict_action_success(training: ActionOutcomes, needs: FloatArray) -> Float
     from knowgate.training.classifiers import fit_platt_scaling
 
     predictions = []
-    for right in training.right.T:  # one action after the other
+    for right in training.right.T:  # the outcomes of one action after the other
         scaling = fit_platt_scaling(1 - training.needs, right)
-        # There is nothing to fit if all answers, or none, are correct.
-        is_constant = scaling["kind"] == "none"
-        predictions.append(np.full(len(needs), right.mean()) if is_constant else apply_calibration(1 - needs, scaling))
+        if scaling["kind"] == "none":  # nothing can be fitted, because all answers are correct, or none
+            predictions.append(np.full(len(needs), right.mean()))
+        else:
+            predictions.append(apply_calibration(1 - needs, scaling))
     return np.stack(predictions, axis=1)
 
 
@@ -105,7 +108,8 @@ def choose_actions(probabilities: FloatArray, searches: Sequence[float], price: 
     Args:
         probabilities: Probability that each action answers correctly (questions x actions).
         searches: Mean number of searches of each action.
-        price: Price of a search, in correct answers.
+        price: Price of a search, in correct answers: at 0.05, twenty searches cost as much as one correct answer is
+            worth.
     """
     # argmax returns the first maximum, and actions are in ascending order of searches.
     return np.asarray(np.argmax(probabilities - price * np.asarray(searches), axis=1))
@@ -120,20 +124,22 @@ def measure_actions(
         gate: Name of the gate.
         training: Outcomes on which the probability that each action succeeds is fitted.
         test: Outcomes of other questions, on which the choice is measured.
-        prices: Prices of a search, in correct answers.
+        prices: Prices of a search, in correct answers: at 0.05, twenty searches cost as much as one correct answer is
+            worth.
         bootstrap: Resamples for the intervals.
     """
     probabilities = predict_action_success(training, test.needs)
-    return [
-        _measure_choice(gate, test, choose_actions(probabilities, test.searches, price), price, bootstrap)
-        for price in prices
-    ]
+    results = []
+    for price in prices:
+        actions = choose_actions(probabilities, test.searches, price)
+        results.append(_measure_choice(gate, test, actions, price, bootstrap))
+    return results
 
 
 def _measure_choice(
     gate: str, outcomes: ActionOutcomes, actions: NDArray[np.int64], price: float, bootstrap: Bootstrap
 ) -> ActionResult:
-    """Measure the accuracy and searches if each question gets the given action."""
+    """Measure accuracy and searches if each question gets its action in `actions`, given as an index in `ACTIONS`."""
     right = outcomes.right[np.arange(len(actions)), actions]  # the outcome of the chosen action of each question
     changes = right.astype(float) - outcomes.open_right
     means = estimate_column_means(bootstrap, {"accuracy": right, "against_always": changes})
@@ -155,8 +161,8 @@ def evaluate_actions(
 
     Args:
         table: Rows with answers after several rounds of retrieval.
-        gates: Scored gates.
-        once_right: Whether the answer after one retrieval is correct.
+        gates: For each gate, the need for retrieval (0 to 1) that it gives to each question.
+        once_right: For each question, whether the answer after one retrieval is correct.
         price: Price of a search, in correct answers.
         bootstrap: Bootstrap whose number of resamples and seed to use.
 

@@ -10,7 +10,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -60,7 +60,7 @@ def read_server_log(location: LogLocation, arm: str | None = None) -> LoggedTraf
     decisions = ((key, _parse_record(text, log.left_out)) for key, text in _read_rows(location, DECISIONS_QUERY))
     usable = [(key, record) for key, record in decisions if record and _is_usable(record, arm, log.left_out)]
     counts = Counter((str(record["gate"]), record["threshold"]) for _, record in usable)
-    most_frequent = counts.most_common(1)[0][0] if counts else None
+    most_frequent = max(counts, key=counts.__getitem__, default=None)  # (gate, threshold)
     # An audit answers a question with and without passages, to check its decision. These are the audits by decision.
     audits: dict[str, list[tuple[str, float]]] = {}
     for decision, kind, lost in _read_rows(location, AUDITS_QUERY):
@@ -87,7 +87,8 @@ def read_server_log(location: LogLocation, arm: str | None = None) -> LoggedTraf
 def read_logged_questions(location: LogLocation, limit: int) -> list[Question]:
     """Read the newest distinct questions of a decision log.
 
-    Answers that people sent as corrections become gold answers. A question without a correction has none.
+    Answers that people sent as corrections become gold answers. If a question was asked several times, it is returned
+    once, with the correction of its newest decision that has one.
 
     Args:
         location: SQLite file or PostgreSQL address.
@@ -103,7 +104,8 @@ def read_logged_questions(location: LogLocation, limit: int) -> list[Question]:
         if same_question is None and len(questions) >= limit:
             continue  # older rows are still read, because they may have the correction of a newer question
         if same_question is None or (not same_question.answers and key in corrections):
-            questions[text] = Question(text, id=str(key), answers=(corrections[key],) if key in corrections else ())
+            gold_answers = (corrections[key],) if key in corrections else ()
+            questions[text] = Question(text, id=str(key), answers=gold_answers)
     if not questions:
         raise BadInput(
             f"there are no texts of questions in {_get_path(location)}. Start the server with keep_questions=True to "
@@ -134,12 +136,13 @@ def _read_postgres_rows(address: DatabaseAddress, query: str) -> Iterator[tuple[
         BadInput: The schema has no table `decisions`, so it is not a decision log.
     """
     database = open_postgres(address)
-    columns, _, table_and_conditions = query.partition(" FROM ")
-    if database.read("SELECT to_regclass(?) IS NULL", [f"{address.schema}.decisions"])[0][0]:
+    ((is_missing,),) = database.read("SELECT to_regclass(?) IS NULL", [f"{address.schema}.decisions"])
+    if is_missing:
         raise BadInput(
             f"{address.redacted} is not a decision log of the server: the table `decisions` is missing. Check the address "
             "and its schema."
         )
+    columns, _, table_and_conditions = query.partition(" FROM ")
     yield from database.read(f"{columns} FROM {address.schema}.{table_and_conditions}")
 
 
@@ -171,7 +174,7 @@ def _read_sqlite_rows(path: Path, query: str) -> Iterator[tuple[Any, ...]]:
 
 @dataclass(frozen=True)
 class DecisionRecord:
-    """The fields of a stored decision that are read, to validate them.
+    """The fields of a stored decision that must be valid for the decision to be used. Other fields are ignored.
 
     Attributes:
         retrieve: Whether passages were retrieved.
@@ -208,7 +211,7 @@ def _parse_record(text: Any, left_out: Counter[str]) -> dict[str, Any]:
 
 
 def _is_usable(record: Mapping[str, Any], arm: str | None, left_out: Counter[str]) -> bool:
-    """Return whether a decision can be replayed: the gate made it, with the options of the server.
+    """Return whether a decision can be replayed: the gate made it, and the request did not change the server's options.
 
     Args:
         record: The stored decision.
@@ -229,14 +232,16 @@ def _is_usable(record: Mapping[str, Any], arm: str | None, left_out: Counter[str
 
 
 def _make_event(record: Mapping[str, Any], audits: Sequence[tuple[str, float]]) -> TrafficEvent:
-    """Convert a logged decision to an event. The log records times, but no token counts.
+    """Convert a logged decision of the server to a traffic event. The log records times, but no token counts.
 
     Args:
         record: The decision.
-        audits: (kind, lost) of each audit of the decision, oldest first: whether skipping loses the answer. The last one
-            that applies counts.
+        audits: Audits of the decision, oldest first. An audit answers the question with and without passages. It is
+            given as its kind, and whether the answer is lost if the search is skipped. The newest one that applies to
+            this decision counts.
     """
-    retrieved, times = bool(record["retrieve"]), record.get("milliseconds") or {}
+    retrieved = bool(record["retrieve"])
+    times = record.get("milliseconds") or {}
     # A rule decides the same at every threshold, so its need is infinite.
     rule_need = math.inf if retrieved else -math.inf
     need = rule_need if record.get("rule") else float(record["need"])
@@ -246,12 +251,11 @@ def _make_event(record: Mapping[str, Any], audits: Sequence[tuple[str, float]]) 
     # An audit of kind 'label' has both answers of a retrieved question. Other audits measure what skipping lost, so
     # they apply only to questions that the gate skips.
     losses = [lost for kind, lost in audits if kind == "label" or would_skip]
-    return TrafficEvent(
+    event = TrafficEvent(
         need,
         retrieved,
         reading=EventCost(seconds=reading_seconds),
-        closed=EventCost() if retrieved else rest,
-        opened=rest if retrieved else EventCost(),
         loses_answer=bool(losses[-1]) if losses else None,
         has_draft=DRAFT_BY_WAY.get(str(record.get("way"))),
     )
+    return replace(event, opened=rest) if retrieved else replace(event, closed=rest)

@@ -116,10 +116,10 @@ def _check_log(log: LoggedTraffic) -> None:
 
 
 def _has_estimated_prompt(record: Mapping[str, Any]) -> bool:
-    """Return whether a record has an answer but not its numbers of prompt tokens, which are then estimated from texts."""
-    needed = ["closed_prompt", "open_prompt"] if record.get("passages") else ["closed_prompt"]
-    recorded = record.get("tokens") or ()
-    return "answer" in record and any(name not in recorded for name in needed)
+    """Return whether the number of prompt tokens is missing from the record of an answer, so that it is estimated."""
+    prompts = ["closed_prompt", "open_prompt"] if record.get("passages") else ["closed_prompt"]
+    recorded_counts = record.get("tokens") or ()
+    return "answer" in record and any(prompt not in recorded_counts for prompt in prompts)
 
 
 # --- one line -------------------------------------------------------------------------------------
@@ -178,23 +178,26 @@ class _AnswerAmounts:
 
 
 def _parse_answer(record: Mapping[str, Any], need: float, *, retrieved: bool) -> TrafficEvent:
-    """Parse a record of an answered question. Only the answer that was given has a recorded cost."""
+    """Parse a record of a question that was answered with or without a search.
+
+    The cost of the answer that was given is recorded. That of the other answer is mostly unknown.
+    """
     passages = _get_passages(record)
     amounts = _parse_amounts(record, passages)
-    reading = EventCost(
-        seconds=amounts.reading_seconds,
-        prompt=amounts.closed_prompt if amounts.draft else 0.0,
-        completion=amounts.draft,
-        gpu=amounts.reading_seconds,
-    )
-    event = TrafficEvent(need, retrieved, reading, loses_answer=_answers_differ(record, has_passages=bool(passages)))
+    reading_prompt = amounts.closed_prompt if amounts.draft else 0.0  # without a draft, the LLM reads no prompt yet
+    reading = EventCost(amounts.reading_seconds, reading_prompt, amounts.draft, gpu=amounts.reading_seconds)
+    is_different = _answers_differ(record, has_passages=bool(passages))
+    event = TrafficEvent(need, retrieved, reading, loses_answer=is_different)
     if not retrieved:
         return _add_skip_costs(event, amounts)
     return _add_search_costs(event, amounts, has_full_draft="draft" in record)
 
 
 def _parse_amounts(record: Mapping[str, Any], passages: list[str]) -> _AnswerAmounts:
-    """Parse the recorded times and token counts. Missing counts of prompts and answers are estimated from the texts."""
+    """Parse the recorded times and token counts of an answered question.
+
+    Missing times are NaN. Missing token counts of prompts and of the answer are estimated from the texts.
+    """
     seconds, tokens = _get_numbers(record, "seconds"), _get_numbers(record, "tokens")
     reading_seconds = sum(seconds.get(stage, 0.0) for stage in DECISION_STAGES) if seconds else math.nan
     closed_prompt = tokens.get("closed_prompt", estimate_tokens(_get_text(record, "question")))
@@ -210,7 +213,10 @@ def _parse_amounts(record: Mapping[str, Any], passages: list[str]) -> _AnswerAmo
 
 
 def _add_search_costs(event: TrafficEvent, amounts: _AnswerAmounts, *, has_full_draft: bool) -> TrafficEvent:
-    """Add the costs of a question with a search. What skipping would have cost is known only from a full draft."""
+    """Add the costs of a question that was answered after a search.
+
+    With `has_full_draft`, the LLM wrote a whole answer before the search, so the cost of skipping the search is known.
+    """
     opened = EventCost(amounts.rest_seconds, amounts.open_prompt, amounts.answer, amounts.answer_seconds)
     if not has_full_draft:
         return replace(event, opened=opened, closed_only=EventCost(prompt=amounts.closed_prompt))
@@ -221,19 +227,16 @@ def _add_search_costs(event: TrafficEvent, amounts: _AnswerAmounts, *, has_full_
 
 
 def _add_skip_costs(event: TrafficEvent, amounts: _AnswerAmounts) -> TrafficEvent:
-    """Add the costs of a question without a search, whose answer continues the draft if there is one."""
-    closed = EventCost(
-        seconds=amounts.rest_seconds,
-        prompt=0.0 if amounts.draft else amounts.closed_prompt,
-        completion=_subtract(amounts.answer, amounts.draft),
-        gpu=amounts.answer_seconds,
-    )
-    closed_only = EventCost(
-        seconds=amounts.reading_seconds + amounts.rest_seconds,
-        prompt=amounts.closed_prompt,
-        completion=amounts.answer,
-        gpu=amounts.reading_seconds + amounts.answer_seconds,
-    )
+    """Add the costs of a question that was answered without a search.
+
+    If the LLM began the answer before the decision (the draft), only the rest of it is generated afterwards.
+    """
+    rest_prompt = 0.0 if amounts.draft else amounts.closed_prompt  # a draft has read the prompt already
+    rest_tokens = _subtract(amounts.answer, amounts.draft)
+    closed = EventCost(amounts.rest_seconds, rest_prompt, rest_tokens, amounts.answer_seconds)
+    total_seconds = amounts.reading_seconds + amounts.rest_seconds
+    total_gpu = amounts.reading_seconds + amounts.answer_seconds
+    closed_only = EventCost(total_seconds, amounts.closed_prompt, amounts.answer, total_gpu)
     return replace(event, closed=closed, closed_only=closed_only)
 
 
@@ -297,8 +300,9 @@ def read_label_run_traffic(path: Path, gate: str, arbiter: str | None = None) ->
     Args:
         path: Folder of the run.
         gate: Spec or folder of the gate.
-        arbiter: Arbiter that chooses between both answers after retrieval; 'none' for no arbiter, None for that of the
-            policy. The risk of skipping is to lose the answer that the arbiter would have chosen.
+        arbiter: Arbiter that chooses between both answers after a search; 'none' for no arbiter, None for the one that
+            is stored with the gate, if any. The risk of skipping is to lose the answer that the arbiter would have
+            chosen.
 
     Raises:
         BadInput: The gate or the arbiter was fitted on all questions of the run.
@@ -366,16 +370,20 @@ def _make_graded_event(row: LabelRow, need: float, draft: float, seconds_per_tok
     """
     closed_prompt = estimate_tokens(row.question) if row.question else math.nan
     closed, opened = _count_known_tokens(row.closed), _count_known_tokens(row.open)
-    open_prompt = closed_prompt + sum(estimate_tokens(f"{passage.title} {passage.text}") for passage in row.passages)
+    open_prompt = math.nan
+    if row.passages:
+        passage_tokens = sum(estimate_tokens(f"{passage.title} {passage.text}") for passage in row.passages)
+        open_prompt = closed_prompt + passage_tokens
 
     def make_cost(prompt: float, completion: float) -> EventCost:
         return EventCost(prompt=prompt, completion=completion, gpu=completion * seconds_per_token)
 
     # The prompt is read once: with the draft if there is one, else with the answer. An unknown length (NaN) stays NaN.
+    has_draft = bool(draft)
     return TrafficEvent(
         need,
-        reading=make_cost(closed_prompt * bool(draft), draft),
-        closed=make_cost(closed_prompt * (not draft), _subtract(closed, draft)),
-        opened=make_cost(open_prompt if row.passages else math.nan, opened),
+        reading=make_cost(closed_prompt * has_draft, draft),
+        closed=make_cost(closed_prompt * (not has_draft), _subtract(closed, draft)),
+        opened=make_cost(open_prompt, opened),
         closed_only=make_cost(closed_prompt, closed),
     )

@@ -68,15 +68,15 @@ class GateChoice:
     is_policy: bool = False
 
     def to_record(self) -> dict[str, Any]:
-        """Convert to plain data with the keys of the progress file."""
-        return {
+        """Convert to plain data with the keys of the progress file; 'policy' is there only if the gate is a policy."""
+        record = {
             "gate": self.gate,
             "threshold": self.threshold,
             "proven": self.guarantee,
             "others": list(self.alternatives),
             "said": list(self.explanations),
-            **({"policy": True} if self.is_policy else {}),
         }
+        return record | {"policy": True} if self.is_policy else record
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> GateChoice:
@@ -101,6 +101,11 @@ class GateCandidate:
     runs: list[Path]
     description: str
     folder: Path | None = None
+
+    @property
+    def calibrated_gate(self) -> str:
+        """Folder of the calibrated copy if it was written, else the folder or spec of the gate itself."""
+        return str(self.folder) if self.folder and self.folder.is_dir() else self.gate
 
 
 class CalibratedCandidate(NamedTuple):
@@ -252,7 +257,7 @@ class GateSelector:
             calibrated: Candidates whose threshold was calibrated.
             candidates: All candidates that were tried.
         """
-        tried = tuple(str(each.folder if each.folder and each.folder.is_dir() else each.gate) for each in candidates)
+        tried = tuple(candidate.calibrated_gate for candidate in candidates)
         useful = [each for each in calibrated if each.is_useful]
         for each in calibrated:
             if not each.is_useful:

@@ -141,7 +141,8 @@ def label_parts(
 ) -> LabeledParts:
     """Let the LLM answer all questions with and without passages, and grade the answers.
 
-    The questions are labeled in rounds, each of which is a label run. An interrupted run continues where it stopped, and
+    A round is a folder of questions with the same purpose: to fit a gate, to calibrate its threshold, or to test it.
+    Questions that are new since an earlier call get new rounds. An interrupted round continues where it stopped, and
     failed questions are tried again. Without gold answers, an answer without passages counts as right if it agrees with
     the one with passages.
     """
@@ -169,7 +170,8 @@ def label_parts(
         )
         n_before += len(each.ids)
     errors = [error for each in rounds.rounds for error in RunFolder(folder / each.name).done().values()]
-    key = sha256_text(folder.name, str(rounds.n_questions), str(errors.count(None)))[:16]
+    n_answered = errors.count(None)  # the other questions failed
+    key = sha256_text(folder.name, str(rounds.n_questions), str(n_answered))[:16]
     labeled = LabeledParts(folder, rounds, key)
     return labeled if questions.has_gold else _grade_by_agreement(labeled)
 
@@ -249,7 +251,10 @@ POLICY_QUESTIONS = math.ceil(MIN_POLICY_ROWS / PROOF_SHARE)
 
 
 def count_required_questions(max_loss: float) -> int:
-    """Return how many questions can prove that skipping loses at most `max_loss` of the answers, if it loses none."""
+    """Return the least number of questions that can prove that skipping loses at most `max_loss` of the answers.
+
+    So few questions are enough only if no answer to them is lost.
+    """
     # An untrained and a trained gate may both be tested, so each gets half of the allowed error probability.
     n_for_proof = compute_required_rows(max_loss, (1 - CONFIDENCE) / 2)
     # Only this share of the questions is used for the proof. The others are kept to measure the result.
@@ -267,10 +272,10 @@ def report_plan(n_questions: int, max_loss: float, reporter: ProgressReporter) -
             "measures; its settings will retrieve for every question."
         )
         return
-    more = f" {proposed} could prove a gate that is trained on them; {POLICY_QUESTIONS}, a policy."
-    reporter.say(
-        f"{n_questions} questions can prove {loss}, if few are lost.{more if n_questions < POLICY_QUESTIONS else ''}"
-    )
+    message = f"{n_questions} questions can prove {loss}, if few are lost."
+    if n_questions < POLICY_QUESTIONS:
+        message += f" {proposed} could prove a gate that is trained on them; {POLICY_QUESTIONS}, a policy."
+    reporter.say(message)
 
 
 def report_label_time(

@@ -56,17 +56,18 @@ class FirstRunOptions(Options):
 
     def to_record(self) -> dict[str, Any]:
         """Convert to plain data for the progress file. Passwords and keys in URLs are removed."""
-        values = {name: getattr(self, name) for name in type(self).model_fields}
-        return {
-            name: redact_urls(str(value)) if isinstance(value, str | Path) else value for name, value in values.items()
-        }
+        record = {name: getattr(self, name) for name in type(self).model_fields}
+        for name, value in record.items():
+            if isinstance(value, str | Path):
+                record[name] = redact_urls(str(value))
+        return record
 
 
 # --- reporting ------------------------------------------------------------------------------------
 
 
 class ProgressReporter:
-    """Receives the messages and the progress of a first run. This base class ignores them."""
+    """Receives the messages and the progress of a first run (`knowgate start`). This base class ignores them."""
 
     def say(self, line: str) -> None:
         """Report a message."""
@@ -111,9 +112,10 @@ class ProgressFile:
         """
         key = sha256_text(*map(str, inputs))[:16]
         recorded = self.steps.get(name)
-        if recorded is None or recorded.get("key") != key or not all(path.exists() for path in outputs(recorded)):
-            self.steps[name] = {**work(), "key": key}
-            self.save()
+        if recorded and recorded.get("key") == key and all(path.exists() for path in outputs(recorded)):
+            return recorded
+        self.steps[name] = {**work(), "key": key}
+        self.save()
         return self.steps[name]
 
     @contextlib.contextmanager
@@ -128,7 +130,10 @@ class ProgressFile:
         try:
             yield
         except KnowgateError:
-            file.unlink() if earlier is None else file.write_bytes(earlier)
+            if earlier is None:
+                file.unlink()
+            else:
+                file.write_bytes(earlier)
             raise
 
     def save(self) -> None:
@@ -145,7 +150,8 @@ def open_progress(folder: Path, options: FirstRunOptions) -> ProgressFile:
     """
     check_output_folder(folder, [PROGRESS_FILE, INDEX_FOLDER, f".{INDEX_FOLDER}.lock"], "a first run's")
     earlier = read_progress(folder)
-    return ProgressFile(folder, options.to_record(), earlier.steps if earlier else {})
+    finished_steps = earlier.steps if earlier else {}
+    return ProgressFile(folder, options.to_record(), finished_steps)
 
 
 def read_progress(folder: Path) -> ProgressFile | None:

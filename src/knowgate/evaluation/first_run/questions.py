@@ -193,7 +193,7 @@ class WrittenQuestionFolder(RowFolder):
 
 @dataclass(frozen=True)
 class QuestionWriter:
-    """Lets a model write questions, a batch at a time, until there are enough.
+    """Lets an LLM write questions about passages, a batch at a time, until there are enough.
 
     Attributes:
         model: The LLM.
@@ -213,8 +213,8 @@ class QuestionWriter:
         rows = self.folder.written()
         # Fingerprints of the usable questions. `_write_batch` adds new ones to this set.
         usable = {fingerprint_text_loosely(row["question"]) for row in rows if not row["refused"]}
-        n_untried = 0 if len(usable) >= count else max_passages - len(rows)
-        pending = _select_passages(passages, {row["id"] for row in rows}, n_untried)
+        n_to_try = 0 if len(usable) >= count else max_passages - len(rows)
+        pending = _select_passages(passages, {row["id"] for row in rows}, n_to_try)
         done, total = len(rows), len(rows) + len(pending)
         self.on_progress(done, total, len(usable))
         for batch in LocalRunner(largest=32).run(pending, lambda questions: self._write_batch(questions, usable)):

@@ -21,12 +21,7 @@ from knowgate.evaluation.first_run.gate_selection import (
     GateSelector,
     fit_first_policy,
 )
-from knowgate.evaluation.first_run.options import (
-    INDEX_FOLDER,
-    FirstRunOptions,
-    ProgressReporter,
-    open_progress,
-)
+from knowgate.evaluation.first_run.options import INDEX_FOLDER, FirstRunOptions, ProgressReporter, open_progress
 from knowgate.evaluation.first_run.questions import (
     FirstRunQuestions,
     check_index_is_listable,
@@ -114,7 +109,8 @@ class _FirstRun:
         # Wrong options raise an error in this block, before any slow step. The progress file is then restored.
         with self.progress.record_options():
             loaded = load_first_run_questions(options, reporter) if options.questions else None
-            labeling.report_plan(len(loaded.questions) if loaded else options.count, options.max_loss, reporter)
+            n_questions = len(loaded.questions) if loaded else options.count
+            labeling.report_plan(n_questions, options.max_loss, reporter)
             index = self._build_index()
             retriever = as_retriever(index)
             model = self.model or self._load_model(options.model)

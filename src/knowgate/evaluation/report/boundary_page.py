@@ -43,7 +43,8 @@ def build_boundary_sections(runs: Sequence[RunReport]) -> list[str]:
     """Build the HTML sections that show what LLMs know: warnings first, then a summary, charts, and all tables."""
     counts = [run.boundary.counts for run in runs]
     cautions = [describe_synthetic(count.synthetic, count.rows) for count in counts]
-    # Imported answers have no samples, so the effect sections would be empty. Of a run without passages they say that.
+    # The sections on effects need samples, which imported answers lack. They are also shown to say that a run has no
+    # passages.
     lacks_passages = not all(run.boundary.counts.with_open for run in runs)
     has_effects = lacks_passages or any(tables.has_effects(runs, side) for side in tables.SIDE_NAMES)
     definitions = html.render_definitions("Definitions", INTROS)
@@ -122,7 +123,7 @@ def _build_saving_section(runs: Sequence[RunReport]) -> str:
 
 
 def _build_extremes_section(runs: Sequence[RunReport], name: str) -> str:
-    """Build the section with the questions that retrieval 'harmed' or 'helped' (`name`) most."""
+    """Build the section with the questions that retrieval harmed most (if `name` is 'harmed') or helped ('helped')."""
     intro = "Up to twenty per run, by how much passages change the share of right samples."
     parts = []
     for run in runs:
@@ -136,7 +137,11 @@ def _build_extremes_section(runs: Sequence[RunReport], name: str) -> str:
 
 
 def describe_boundary(run: RunReport) -> list[str]:
-    """Describe what the LLM knows in one sentence, followed by how certain that is and what passages change."""
+    """Describe what the LLM of a run knows, and what passages change.
+
+    Returns:
+        The headline, followed by sentences that explain it.
+    """
     accuracy, counts = run.boundary.accuracy, run.boundary.counts
     if not accuracy.closed.n:
         return [
@@ -248,7 +253,11 @@ def _make_share_bar(name: str, css_class: str, share: Proportion) -> Bar:
 
 
 def draw_effect_chart(run: RunReport, indicator: str, side: str) -> str:
-    """Draw the effects of retrieval by interval as stacked bars (a panel of KBM's Figure 3)."""
+    """Draw how often retrieval helps, changes nothing or harms, as stacked bars (a panel of KBM's Figure 3).
+
+    There is a bar for each interval of the indicator: 'mastery' (share of right samples) or 'certainty' (how far they
+    agree). `side` says on which answers the indicator is measured: 'closed', 'open' or 'mask'.
+    """
     groups = []
     for interval in run.boundary.effects[side][indicator]:
         bars = [_make_effect_bar(interval, effect) for effect in EFFECT_STYLES]
@@ -264,7 +273,8 @@ def draw_effect_chart(run: RunReport, indicator: str, side: str) -> str:
 def _make_effect_bar(item: EffectInterval, effect: str) -> Bar:
     """Make the bar of the share of questions in an interval on which retrieval has an effect, such as 'harmful'."""
     count = int(getattr(item, effect))
-    return Bar(count / item.n if item.n else None, EFFECT_STYLES[effect], f"{effect}: {count}")
+    share = count / item.n if item.n else None
+    return Bar(share, EFFECT_STYLES[effect], f"{effect}: {count}")
 
 
 def draw_saving_chart(runs: Sequence[RunReport], indicator: str) -> str:

@@ -54,7 +54,7 @@ def build_settings_table(runs: Sequence[RunReport]) -> TextTable:
     """Build the table of settings and row counts, with a column for each run. Settings that no run records are left out."""
     columns = [_describe_run(run) for run in runs]
     rows = []
-    for label in columns[0]:
+    for label in columns[0]:  # all runs have the same labels
         cells = [column[label] for column in columns]
         if set(cells) != {NOT_RECORDED}:
             rows.append((label, *cells))
@@ -144,8 +144,9 @@ def has_effects(runs: Sequence[RunReport], side: str) -> bool:
 
 
 def format_interval(item: EffectInterval) -> str:
-    """Format the limits of an interval."""
-    return f"[{item.low:.1f}, {item.high:.1f}{']' if item.high == 1 else ')'}"
+    """Format the limits of an interval, such as '[0.2, 0.4)'. Only the last interval, up to 1, includes its end."""
+    bracket = "]" if item.high == 1 else ")"
+    return f"[{item.low:.1f}, {item.high:.1f}{bracket}"
 
 
 def _make_interval_cells(item: EffectInterval) -> tuple[str, ...]:
@@ -190,7 +191,10 @@ def _make_saving_cells(point: SavingPoint, curve: SavingCurve) -> tuple[str, ...
 
 
 def build_copy_rate_table(runs: Sequence[RunReport]) -> TextTable:
-    """Build the table of how often LLMs copy the word MASK from passages whose gold answers are masked."""
+    """Build the table of how often LLMs copy the word MASK from passages in which it replaces the gold answers.
+
+    Some columns count only the questions whose sampled answers all agree, which means a certainty of 1.
+    """
     rows: list[tuple[str, ...]] = []
     for run in runs:
         rate = run.boundary.copying
@@ -198,15 +202,9 @@ def build_copy_rate_table(runs: Sequence[RunReport]) -> TextTable:
             rows.append((run.name, NO_MASK_ANSWERS))
             continue
         no_answer = "no answer with certainty 1"
-        rows.append(
-            (
-                run.name,
-                format_proportion(rate.is_mask, no_answer),
-                format_proportion(rate.says_mask, no_answer),
-                format_proportion(rate.under_mask, "no sampled MASK answers that all agree"),
-                format_proportion(rate.anywhere),
-            )
-        )
+        certain = [format_proportion(share, no_answer) for share in (rate.is_mask, rate.says_mask)]
+        under_mask = format_proportion(rate.under_mask, "no sampled MASK answers that all agree")
+        rows.append((run.name, *certain, under_mask, format_proportion(rate.anywhere)))
     columns = (
         "run",
         "answer is MASK, open-book certainty 1",
@@ -274,18 +272,10 @@ def build_agreement_table(runs: Sequence[RunReport]) -> TextTable:
         if not run.boundary.agreements:
             rows.append((run.name, "no answers with gold answers to grade"))
         for item in run.boundary.agreements:
-            rows.append(
-                (
-                    run.name,
-                    item.side,
-                    f"{item.first} / {item.second}",
-                    str(item.n),
-                    format_percent(item.agree),
-                    format_number(item.kappa, NOT_DEFINED),
-                    str(item.only_first),
-                    str(item.only_second),
-                )
-            )
+            graders = f"{item.first} / {item.second}"
+            agreement = (format_percent(item.agree), format_number(item.kappa, NOT_DEFINED))
+            disagreement = (str(item.only_first), str(item.only_second))
+            rows.append((run.name, item.side, graders, str(item.n), *agreement, *disagreement))
     columns = ("run", "answers", "graders", "n", "agree", "Cohen's kappa", "right: first only", "right: second only")
     return TextTable("Agreement of graders", columns, _blank_repeats(rows))
 
@@ -293,8 +283,9 @@ def build_agreement_table(runs: Sequence[RunReport]) -> TextTable:
 def _build_extremes_table(run: RunReport, name: str) -> TextTable:
     """Build the table of the questions that retrieval 'harmed' or 'helped' most."""
     columns: tuple[str, ...] = ("mastery", "benefit", "question", "closed", "open")
-    rows = [_make_extreme_cells(row) for row in getattr(run.boundary, name)[:MAX_EXTREMES]] or [("", "", "none")]
-    if not run.boundary.correlation.n:  # without samples there is no mastery
+    questions = getattr(run.boundary, name)[:MAX_EXTREMES]
+    rows = [_make_extreme_cells(question) for question in questions] or [("", "", "none")]
+    if not run.boundary.correlation.n:  # without samples there is no mastery, so its column is left out
         columns, rows = columns[1:], [row[1:] for row in rows]
     return TextTable(f"Most {name} questions of {run.name}", columns, tuple(rows))
 

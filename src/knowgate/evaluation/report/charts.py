@@ -259,10 +259,11 @@ class BarGroup:
 def draw_bar_chart(area: PlotArea, groups: Sequence[BarGroup], title: str, *, is_stacked: bool = False) -> str:
     """Draw groups of bars, stacked or side by side. Tooltips describe the chart to screen readers."""
     parts = list(draw_grid(area, with_x_ticks=False))
-    width = (area.width - LEFT - RIGHT) / max(1, len(groups))
+    width = (area.width - LEFT - RIGHT) / max(1, len(groups))  # of a group
+    draw_group = _draw_stack if is_stacked else _draw_bars
     for number, group in enumerate(groups):
         start = LEFT + number * width
-        parts += _draw_stack(area, group, start, width) if is_stacked else _draw_bars(area, group, start, width)
+        parts += draw_group(area, group, start, width)
         name = shorten(sanitize_line(group.name), MAX_BAR_NAME)
         parts.append(draw_text(start + width / 2, area.bottom + 20, name, "middle"))
         if group.note:
@@ -279,9 +280,10 @@ def build_color_key(names: Sequence[tuple[str, str]]) -> str:
 
 def _draw_stack(area: PlotArea, group: BarGroup, start: float, width: float) -> Iterator[str]:
     """Draw the bars of a group on top of each other, from x coordinate `start` over `width`."""
-    base = 0.0
+    base = 0.0  # where the next bar begins
     for bar in group.bars:
         if bar.value:
+            # A tenth of the width stays free on each side.
             yield _draw_box(area, bar, start + width * 0.1, width * 0.8, base, base + bar.value)
             if bar.label and bar.value > MIN_LABELED_SHARE:
                 middle = area.get_y(base + bar.value / 2)
@@ -301,8 +303,8 @@ def _draw_bars(area: PlotArea, group: BarGroup, start: float, width: float) -> I
         if bar.low is not None and bar.high is not None:
             interval = f"{area.get_y(bar.low):.1f}V{area.get_y(bar.high):.1f}"
             yield f'<path class="whisker ink" d="M{x + bar_width / 2:.1f} {interval}"/>'
-        top = area.get_y(bar.high if bar.high is not None else bar.value)
-        yield draw_text(x + bar_width / 2, top - 7, bar.label, "middle", "label")
+        top = bar.value if bar.high is None else bar.high  # the label is above the bar and its interval
+        yield draw_text(x + bar_width / 2, area.get_y(top) - 7, bar.label, "middle", "label")
 
 
 def _draw_box(area: PlotArea, bar: Bar, x: float, width: float, low: float, high: float) -> str:

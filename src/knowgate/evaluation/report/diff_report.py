@@ -56,7 +56,7 @@ def build_diff_verdict(diff: EvaluationDiff) -> DiffVerdict:
 
 
 def _list_differences(differences: dict[str, Estimate]) -> str:
-    """Say by how many points the accuracy of each gate differs."""
+    """Say by how many points the accuracy of each gate in evaluation B is above or below that in A."""
     texts = (f"'{gate}' {format_points_estimate(difference)}" for gate, difference in differences.items())
     return f"Points of accuracy, with 95 % intervals: {'; '.join(texts)}."
 
@@ -98,7 +98,7 @@ def build_diff_table(diff: EvaluationDiff, gates: Sequence[GateDiff]) -> TextTab
 
 
 def select_gates(diff: EvaluationDiff) -> list[GateDiff]:
-    """Select the watched gates and those whose accuracy changed most."""
+    """Select the gates to show: all watched ones, filled up to `MAX_TERMINAL_GATES` with those that changed most."""
     watched = [gate for gate in diff.gates if gate.gate in diff.watched]
     others = sorted((gate for gate in diff.gates if gate not in watched), key=_measure_change, reverse=True)
     return (watched + others)[: max(MAX_TERMINAL_GATES, len(watched))]

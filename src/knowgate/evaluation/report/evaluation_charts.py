@@ -13,15 +13,7 @@ from knowgate.evaluation.gate_comparison import Evaluation
 from knowgate.evaluation.gate_results import GateResult
 from knowgate.evaluation.recommendation import Recommendation
 from knowgate.evaluation.report import charts
-from knowgate.evaluation.report.charts import (
-    SMALL_HEIGHT,
-    SMALL_WIDTH,
-    Bar,
-    BarGroup,
-    PlotArea,
-    PlotLine,
-    PlotMark,
-)
+from knowgate.evaluation.report.charts import SMALL_HEIGHT, SMALL_WIDTH, Bar, BarGroup, PlotArea, PlotLine, PlotMark
 from knowgate.gates import GATES
 from knowgate.stats.bootstrap import estimate_mean
 from knowgate.stats.metrics import BoolArray
@@ -86,7 +78,9 @@ def rank_gates(evaluation: Evaluation) -> list[GateResult]:
     """
 
     def get_quality(gate: GateResult) -> float:
-        return gate.frontier.area if gate.frontier is not None else gate.measures["auroc"].value or 0.0
+        if gate.frontier is not None:
+            return gate.frontier.area
+        return gate.measures["auroc"].value or 0.0
 
     return sorted(evaluation.ranking_gates, key=get_quality, reverse=True)
 
@@ -113,7 +107,10 @@ def draw_trade_off_chart(evaluation: Evaluation, policy: HighlightedPolicy | Non
 
 
 def _make_trade_off_lines(evaluation: Evaluation, policy: HighlightedPolicy | None) -> Iterator[PlotLine]:
-    """Yield the lines of the chart: highlighted gate, best unfitted gate, random, oracle, and hidden ones."""
+    """Make a line of accuracy by retrieval rate for each gate, for random retrieval and for the oracle.
+
+    All gates are hidden at first, except the one that the report highlights and the best one that needs no fitting.
+    """
     ranked = rank_gates(evaluation)
     highlighted = policy.gate if policy else None
     # A fitted gate must beat the best one that needs no fitting.
@@ -147,7 +144,8 @@ def _make_gate_line(
 
 def _make_policy_mark(policy: HighlightedPolicy) -> PlotMark:
     """Make the dot at the accuracy and retrieval rate of the gate and threshold that the report shows in detail."""
-    accuracy, rate = estimate_mean(policy.right.astype(float)), 1 - float(policy.skips.mean())
+    accuracy = estimate_mean(policy.right.astype(float))
+    rate = 1 - float(policy.skips.mean())
     tooltip = f"{policy.name}: {format_percent(accuracy.value)} right at {format_percent(rate)} searches"
     return PlotMark(ChartPoint(rate, accuracy.value or 0.0), tooltip, accuracy.low, accuracy.high)
 
@@ -184,14 +182,14 @@ def draw_need_histogram(evaluation: Evaluation, gate: GateResult) -> str:
     known = evaluation.table.closed_right
     styles = (("closed-book answer right", "k0"), ("wrong", "k1"))
     # For known and for unknown questions: the share of all questions in each bin.
-    shares = [np.histogram(gate.needs[rows], edges)[0] / max(1, len(known)) for rows in (known, ~known)]
+    histograms = [np.histogram(gate.needs[rows], edges)[0] / max(1, len(known)) for rows in (known, ~known)]
     groups = []
     for number in range(BIN_COUNT):
-        bars = [
-            Bar(float(share[number]), css_class, f"{name}: {format_percent(float(share[number]))}")
-            for share, (name, css_class) in zip(shares, styles, strict=True)
-        ]
+        bars = []
+        for histogram, (name, css_class) in zip(histograms, styles, strict=True):
+            share = float(histogram[number])
+            bars.append(Bar(share, css_class, f"{name}: {format_percent(share)}"))
         groups.append(BarGroup(f"{edges[number]:.1f}", bars))
-    highest = max(float(share.max()) for share in shares)
+    highest = max(float(histogram.max()) for histogram in histograms)
     area = PlotArea(Axis("need, from"), fit_axis("share of questions", [0.0, highest]), SMALL_WIDTH, SMALL_HEIGHT)
     return charts.draw_bar_chart(area, groups, f"Needs of {gate.gate}") + charts.build_color_key(styles)

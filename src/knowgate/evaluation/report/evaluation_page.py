@@ -157,7 +157,8 @@ def _make_cost_row(
     always, _, gated = amounts
     saved = None if always is None or gated is None else always - gated
     totals = [None if amount is None else SAVINGS_QUESTIONS * amount for amount in (*amounts, saved)]
-    return (name, *(UNKNOWN_AMOUNT if total is None else format_amount(total) for total in totals))
+    cells = [UNKNOWN_AMOUNT if total is None else format_amount(total) for total in totals]
+    return (name, *cells)
 
 
 # --- details of the policy ------------------------------------------------------------------------
@@ -206,11 +207,14 @@ def _build_examples_section(evaluation: Evaluation, policy: HighlightedPolicy) -
 
 
 def _render_example(evaluation: Evaluation, policy: HighlightedPolicy, row: int) -> str:
-    """Render a question with its need, whose color tells whether the decision was good."""
+    """Render a question with its need (0 to 1), in a color that tells whether the final answer is right."""
     table, need = evaluation.table, policy.gate.needs[row]
-    is_good = table.closed_right[row] if policy.skips[row] else table.always_right[row]
-    mark = f'<span class="change {"helped" if is_good else "harmed"}">{need:.2f}</span>'
-    decision = "skipped" if policy.skips[row] else "retrieved for"
+    if policy.skips[row]:
+        decision, is_right = "skipped", table.closed_right[row]
+    else:
+        decision, is_right = "retrieved for", table.always_right[row]
+    color = "helped" if is_right else "harmed"
+    mark = f'<span class="change {color}">{need:.2f}</span>'
     return html.render_question(table.rows[row], mark, f"need {need:.3f}, {decision}")
 
 
@@ -277,6 +281,7 @@ def _build_data_section(evaluation: Evaluation) -> str:
 
 def _build_definition_section() -> str:
     """Build the section that defines every number and explains the recommendation."""
+    # The texts contain names of constants in the module `recommendation`, such as {FOLDS}.
     steps = [step.format_map(vars(recommendation)) for step in html.load_texts("recommendation")["steps"]]
     items = "".join(f"<li>{escape_html(step)}</li>" for step in steps)
     parts = [

@@ -38,7 +38,7 @@ def build_evaluation_tables(evaluation: Evaluation) -> Iterator[TextTable]:
 
 
 def build_detail_tables(evaluation: Evaluation) -> Iterator[TextTable]:
-    """Build the tables that are not about single gates on all questions: pairs of gates, checks, slices and topics."""
+    """Build the tables of details: pairs of gates, checks after retrieval, groups of questions, and topics."""
     yield build_comparison_table(evaluation)
     yield from _build_post_retrieval_tables(evaluation)
     yield from build_gate_slice_tables(evaluation)
@@ -47,9 +47,15 @@ def build_detail_tables(evaluation: Evaluation) -> Iterator[TextTable]:
 
 
 def build_summary_tables(evaluation: Evaluation) -> Iterator[TextTable]:
-    """Build the tables that the terminal shows by default: all gates, and what else was evaluated."""
-    table = build_short_table(evaluation.gates)
-    yield replace(table, title=f"{table.title}, without the arbiter") if evaluation.cascade else table
+    """Build the tables that the terminal shows by default.
+
+    The first compares all gates. Others follow if they were evaluated: the arbiter or judge after retrieval, several
+    rounds of retrieval, and topics.
+    """
+    gates_table = build_short_table(evaluation.gates)
+    if evaluation.cascade:
+        gates_table = replace(gates_table, title=f"{gates_table.title}, without the arbiter")
+    yield gates_table
     yield from _build_post_retrieval_tables(evaluation)
     if evaluation.topics:
         yield build_topic_table(evaluation.topics)
@@ -144,7 +150,10 @@ def build_comparison_table(evaluation: Evaluation) -> TextTable:
 
 
 def build_gate_slice_tables(evaluation: Evaluation) -> Iterator[TextTable]:
-    """Build a table for each dimension: accuracy @ retrieval rate, and the gain over random retrieval."""
+    """Build a table for each dimension, such as the language, with a row per gate and a column per group of questions.
+
+    Cells show accuracy @ retrieval rate, and the gain over random retrieval at that rate.
+    """
     for dimension in dict.fromkeys(part.dimension for part in evaluation.slices):
         slices = [part for part in evaluation.slices if part.dimension == dimension]
         columns = ("gate", *(f"{part.value} (n = {part.n})" for part in slices))

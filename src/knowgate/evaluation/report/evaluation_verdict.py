@@ -74,14 +74,17 @@ class EvaluationVerdict:
 
     @property
     def level(self) -> str:
-        """The level of the recommendation: 'use', 'try', 'leave' or 'unknown', and these variants of the first two.
+        """How strongly the gate is recommended: 'use', 'try', 'leave' (no gate) or 'unknown'.
 
-        'saves' (for 'use') and 'may-save' (for 'try') if it is not known to save money, 'gains' if it saves no searches.
+        If the gate is not known to save money, 'use' becomes 'saves' (searches) and 'try' becomes 'may-save'. If it
+        saves hardly any searches but answers more questions right, both become 'gains'.
         """
         level = self.recommendation.level
         if self.recommendation.is_positive and self.recommendation.skips_nothing:
             return "gains"
-        return level if self.costs.pays else UNPAID_LEVELS.get(level, level)
+        if self.costs.pays:
+            return level
+        return UNPAID_LEVELS.get(level, level)
 
     @property
     def label(self) -> str:
@@ -131,19 +134,10 @@ def build_verdict(evaluation: Evaluation, assumptions: CostAssumptions, max_loss
         ]
     else:
         headline, *sentences = _explain_no_gate(recommendation, evaluation)
-        sentences += [
-            _describe_arbiter(evaluation, recommendation),
-            _describe_always_cost(evaluation, costs, assumptions),
-        ]
-    return EvaluationVerdict(
-        recommendation,
-        headline,
-        [sentence for sentence in sentences if sentence],
-        key_figures,
-        costs,
-        note,
-        not_counted,
-    )
+        sentences.append(_describe_arbiter(evaluation, recommendation))
+        sentences.append(_describe_always_cost(evaluation, costs, assumptions))
+    written = [sentence for sentence in sentences if sentence]  # those that have nothing to say are empty
+    return EvaluationVerdict(recommendation, headline, written, key_figures, costs, note, not_counted)
 
 
 def _estimate_recommended_cost(evaluation: Evaluation, recommendation: Recommendation) -> PolicyCost:
@@ -154,9 +148,9 @@ def _estimate_recommended_cost(evaluation: Evaluation, recommendation: Recommend
 
 
 def _describe_arbiter(evaluation: Evaluation, recommendation: Recommendation) -> str:
-    """Describe what the arbiter, which chooses between both answers, changes if it follows every search.
+    """Describe how accuracy changes if an arbiter, which chooses between both answers, follows always retrieving.
 
-    Empty if there is no arbiter, nothing to retrieve, or if the recommendation includes the arbiter.
+    Empty if there is no arbiter, if the recommendation is to never retrieve, or if it includes the arbiter.
     """
     cascade = evaluation.cascade
     is_included = recommendation.is_positive and recommendation.arbiter
@@ -186,7 +180,7 @@ def _describe_calls(costs: CostComparison, search_seconds: float) -> str:
 
 
 def _warn_about_distance(recommendation: Recommendation, evaluation: Evaluation) -> str:
-    """Warn if many questions are unlike those the recommended gate was fitted on."""
+    """Warn if many questions are unlike those the recommended gate was fitted on; '' if there are few."""
     if recommendation.is_without_retrieval:
         return ""
     gate = evaluation.gate(str(recommendation.gate))
@@ -209,7 +203,8 @@ def _write_headline(recommendation: Recommendation, costs: CostComparison) -> st
     if recommendation.skips_nothing:
         return f"'{recommendation.gate}' always retrieves{arbiter}: more right answers for more LLM calls{doubt}."
     if costs.pays:
-        return f"{'Use' if is_certain else 'Try'} {setting}{doubt}."
+        verb = "Use" if is_certain else "Try"
+        return f"{verb} {setting}{doubt}."
     if costs.money is None:
         return f"{setting} pays if an LLM call costs less than {format_price(costs.break_even_call)}{doubt}."
     return f"{setting} saves no money at these prices, so it is not worth it."
@@ -233,7 +228,8 @@ def _list_guarantees(evaluation: Evaluation) -> str:
     """List the stored guarantees (proofs of a small loss) of the gates; none of them applies to the recommendation."""
     texts = [f"with '{name}': {item.text}" for name, item in evaluation.guarantees.items() if item.text]
     if texts:
-        return f"This choice has no guarantee; one is stored {' One is stored '.join(texts)}".rstrip(".")
+        stored = " One is stored ".join(texts)  # each text ends its sentence
+        return f"This choice has no guarantee; one is stored {stored}".rstrip(".")
     if any(gate.gate in evaluation.table.recorded_needs for gate in evaluation.gates):
         return "This choice has no guarantee. To get one, fit the gate and run `knowgate calibrate` on its folder"
     return "This choice has no guarantee. To get one, run `knowgate calibrate`"
@@ -254,11 +250,16 @@ def _name_questions(recommendation: Recommendation) -> str:
 
 
 def _describe_chance(recommendation: Recommendation) -> str:
-    """Say how often meaningless scores get the same verdict, if a gate was chosen here, and its gain if that is small."""
+    """Say whether the verdict may be due to chance.
+
+    For a gate that was chosen on these questions, this is how many evaluations of shuffled, meaningless scores got the
+    same verdict. If the gate is not certainly better than skipping searches at random, its gain follows.
+    """
     sentences = []
     if recommendation.agreeing_folds and not recommendation.is_without_retrieval:
         count = CHANCE_COUNTS[recommendation.level]
-        doubt = "this one may be chance, too" if count > 0.05 * 400 else "this one is hardly chance"
+        is_frequent = count > 0.05 * 400  # more than one in twenty
+        doubt = "this one may be chance, too" if is_frequent else "this one is hardly chance"
         sentences.append(f"Of 400 evaluations with shuffled scores, {count} got this verdict, so {doubt}.")
     if not recommendation.beats_chance:
         sentences.append(f"{describe_gain(recommendation).capitalize()}{STRICTER_TEST}.")
@@ -282,16 +283,19 @@ def _list_key_figures(recommendation: Recommendation, costs: CostComparison) -> 
     difference = recommendation.difference
     skipped = f"of the searches skipped {_name_questions(recommendation)}"
     calls = f"LLM calls per question, always retrieving makes {costs.always.calls:.2f}"
-    return [
+    figures = [
         KeyFigure(format_percent(recommendation.held_out_skipped.value), skipped),
         KeyFigure(format_points(difference.value or 0.0), f"points of accuracy{format_interval(difference)}"),
         KeyFigure(f"{costs.gated.calls:.2f}", calls),
-        *([] if recommendation.skips_nothing else [_make_money_figure(costs)]),
     ]
+    return figures if recommendation.skips_nothing else [*figures, _make_money_figure(costs)]
 
 
 def _make_money_figure(costs: CostComparison) -> KeyFigure:
-    """Show the money saved, the extra cost or, if it is unknown, the price of an LLM call at which the gate breaks even."""
+    """Make the figure of the money that the gate saves, or costs more than always retrieving.
+
+    If the amount is unknown, the figure is the price of an LLM call below which the gate saves money.
+    """
     if costs.money is None:
         return KeyFigure(format_price(costs.break_even_call), "per LLM call: it pays below this price")
     verb = "saved" if costs.money >= 0 else "extra cost"
@@ -353,7 +357,7 @@ def _describe_best_choice(recommendation: Recommendation) -> str:
 
 
 def _describe_best_ranking(evaluation: Evaluation) -> str:
-    """Describe the gate that ranks questions best; '' if there is none."""
+    """Describe the gate that best tells known from unknown questions (highest AUROC); '' if there is none."""
     gates = [gate for gate in evaluation.ranking_gates if gate.measures["auroc"].value is not None]
     if not gates:
         return ""

@@ -129,9 +129,8 @@ def render_table(
     is_sortable = "sortable" in css_class
     heads = [_render_head(column, definitions or {}, with_link=not is_sortable) for column in table.columns]
     body = "\n".join(_render_row(row, len(table.columns), is_highlighted=row[0] in highlighted) for row in table.rows)
-    return _render_scrolling_table(
-        f"<thead><tr>{''.join(heads)}</tr></thead>\n<tbody>{body}</tbody>", table.title, css_class
-    )
+    content = f"<thead><tr>{''.join(heads)}</tr></thead>\n<tbody>{body}</tbody>"
+    return _render_scrolling_table(content, table.title, css_class)
 
 
 def render_definitions(title: str, definitions: Mapping[str, str]) -> str:
@@ -186,7 +185,8 @@ def _render_row(row: Sequence[str], width: int, *, is_highlighted: bool = False)
 def render_extreme_question(row: LabelRow) -> str:
     """Render a question that retrieval helped or harmed, marked with the change of its share of right samples."""
     change = measure_retrieval_change(row)
-    mark = f'<span class="change {"harmed" if change < NO_CHANGE else "helped"}">{change.mastery:+.2f}</span>'
+    color = "harmed" if change < NO_CHANGE else "helped"
+    mark = f'<span class="change {color}">{change.mastery:+.2f}</span>'
     return render_question(row, mark, f"benefit {change.benefit:+d}")
 
 
@@ -235,4 +235,6 @@ def _render_passages(passages: Sequence[Passage]) -> str:
 
 def _render_short(text: str) -> str:
     """Render a text, cut if it is very long."""
-    return render_text(text if len(text) <= MAX_TEXT_LENGTH else text[:MAX_TEXT_LENGTH] + " … (cut)")
+    if len(text) > MAX_TEXT_LENGTH:
+        text = text[:MAX_TEXT_LENGTH] + " … (cut)"
+    return render_text(text)

@@ -78,11 +78,15 @@ def build_reranker_verdict(comparison: RerankerComparison) -> RerankerVerdict:
 
 
 def _choose_level(gain: Estimate, answer_effects: list[Estimate]) -> Literal["use", "try", "leave"]:
-    """Choose the level of a verdict on a reranker.
+    """Decide whether to use a reranker, to try it, or to leave the passages in the retriever's order.
+
+    'leave': It ranks no better than the retriever, or an LLM certainly answers worse with its passages.
+    'use': LLMs answered with its passages, and all of them certainly answer better.
+    'try': Otherwise.
 
     Args:
-        gain: Gain in ranking over the retriever. Without one, the reranker is left.
-        answer_effects: Changes of accuracy of LLMs. 'use' needs at least one, and all must be certain improvements.
+        gain: Ranking measure of the reranker minus that of the retriever.
+        answer_effects: Change of accuracy of each LLM, compared with the retriever's order; empty if none answered.
     """
     is_harmful = any(effect.high is not None and effect.high < 0 for effect in answer_effects)
     if gain.value is None or gain.value <= 0 or is_harmful:

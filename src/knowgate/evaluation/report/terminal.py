@@ -70,13 +70,17 @@ class _Column:
         name = sanitize_line(table.columns[index])
         cells = [sanitize_line(row[index]) for row in table.rows if index < len(row)]
         # The last cell of a short row is a remark that spans columns: only its words must fit.
-        own_cells = [sanitize_line(row[index]) for row in table.rows if len(row) == len(table.columns)]
-        text_widths = [
-            MIN_TEXT_WIDTH if cell_len(cell) > MIN_TEXT_WIDTH else _measure_max_width(INTERVAL_START.split(cell))
-            for cell in own_cells
-        ]
+        full_rows = [row for row in table.rows if len(row) == len(table.columns)]
+        text_widths = [_measure_wrapped_width(sanitize_line(row[index])) for row in full_rows]
         unit_widths = [_measure_max_width(CELL_UNIT.findall(cell)) for cell in (name, *cells)]
         return cls(name, _measure_max_width([*cells, name]), max(*text_widths, *unit_widths, 1))
+
+
+def _measure_wrapped_width(cell: str) -> int:
+    """Return the width of a cell if its interval is put below its number, and a long text is wrapped."""
+    if cell_len(cell) > MIN_TEXT_WIDTH:
+        return MIN_TEXT_WIDTH
+    return _measure_max_width(INTERVAL_START.split(cell))
 
 
 def _measure_max_width(parts: Sequence[str]) -> int:
@@ -87,7 +91,7 @@ def _measure_max_width(parts: Sequence[str]) -> int:
 def _count_fitting(columns: Sequence[_Column], width: int) -> int:
     """Return how many columns fit, from the left. The first two are always included."""
     count = len(columns)
-    while count > min(2, len(columns)) and _sum_widths([column.min_width for column in columns[:count]]) > width:
+    while count > 2 and _sum_widths([column.min_width for column in columns[:count]]) > width:
         count -= 1
     return count
 
