@@ -189,7 +189,10 @@ class ConsoleReporter(ProgressReporter):
 
 
 def print_result(result: FirstRunResult, options: FirstRunOptions) -> None:
-    """Print how the gate was chosen and how it performs (on stderr), and the commands to use it (on stdout)."""
+    """Print how the gate was chosen and how it performs (on stderr), and the commands to use it (on stdout).
+
+    If its accuracy could not be guaranteed, also print the command that labels more questions, for a proof.
+    """
     inform()
     for line in result.choice.explanations:
         inform(f"- {line}")
@@ -218,7 +221,11 @@ def list_next_commands(result: FirstRunResult) -> list[str]:
 
 
 class RefitOptions(FirstRunOptions):
-    """Options of `knowgate refit`: those of a first run, without those that the log and the settings file replace."""
+    """Options of `knowgate refit`: those of `knowgate start`, with other defaults.
+
+    `questions`, `writer` and `config` have no flag here, because the server's log provides the questions, and the
+    settings are written into the output folder.
+    """
 
     docs: str = option("", "Documents to retrieve from. Default: those of the settings file.", metavar="DIR")
     model: str = option("", "LLM that answers. Default: the one in the settings file.")
