@@ -140,13 +140,11 @@ def _print_guarantee(rag: AdaptiveRAG, explain: bool) -> None:
     the LLM and the documents that the gate was calibrated with. The warning is printed only for a gate that the user
     fitted: packaged gates were calibrated on other documents, so nobody relies on their guarantee here.
     """
-    if explain:
-        if rag.guarantee:
-            inform(rag.guarantee)
-        return
+    if explain and rag.guarantee:
+        inform(rag.guarantee)
     gate = rag.bound_gate
     is_own = isinstance(gate, FittedGate) and not gate.artifact.path.is_relative_to(PACKAGED_GATES)
-    if is_own and rag.guarantee_violations:
+    if not explain and is_own and rag.guarantee_violations:
         inform(f"The guarantee of the gate '{gate.name}' does not hold here: {'; '.join(rag.guarantee_violations)}.")
 
 
@@ -224,8 +222,7 @@ def _parse_question_line(model: Model, line: Question) -> Question:
             raise BadInput(f"{where}: 'messages' must be a list of objects, each with 'role' and 'content'.")
         return question_from_messages(model, messages, line.id)
     text = record.get("question")
-    has_question = isinstance(text, str) and text.strip()
-    return replace(line, text=text) if has_question else line
+    return replace(line, text=text) if isinstance(text, str) and text.strip() else line
 
 
 ELLIPSIS = "…"

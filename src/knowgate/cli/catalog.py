@@ -41,9 +41,8 @@ def list_models(context: typer.Context) -> None:
     """List the LLM backends and the model weights in the cache."""
     if context.invoked_subcommand:
         return
-    print_table(
-        ("model", "what it is", "extra"), [(name, entry.summary, entry.extra or "-") for name, entry in MODELS.items()]
-    )
+    rows = [(name, entry.summary, entry.extra or "-") for name, entry in MODELS.items()]
+    print_table(("model", "what it is", "extra"), rows)
     typer.echo()
     print_table(("weights", "size", "cached", "what"), [*_list_weights(), *_list_converted_models()])
     inform(f"cache folder: {cache_dir()}")

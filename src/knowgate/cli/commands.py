@@ -72,8 +72,7 @@ class RenamedOptionsCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)  # words after "--" are not options
         renamed = [self._rename(word) for word in args[:end]]
-        rest: list[str] = super().parse_args(ctx, renamed + args[end:])
-        return rest
+        return list(super().parse_args(ctx, renamed + args[end:]))
 
     def _rename(self, word: str) -> str:
         """Return a word of the command line with the old name of an option replaced by its new name."""

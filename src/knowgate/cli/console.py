@@ -33,10 +33,8 @@ class SanitizedRenderable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for segment in console.render(self.inner, options):
-            if segment.control:
-                yield segment
-            else:
-                yield Segment(sanitize_text(segment.text), segment.style)
+            text = segment.text if segment.control else sanitize_text(segment.text)
+            yield Segment(text, segment.style, segment.control)
 
 
 class SanitizingHook(RenderHook):

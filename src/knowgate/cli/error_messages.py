@@ -119,8 +119,7 @@ def explain_usage_error(error: Any) -> str:
             unknown option has `option_name`. `ctx` is the context of the command; None if no command was reached.
     """
     sentence = " ".join(error.format_message().split()).rstrip(".") or "no command was given"
-    if not sentence.endswith("?"):
-        sentence += "."
+    sentence += "" if sentence.endswith("?") else "."
     context = getattr(error, "ctx", None)
     if context is None:
         return f"{sentence} See: knowgate --help"

@@ -164,10 +164,8 @@ def _make_answerers(specs: Sequence[str], out: Path, progress: ProgressCallback)
     """
     on_progress = partial(progress, stage="answering", unit="answers")
     grader = load_grader("contains")
-    models = [load_model(spec) for spec in specs]
-    return {
-        model.name: CachedAnswerer(model, grader, out / "answers.jsonl", on_progress=on_progress) for model in models
-    }
+    models, file = [load_model(spec) for spec in specs], out / "answers.jsonl"
+    return {model.name: CachedAnswerer(model, grader, file, on_progress=on_progress) for model in models}
 
 
 def _print_warnings(specs: Mapping[str, str], sources: Sequence[HeldOutPreferences], split: str) -> None:
@@ -175,9 +173,7 @@ def _print_warnings(specs: Mapping[str, str], sources: Sequence[HeldOutPreferenc
     if split == "train":
         inform("Rerankers are trained on the train split, so these numbers say nothing about new questions.")
     for name, spec in specs.items():
-        if not is_aligned_reranker(spec):
-            continue
-        aligned_to = read_reranker_manifest(spec).get("aligned_to", {})
+        aligned_to = read_reranker_manifest(spec).get("aligned_to", {}) if is_aligned_reranker(spec) else {}
         fingerprint = aligned_to.get("model_fingerprint")
         if fingerprint is not None and any(fingerprint != source.model_fingerprint for source in sources):
             inform(f"'{name}' was trained on preferences of {aligned_to['model']}, but these are of another LLM.")

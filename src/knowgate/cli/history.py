@@ -94,9 +94,8 @@ def import_(
             _warn_about_language(entries)
         _add(store, entries)
         scopes |= {entry.scope for entry in entries}
-        n_sensitive = sum(entry.label == KnowledgeLabel.TIME_SENSITIVE for entry in entries)
-        logged = f"{len(entries)} questions of {run} logged in {redact_secrets(history)}"
-        inform(f"{logged}, {n_sensitive} of them time-sensitive")
+        count = sum(entry.label == KnowledgeLabel.TIME_SENSITIVE for entry in entries)
+        inform(f"{len(entries)} questions of {run} logged in {redact_secrets(history)}, {count} of them time-sensitive")
     if options.time_sensitive:
         _add_time_sensitive(store, options.time_sensitive, scopes, history)
 
@@ -188,11 +187,10 @@ def prune(options: ScopeOptions, history: HistoryOption = DEFAULT_HISTORY) -> No
     If you give the fingerprints of a model and of prompts, only their entries are kept: those of the same tenant's
     other models and prompts are deleted, too, even if they have not expired.
     """
-    if (options.model is None) != (options.prompts is None):
+    model, prompts = options.model, options.prompts
+    if (model is None) != (prompts is None):
         raise BadSetting("--model-fingerprint and --prompts-fingerprint belong together: give both, or neither.")
-    kept = None
-    if options.model and options.prompts:
-        kept = HistoryScope(options.model, options.prompts, options.tenant)
+    kept = HistoryScope(model, prompts, options.tenant) if model and prompts else None
     inform(f"{_open_existing(history).prune(keep_scope=kept)} entries deleted")
 
 

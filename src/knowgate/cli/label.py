@@ -115,9 +115,7 @@ def _print_summary(progress: LabelProgress, out: Path) -> None:
     failed = ""
     if progress.failed:
         failed = f", {progress.failed} failed (see 'error' in the rows; --retry-failed labels them again)"
-    speed = ""
-    if progress.fresh:
-        speed = f"; {progress.fresh} of them in this session, {_format_speed(progress)}"
+    speed = f"; {progress.fresh} of them in this session, {_format_speed(progress)}" if progress.fresh else ""
     inform(f"{progress.done} of {progress.total} questions in {out}{failed}{speed}. See: knowgate report {out}")
 
 
@@ -131,11 +129,8 @@ def _write_kb_sat(folder: RunFolder, out: Path, seed: int) -> None:
     Prints a warning if nothing could be replaced in any question.
     """
     sets = build_kb_sat(folder.rows(), seed)
-    for path, records in (
-        (out, sets.balanced),
-        (out.with_suffix(".swapped.jsonl"), sets.swapped),
-        (out.with_suffix(".rare.jsonl"), sets.rare),
-    ):
+    swapped_file, rare_file = out.with_suffix(".swapped.jsonl"), out.with_suffix(".rare.jsonl")
+    for path, records in ((out, sets.balanced), (swapped_file, sets.swapped), (rare_file, sets.rare)):
         write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
         inform(f"{len(records)} questions in {path}")
     if not sets.swapped:

@@ -150,11 +150,9 @@ def _log_to_stderr() -> None:
     """Print log messages of knowgate, but not of other packages, to stderr."""
     logger = logging.getLogger("knowgate")
     logger.setLevel(logging.INFO)
-    for handler in list(logger.handlers):  # handlers of an earlier run in this process, whose stderr may be closed
-        logger.removeHandler(handler)
     handler = logging.StreamHandler()
     handler.setFormatter(SanitizingFormatter())
-    logger.addHandler(handler)
+    logger.handlers = [handler]  # replaces that of an earlier run in this process, whose stderr may be closed
 
 
 class SanitizingFormatter(logging.Formatter):
@@ -187,5 +185,4 @@ def _print_error(message: str, code: int, is_debug: bool) -> int:
 def _explain_os_error(error: OSError) -> str:
     """Explain why a file or folder cannot be read or written."""
     action = f"use '{error.filename}'" if error.filename else "read or write"
-    reason = error.strerror or error
-    return f"cannot {action}: {reason}. Check the path, its permissions and the free disk space."
+    return f"cannot {action}: {error.strerror or error}. Check the path, its permissions and the free disk space."

@@ -112,8 +112,7 @@ def _make_flag(
         panel: Heading on the help page, unless the field sets its own.
     """
     extra, flag_type = _get_extra(field), _get_flag_type(field.annotation)
-    is_number = flag_type in (int, float)
-    choices = _list_values(field.annotation)  # empty if every value is allowed
+    is_number, choices = flag_type in (int, float), _list_values(field.annotation)  # no choices: all are allowed
 
     def complete(start: str) -> list[str]:
         return [choice for choice in choices if choice.startswith(start)]

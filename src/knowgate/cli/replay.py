@@ -144,9 +144,7 @@ def name_thresholds(log: LoggedTraffic, gate: str | None) -> dict[float, str]:
     names = dict.fromkeys(log.thresholds, "as it ran") if len(log.thresholds) == 1 else {}
     if gate is None:
         return names
-    own = log.own_threshold  # known for a label run
-    if own is None:
-        own = _get_gate_threshold(log, gate)
+    own = _get_gate_threshold(log, gate) if log.own_threshold is None else log.own_threshold
     return {own: "the gate's own", **names}
 
 
@@ -389,10 +387,8 @@ def describe_break_even(comparison: CostComparison) -> str:
         return f"The gate is cheaper if a search costs more than {comparison.break_even:.3g}."
     if not comparison.prices.include_llm:
         return _describe_unpriced_calls(comparison)
-    missing = [
-        *comparison.always.missing_amounts(comparison.prices),
-        *comparison.gated.missing_amounts(comparison.prices),
-    ]
+    prices = comparison.prices
+    missing = [*comparison.always.missing_amounts(prices), *comparison.gated.missing_amounts(prices)]
     if not missing:
         return "The gate skips no search at this threshold, so it is never cheaper."
     flags = " ".join(f"--price-{name.replace('_', '-')} 0" for name in dict.fromkeys(missing))

@@ -122,8 +122,7 @@ def prompt_for_options(options: FirstRunOptions, given: set[str]) -> FirstRunOpt
         options = options.replace(model=_prompt_until_valid(text, options.model, _check_model))
     if "questions" not in given:
         text = "A file with questions of your users (press Enter if you have none; the LLM then writes some)"
-        answer = _prompt_until_valid(text, options.questions, _check_questions)
-        options = options.replace(questions=answer)
+        options = options.replace(questions=_prompt_until_valid(text, options.questions, _check_questions))
     if "count" not in given:
         text = (
             f"How many questions to label ({options.count} show a direction, {RECOMMENDED_QUESTIONS} can prove a gate, "

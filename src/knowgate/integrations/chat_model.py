@@ -81,10 +81,8 @@ class ChatModel(Backend):
     @property
     def offers(self) -> frozenset[Signal]:
         """The signals that gates can read from this model: drafts, samples and, if available, log-probabilities."""
-        signals = {Signal.DRAFT, Signal.SAMPLES}
-        if self._logprobs:
-            signals.add(Signal.LOGPROBS)
-        return frozenset(signals)
+        logprobs = {Signal.LOGPROBS} if self._logprobs else set()
+        return frozenset({Signal.DRAFT, Signal.SAMPLES} | logprobs)
 
     @property
     def concurrency(self) -> int:

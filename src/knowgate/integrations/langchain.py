@@ -386,9 +386,8 @@ class LangChainModel(ChatModel):
     def _complete(self, request: ChatRequest) -> Completion:
         """Send one request and return the answer. Works with chat models that have only asynchronous methods, too."""
         text, options = request.text, self._make_options(request)
-        return _make_completion(
-            call_or_await(lambda: self._chat.invoke(text, **options), lambda: self._chat.ainvoke(text, **options))
-        )
+        message = call_or_await(lambda: self._chat.invoke(text, **options), lambda: self._chat.ainvoke(text, **options))
+        return _make_completion(message)
 
     def _stream(self, request: ChatRequest) -> Generator[str, None, Completion]:
         """Yield the answer to one request piece by piece, and return it whole."""

@@ -214,10 +214,8 @@ def summarize_record(record: DemoRecord) -> str:
     there, the second is the first threshold at which it is, if there is one.
     """
     fewest = record.points[0]  # points are sorted by their searches
-    shown = [fewest]
-    if fewest.low <= 0:
-        shown += [point for point in record.points if point.low > 0][:1]
-    gains = [_format_gain(point) for point in shown]
+    better = next((point for point in record.points if point.low > 0), fewest)
+    gains = [_format_gain(point) for point in dict.fromkeys((fewest, better))]  # one gain if both are the same
     saved = round((1 - fewest.searched) * SAVINGS_QUESTIONS, -3)
     return (
         f"Against always, in points of right answers: {'; '.join(gains)} (95 % intervals). The first saves "
