@@ -62,21 +62,22 @@ def ask(
         if lines is None:
             _run_conversation(rag, questions or [], explain=explain, as_json=as_json)
         else:
+            # A single answer is printed while it is generated, if a person watches.
             live = not as_json and len(questions or ()) == 1 and sys.stdout.isatty()
             _answer_all(rag, lines, live=live, explain=explain, as_json=as_json)
     finally:
-        if rag.log is not None:
+        if rag.log is not None:  # with --log, questions are logged, so that gates can learn from them
             rag.log.close()
             counts = f"{rag.log.n_labeled} of {rag.log.n_questions} questions"
             inform(f"{counts} were logged: those with an answer both with and without passages.")
 
 
 def _answer_all(rag: AdaptiveRAG, lines: Iterator[Question], *, live: bool, explain: bool, as_json: bool) -> None:
-    """Answer questions and print the results, then print warnings about all of them.
+    """Print the answer to each question, then warnings: that answers were cut off, or that questions are unusual.
 
     Args:
         rag: The pipeline that answers.
-        lines: The questions; their texts are lines of input.
+        lines: Lines of input, each as a `Question` whose text is the whole line, which may be JSON.
         live: Print each answer while it is generated.
         explain: Also print what each decision is based on.
         as_json: Print JSON records instead of text.
@@ -85,7 +86,7 @@ def _answer_all(rag: AdaptiveRAG, lines: Iterator[Question], *, live: bool, expl
     answers: Iterator[Answer] = rag.stream(questions, first=1)  # the first batch has one question, to appear soon
     if live:
         answers = (show_streamed_answer(rag, question) for question in questions)
-    distances = []
+    distances = []  # of the questions from those that the gate was fitted on
     is_any_cut_off = False
     for answer in answers:
         distances.append(answer.decision.distance)
@@ -117,32 +118,33 @@ def decide(
     lines = read_arguments(questions)
     rag = build_pipeline(settings, record, retrieves=False)
     _print_guarantee(rag, explain)
-    distances = []
-    for question, decision in rag.decide_stream((_parse_question_line(rag.model, line) for line in lines), first=1):
+    parsed = (_parse_question_line(rag.model, line) for line in lines)
+    distances = []  # of the questions from those that the gate was fitted on
+    for question, decision in rag.decide_stream(parsed, first=1):
         distances.append(decision.distance)
         if as_json:
-            number = {"id": question.id} if question.id else {}
-            print_json({**number, "question": question.text, **decision_record(decision), "model": rag.model.name})
+            id_field = {"id": question.id} if question.id else {}
+            print_json({**id_field, "question": question.text, **decision_record(decision), "model": rag.model.name})
             continue
-        label = format_verdict(decision)
         reason = (sanitize_text(decision.reason), "dim")
-        create_console().print(Text.assemble(label, f"  {sanitize_text(question.text)}  ", reason))
+        create_console().print(Text.assemble(format_verdict(decision), f"  {sanitize_text(question.text)}  ", reason))
         if explain:
             show_decision_basis(decision)
     _warn_about_far_questions(rag, distances)
 
 
 def _print_guarantee(rag: AdaptiveRAG, explain: bool) -> None:
-    """Print what the gate guarantees (how few right answers it loses), or warn that the guarantee does not hold.
+    """With `explain`, print the guarantee of the gate. Otherwise, warn if the guarantee does not hold.
 
-    With `explain`, the guarantee is printed. Without it, only a warning is printed, and only for a gate that the user
+    A guarantee limits how many right answers the gate may lose, compared with always retrieving. It holds only for
+    the LLM and the documents that the gate was calibrated with. The warning is printed only for a gate that the user
     fitted: packaged gates were calibrated on other documents, so nobody relies on their guarantee here.
     """
-    gate = rag.bound_gate
-    is_own = isinstance(gate, FittedGate) and not gate.artifact.path.is_relative_to(PACKAGED_GATES)
     if explain and rag.guarantee:
         inform(rag.guarantee)
-    elif is_own and rag.guarantee_violations and not explain:
+    gate = rag.bound_gate
+    is_own = isinstance(gate, FittedGate) and not gate.artifact.path.is_relative_to(PACKAGED_GATES)
+    if not explain and is_own and rag.guarantee_violations:
         inform(f"The guarantee of the gate '{gate.name}' does not hold here: {'; '.join(rag.guarantee_violations)}.")
 
 
@@ -159,7 +161,7 @@ def _warn_about_far_questions(rag: AdaptiveRAG, distances: Sequence[float | None
         distances: Distance of each question from the training questions of the gate; None if the gate reports none.
     """
     warning = format_far_warning(rag.bound_gate.name, compute_far_share(distances), len(distances))
-    if warning:
+    if warning:  # "" if few questions are far
         inform(warning)
 
 
@@ -197,10 +199,13 @@ def _read_conversation(first: Sequence[str]) -> Iterator[str]:
 
 
 def _parse_question_line(model: Model, line: Question) -> Question:
-    """Read the question of an input line: JSON with "messages" (a chat) or "question", or plain text.
+    """Return the question of an input line, which is plain text or a JSON object.
 
-    The last question of a chat is rewritten by the model so that it can be understood alone. A text in braces that is not
-    JSON is a question.
+    The object holds the question itself (`{"question": ...}`) or a chat (`{"messages": [...]}`). The model rewrites the
+    last question of a chat so that it can be understood alone. Any other text in braces is itself the question.
+
+    Raises:
+        BadInput: The line looks like a chat, but its JSON or its messages are invalid.
     """
     if not line.text.startswith("{"):
         return line
@@ -208,7 +213,7 @@ def _parse_question_line(model: Model, line: Question) -> Question:
     try:
         record = parse_json(line.text, where)
     except BadInput:
-        if '"messages"' in line.text:
+        if '"messages"' in line.text:  # a chat with a mistake, not a question
             raise
         return line
     if "messages" in record:
@@ -250,8 +255,11 @@ def show_rewritten_question(question: Question) -> None:
 def show_streamed_answer(rag: AdaptiveRAG, question: Question) -> Answer:
     """Answer a question, and print the decision, the text and the sources as soon as each is known.
 
-    The decision is printed before the answer is generated. If it has changed when the answer is complete, for example
-    because a note was added to it, it is printed again.
+    The decision whether to retrieve is printed before the answer is generated. If it has changed when the answer is
+    complete, for example because a note was added to it, it is printed again.
+
+    Returns:
+        The complete answer.
     """
     line = StreamedLine()
     shown_decision: Decision | None = None
@@ -314,10 +322,11 @@ def show_sources(answer: Answer) -> None:
 
 
 def show_decision_basis(decision: Decision) -> None:
-    """Print what a decision is based on, as far as the gate reports it.
+    """Print what a decision is based on. A gate may report all, some or none of this:
 
-    That is the distance from the questions that the gate was fitted on, the score before calibration, and similar
-    logged questions.
+    - the distance of the question from those that the gate was fitted on,
+    - the raw score, from which the need (how likely the question needs a search, 0 to 1) was calibrated,
+    - similar logged questions, each labeled with whether the LLM knew the answer.
     """
     console = create_console()
     if decision.distance is not None:

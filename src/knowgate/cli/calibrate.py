@@ -26,9 +26,12 @@ def calibrate_command(
 ) -> None:
     """Choose the threshold of a gate: for a guaranteed accuracy, a retrieval budget or the best accuracy.
 
-    The gate retrieves if the need that it computes for a question is above the threshold. A fitted gate stores the new
-    threshold. Questions that the gate or the arbiter was fitted on are left out. No LLM runs. With --arbiter, the
-    threshold is for gate and arbiter together; the loss is still measured against always retrieving without an arbiter.
+    The gate computes how likely a question needs a search (its need, 0 to 1), and retrieves if that is above the
+    threshold. A fitted gate stores the new threshold. Questions that the gate or the arbiter was fitted on are left
+    out. No LLM runs.
+
+    An arbiter picks one of the answers with and without passages. With --arbiter, the threshold is for gate and arbiter
+    together. The loss is still measured against always retrieving without an arbiter.
 
     Example: knowgate calibrate my-gate --labels run --max-loss 0.02 --confidence 0.95
     """

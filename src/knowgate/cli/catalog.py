@@ -20,7 +20,8 @@ models_app = typer.Typer(help="List LLM backends and cached weights; download th
 def list_gates() -> None:
     """List the gates: when each retrieves, what it needs from the LLM, and what it costs."""
     rows = [_make_row(name, entry) for name, entry in GATES.items()]
-    for name, entry in FITTED_GATES.items():  # no command names the gate `constant`; `knowgate fit` may write it
+    for name, entry in FITTED_GATES.items():
+        # `constant` has no command of its own: `knowgate fit` writes it if no gate is better.
         hint = "" if name == "constant" else f" (first: knowgate fit {name})"
         rows.append(_make_row(name, entry, hint))
     plugins = find_plugins("knowgate.gates") | find_plugins("knowgate.fitted_gates")
@@ -40,9 +41,8 @@ def list_models(context: typer.Context) -> None:
     """List the LLM backends and the model weights in the cache."""
     if context.invoked_subcommand:
         return
-    print_table(
-        ("model", "what it is", "extra"), [(name, entry.summary, entry.extra or "-") for name, entry in MODELS.items()]
-    )
+    rows = [(name, entry.summary, entry.extra or "-") for name, entry in MODELS.items()]
+    print_table(("model", "what it is", "extra"), rows)
     typer.echo()
     print_table(("weights", "size", "cached", "what"), [*_list_weights(), *_list_converted_models()])
     inform(f"cache folder: {cache_dir()}")

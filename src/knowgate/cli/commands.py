@@ -22,14 +22,14 @@ CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]  # BadParamete
 
 @dataclass(frozen=True)
 class CommandEntry:
-    """Entry of the table of commands.
+    """A command that is imported only when it is used.
 
     Attributes:
-        target: Where the command is defined: "module:function", or "module:app" for a group of commands. Or a function
-            that makes the function behind the command.
-        summary: What it does, for the list of commands; or a function that returns it.
+        target: Where the command is defined: "module:function", or "module:app" for a group of commands. If the
+            function has to be made first, a function without arguments that makes and returns it.
+        summary: One line that the list of commands shows, or a function that returns it.
         panel: Heading under which the list of commands shows it.
-        renamed: New names of renamed options, keyed by their old names.
+        renamed: New names of renamed options, keyed by their old names, which still work.
     """
 
     target: str | Callable[[], Callable[..., None]]
@@ -71,8 +71,8 @@ class RenamedOptionsCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)  # words after "--" are not options
-        rest: list[str] = super().parse_args(ctx, [*(self._rename(word) for word in args[:end]), *args[end:]])
-        return rest
+        renamed = [self._rename(word) for word in args[:end]]
+        return list(super().parse_args(ctx, renamed + args[end:]))
 
     def _rename(self, word: str) -> str:
         """Return a word of the command line with the old name of an option replaced by its new name."""

@@ -33,7 +33,8 @@ class SanitizedRenderable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for segment in console.render(self.inner, options):
-            yield segment if segment.control else Segment(sanitize_text(segment.text), segment.style)
+            text = segment.text if segment.control else sanitize_text(segment.text)
+            yield Segment(text, segment.style, segment.control)
 
 
 class SanitizingHook(RenderHook):
@@ -65,8 +66,12 @@ def inform(message: RenderableType = "", style: str | None = None, *, end: str =
 
 
 def create_wide_console(max_width: int = PIPED_WIDTH) -> Console:
-    """Create a console for tables: as wide as the terminal, if the output is one, but not wider than `max_width`."""
-    console = create_console(soft_wrap=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
+    """Create a console for tables. It is at most `max_width` characters wide, and not wider than the terminal.
+
+    If the output is not a terminal, `PIPED_WIDTH` takes the place of its width.
+    """
+    width = None if sys.stdout.isatty() else PIPED_WIDTH  # None means the width of the terminal
+    console = create_console(soft_wrap=False, width=width)
     console.width = min(console.width, max_width)
     return console
 

@@ -109,11 +109,14 @@ def _write_report(error_id: str, text: str) -> Path | None:
 
 
 def explain_usage_error(error: Any) -> str:
-    """Explain a usage error of typer in one line, which ends with the known commands or the call of the help page.
+    """Explain in one line how the command line was wrong, and where to read more.
+
+    If a command is missing or unknown, the line ends with the known commands. Otherwise it ends with the command that
+    shows the help page, such as "See: knowgate ask --help".
 
     Args:
-        error: The exception. Only a wrong value has the attribute `param`, and only an unknown option has `option_name`.
-            `ctx` is the context of the command, if one was reached.
+        error: A usage error of typer. Only one about a wrong value has the attribute `param`, and only one about an
+            unknown option has `option_name`. `ctx` is the context of the command; None if no command was reached.
     """
     sentence = " ".join(error.format_message().split()).rstrip(".") or "no command was given"
     sentence += "" if sentence.endswith("?") else "."
@@ -133,6 +136,8 @@ def explain_usage_error(error: Any) -> str:
 def explain_library_error(message: str, arguments: Sequence[str], commands: Mapping[str, Any]) -> str:
     """Replace Python arguments in an error message of the library by flags of the command that is running.
 
+    For example, `samples=0` becomes `--samples 0`. A message about the settings file is returned unchanged.
+
     Args:
         message: The message.
         arguments: Words of the command line.
@@ -147,11 +152,16 @@ def explain_library_error(message: str, arguments: Sequence[str], commands: Mapp
 
 
 def find_command(arguments: Sequence[str], commands: Mapping[str, Any]) -> Any:
-    """Return the command that a command line runs; None if there is none or if it cannot be loaded.
+    """Return the command that a command line runs.
+
+    For ['fit', 'fusion', '--labels', 'run'] that is the command `fusion` of the group `fit`.
 
     Args:
-        arguments: Words of the command line, such as ['fit', 'fusion', '--labels', 'run'].
+        arguments: Words of the command line.
         commands: All commands, keyed by name.
+
+    Returns:
+        The command, or the group if no command of it is named; None if there is none or if it cannot be loaded.
     """
     command = None
     for word in arguments:
@@ -169,7 +179,8 @@ def find_command(arguments: Sequence[str], commands: Mapping[str, Any]) -> Any:
 def translate_arguments(message: str, flags: Mapping[str, str]) -> str:
     """Replace Python arguments in a message of the library by the flags of a command.
 
-    `samples=0` becomes `--samples 0`, `mask=True` becomes `--mask`, and an argument name in backticks becomes its flag.
+    `samples=0` becomes `--samples 0`, `mask=True` becomes `--mask`, `mask=False` becomes `no --mask`, and the name of
+    an argument in backticks becomes its flag.
 
     Args:
         message: A message of the library.
@@ -183,7 +194,9 @@ def translate_arguments(message: str, flags: Mapping[str, str]) -> str:
         flag, value = flags[match["name"]], match["value"]
         if value in ("False", "None"):
             return f"no {flag}"
-        return flag if value in ("", "True") else f"{flag} {value}"
+        if value in ("", "True"):
+            return flag
+        return f"{flag} {value}"
 
     value = r"""'[^']*'|"[^"]*"|[\w.+-]*[\w]|"""  # a text in quotes, a number or word, or nothing
     # The characters before an argument must not show that it is part of a longer name or of a URL.

@@ -95,25 +95,26 @@ def _list_runs(evaluation: Evaluation) -> str:
 
 def _print_warnings(evaluation: Evaluation) -> None:
     """Print caveats of the data, and a warning for each gate that was fitted on very different questions."""
-    n = len(evaluation.table.rows)
+    n_questions = len(evaluation.table.rows)
     warnings = evaluation.table.list_caveats()
     # The warning is empty if few questions are far from the gate's training questions.
-    warnings += [format_far_warning(gate.gate, gate.scores.far, n) for gate in evaluation.gates]
+    warnings += [format_far_warning(gate.gate, gate.scores.far, n_questions) for gate in evaluation.gates]
     for warning in warnings:
         if warning:
             inform(warning, style="yellow")
 
 
 def _print_evaluation(evaluation: Evaluation, report: report_folder.ReportOptions, *, full: bool) -> None:
-    """Print the recommendation, what to do next, and the tables.
+    """Print which gate is recommended, what to do next, and the tables.
 
     Args:
         evaluation: The results of all gates.
-        report: Prices, and the loss of right answers that the user accepts.
+        report: Prices, and how many right answers the user accepts to lose, compared with always retrieving.
         full: Print all tables instead of the summary.
     """
     verdict = build_verdict(evaluation, report, report.max_loss)
     print_text(f"{verdict.label}: {verdict.text} {verdict.note or ''}".rstrip())
+    # Only the baselines were evaluated. A gate can be fitted if there are answers with passages (open-book answers).
     if not evaluation.ranking_gates and evaluation.has_open_answers:
         inform(f"Next: knowgate fit {_list_runs(evaluation)} --out my-policy")
     if verdict.level in ("saves", "may-save") and verdict.costs.money is None:
@@ -153,8 +154,9 @@ def compare(
 ) -> None:
     """Compare two evaluations, such as before and after a change, or of two LLMs or two indexes.
 
-    Prints the differences B - A with intervals. They are paired if A and B share enough questions. If A or B
-    is a label run, it is evaluated first with --gates.
+    Prints for each gate how much the results of B differ from those of A, with intervals. If A and B share enough
+    questions, the differences are computed question by question on these (paired). A label run is first evaluated with
+    --gates.
 
     Example: knowgate compare report-main report-branch --fail-if-worse 0.01
     """

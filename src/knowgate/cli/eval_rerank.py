@@ -66,9 +66,9 @@ def eval_rerank(
 ) -> None:
     """Compare rerankers by how often they put a passage that helps the LLM first.
 
-    With --model, also compare the accuracy of the answers. The retriever's order and the best possible order (oracle)
-    are always included. Preferences from several sources (`prefer --source`) are shown in one table per source; the
-    LLMs answer the questions of the first source only.
+    Which passages help was measured by `knowgate prefer`. The retriever's own order and the best possible order
+    (oracle) are always included. With --model, also compare the accuracy of the answers. Each source of passages
+    (`prefer --source`) gets its own table; the LLMs answer the questions of the first source only.
 
     Example: knowgate eval-rerank --pref pref --rerank my-reranker --model smollm --out result
     """
@@ -142,32 +142,38 @@ def parse_named_specs(texts: Sequence[str]) -> dict[str, str]:
 def add_base_reranker(specs: Mapping[str, str], base: str | None) -> dict[str, str]:
     """Return the specs of rerankers with the base reranker first, under the name 'base'.
 
-    The base is the cross-encoder before it was aligned to an LLM. It is the spec that is already named 'base', else the
-    argument `base`, else the copy that `fit reranker` stored in the folder of a reranker. If there is none of these, the
-    specs are returned unchanged.
+    The base is the cross-encoder before it was trained on an LLM's preferences. The first of these is used:
+
+    1. the spec that is already named 'base',
+    2. the argument `base`,
+    3. a copy that `fit reranker` stored in the folder of a reranker.
+
+    If there is none, the specs are returned unchanged.
     """
     stored_copies = [Path(spec) / RERANKER_BASE for spec in specs.values()]
     candidates = [specs.get(RERANKER_BASE), base, *(str(folder) for folder in stored_copies if folder.is_dir())]
-    available = [spec for spec in candidates if spec]
-    return {RERANKER_BASE: available[0], **specs} if available else dict(specs)
+    first = next((spec for spec in candidates if spec), None)
+    return dict(specs) if first is None else {RERANKER_BASE: first, **specs}
 
 
 def _make_answerers(specs: Sequence[str], out: Path, progress: ProgressCallback) -> dict[str, CachedAnswerer]:
-    """Load the LLMs, by name. Their answers are cached in `out`."""
+    """Load the LLMs that answer with reranked passages. Their answers are cached in the folder `out`.
+
+    Returns:
+        The LLMs with their caches, by the name of the LLM.
+    """
     on_progress = partial(progress, stage="answering", unit="answers")
     grader = load_grader("contains")
-    models = [load_model(spec) for spec in specs]
-    return {
-        model.name: CachedAnswerer(model, grader, out / "answers.jsonl", on_progress=on_progress) for model in models
-    }
+    models, file = [load_model(spec) for spec in specs], out / "answers.jsonl"
+    return {model.name: CachedAnswerer(model, grader, file, on_progress=on_progress) for model in models}
 
 
 def _print_warnings(specs: Mapping[str, str], sources: Sequence[HeldOutPreferences], split: str) -> None:
-    """Warn about the train split, and about rerankers that were aligned to another LLM."""
+    """Warn about the train split, and about rerankers that were trained on another LLM's preferences than these."""
     if split == "train":
         inform("Rerankers are trained on the train split, so these numbers say nothing about new questions.")
     for name, spec in specs.items():
         aligned_to = read_reranker_manifest(spec).get("aligned_to", {}) if is_aligned_reranker(spec) else {}
-        llm = aligned_to.get("model_fingerprint")
-        if llm is not None and any(llm != source.model_fingerprint for source in sources):
+        fingerprint = aligned_to.get("model_fingerprint")
+        if fingerprint is not None and any(fingerprint != source.model_fingerprint for source in sources):
             inform(f"'{name}' was trained on preferences of {aligned_to['model']}, but these are of another LLM.")

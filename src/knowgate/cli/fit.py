@@ -116,7 +116,10 @@ def fit_policy_command(
     *,
     options: PolicyOptions,
 ) -> None:
-    """Fit a policy, unless a gate is named: then its own command runs."""
+    """Fit a policy (a gate, its threshold and an arbiter) and print it: `knowgate fit` without a gate name.
+
+    With a gate name, as in `knowgate fit probe`, do nothing, because typer then runs the command of that gate.
+    """
     if context.invoked_subcommand is not None:
         if labels or out:
             flag = "--labels" if labels else "--out"
@@ -130,7 +133,12 @@ def fit_policy_command(
 
 
 def print_policy(policy: FittedPolicy, model: str) -> None:
-    """Print what was tried on stdout, and what was chosen and how to use it on stderr."""
+    """Print the policies that were compared on stdout, and the chosen one and how to use it on stderr.
+
+    Args:
+        policy: The fitted policy. Its `choice` is None if the label runs have no answers with passages.
+        model: Name of the LLM, for the suggested command.
+    """
     if policy.choice is not None:
         rows = [format_result(name, result) for name, result in list_shown_results(policy.choice)]
         print_table(("policy", "searches", "right", "LLM calls", "against always"), rows)
@@ -160,10 +168,11 @@ app = typer.Typer(
 
 
 def make_gate_command(name: str) -> Callable[..., None]:
-    """Make the function behind `knowgate fit NAME`, whose flags differ from gate to gate.
+    """Make the function behind `knowgate fit NAME`, for example `knowgate fit probe`.
 
-    `expand_options` reads the annotations of `command`, and makes one flag of each field of the option models that it
-    finds. `options` are the options of all gates. `own` are those of this gate, so its annotation is set below.
+    Every gate has options of its own, so the flags differ from gate to gate. `expand_options` makes them from the
+    annotations of `command`: one flag for each field of an option model. `options` are the options that all gates
+    share. `own` are those of this gate; their model is known only here, so it is set as an annotation below.
     """
     function = load_fit_function(name)
 
@@ -184,7 +193,17 @@ def make_gate_command(name: str) -> Callable[..., None]:
 def fit_and_print(
     name: str, labels: list[Path], out: Path, options: FitOptions, gate_options: Mapping[str, Any]
 ) -> None:
-    """Fit a gate, and print its metrics on stdout and its threshold, notes and warnings on stderr."""
+    """Fit a gate, and print its metrics on held-out questions on stdout. All else goes to stderr.
+
+    That is the notes of the fit, when the gate retrieves, what to do next, and warnings.
+
+    Args:
+        name: Name of the gate.
+        labels: Folders of the label runs to fit on.
+        out: Folder to write the gate to.
+        options: Options that all gates share.
+        gate_options: Options of this gate that the user gave, by name.
+    """
     with show_progress(f"fitting {name}", "examples") as show:
         watch = _make_watcher(show)
         gate = fit(name, labels, out=out, options=options, command=format_command_line(), watch=watch, **gate_options)
@@ -242,7 +261,17 @@ def make_arbiter_command() -> Callable[..., None]:
 
 
 def fit_arbiter_and_print(labels: list[Path], out: Path, mode: str, seed: int, options: Mapping[str, Any]) -> None:
-    """Fit an arbiter and print its metrics, with a warning if it shows no gain in accuracy."""
+    """Fit an arbiter, which picks one of the answers with and without passages, and print its metrics.
+
+    Print a warning if it is not provably more accurate than always giving the answer with passages.
+
+    Args:
+        labels: Folders of the label runs to fit on.
+        out: Folder to write the arbiter to.
+        mode: Kind of arbiter; 'auto' fits every kind and keeps the best.
+        seed: Random seed.
+        options: Options of the modes that the user gave, by name.
+    """
     with show_progress("fitting an arbiter", "examples") as show:
         watch, command = _make_watcher(show), format_command_line()
         arbiter = fit_arbiter(labels, out=out, mode=mode, seed=seed, command=command, watch=watch, **options)

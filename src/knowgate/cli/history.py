@@ -184,13 +184,13 @@ def export(history: HistoryOption = DEFAULT_HISTORY) -> None:
 def prune(options: ScopeOptions, history: HistoryOption = DEFAULT_HISTORY) -> None:
     """Delete expired entries.
 
-    If you give both fingerprints, entries of the same tenant's other models and prompts are deleted, too.
+    If you give the fingerprints of a model and of prompts, only their entries are kept: those of the same tenant's
+    other models and prompts are deleted, too, even if they have not expired.
     """
-    if (options.model is None) != (options.prompts is None):
+    model, prompts = options.model, options.prompts
+    if (model is None) != (prompts is None):
         raise BadSetting("--model-fingerprint and --prompts-fingerprint belong together: give both, or neither.")
-    kept = None
-    if options.model and options.prompts:
-        kept = HistoryScope(options.model, options.prompts, options.tenant)
+    kept = HistoryScope(model, prompts, options.tenant) if model and prompts else None
     inform(f"{_open_existing(history).prune(keep_scope=kept)} entries deleted")
 
 
@@ -226,7 +226,7 @@ def copy(
     if source.strip() == target.strip():
         raise BadSetting("SOURCE and TARGET name the same log. Name another TARGET.")
     source_store, target_store = _open_existing(source), open_history(target, embedder)
-    if embedder is None and target_store.embedding_fingerprint is None:
+    if embedder is None and target_store.embedding_fingerprint is None:  # a new log takes the embedding of the source
         target_store = open_history(target, source_store.embedding_name)
     inform(f"{copy_history(source_store, target_store)} entries copied into {redact_secrets(target)}")
 
@@ -249,9 +249,10 @@ def _read_entries(run: Path, options: ImportOptions) -> list[LogEntry]:
 
 
 def _add_time_sensitive(store: HistoryStore, data: str, scopes: set[HistoryScope], history: str) -> None:
-    """Log the time-sensitive questions of a data set once for each imported model and set of prompts.
+    """Log the time-sensitive questions of a data set once for each scope (imported model and set of prompts).
 
-    Raises BadInput if the data marks no question as time-sensitive.
+    Raises:
+        BadInput: The data marks no question as time-sensitive.
     """
     questions = load_questions(data)
     for scope in scopes:
@@ -279,8 +280,10 @@ def _add(store: HistoryStore, entries: Sequence[LogEntry]) -> None:
 def _resolve_scope(store: HistoryStore, options: ScopeOptions) -> HistoryScope:
     """Return the scope (model, prompts, tenant) that the options select.
 
-    A fingerprint that is not given matches every scope. Then the log must have exactly one matching scope; otherwise
-    BadSetting is raised.
+    If the user gave only one fingerprint (of the model or of the prompts) or none, the other is taken from the log.
+
+    Raises:
+        BadSetting: Several scopes of the log match, or none does.
     """
     model, prompts = options.model, options.prompts
     if model and prompts:

@@ -108,7 +108,10 @@ def _format_speed(progress: LabelProgress) -> str:
 
 
 def _print_summary(progress: LabelProgress, out: Path) -> None:
-    """Print how many questions are labeled, how many failed, and the speed of this session."""
+    """Print how many questions are labeled, how many failed, and the speed of this session.
+
+    `progress.done` includes questions of earlier, interrupted sessions; `progress.fresh` does not.
+    """
     failed = ""
     if progress.failed:
         failed = f", {progress.failed} failed (see 'error' in the rows; --retry-failed labels them again)"
@@ -117,17 +120,17 @@ def _print_summary(progress: LabelProgress, out: Path) -> None:
 
 
 def _write_kb_sat(folder: RunFolder, out: Path, seed: int) -> None:
-    """Write the KB-SAT data to `out`: as many questions that the LLM knows as questions that it does not know.
+    """Write three sets of questions that test whether the LLM can tell what it knows (KB-SAT).
 
-    Its two stress-test sets are written to OUT.swapped.jsonl and OUT.rare.jsonl. Warns if the swapped set is empty,
-    because no answer could be swapped.
+    - OUT: as many questions that the LLM knows as questions that it does not know.
+    - OUT.swapped.jsonl: known questions in which a name, year or title is replaced, so that the LLM does not know them.
+    - OUT.rare.jsonl: known questions with a rare word in front, which the LLM still knows.
+
+    Prints a warning if nothing could be replaced in any question.
     """
     sets = build_kb_sat(folder.rows(), seed)
-    for path, records in (
-        (out, sets.balanced),
-        (out.with_suffix(".swapped.jsonl"), sets.swapped),
-        (out.with_suffix(".rare.jsonl"), sets.rare),
-    ):
+    swapped_file, rare_file = out.with_suffix(".swapped.jsonl"), out.with_suffix(".rare.jsonl")
+    for path, records in ((out, sets.balanced), (swapped_file, sets.swapped), (rare_file, sets.rare)):
         write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
         inform(f"{len(records)} questions in {path}")
     if not sets.swapped:

@@ -68,11 +68,9 @@ def root_command(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the `knowgate` command and exit.
-
-    SIGHUP tells a server to reload its settings, but would end the process while it is still starting. So the signal is
-    blocked until the server handles it.
-    """
+    """Run the `knowgate` command and exit with its exit code."""
+    # SIGHUP tells a server to reload its settings. While the server is still starting, the signal would end the
+    # process, so it is blocked until the server handles it.
     if "serve" in (arguments or sys.argv) and hasattr(signal, "SIGHUP"):
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     silence_libraries()
@@ -82,13 +80,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code. Errors are printed on stderr as one line, never raised.
 
+    With `--debug` anywhere among the options, or KNOWGATE_DEBUG=1, the traceback of an error is printed, too.
+
     Args:
         arguments: Words of the command line without the program name. Default: those of this process.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     end = words.index("--") if "--" in words else len(words)  # words after "--" are not options
     without_debug = [word for word in words[:end] if word != DEBUG_FLAG] + words[end:]
-    is_debug = len(without_debug) < len(words) or os.environ.get("KNOWGATE_DEBUG", "") not in ("", "0")
+    is_debug = DEBUG_FLAG in words[:end] or os.environ.get("KNOWGATE_DEBUG", "") not in ("", "0")
     try:
         return _run_and_explain(without_debug, is_debug)
     except Exception as error:  # noqa: BLE001 - everything unexpected ends here
@@ -150,11 +150,9 @@ def _log_to_stderr() -> None:
     """Print log messages of knowgate, but not of other packages, to stderr."""
     logger = logging.getLogger("knowgate")
     logger.setLevel(logging.INFO)
-    for handler in list(logger.handlers):  # handlers of an earlier run in this process, whose stderr may be closed
-        logger.removeHandler(handler)
     handler = logging.StreamHandler()
     handler.setFormatter(SanitizingFormatter())
-    logger.addHandler(handler)
+    logger.handlers = [handler]  # replaces that of an earlier run in this process, whose stderr may be closed
 
 
 class SanitizingFormatter(logging.Formatter):
@@ -187,5 +185,4 @@ def _print_error(message: str, code: int, is_debug: bool) -> int:
 def _explain_os_error(error: OSError) -> str:
     """Explain why a file or folder cannot be read or written."""
     action = f"use '{error.filename}'" if error.filename else "read or write"
-    reason = error.strerror or error
-    return f"cannot {action}: {reason}. Check the path, its permissions and the free disk space."
+    return f"cannot {action}: {error.strerror or error}. Check the path, its permissions and the free disk space."

@@ -35,6 +35,5 @@ def mcp(
     settings = load_command_settings(config, options, no_rules)
     rag = build_pipeline(settings)
     address = f"http://{host}:{port}/mcp" if http else "stdin and stdout"
-    message = f"Starting the MCP server of {settings.model} on {address}. Ctrl-C stops it."
-    inform(sanitize_text(message))
+    inform(sanitize_text(f"Starting the MCP server of {settings.model} on {address}. Ctrl-C stops it."))
     run_mcp_server(rag, http=http, host=host, port=port, fall_open=fall_open)

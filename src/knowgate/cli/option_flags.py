@@ -112,7 +112,7 @@ def _make_flag(
         panel: Heading on the help page, unless the field sets its own.
     """
     extra, flag_type = _get_extra(field), _get_flag_type(field.annotation)
-    is_number, choices = flag_type in (int, float), _list_values(field.annotation)
+    is_number, choices = flag_type in (int, float), _list_values(field.annotation)  # no choices: all are allowed
 
     def complete(start: str) -> list[str]:
         return [choice for choice in choices if choice.startswith(start)]
@@ -128,8 +128,9 @@ def _make_flag(
         max=_get_bound(field, annotated_types.Le, "le") if is_number else None,
     )
     annotation: Any = list[flag_type] if _is_list(field.annotation) else flag_type  # type: ignore[valid-type]
-    annotation = annotation if field.is_required() else annotation | None
-    default = inspect.Parameter.empty if field.is_required() else None
+    default: Any = inspect.Parameter.empty
+    if not field.is_required():  # None means that the flag was not typed
+        annotation, default = annotation | None, None
     keyword = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(name, keyword, default=default, annotation=Annotated[annotation, option])
 
@@ -157,7 +158,10 @@ def _flatten(annotation: Any) -> Iterable[Any]:
 
 
 def _is_list(annotation: Any) -> bool:
-    """Return whether a field takes several values, so that its flag can be repeated."""
+    """Return whether a field with this annotation takes several values, so that its flag can be repeated.
+
+    True for `list[int]` and `list[int] | None`; False for `int` and `str | list[str]`.
+    """
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
         # A field that also accepts one text, such as `str | list[str]`, takes a single value on the command line.
@@ -180,34 +184,41 @@ def _list_values(annotation: Any) -> list[str]:
 
 
 def _format_default(field: FieldInfo) -> str:
-    """Return the sentence of the help text that names the default; empty if that is obvious or already said.
+    """Return the end of a help text, such as ' Default: 20.'; '' if the default is obvious or already named.
 
-    typer cannot add it, because the default of every flag is None there.
+    typer cannot add it, because it sees None as the default of every flag.
     """
     default = None if field.is_required() else field.get_default(call_default_factory=True)
     is_obvious = isinstance(default, bool) or default in (None, "", (), [])
-    return "" if is_obvious or "Default" in (field.description or "") else f" Default: {default}."
+    is_named = "Default" in (field.description or "")
+    return "" if is_obvious or is_named else f" Default: {default}."
 
 
 def _get_bound(field: FieldInfo, kind: type, name: str) -> float | None:
-    """Return the minimum or maximum of a field; None if it has none or it is too large to be worth showing.
+    """Return the minimum or the maximum that a field allows, for the help page.
 
     Args:
         field: The field.
         kind: Class of the constraint: `annotated_types.Ge` for the minimum, `annotated_types.Le` for the maximum.
         name: Attribute that holds the value: 'ge' of `Ge`, 'le' of `Le`.
+
+    Returns:
+        The bound; None if the field has none, or one that is too large to be worth showing.
     """
     bounds = [getattr(item, name) for item in _iter_metadata(field) if isinstance(item, kind)]
     return bounds[0] if bounds and bounds[0] < MAX_COUNT else None
 
 
 def _iter_metadata(field: FieldInfo) -> Iterator[Any]:
-    """Yield the constraints of a field, such as its minimum.
+    """Yield the constraints of a field, such as its minimum `Ge(1)`.
 
-    Pydantic collects those of `Annotated[int, Ge(1)]` in `field.metadata`, but not those of a member of a union, as in
-    `Annotated[int, Ge(1)] | None`.
+    Those of `Annotated[int, Ge(1)]` are in `field.metadata`. In a union such as `Annotated[int, Ge(1)] | None`, they
+    are still in the annotation of the member.
     """
     yield from field.metadata
-    for part in typing.get_args(field.annotation):
-        for item in getattr(part, "__metadata__", ()):
-            yield from item.metadata if isinstance(item, FieldInfo) else [item]
+    for member in typing.get_args(field.annotation):
+        for item in getattr(member, "__metadata__", ()):
+            if isinstance(item, FieldInfo):  # as in `Annotated[int, Field(ge=1)]`
+                yield from item.metadata
+            else:
+                yield item

@@ -105,14 +105,17 @@ def load_command_settings(config: Path | None, options: DecisionOptions, no_rule
 
 
 def split_gate_specs(values: Sequence[str] | None, runs: Sequence[Path] = ()) -> list[str]:
-    """Split the values of `--gates` at commas into gates, for example ['flare,my-gate'] into ['flare', 'my-gate'].
+    """Split the values of `--gates` at commas into gates: ['flare,my-gate'] becomes ['flare', 'my-gate'].
 
-    Two kinds of commas do not separate gates: one between options of a gate ('dhicl:k=5,words=1/2'), and one in the
-    name under which a gate's scores are recorded in a label run ('fusion, cheap').
+    Two kinds of commas do not separate gates: one between options of a gate, as in 'dhicl:k=5,words=1/2', and one in
+    the name of a gate that a label run has recorded scores of, as in 'fusion, cheap'.
 
     Args:
         values: Values of the flag; None means 'auto'.
         runs: Label runs whose recorded gates may have commas in their names.
+
+    Raises:
+        BadSetting: No gate is named.
     """
     values = values or ["auto"]
     has_comma = any("," in value for value in values)
@@ -120,8 +123,8 @@ def split_gate_specs(values: Sequence[str] | None, runs: Sequence[Path] = ()) ->
     specs: list[str] = []
     for value in values:
         for piece in _join_recorded_names(value.split(","), recorded):
-            is_option = "=" in piece and ":" not in piece and piece not in recorded  # of the gate before it
-            if specs and is_option:
+            is_option = "=" in piece and ":" not in piece and piece not in recorded
+            if specs and is_option:  # 'words=1/2' belongs to the gate before it
                 specs[-1] += f",{piece}"
             elif piece.strip():
                 specs.append(piece.strip())
@@ -131,10 +134,14 @@ def split_gate_specs(values: Sequence[str] | None, runs: Sequence[Path] = ()) ->
 
 
 def _join_recorded_names(pieces: Sequence[str], recorded: Collection[str]) -> Iterator[str]:
-    """Yield the pieces of a text that was split at commas, and join those that form the name of a recorded gate.
+    """Undo a split at commas inside the names of recorded gates, and yield the resulting pieces.
 
     With the recorded gate 'fusion, cheap', the pieces 'flare', 'fusion', ' cheap' become 'flare', 'fusion, cheap'. If
     several names are possible, the longest one is used.
+
+    Args:
+        pieces: Pieces of a text that was split at commas.
+        recorded: Names of gates, which may contain commas.
     """
     start = 0
     while start < len(pieces):

@@ -17,7 +17,7 @@ from knowgate.types import Question
 def read_arguments(questions: list[str] | None) -> Iterator[Question]:
     """Read questions from the arguments or, if there are none, from standard input, one per line.
 
-    The id of a question is its number among several arguments, or its line number.
+    The id of a question is the number of its argument or line, starting at 1. A single argument has the id "".
 
     Raises:
         BadInput: There is no question, or standard input is a terminal.
@@ -45,10 +45,17 @@ def _open_lines(file: Path) -> Iterator[bytes]:
 
 
 def _read_lines(lines: Iterable[bytes], where: str) -> Iterator[Question]:
-    """Return the questions in lines of text, without empty lines; raise BadInput if there are none.
+    """Return an iterator over the questions in lines of text. Empty lines are skipped.
 
     The first question is read at once, so that empty input is reported before a model is loaded. The other lines are
     read on demand.
+
+    Args:
+        lines: The lines, as bytes.
+        where: Name of their source, for error messages.
+
+    Raises:
+        BadInput: There is no question, or a line is not UTF-8 text.
     """
     questions = _iterate_questions(lines, where)
     first = next(questions, None)

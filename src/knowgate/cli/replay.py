@@ -43,7 +43,7 @@ RISK_COLUMNS = {
 
 
 class TrafficOptions(Options):
-    """Options of `knowgate replay` and `knowgate cost` that say which decisions a log or a label run is read with."""
+    """Options that `knowgate replay` and `knowgate cost` share."""
 
     gate: str | None = option(None, "Gate to use. A label run needs one. For a log: the fitted gate that decided.")
     arbiter: str | None = option(
@@ -135,15 +135,16 @@ def read_traffic(location: str, options: TrafficOptions, arm: str | None = None)
 
 
 def name_thresholds(log: LoggedTraffic, gate: str | None) -> dict[float, str]:
-    """Return the thresholds that deserve a note in the table, each with its note.
+    """Return a note for one or two thresholds of the table, such as {0.4: "the gate's own", 0.5: "as it ran"}.
 
-    These are the threshold of `gate` ("the gate's own") and the one that the log ran with ("as it ran"), for example
-    {0.4: "the gate's own", 0.5: "as it ran"}. A log that ran with several thresholds gets no note.
+    "as it ran" marks the threshold that the logged decisions were made with, if it was the same for all of them. "the
+    gate's own" marks the threshold that `gate` was calibrated to, and comes first. If both are the same, it is marked
+    "as it ran".
     """
     names = dict.fromkeys(log.thresholds, "as it ran") if len(log.thresholds) == 1 else {}
     if gate is None:
         return names
-    own = log.own_threshold if log.own_threshold is not None else _get_gate_threshold(log, gate)
+    own = _get_gate_threshold(log, gate) if log.own_threshold is None else log.own_threshold
     return {own: "the gate's own", **names}
 
 
@@ -159,12 +160,12 @@ def _get_gate_threshold(log: LoggedTraffic, gate: str) -> float:
 
 
 def _build_table(results: Sequence[replay.ReplayResult], names: dict[float, str], *, with_money: bool) -> TextTable:
-    """Build the table with one row per threshold.
+    """Build the table of what each threshold would have saved and risked, compared with always retrieving.
 
-    Narrow terminals drop columns from the right, so risks come before all savings except searches.
+    Narrow terminals drop columns from the right, so the risks come before the less important savings.
 
     Args:
-        results: What each threshold would have saved and risked. The threshold of always retrieving is below 0.
+        results: One row for each threshold. Always retrieving has a threshold below 0.
         names: Notes on some thresholds, such as {0.5: "as it ran"}.
         with_money: Add a column for the money saved.
     """
@@ -188,13 +189,16 @@ def _build_table(results: Sequence[replay.ReplayResult], names: dict[float, str]
 
 
 def _format_known(result: replay.ReplayResult) -> str:
-    """Format on how many of the skipped questions the risk is measured, as '30 of 120 (25%)'; '-' if none is skipped.
+    """Format how many of the skipped questions have both answers, as '30 of 120 (25%)'.
 
-    The risk of skipping a search is known only for questions that have answers both with and without passages.
+    Only for questions with answers both with and without passages is it known what skipping the search risks. If no
+    question is skipped, the result is '-'.
     """
     saving = result.savings["retrievals"]
     n_skipped = 0 if saving is None else round(saving.saved)
-    return f"{result.known:,} of {n_skipped:,} ({result.known / n_skipped:.0%})" if n_skipped else "-"
+    if not n_skipped:
+        return "-"
+    return f"{result.known:,} of {n_skipped:,} ({result.known / n_skipped:.0%})"
 
 
 def _makes_extra_calls(result: replay.ReplayResult) -> bool:
@@ -204,16 +208,19 @@ def _makes_extra_calls(result: replay.ReplayResult) -> bool:
 
 
 def _format_saving(saving: replay.SavedAmount | None, unit: str = "") -> str:
-    """Format how much less, or more, is used than by always retrieving, as '12 s (40%)' or '3 s more (10%)'.
+    """Format what is saved compared with always retrieving, as '12 s (40%)'. An unknown amount is '-'.
 
-    The percentage is relative to what always retrieving uses. An unknown amount is '-'.
+    If more is used instead of less, the text is '3 s more (10%)'. The percentage is relative to what always retrieving
+    uses, and is left out if that is 0.
     """
     if saving is None:
         return "-"
     saved = round(saving.saved, 9)
-    amount = f"{abs(saved):,.0f}" if abs(saved) >= 100 else f"{abs(saved):.3g}"
-    amount += f"{unit} more" if saved < 0 else unit
-    return f"{amount} ({abs(saved) / saving.always:.0%})" if saving.always else amount
+    size = abs(saved)
+    amount = f"{size:,.0f}{unit}" if size >= 100 else f"{size:.3g}{unit}"
+    if saved < 0:
+        amount += " more"
+    return f"{amount} ({size / saving.always:.0%})" if saving.always else amount
 
 
 def _format_share(share: Proportion) -> str:
@@ -295,8 +302,9 @@ def cost_command(log: LogArgument, price_flags: replay.Prices, options: CostOpti
         print_json(_make_cost_record(logged, comparison, threshold))
     else:
         currency = "US dollars" if are_assumed else "the currency of your prices"
-        used = filter(None, [options.gate, *logged.gates, logged.arbiter])
-        not_counted = f" {NOT_COUNTED}" if any(map(has_judge, used)) else ""
+        gates_and_arbiter = filter(None, [options.gate, *logged.gates, logged.arbiter])
+        # A judge is a model of its own, which runs for every question. Its cost is not part of the comparison.
+        not_counted = f" {NOT_COUNTED}" if any(map(has_judge, gates_and_arbiter)) else ""
         print_text(f"{describe_saving(comparison, currency)} {describe_break_even(comparison)}{not_counted}")
         print_tables([build_cost_table(comparison, threshold, currency)])
     if are_assumed:
@@ -305,20 +313,29 @@ def cost_command(log: LogArgument, price_flags: replay.Prices, options: CostOpti
 
 
 def _choose_threshold(log: LoggedTraffic, options: CostOptions) -> float:
-    """Return the threshold that the user gave, else that of the gate, else the only one that the log ran with."""
+    """Return the threshold that the user gave, else that of the gate, else the one that the log ran with.
+
+    Raises:
+        BadSetting: The user gave neither a threshold nor a gate, and the log ran with several thresholds or none.
+    """
     if options.threshold is not None:
         return options.threshold
     named = name_thresholds(log, options.gate)
     if not named:
         used = ", ".join(f"{value:g}" for value in sorted(log.thresholds)) or "none"
         raise BadSetting(f"the log has decisions at these thresholds: {used}. Set --threshold to the one to use.")
-    return next(iter(named))
+    return next(iter(named))  # the gate's own comes first
 
 
 def build_cost_table(comparison: CostComparison, threshold: float, currency: str) -> TextTable:
-    """Build the cost table, with one row for always, never and gated retrieval.
+    """Build the table of costs, with one row each for always retrieving, never retrieving, and the gate.
 
     A column is left out if its amount is unknown in all rows.
+
+    Args:
+        comparison: Costs per question of always, never and gated retrieval.
+        threshold: Threshold of the gate, for the title.
+        currency: Name of the currency, for the title.
     """
     money = "money" if comparison.prices.include_llm else "money, searches only"
     costs = comparison.policies.values()
@@ -343,36 +360,37 @@ def _format(amount: float | None, template: str = "{:,.0f}") -> str:
 
 
 def describe_saving(comparison: CostComparison, currency: str) -> str:
-    """Say what the gate saves, if the costs are known, and how many right answers that costs, if they are graded."""
+    """Say what the gate saves, and how many right answers it loses and gains, compared with always retrieving.
+
+    The money is left out if it is unknown. The right answers are left out if the answers are not graded.
+    """
     always, gated = comparison.always.money(comparison.prices), comparison.gated.money(comparison.prices)
-    verdict = f"The gate skips {comparison.searches:.0%} of the searches."
+    text = f"The gate skips {comparison.searches:.0%} of the searches."
     if always is not None and gated is not None:
         saved = COST_QUESTIONS * (always - gated)
-        amount = f"{abs(saved):,.4g}{'' if comparison.prices.include_llm else ' in searches'}"
         verb = "saves" if saved >= 0 else "costs"
-        verdict = f"{verdict} In all, it {verb} {amount} per {COST_QUESTIONS:,} questions, in {currency}."
+        scope = "" if comparison.prices.include_llm else " in searches"
+        text += f" In all, it {verb} {abs(saved):,.4g}{scope} per {COST_QUESTIONS:,} questions, in {currency}."
     lost, gained = comparison.gated.lost, comparison.gated.gained
     if lost is None or gained is None:
-        return verdict
+        return text
     counts = f"{lost.hits:,} lost and {gained.hits:,} gained among {lost.n:,} graded questions"
     change = f"{_format(comparison.gated.change, '{:+,.1f}')} per {COST_QUESTIONS:,} questions"
-    return f"{verdict} Right answers, against always retrieving: {change} ({counts})."
+    return f"{text} Right answers, against always retrieving: {change} ({counts})."
 
 
 def describe_break_even(comparison: CostComparison) -> str:
-    """Say above which price of a search the gate is cheaper than always retrieving, or why that is unknown.
+    """Say how much a search must cost for the gate to be cheaper than always retrieving: the break-even price.
 
-    The price (`break_even`) is None if LLM calls have no price, if the log lacks an amount that has a price, or if the
-    gate skips no search.
+    The price is unknown (None) in three cases, and the text then says which: LLM calls have no price, the log lacks an
+    amount that has a price, or the gate skips no search.
     """
     if comparison.break_even is not None:
         return f"The gate is cheaper if a search costs more than {comparison.break_even:.3g}."
     if not comparison.prices.include_llm:
         return _describe_unpriced_calls(comparison)
-    missing = [
-        *comparison.always.missing_amounts(comparison.prices),
-        *comparison.gated.missing_amounts(comparison.prices),
-    ]
+    prices = comparison.prices
+    missing = [*comparison.always.missing_amounts(prices), *comparison.gated.missing_amounts(prices)]
     if not missing:
         return "The gate skips no search at this threshold, so it is never cheaper."
     flags = " ".join(f"--price-{name.replace('_', '-')} 0" for name in dict.fromkeys(missing))
@@ -383,10 +401,10 @@ def describe_break_even(comparison: CostComparison) -> str:
 
 
 def _describe_unpriced_calls(comparison: CostComparison) -> str:
-    """Say that the total is unknown because LLM calls have no price.
+    """Say that the costs leave out LLM calls because these have no price, and how to set one.
 
-    If the number of LLM calls is known, also say below which price of a call (`break_even_call`) the gate is cheaper than
-    always retrieving.
+    If it is known, also say how many calls the gate makes, and below which price of a call (`break_even_call`) the gate
+    is cheaper than always retrieving.
     """
     text = "The money leaves out LLM calls, which have no price."
     if comparison.gated.calls is not None:

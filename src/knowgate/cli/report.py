@@ -57,11 +57,10 @@ def report(
 
 def _print_topics(runs: Sequence[Path], options: topics.TopicOptions) -> None:
     """Print the table of topics and the rules that follow from it; write the rules to a file if one is given."""
-    rules_file = options.topic_rules
     results = topics.measure_topics(load_label_table(runs, layers=()), options.topics or topics.AUTO_TOPICS)
     create_wide_console().print(render_tables([topics.build_topic_table(results)]))
     rules = topics.propose_rules(results)
     print_text(topics.describe_rules(rules) or "No rule follows from these topics with certainty.")
-    if rules_file is not None and rules:
-        write_text(rules_file, "\n".join(rule.to_toml() for rule in rules))
-        inform(f"{len(rules)} rules are in {rules_file}. Read them, then use them: --rules {rules_file}")
+    if (file := options.topic_rules) is not None and rules:
+        write_text(file, "\n".join(rule.to_toml() for rule in rules))
+        inform(f"{len(rules)} rules are in {file}. Read them, then use them: --rules {file}")

@@ -91,7 +91,7 @@ def fit_reranker_command(
 
 
 def _fit_alignment(folders: Sequence[PreferenceFolder], out: Path, options: FitRerankerOptions) -> None:
-    """Align a reranker to an LLM: train it on the preferences of that LLM, save it and print its metrics."""
+    """Train a reranker on an LLM's preferences (which passages help it to answer), save it and print its metrics."""
     settings = load_common_settings(folders)
     hyperparameters = RerankerTrainingOptions(
         options.temperature, relevance_mix=options.relevance_mix, checks=options.checks, **options.hyperparameters
@@ -132,7 +132,11 @@ def _fit_relevance(out: Path, options: FitRerankerOptions) -> None:
 def _load_relevance_groups(options: FitRerankerOptions) -> list[RankingGroup] | None:
     """Load the questions of the option `relevance`, each with passages that do and do not contain its gold answer.
 
-    Returns None if the option was not given.
+    Returns:
+        The questions; None if the option was not given.
+
+    Raises:
+        BadInput: No question has a passage with its gold answer.
     """
     if not options.relevance:
         return None
@@ -153,10 +157,12 @@ def _make_watcher(show: ProgressCallback) -> FitProgressCallback:
 
 
 def _print_result(fitted: training.AlignedReranker, out: Path) -> None:
-    """Print the ranking metrics before and after alignment, warnings, and the command that uses the reranker.
+    """Print how well passages are ranked before and after the training, warnings, and how to use the reranker.
 
-    `fitted.tested` are the test questions. The selection is the choice of the training checkpoint on dev questions; its
-    `share` is 0 if no checkpoint was better than the untrained base.
+    Args:
+        fitted: The reranker. `tested` are its test questions. `alignment.selection` says which checkpoint of the
+            training was best on dev questions; its `share` is 0 if none was better than the untrained model (the base).
+        out: Folder of the reranker, for the suggested command.
     """
     if fitted.tested:
         gains = artifact.measure_ranking_gains(fitted)

@@ -122,8 +122,7 @@ def prompt_for_options(options: FirstRunOptions, given: set[str]) -> FirstRunOpt
         options = options.replace(model=_prompt_until_valid(text, options.model, _check_model))
     if "questions" not in given:
         text = "A file with questions of your users (press Enter if you have none; the LLM then writes some)"
-        answer = _prompt_until_valid(text, options.questions, _check_questions)
-        options = options.replace(questions=answer)
+        options = options.replace(questions=_prompt_until_valid(text, options.questions, _check_questions))
     if "count" not in given:
         text = (
             f"How many questions to label ({options.count} show a direction, {RECOMMENDED_QUESTIONS} can prove a gate, "
@@ -189,7 +188,10 @@ class ConsoleReporter(ProgressReporter):
 
 
 def print_result(result: FirstRunResult, options: FirstRunOptions) -> None:
-    """Print how the gate was chosen and how it performs (on stderr), and the commands to use it (on stdout)."""
+    """Print how the gate was chosen and how it performs (on stderr), and the commands to use it (on stdout).
+
+    If its accuracy could not be guaranteed, also print the command that labels more questions, for a proof.
+    """
     inform()
     for line in result.choice.explanations:
         inform(f"- {line}")
@@ -218,7 +220,11 @@ def list_next_commands(result: FirstRunResult) -> list[str]:
 
 
 class RefitOptions(FirstRunOptions):
-    """Options of `knowgate refit`: those of a first run, without those that the log and the settings file replace."""
+    """Options of `knowgate refit`: those of `knowgate start`, with other defaults.
+
+    `questions`, `writer` and `config` have no flag here, because the server's log provides the questions, and the
+    settings are written into the output folder.
+    """
 
     docs: str = option("", "Documents to retrieve from. Default: those of the settings file.", metavar="DIR")
     model: str = option("", "LLM that answers. Default: the one in the settings file.")

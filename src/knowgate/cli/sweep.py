@@ -54,12 +54,14 @@ def thresholds(labels: LabelsOption, options: GateSweepOptions, gates: GatesOpti
 @app.command()
 @expand_options
 def beta(labels: LabelsOption, options: GateSweepOptions, gates: GatesOption = None) -> None:
-    """Measure gates that answer directly if confidence is above beta, for beta from 0.5 to 0.98, as in CBDR.
+    """Measure gates that skip retrieval if their confidence is above beta, for beta from 0.5 to 0.98, as in CBDR.
 
-    Confidence is the uncalibrated probability of a fitted gate (fit the probe with --target known --balanced), or
-    1 - need for any other gate. If the runs have the same questions with different passages (`label --rerank`,
-    `--k`), the table shows accuracy (retrieval rate) by beta, reranker and k. Otherwise it also shows the difference to
-    always retrieving with its 95 % interval.
+    Confidence is the uncalibrated probability of a fitted gate that the LLM knows the answer (fit the probe with
+    --target known --balanced). For any other gate it is 1 - need, where need is how likely the question needs a search.
+
+    The table shows accuracy and retrieval rate for each beta, and the difference in accuracy to always retrieving with
+    its 95 % interval. If the runs have the same questions with different passages (`label --rerank`, `--k`), it shows
+    accuracy (retrieval rate) by beta, reranker and k instead.
 
     Example: knowgate sweep beta --labels runs/test --labels runs/test-reranked --gates my-probe
     """
@@ -168,10 +170,11 @@ class DhiclSweepOptions(Options):
 @app.command()
 @expand_options
 def dhicl(labels: LabelsOption, options: DhiclSweepOptions, markdown: AsMarkdown = False) -> None:
-    """Build the tables of the DH-ICL paper (in-context examples from a log) on label runs: accuracy and retrieval rate.
+    """Build the tables of the DH-ICL paper on label runs: accuracy and retrieval rate of the gate and its variants.
 
-    The tables compare DH-ICL with other gates, without calibration, without history, with an empty log (cold start),
-    and with other numbers of examples and label words.
+    DH-ICL shows the LLM similar questions from a log, each labeled with whether the LLM knew the answer, and asks
+    whether it knows this one. The tables compare it with other gates and with itself: without calibration, without
+    the log, with an empty log (cold start), and with other numbers of examples and other label words.
 
     Example: knowgate sweep dhicl --labels runs/trivia --labels runs/web --history log.db --model smollm --gates my-uar
     """

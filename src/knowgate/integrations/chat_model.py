@@ -80,9 +80,9 @@ class ChatModel(Backend):
 
     @property
     def offers(self) -> frozenset[Signal]:
-        """The signals that gates can read from this model: drafts, samples and maybe log-probabilities."""
-        signals = {Signal.DRAFT, Signal.SAMPLES}
-        return frozenset(signals | {Signal.LOGPROBS} if self._logprobs else signals)
+        """The signals that gates can read from this model: drafts, samples and, if available, log-probabilities."""
+        logprobs = {Signal.LOGPROBS} if self._logprobs else set()
+        return frozenset({Signal.DRAFT, Signal.SAMPLES} | logprobs)
 
     @property
     def concurrency(self) -> int:
@@ -90,7 +90,10 @@ class ChatModel(Backend):
         return MAX_CONCURRENT_REQUESTS
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest, /) -> list[Reading]:
-        """Return, for each prompt, a draft (a greedy answer) and sampled answers, as far as they are requested.
+        """Return, for each prompt, what gates decide by: a draft (a greedy answer) and sampled answers.
+
+        Only what `request` asks for is generated. The field `resume` of a reading holds the draft, so that `generate`
+        and `stream` can use it as the answer if it is complete.
 
         Raises:
             UnsupportedSignal: Hidden states were requested, which a chat interface does not return.
@@ -121,12 +124,12 @@ class ChatModel(Backend):
 
         Args:
             prompts: The prompts.
-            max_tokens: The maximum length of a completion in tokens, including a draft that it continues.
+            max_tokens: The maximum length of a completion in tokens.
             temperature: 0 for greedy decoding. Then all `n` completions of a prompt are the same one.
             n: The number of completions per prompt.
             seed: The seed for sampling.
-            resume: The `resume` handles of earlier readings, one per prompt. A draft that is already the complete answer
-                is returned without a new request.
+            resume: The `resume` handles of earlier readings, one per prompt. They hold drafts. A draft that is already
+                the complete answer is returned without a new request.
         """
         if resume is not None:
             check_resume_options(temperature, n)
@@ -144,13 +147,13 @@ class ChatModel(Backend):
         """
         draft = RemoteDraft(prompt, None) if resume is None else check_resume_handle(resume, RemoteDraft)
         answer = draft.get_answer(max_tokens)  # None if the draft is not complete
-        if answer is None:
-            with wrap_errors(self.name):
-                completion = yield from self._stream(ChatRequest(_get_user_message(draft.prompt), max_tokens))
-                return self._check_logprobs(completion)
-        if answer.text:
-            yield answer.text
-        return answer
+        if answer is not None:
+            if answer.text:
+                yield answer.text
+            return answer
+        with wrap_errors(self.name):
+            completion = yield from self._stream(ChatRequest(_get_user_message(draft.prompt), max_tokens))
+            return self._check_logprobs(completion)
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
         """Raise UnsupportedSignal, because a chat interface cannot score given answers such as yes and no."""
@@ -170,7 +173,10 @@ class ChatModel(Backend):
     def _sample(
         self, prompts: Sequence[Prompt], max_tokens: int, sampling: Sampling, n: int, seed: int | None
     ) -> list[list[Completion]]:
-        """Return `n` sampled completions per prompt. Each has a request of its own, with the seeds seed, seed + 1, ..."""
+        """Return `n` sampled completions per prompt.
+
+        Each completion has a request of its own. The requests of a prompt have the seeds `seed`, `seed + 1` and so on.
+        """
         check_sampling(sampling)
         if sampling.top_k:
             raise UnsupportedSignal(f"{self.name} is a chat interface and does not support `top_k`. Leave `top_k` out.")

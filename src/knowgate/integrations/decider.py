@@ -85,13 +85,15 @@ class Decider:
         return completions[0][0].text
 
     def _decide(self, question: str | Question) -> Decision:
-        """Decide by the rules (such as one for small talk) or, if none matches, by the gate in a thread of the model."""
+        """Decide by the rules or, if none matches, by the gate in a worker thread of the model."""
         return self._apply_rules(question) or run_in_model_thread(self.rag.model, lambda: self.rag.decide(question))
 
     def _apply_rules(self, question: str | Question) -> Decision | None:
         """Return the decision of the first rule that matches, such as one for small talk, without a call to the LLM.
 
-        None if no rule matches.
+        Returns:
+            The decision, or None if the gate must decide: if no rule matches, the pipeline has no rules, or it runs in
+            shadow mode, in which it retrieves for every question.
         """
         rag = self.rag
         text = question if isinstance(question, str) else question.text
@@ -100,7 +102,11 @@ class Decider:
         return rag.rules.make_decision(text, rag.gate, rag.used_threshold)
 
     def _handle_failure(self, decide: Callable[[], Decision]) -> Decision:
-        """Call `decide`. If it fails and `fall_open` is set, log a warning and decide to retrieve."""
+        """Return the result of `decide`. If it fails and `fall_open` is set, log a warning and decide to retrieve.
+
+        Raises:
+            KnowgateError: `decide` failed and `fall_open` is not set.
+        """
         try:
             return decide()
         except KnowgateError as error:
@@ -137,9 +143,9 @@ def as_decider(value: AdaptiveRAG | Decider) -> Decider:
 
 
 def cache_decisions(decider: AdaptiveRAG | Decider, on_decision: DecisionCallback | None) -> Callable[[str], Decision]:
-    """Return a function that decides on questions and caches the decisions.
+    """Return a function that decides whether a question needs retrieval, and remembers its latest decisions.
 
-    Agents ask about the same question at every step of a run. The cache makes the gate run only once.
+    Agents ask about the same question at every step of a run. With the cache, the gate runs only once per question.
 
     Args:
         decider: A `Decider` or an `AdaptiveRAG`.
@@ -161,8 +167,9 @@ def cache_decisions(decider: AdaptiveRAG | Decider, on_decision: DecisionCallbac
 def run_in_model_thread(model: Model, work: Callable[[], ResultT]) -> ResultT:
     """Call a function in a worker thread of the model, wait for it, and return its result.
 
-    Frameworks call from many threads. The model has few workers, so that not too many calls run at the same time. If the
-    caller already runs in a worker, the function is called directly, because waiting for itself would last forever.
+    Frameworks call from many threads at once. The model has only a few worker threads, which limits how many calls run
+    at the same time. If the caller is itself a worker thread, the function is called directly: a worker that waits for
+    another one could wait forever.
 
     Args:
         model: The model whose worker threads are used.

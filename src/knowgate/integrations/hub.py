@@ -40,8 +40,8 @@ def push_artifact(folder: str | Path, target: str, *, public: bool = False, ques
         folder: The folder that `knowgate fit` wrote.
         target: The repository, as `hf:OWNER/NAME`, or a folder.
         public: Whether a new repository is public. By default it is private.
-        questions: Whether to include the ten example questions of a gate. They are needed only to check that a server
-            returns the same hidden states.
+        questions: Whether to include the ten example questions of a gate. They are only used to check that another
+            server of the LLM returns the same hidden states.
 
     Returns:
         The repository or the folder that now contains the artifact.
@@ -108,15 +108,19 @@ def check_shared_folder(folder: Path) -> str:
 
 
 def _copy(source: Path, out: Path, manifest: str, *, excluded: Sequence[str] = ()) -> None:
-    """Copy an artifact to a folder; raise ArtifactError if that contains anything but an artifact of its kind.
+    """Copy an artifact (a gate, an arbiter or a reranker) to a folder.
 
     Args:
         source: The folder of the artifact.
-        out: The folder to write.
-        manifest: The file name of the manifest, which an artifact of the same kind has.
+        out: The folder to write. An artifact of the same kind is replaced.
+        manifest: The file name of the manifest, by which an artifact of the same kind is recognized.
         excluded: The names of files that are not copied.
+
+    Raises:
+        ArtifactError: `out` contains something else, or is a file.
     """
-    if out.exists() and (out.is_file() or any(out.iterdir())) and not (out / manifest).is_file():
+    is_in_use = out.exists() and (out.is_file() or any(out.iterdir()))
+    if is_in_use and not (out / manifest).is_file():
         raise ArtifactError(f"'{out}' exists and contains no {manifest}; it is not overwritten. Choose another folder.")
     with atomic_folder(out) as folder:
         for path in walk_files(source):

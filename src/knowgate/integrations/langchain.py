@@ -149,7 +149,10 @@ class KnowgateRunnable(Runnable[Any, AIMessage]):
         return _make_message(answer)
 
     def _stream_answer(self, inputs: Iterator[Any], run_manager: Any) -> Iterator[AIMessageChunk]:
-        """Yield the answer to the first input in chunks. Each chunk is generated in a worker thread of the model."""
+        """Yield the answer to the first input in chunks, and send the decision to the callbacks of the run.
+
+        Each chunk is generated in a worker thread of the model.
+        """
         events = self.rag.answer_stream(_parse_input(next(inputs), self.rag))
         # `next` computes the next event; None after the last one.
         while (event := run_in_model_thread(self.rag.model, lambda: next(events, None))) is not None:
@@ -170,7 +173,9 @@ class KnowgateRunnable(Runnable[Any, AIMessage]):
 def route(
     decider: AdaptiveRAG | Decider, *, retrieve: str = "retrieve", skip: str = "answer", key: str = "question"
 ) -> Runnable[Any, str]:
-    """Make a route for a LangGraph graph, which decides on a question and returns the name of the next node.
+    """Make a conditional edge for LangGraph: it returns the next node, depending on whether to retrieve.
+
+    The decision is also sent to callbacks, as the custom event `knowgate_decision`.
 
     Args:
         decider: A `Decider` or an `AdaptiveRAG`.
@@ -238,7 +243,10 @@ def middleware(decider: AdaptiveRAG | Decider, *, hide: Sequence[str]) -> Any:
 
 
 def _hide_tools(request: Any, names: Sequence[str]) -> Any:
-    """Return a request to the LLM without the tools of these names, unless the decision is to retrieve or missing."""
+    """Return a copy of a request to the LLM without the named tools, if the gate decided that no retrieval is needed.
+
+    If the gate decided to retrieve, or there is no decision, the request is returned unchanged.
+    """
     decision = request.state.get(METADATA_KEY) or {}
     if decision.get("retrieve", True):
         return request
@@ -260,10 +268,10 @@ async def _apublish(run_manager: Any, decision: Decision) -> RunnableConfig:
 
 
 def _note_decision(run_manager: Any, decision: Decision) -> tuple[RunnableConfig, dict[str, Any]]:
-    """Store a decision in the metadata of a run, where tracers show it.
+    """Store a decision in the metadata of a run, where LangChain's tracers show it.
 
     Returns:
-        (config, record): the config for calls inside the run, and the decision as plain data.
+        The config for calls inside the run, and the decision as a dict that can be serialized.
     """
     record = decision_record(decision)
     if isinstance(run_manager.metadata, dict):
@@ -272,9 +280,9 @@ def _note_decision(run_manager: Any, decision: Decision) -> tuple[RunnableConfig
 
 
 def _decide_on_state(decider: Decider, state: Any, key: str) -> Decision:
-    """Decide on the question in the state of an agent or graph: under `key` or, without one, the last of its `messages`.
+    """Decide whether the question in the state of an agent or graph needs retrieval.
 
-    An empty `key` means that the state has only messages.
+    The question is `state[key]`. If that is missing, or `key` is "", it is the last of the state's `messages`.
     """
     question = _get(state, key) if key else None
     if question:
@@ -307,10 +315,10 @@ def _get_role_and_text(message: Any) -> tuple[str | None, str]:
 
 
 def _parse_input(value: Any, rag: AdaptiveRAG) -> str | Question:
-    """Return the question in the input of a Runnable.
+    """Return the question in the input of a Runnable: a text, a list of messages, or a mapping that holds one of these.
 
-    The last question of a list of messages is rewritten so that it can be understood alone. Input of another type is
-    returned unchanged, and the pipeline then raises an error.
+    The last question of a list of messages is rewritten so that it can be understood alone. Anything else is returned
+    unchanged, and the pipeline raises an error about it.
     """
     if hasattr(value, "to_messages"):  # the output of a LangChain prompt
         value = value.to_messages()
@@ -378,9 +386,8 @@ class LangChainModel(ChatModel):
     def _complete(self, request: ChatRequest) -> Completion:
         """Send one request and return the answer. Works with chat models that have only asynchronous methods, too."""
         text, options = request.text, self._make_options(request)
-        return _make_completion(
-            call_or_await(lambda: self._chat.invoke(text, **options), lambda: self._chat.ainvoke(text, **options))
-        )
+        message = call_or_await(lambda: self._chat.invoke(text, **options), lambda: self._chat.ainvoke(text, **options))
+        return _make_completion(message)
 
     def _stream(self, request: ChatRequest) -> Generator[str, None, Completion]:
         """Yield the answer to one request piece by piece, and return it whole."""
@@ -393,7 +400,10 @@ class LangChainModel(ChatModel):
 
 
 def _make_completion(message: Any) -> Completion:
-    """Convert an AI message to a completion. Providers name the finish reason differently."""
+    """Convert an AI message to a completion.
+
+    Whether the answer is complete is in the metadata, under a name that differs from provider to provider.
+    """
     metadata: Mapping[str, Any] = getattr(message, "response_metadata", None) or {}
     usage: Mapping[str, Any] = getattr(message, "usage_metadata", None) or {}
     reason = metadata.get("finish_reason") or metadata.get("stop_reason") or metadata.get("done_reason")

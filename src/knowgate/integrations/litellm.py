@@ -84,9 +84,10 @@ class KnowgateHook(CustomLogger):
         return {"x-knowgate-decision": "retrieve" if record["retrieve"] else "skip", "x-knowgate-gate": record["gate"]}
 
     def augment(self, data: dict[str, Any]) -> dict[str, Any]:
-        """Return a copy of a chat request with the decision in its metadata and, if the gate retrieves, with passages.
+        """Return a copy of a chat request, with passages if the gate decides to retrieve.
 
-        If the chat contains no question to decide on (an ungated request), only the reason is added to the metadata.
+        The metadata of the copy contains the decision and the ids of the passages. If the chat contains no question to
+        decide on, its metadata contains the reason instead (`ungated`), and no passages are added.
         """
         rag = self.decider.rag
         question = run_in_model_thread(rag.model, lambda: extract_question(rag.model, data["messages"]))
@@ -116,9 +117,9 @@ def _add_metadata(data: dict[str, Any], record: dict[str, Any]) -> dict[str, Any
 
 
 def __getattr__(name: str) -> Any:
-    """Build the attribute `handler` of this module when LiteLLM's proxy first imports it.
+    """Build the attribute `handler` of this module on first access, and store it as a global variable.
 
-    So importing the module for anything else does not load a model.
+    Only LiteLLM's proxy uses `handler`. Whoever imports the module for anything else does not wait for a model to load.
     """
     if name != "handler":
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

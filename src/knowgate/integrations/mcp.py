@@ -77,9 +77,9 @@ class AnswerResult(BaseModel):
 
 
 class FeedbackResult(BaseModel):
-    """Whether feedback to the answer `id` was added to the log of questions that gates learn from (`learnt`).
+    """The result of giving feedback to an answer.
 
-    If it was not, `note` says why.
+    `learnt` says whether the feedback was added to the log of questions that gates learn from. If not, `note` says why.
     """
 
     id: str
@@ -224,9 +224,11 @@ def _translate_errors(tool: Tool) -> Tool:
 
 
 def _get_known_answers(answer: Answer) -> dict[str, Any]:
-    """Return what is known about both answers to a question, in the form that feedback is labeled by.
+    """Return the answers that the LLM generated without and with passages, which `label_by_feedback` compares.
 
-    `closed` is the text without passages, `opened` that with passages; None if unknown. `retrieved` says which was given.
+    Returns:
+        `closed`, the text of the answer without passages, and `opened`, that of the answer with passages; None if it
+        was not generated. `retrieved` says whether the answer that was given has passages.
     """
     if not answer.passages:
         return {"closed": answer.text, "opened": None, "retrieved": False}

@@ -23,6 +23,8 @@ def enable_tool(
 ) -> Callable[[Any, Any], Awaitable[bool]]:
     """Make the `is_enabled` argument of a `function_tool`, which enables the tool only if retrieval is needed.
 
+    The gate decides on the question in the context of the run, once per question.
+
     Args:
         decider: A `Decider` or an `AdaptiveRAG`.
         question: A function that returns the question from the context of the run. Default: the context itself if it
@@ -30,8 +32,8 @@ def enable_tool(
         on_decision: Called with the question and its decision, once for each question.
 
     Returns:
-        The function `is_enabled`. Without a question, it raises BadSetting or, if the decider falls open, enables the
-        tool.
+        The function `is_enabled`. If the context contains no question, it raises BadSetting. With
+        `Decider(..., fall_open=True)` it enables the tool instead.
     """
     check_framework_version("openai-agents", "openai-agents", majors=("0",))
     decide, falls_open = cache_decisions(decider, on_decision), as_decider(decider).fall_open

@@ -111,8 +111,9 @@ class DemoConversation:
     def answer(self, message: Question) -> AnswersByMode:
         """Answer a message in all modes.
 
-        The gated pipeline answers first. The closed-book or open-book answer that it generated is also the answer of the
-        mode `never` or `always`. If it did not generate one of them, the pipeline of that mode answers the message.
+        The gated pipeline answers first. If it generated an answer without passages (closed-book), that is also the
+        answer of the mode `never`. If it generated one with passages (open-book), that is also the answer of the mode
+        `always`. Otherwise the pipeline of that mode answers the message.
         """
         rewritten = self.conversation.rewrite(message.text)
         question = replace(message, text=rewritten.text, meta={**message.meta, **rewritten.meta})
@@ -127,8 +128,8 @@ class DemoConversation:
 def extract_closed_book_answer(gated: Answer, max_tokens: int) -> Answer | None:
     """Return the closed-book answer (without passages) that the gated mode generated; None if it generated none.
 
-    If the gate did not retrieve, that is its answer. If it did, that is the draft that it read before it decided, unless
-    the draft was cut off.
+    If the gate did not retrieve, that is its answer. If it did, that is the draft that it read before it decided,
+    unless the draft was cut off.
 
     Args:
         gated: The answer of the gated mode.

@@ -89,8 +89,9 @@ class DemoPage:
         for mode in comparison.MODES:
             mark, style = MARKS[comparison.is_right(answers[mode])]
             row.append(f"{mark:{MARK_WIDTH}}", style)
-        verdict = f"{_format_verdict(gated.decision)}, {gated.decision.rule or f'{gated.decision.need:.2f}'}"
-        row.append(verdict, "yellow" if gated.decision.retrieve else "green")
+        decision = gated.decision
+        basis = decision.rule or f"{decision.need:.2f}"  # the rule that decided, or the need that the gate computed
+        row.append(f"{_format_verdict(decision)}, {basis}", "yellow" if decision.retrieve else "green")
         self.console.print(row)
         if "asked" in gated.question.meta:  # the original text of a question that was rewritten
             self.print_paragraph(f"understood as: {gated.question.text}", style="dim")
@@ -118,10 +119,15 @@ def _format_verdict(decision: Decision) -> str:
 
 
 def summarize_totals(totals: Mapping[str, comparison.AnswerTotals]) -> str:
-    """Summarize how many searches and seconds the gate saved, and how that changed the right answers."""
+    """Summarize how many searches and seconds the gate saved compared with always searching.
+
+    Also say how many right answers it gave more or fewer than always searching. If the gate was slower, a note explains
+    why.
+    """
     always, gated = totals[comparison.ALWAYS], totals[comparison.GATED]
     saved, change = always.searches - gated.searches, gated.right - always.right
-    answers = "as many" if not change else f"{abs(change)} {'more' if change > 0 else 'fewer'}"
+    direction = "more" if change > 0 else "fewer"
+    answers = f"{abs(change)} {direction}" if change else "as many"
     summary = f"The gate saved {saved} of {always.searches} searches, with {answers} right answers"
     if gated.seconds > always.seconds:
         return f"{summary}. {SLOWER_NOTE}"
@@ -181,12 +187,13 @@ def read_demo_record() -> DemoRecord:
 
 
 def render_chart(record: DemoRecord, block: str) -> Iterator[str]:
-    """Yield the lines of a bar chart of the share of right answers.
+    """Yield the lines of a bar chart of the share of right answers: never, gated and always searching, and an arbiter.
+
+    The longest possible bar stands for always choosing the better of the answers with and without passages (`oracle`).
 
     Args:
         record: The recorded results.
-        block: Character that bars are made of. A bar of full width would be the accuracy of always choosing the better
-            of the two answers (`oracle`).
+        block: Character that bars are made of.
     """
     bars = [
         ("never", 0.0, record.never),
@@ -201,14 +208,14 @@ def render_chart(record: DemoRecord, block: str) -> Iterator[str]:
 
 
 def summarize_record(record: DemoRecord) -> str:
-    """Summarize the gate at one or two thresholds, compared with always searching.
+    """Summarize how many more questions the gate answers right than always searching does, at one or two thresholds.
 
-    The first is the threshold with the fewest searches. The second is the one with the fewest searches at which the gate
-    is significantly better than always searching, if there is one and it is not the first.
+    The first is the threshold with the fewest searches. If the gate is not significantly better than always searching
+    there, the second is the first threshold at which it is, if there is one.
     """
     fewest = record.points[0]  # points are sorted by their searches
-    better = [point for point in record.points if point.low > 0]
-    gains = [_format_gain(point) for point in dict.fromkeys((fewest, *better[:1]))]  # once if both are the same
+    better = next((point for point in record.points if point.low > 0), fewest)
+    gains = [_format_gain(point) for point in dict.fromkeys((fewest, better))]  # one gain if both are the same
     saved = round((1 - fewest.searched) * SAVINGS_QUESTIONS, -3)
     return (
         f"Against always, in points of right answers: {'; '.join(gains)} (95 % intervals). The first saves "
@@ -255,7 +262,11 @@ def run_quick_tour(options: DemoOptions, console: Console) -> None:
 
 
 def _print_first_question(options: DemoOptions, page: DemoPage) -> comparison.DemoConversation:
-    """Load the LLM and print one question answered with and without a search. Returns the loaded parts."""
+    """Load the LLM and print one question answered with and without a search.
+
+    Returns:
+        A conversation with the loaded LLM, for the rest of the tour.
+    """
     inform(f"Loading {options.model} (takes longest the first time) ...")
     conversation = _load(options)
     page.print_title(f"1. One question, two ways ({options.model}, on this machine)")
@@ -270,7 +281,7 @@ def _get_wait_seconds(options: DemoOptions) -> float:
 
 
 def _load(options: DemoOptions) -> comparison.DemoConversation:
-    """Load the LLM, the gate and the index.
+    """Load the LLM, the gate and the index, and return a conversation with them.
 
     One decision is made in advance, so that no measured time includes the start of the LLM.
     """

@@ -93,7 +93,11 @@ class AccessPolicy:
         return key
 
     def list_keys(self) -> tuple[ApiKey, ...] | None:
-        """Return the stored keys. None if their file cannot be read. Without a file, there are no keys."""
+        """Return the stored keys.
+
+        Returns:
+            The keys; none if the server uses no key file. None if the file cannot be read.
+        """
         with suppress(ApiError):
             return () if self.key_file is None else self._read_keys(self.key_file)
         return None
@@ -113,13 +117,15 @@ class AccessPolicy:
 class RateLimiter:
     """Limits the requests per minute of each API key, counted across all server processes.
 
-    A key with the rate N gets at most N requests in any 60 seconds (sliding window). Requests are counted by second, so
-    each of them counts for 60 to 61 seconds. If the clock was set back, or the clock of another server is ahead, requests
-    counted up to a minute in the future count as if they had been sent now. Those further in the future do not count.
+    A key with the rate N gets at most N requests in any 60 seconds (sliding window). There is one counter per second,
+    so a request counts for 60 to 61 seconds.
 
     The counters are stored next to the key file, or in the shared database. If that store is unavailable, requests of
     keys with a rate are rejected (fail closed), and the store is not tried again for BACKOFF_SECONDS. If the file is
     deleted, the counters start from zero in a new file.
+
+    Counters of future seconds exist if the clock was set back, or if the clock of another server is ahead. Those of the
+    next minute count as if the requests had been sent now. Later ones are deleted.
 
     Args:
         key_file: File of API keys. The counters are stored in a file next to it.
@@ -154,13 +160,13 @@ class RateLimiter:
             self._report(error)
 
     def _report(self, error: BaseException) -> None:
-        """Log why the counters cannot be used, and do not try again for BACKOFF_SECONDS."""
+        """Log why requests cannot be counted, and do not try the store again for BACKOFF_SECONDS."""
         self._retry_at = time.monotonic() + BACKOFF_SECONDS
         self.problem = "at the last attempt, requests of API keys with a rate limit could not be counted"
         log.warning("API keys with a rate limit are rejected: %s", str(error) or "the counter store is too slow")
 
     async def admit(self, key: ApiKey, count: int = 1) -> None:
-        """Count requests of this key. Keys without a limit are not counted.
+        """Count requests of a key, or reject them if they exceed its rate limit. Keys without a limit are not counted.
 
         Args:
             key: The API key.
@@ -185,9 +191,10 @@ class RateLimiter:
             raise unavailable from None
 
     def _check_rejection(self, key: ApiKey, rate: int, count: int) -> None:
-        """Reject requests if the key was rejected before and must still wait. This is fast, because it reads no store.
+        """Reject requests of a key that was rejected before and must still wait, without reading the store.
 
-        The last rejection says that `rejected_count` or more requests are too many until the time `allowed_at`.
+        The last rejection of the key is remembered: until the time `allowed_at`, it may not send `rejected_count` or
+        more requests together. Fewer requests may still be allowed, so they are not rejected here.
 
         Args:
             key: The API key.
@@ -205,9 +212,10 @@ class RateLimiter:
             raise _make_rate_error(rate, seconds)
 
     def _count(self, key: ApiKey, rate: int, count: int) -> None:
-        """Count `count` new requests of a key, or reject them if it would exceed its `rate` of requests per minute.
+        """Count new requests of a key in the store, or reject all of them if they exceed its rate limit.
 
-        The table `requests` has a row for each key and second. Rows older than a minute are deleted.
+        The table `requests` has a row for each key and second, with the number of requests. Rows older than a minute
+        are deleted. After a rejection, the key must wait until enough of its requests are more than a minute old.
 
         Raises:
             ApiError: 429 if the key has used up its requests per minute.

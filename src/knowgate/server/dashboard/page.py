@@ -79,10 +79,14 @@ async def get_dashboard(service: Service, request: Request, trace: RequestTrace)
 
 
 async def list_recent_decisions(service: Service, since: float) -> list[dict[str, Any]]:
-    """Return the newest decisions of all server processes since a time (seconds since 1970), newest first.
+    """Return up to MAX_DECISIONS_SHOWN decisions of all server processes, newest first.
 
     Decisions of this process are taken from memory, where they have more details. Decisions of other processes are
     read from the decision log. If the log is unavailable, only the decisions of this process are returned.
+
+    Args:
+        service: The service of this process.
+        since: Time of the oldest decision to read from the log, in seconds since 1970.
     """
     own_rows = service.recent.list_newest(MAX_DECISIONS_SHOWN)
     if service.decision_log is None:

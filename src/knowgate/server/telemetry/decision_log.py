@@ -205,9 +205,9 @@ class DecisionLog:
         return await self._retry(lambda store: _find_decision(store, id, owner))
 
     async def _retry(self, work: Callable[[Store], Result]) -> Result:
-        """Run a function that searches the tables, several times if it returns nothing and other processes use the log.
+        """Return what a function finds in the tables. If it finds nothing, run it again a few times.
 
-        Another process may be about to write the decision that the function searches.
+        Another process that uses the log may be about to write what the function searches for.
         """
         for _ in range(self._attempts - 1):
             if result := await self.run(work):
@@ -246,9 +246,9 @@ class DecisionLog:
         return await self.run(lambda store: _delete_decisions(store, id, question, owner))
 
     async def has_unkeyed_texts(self, owner: str | None) -> bool:
-        """Return whether the log has texts, such as comments, of decisions that cannot be found by their question.
+        """Return whether the log has decisions with texts, such as comments, but without the hash of their question.
 
-        Only decisions of the given owner (API key) count, or those of all owners if it is None.
+        They cannot be found by their question. Only those of the given owner (API key) count; None means all owners.
         """
         owners = {row[0] for row in await self.run(lambda store: store.fetch_rows(SELECT_UNKEYED_TEXTS))}
         return bool(owners) if owner is None else owner in owners
@@ -322,7 +322,7 @@ def _to_decision(at: float, question: str | None, record: str) -> dict[str, Any]
 
 
 def _find_decision(store: Store, id: str, owner: str | None = None) -> dict[str, Any] | None:
-    """Return the decision with this id and its feedback, or None if there is none of this owner (None: of any)."""
+    """Return a decision with its feedback, or None if there is none. With `owner`, it must belong to that API key."""
     rows = store.fetch_rows("SELECT at, question, record, owner FROM decisions WHERE id = ?", (id,))
     if not rows:
         return None
@@ -394,9 +394,9 @@ def _drop_deleted(transaction: Transaction, rows: Sequence[DecisionRow]) -> list
 
 
 def _is_deleted(row: DecisionRow, deleted_at: float, deleted_id: str, deleted_key: str, owner: str | None) -> bool:
-    """Return whether a client has deleted a new decision: by its id, or by its question, whose hash is the key.
+    """Return whether a deletion, by id or by the hash of a question (`deleted_key`), applies to a new decision.
 
-    A deletion without owner (None) deletes the decisions of all owners (API keys). Later requests are not deleted.
+    It applies only to requests from before it. Without an owner (None), it applies to all owners (API keys).
     """
     is_named = row.id == deleted_id or deleted_key in (row.question_key, *row.source_keys)
     return is_named and row.at <= deleted_at and owner in (None, row.owner)
@@ -405,9 +405,9 @@ def _is_deleted(row: DecisionRow, deleted_at: float, deleted_id: str, deleted_ke
 def delete_rows(store: Store, ids: Sequence[str]) -> None:
     """Delete decisions, their feedback and corrections, and the answers that audits stored.
 
-    The result of an audit remains stored: a number that tells whether the answer changed, which the alarm needs. The
-    time and owner of feedback remain for a day, so that deletions do not raise the limit on feedback. Feedback and
-    corrections whose decision is missing, which earlier versions could leave, are deleted, too.
+    Two things remain: the result of an audit, a number that tells whether the answer changed, which the alarm needs;
+    and for a day the time and owner of feedback, so that nobody can give more feedback a day by deleting decisions.
+    Feedback and corrections of decisions that do not exist, left by earlier versions, are deleted, too.
     """
     values = [(id,) for id in ids]
     with store.transaction(WRITE_LOCK) as transaction:

@@ -77,7 +77,8 @@ class DecisionTotals(BaseModel):
     def add_request(self, trace: RequestTrace, passage_tokens: float) -> None:
         """Add a request with a decision to the sums.
 
-        If the request retrieved, a draft (an answer without passages) was an extra cost, because it was not sent.
+        A draft is an answer without passages, which the gate reads before it decides. If the decision is to retrieve,
+        the draft is not sent to the client, so it is counted as an extra cost.
 
         Args:
             trace: Record of the request.
@@ -107,12 +108,15 @@ class DecisionTotals(BaseModel):
             setattr(self, name, getattr(self, name) + value)
 
     def to_json(self, options: ServeOptions) -> dict[str, Any]:
-        """Return the counts of requests, and an estimate of how much skipping retrieval saved.
+        """Return the counts of requests, and an estimate of what was saved compared with always retrieving.
 
-        Each request that skipped retrieval saved what retrieving costs on average. The cost of drafts that were not sent is
-        subtracted. `saved` has the numbers of searches and tokens, the seconds, and the money. A value is None if it is
-        not known: all of them before the first request with passages, and the money if the options contain no prices.
-        `has_unpriced_calls` is true if the money leaves out the LLM calls for drafts, because they have no price.
+        Each request that skipped retrieval saved what retrieving costs on average. The cost of drafts that were not
+        sent is subtracted.
+
+        Returns:
+            `saved` has the saved searches, tokens, seconds and money. Tokens, seconds and money are None before the
+            first request with passages; the money is also None if the options contain no prices. `has_unpriced_calls`
+            is true if the money leaves out the LLM calls for drafts, because they have no price.
         """
         skipped = self.decided - self.retrieved
         saved: dict[str, float | None] = {"retrievals": skipped, "tokens": None, "seconds": None, "money": None}
@@ -257,7 +261,7 @@ class SnapshotExchange:
         self._write_task: asyncio.Task[None] | None = None
 
     def schedule_write(self) -> None:
-        """Make sure that the statistics are written within WRITE_DELAY_SECONDS, unless that is scheduled already."""
+        """Schedule a write of the statistics in WRITE_DELAY_SECONDS, unless an earlier one is already scheduled."""
         if self._log is None:
             return
         latest = asyncio.get_running_loop().time() + WRITE_DELAY_SECONDS
@@ -271,7 +275,10 @@ class SnapshotExchange:
         self._timer = asyncio.get_running_loop().call_later(seconds, self._start_write)
 
     def _start_write(self) -> None:
-        """Write the statistics in the background, and schedule the next write, which shows that this process is alive."""
+        """Write the statistics in the background, and schedule the next write.
+
+        Regular writes show other processes that this one is alive.
+        """
         self._write_task = asyncio.get_running_loop().create_task(self._write())
         self._set_timer(HEARTBEAT_SECONDS)
 

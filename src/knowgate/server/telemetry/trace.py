@@ -194,10 +194,11 @@ class RequestTrace:
         return {name: value for name, value in report.items() if value or name not in OPTIONAL_FIELDS}
 
     def _choice_json(self) -> dict[str, Any]:
-        """Return the fields of `to_json` about the arbiter, which chooses between two answers.
+        """Return the fields of `to_json` about the arbiter, which picks one of the answers without and with passages.
 
-        `choice` says whether it chose the draft (the answer without passages) or the answer with passages. If it could
-        not compare them, `unweighed` is the reason. Empty if the pipeline has no arbiter.
+        Returns:
+            The field `choice`, which says which answer it picked and why. If it could not compare them, the field
+            `unweighed` with the reason instead. No field if the pipeline has no arbiter.
         """
         if self.choice is None:
             return {"unweighed": self.arbitration_gap} if self.arbitration_gap else {}
