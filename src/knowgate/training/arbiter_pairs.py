@@ -129,7 +129,10 @@ def load_answer_pairs(runs: Sequence[Path], seed: int = 0) -> AnswerPairs:
 
 
 def check_answer_pairs(pairs: AnswerPairs) -> None:
-    """Raise BadInput if the pairs are too few or too uniform for an arbiter to learn from."""
+    """Raise BadInput if an arbiter cannot learn from the pairs of answers with and without passages.
+
+    There must be enough pairs that differ, and enough right and wrong answers of each kind.
+    """
     for side, name in SIDE_NAMES.items():
         problem = describe_useless_answers([getattr(pair, side).text for pair in pairs.answers])
         if problem:
