@@ -140,16 +140,20 @@ def load_fit_function(name: str) -> FitFunction:
 
 
 def _load_examples(paths: Sequence[Path], function: FitFunction, options: FitOptions) -> Examples:
-    """Load the label runs with the target and the signals that the fit function requires."""
+    """Load label runs as training data, with the target of the options and the signals that the fit function requires.
+
+    Raises:
+        BadSetting: An option cannot be used with this fit function, or with these label runs.
+    """
     required = read_requirements(function)
     if options.target == "gain" and not required.two_heads:
         raise BadSetting(
             "target='gain' works only with the gates 'fusion' and 'gain', which predict the answers with and without "
             "passages separately. Fit one of them, or use target='benefit'."
         )
-    examples = load_examples(
-        paths, target=options.target or required.target, layers=None if required.reads_states else (), seed=options.seed
-    )
+    target = options.target or required.target
+    layers = None if required.reads_states else ()  # None: hidden states of all layers
+    examples = load_examples(paths, target=target, layers=layers, seed=options.seed)
     if options.max_loss is not None and examples.table.open_right is None:
         raise BadSetting(
             f"max_loss={options.max_loss} needs answers with passages, but the label runs have none, so the loss from skipping "

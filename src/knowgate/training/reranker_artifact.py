@@ -32,10 +32,11 @@ ALIGNMENT_SETTINGS = (
 
 
 def measure_ranking_gains(fitted: AlignedReranker) -> dict[str, dict[str, Estimate]]:
-    """Average the ranking metrics over the test rows, with confidence intervals.
+    """Average the ranking metrics of a reranker over the test questions, before and after its alignment to an LLM.
 
     Returns:
-        The mean of each metric 'before' and 'after' alignment, and its 'gain', the paired difference.
+        For each of 'before', 'after' and 'gain' (after minus before), the mean of each metric with its confidence
+        interval. The gain is averaged over the differences of single questions.
     """
     gain = {name: fitted.after[name] - fitted.before[name] for name in fitted.after}
     parts = {"before": fitted.before, "after": fitted.after, "gain": gain}
@@ -73,7 +74,16 @@ def save_reranker(
 
 
 def save_relevance(fitted: RelevanceReranker, out: Path, *, data: str, command: str = "") -> dict[str, Any]:
-    """Write a plain cross-encoder folder with a manifest, which is returned; an earlier one is replaced."""
+    """Write the folder of a cross-encoder that was trained on relevance only, and return its manifest.
+
+    An earlier cross-encoder of this kind in the folder is replaced.
+
+    Args:
+        fitted: The cross-encoder.
+        out: Folder to write.
+        data: Name of the training data, for the manifest.
+        command: The command line that made it, for the manifest.
+    """
     check_replaceable(out, RELEVANCE_MANIFEST, "a reranker trained on relevance")
     manifest = {
         "version": cross_encoder.RERANKER_VERSION,
