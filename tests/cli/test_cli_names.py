@@ -55,7 +55,7 @@ def test_imported_answers_may_stand_at_the_top_of_a_line(call: Call, tmp_path: P
 
 
 def test_the_learning_rate_takes_its_old_name(call: Call):
-    done = call("fit", "reranker", "--rate", "0", "--pref", "nothing", "--out", "x")
+    done = call("fit", "reranker", "--rate", "1e-5", "--pref", "nothing", "--out", "x")
     assert done.err.splitlines()[0] == "Note: --rate is now called --learning-rate."
     assert "nothing" in done.err.splitlines()[1]
 

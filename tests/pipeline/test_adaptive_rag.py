@@ -6,6 +6,7 @@ import pytest
 
 from knowgate.errors import BadInput, BadSetting, ModelError, UnsupportedSignal
 from knowgate.gates import load_gate
+from knowgate.gates.baselines import AlwaysGate
 from knowgate.models import load_model
 from knowgate.models.fake import FakeModel
 from knowgate.models.prompts.answers import AnswerPrompts, fit_passages
@@ -424,3 +425,20 @@ class Careless(Gate):
 def test_a_careless_gate_is_named(gate, said):
     with pytest.raises(ModelError, match=said):
         AdaptiveRAG(load_model("fake"), gate).decide("Who?")
+
+
+def test_a_copy_with_the_same_gate_does_not_bind_it_again():
+    models = []
+
+    class BoundGate(AlwaysGate):
+        def bind(self, model, prompts):
+            models.append(model)
+            return self
+
+    first, second = FakeModel(TABLE), FakeModel(TABLE)
+    rag = AdaptiveRAG(first, BoundGate())
+    copies = [rag, rag.replace(rules=None, threshold=0.5), rag.replace(model=second)]
+    assert [copy.bound_gate for copy in copies] == [rag.gate] * 3
+    assert models == [first, first, second]  # the second copy was made before the gate was bound
+    assert rag.replace(rules=None).bound_gate is rag.bound_gate
+    assert models == [first, first, second]

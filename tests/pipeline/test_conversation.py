@@ -101,3 +101,43 @@ def test_messages_of_a_chat_are_a_conversation():
 def test_messages_without_a_question_are_refused(messages):
     with pytest.raises(BadInput, match="message"):
         question_from_messages(Rewriter(), messages)
+
+
+class PromptRecorder(Rewriter):
+    """Keeps the prompts, and rewrites nothing, so that questions are joined."""
+
+    def __init__(self):
+        super().__init__("")
+        self.prompts = []
+
+    def generate(self, prompts, **options):
+        self.prompts += [prompt.text for prompt in prompts]
+        return super().generate(prompts, **options)
+
+
+def chat_after(question, answer, last="And when was she born?"):
+    turns = [("user", question), ("assistant", answer), ("user", last)]
+    return [{"role": role, "content": content} for role, content in turns]
+
+
+def test_earlier_messages_that_are_too_long_for_a_question_are_not_joined():
+    model = PromptRecorder()
+    question = question_from_messages(model, chat_after("Who wrote Emma? " * 2_000, "Jane Austen"))
+    assert (question.text, question.meta, model.prompts) == ("And when was she born?", {}, [])
+
+
+def test_of_a_long_earlier_answer_only_the_beginning_is_read():
+    model = PromptRecorder()
+    question = question_from_messages(model, chat_after("Who wrote Emma?", "Jane Austen " * 100_000))
+    assert question.text == "Who wrote Emma? And when was she born?"
+    assert len(model.prompts[0]) < 4_000
+
+
+def test_a_joined_question_is_not_longer_than_a_question_may_be():
+    last = "And when was she born, " + "exactly " * 1_500
+    assert question_from_messages(PromptRecorder(), chat_after("the novel Emma, " * 700, "Jane", last)).text == last
+
+
+def test_a_rewritten_question_names_the_messages_that_it_was_made_from():
+    question = question_from_messages(Rewriter(), chat_after("Who wrote Emma?", "Jane Austen", "When was she born?"))
+    assert question.meta == {"asked": "When was she born?", "earlier": ["Who wrote Emma?"]}

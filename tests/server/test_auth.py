@@ -87,9 +87,9 @@ def test_token_budgets_in_key_files_of_earlier_versions_are_ignored(tmp_path):
     assert [(key.name, key.rate) for key in read_keys(tmp_path / "keys.json")] == [("app", 60)]
 
 
-@pytest.mark.parametrize("name", ["", "a\nb", "a\x1b[31m", "a" * 101])
+@pytest.mark.parametrize("name", ["", "a\nb", "a\x1b[31m", "a" * 101, "\u0430pp", "caf\u00e9"])
 def test_a_key_needs_a_printable_name(tmp_path, name):
-    with pytest.raises(kg.KnowgateError, match="1 to 100 characters"):
+    with pytest.raises(kg.KnowgateError, match="1 to 100 printable"):
         add_key(tmp_path / "keys.json", name)
 
 

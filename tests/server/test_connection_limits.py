@@ -112,6 +112,36 @@ def test_headers_have_a_time_limit(serve, monkeypatch, start):
         assert read_all(connection).startswith(b"HTTP/1.1 408")
 
 
+CHUNKED_HEAD = b"POST /v1/decide HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def test_trailers_have_a_time_limit(serve, monkeypatch):
+    monkeypatch.setattr(connection_limits, "HEADER_SECONDS", 0.3)
+    address, _ = serve(gate="never")
+    assert send(address, CHUNKED_HEAD + b"2\r\n{}\r\n0\r\nX-A: b").startswith(b"HTTP/1.1 408")
+
+
+def test_slow_trailers_after_an_early_response_get_no_second_response(serve, monkeypatch):
+    monkeypatch.setattr(connection_limits, "HEADER_SECONDS", 0.1)
+    monkeypatch.setattr(connection_limits, "LINGER_SECONDS", 0.5)
+    address, _ = serve(gate="never")
+    reply = send(address, CHUNKED_HEAD.replace(b"localhost", b"x") + b"2\r\n{}\r\n0\r\nX-A: b")
+    assert (reply[:12], reply.count(b"HTTP/1.1")) == (b"HTTP/1.1 403", 1)
+
+
+def test_a_chunked_body_with_pauses_between_its_chunks_is_read(serve, monkeypatch):
+    monkeypatch.setattr(connection_limits, "HEADER_SECONDS", 0.3)
+    address, _ = serve(gate="never")
+    body = b'{"question":"Who wrote Emma?"}'
+    with connect(address) as connection:
+        connection.sendall(CHUNKED_HEAD + b"%x\r\n%b" % (len(body), body[:5]))
+        time.sleep(0.6)
+        connection.sendall(body[5:] + b"\r\n")
+        time.sleep(0.6)
+        connection.sendall(b"0\r\n\r\n")
+        assert read_all(connection).startswith(b"HTTP/1.1 200")
+
+
 def test_half_open_requests_do_not_stop_health(serve):
     address, _ = serve(gate="never")
     connections = [connect(address) for _ in range(300)]

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 import knowgate.server.app as app_module
-from knowgate.server.learning.audit import AuditStore
+from knowgate.server.learning.audit import AuditRecord, AuditStore
 from knowgate.server.schemas import MAX_FEEDBACK_CHARS
 from knowgate.server.telemetry.decision_log import MAX_PENDING_ROWS, DecisionLog, _store_feedback, delete_rows
 from knowgate.server.telemetry.snapshot import UPSERT_SNAPSHOT, MetricsSnapshot
@@ -210,6 +210,16 @@ def test_feedback_that_arrives_while_its_decision_is_deleted_is_not_stored(tmp_p
 @pytest.mark.parametrize("by_age", [False, True])
 def test_feedback_and_corrections_without_decision_are_deleted(tmp_path, by_age):
     check_that_texts_without_decision_are_deleted(str(tmp_path / "d.db"), by_age=by_age)
+
+
+def test_an_audit_of_a_deleted_decision_is_stored_without_its_texts(tmp_path):
+    log = DecisionLog(str(tmp_path / "d.db"), stores_questions=True)
+    log.append({"id": "kg-1"}, "Who is Jane?").result(30)
+    audits = AuditStore(log)
+    records = [AuditRecord(id, "a", "scope", "loss", 1.0, "closed", "open") for id in ("kg-1", "kg-2")]
+    stored = [asyncio.run(audits.add(record))[-1] for record in records]  # there is no decision kg-2
+    log.close()
+    assert [(audit.closed, audit.opened) for audit in stored] == [("closed", "open"), (None, None)]
 
 
 def test_a_correction_of_a_deleted_decision_is_not_stored(tmp_path):

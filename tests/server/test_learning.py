@@ -765,14 +765,15 @@ def test_slow_audits_of_one_key_do_not_delay_those_of_others(monkeypatch):
     done = []
 
     async def audit(self, job):
-        if job.owner == "slow":
+        if job.trace.owner == "slow":
             await asyncio.Event().wait()
-        done.append(job.owner)
+        done.append(job.trace.owner)
 
     async def run():
         auditor = Auditor(None, None, None, None, None, CallBudget(1_000))
         for owner in ["slow"] * MAX_PENDING_AUDITS + ["other"] * 3:
-            auditor.submit(SimpleNamespace(owner=owner, call_count=1, arm=SimpleNamespace(name="a")))
+            trace, arm = SimpleNamespace(owner=owner), SimpleNamespace(name="a")
+            auditor.submit(SimpleNamespace(trace=trace, call_count=1, arm=arm))
         async with asyncio.timeout(PATIENCE):
             while len(done) < 3:
                 await asyncio.sleep(0)

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from knowgate.gates.rules.rule_set import RuleSet
 from knowgate.server.auth.api_keys import add_key
 from knowgate.server.chat.gate_service import MAX_ABANDONED_SEARCHES
 from knowgate.server.json_api import ApiError, count_json_values, parse_json_object
@@ -16,6 +17,7 @@ from knowgate.server.load_limits import RequestSlots, UploadBudget
 from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask
 from tests.server.test_circuit_breaker import use_parts
+from tests.server.test_failures import FailingGate, use_gate
 from tests.server.test_forwarding import FOUND
 from tests.support.processes import PATIENCE
 
@@ -152,6 +154,88 @@ def test_newlines_in_a_question_do_not_block_the_server(serve):
     for question in ("\n" * 19_990 + "x", "a" + "\n" * 19_980 + "x"):
         assert ask(address, messages=[{"role": "user", "content": question}]).status_code == 200
     assert time.process_time() - start < 10  # it took more than five seconds per request
+
+
+LONG = "zebra and " * 2_001  # more than 20,000 characters
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+@pytest.mark.parametrize("fields", [{"question": LONG}, {"questions": ["short?", LONG]}, {"messages": [user(LONG)]}])
+def test_a_question_above_the_limit_is_not_decided(serve, fields):
+    address, _ = serve(gate="always")
+    reply = httpx.post(f"{address}/v1/decide", json=fields, timeout=30)
+    assert (reply.status_code, "20" in reply.json()["error"]["message"]) == (400, True)
+
+
+class CountingGate(FailingGate):
+    """A gate that only computes, so that short questions are decided at once. It collects what it is asked."""
+
+    is_pure = True
+
+    def __init__(self):
+        super().__init__(self.count)
+        object.__setattr__(self, "questions", [])
+
+    def count(self, questions):
+        self.questions.extend(question.text for question in questions)
+        return [0.0 for _ in questions]
+
+
+class WaitingGate(FailingGate):
+    """A gate that only computes, but takes long."""
+
+    is_pure = True
+
+
+@pytest.mark.parametrize("role", ["user", "assistant", "system", "tool"])
+@pytest.mark.parametrize("path", ["chat/completions", "decide", "responses"])
+def test_a_long_earlier_message_is_not_joined_with_a_follow_up(serve, path, role):
+    gate = CountingGate()
+    address, _ = serve(gate="always", change=use_gate(gate))
+    messages = [user("Who wrote Emma?"), {"role": "assistant", "content": "Jane Austen"}, user("And when?")]
+    if role in ("user", "assistant"):
+        messages[role == "assistant"] = {"role": role, "content": LONG}
+    else:
+        messages.insert(0, {"role": role, "content": LONG})
+    body = {"input" if path == "responses" else "messages": messages}
+    assert httpx.post(f"{address}/v1/{path}", json=body, timeout=30).status_code == 200
+    assert gate.questions == ["And when?" if role == "user" else "Who wrote Emma? And when?"]
+
+
+def test_a_joined_question_does_not_exceed_the_limit(serve):
+    gate = CountingGate()
+    address, _ = serve(gate="always", change=use_gate(gate))
+    follow_up = "And when was it, " + "really " * 1_500
+    messages = [user(LONG[:15_000]), {"role": "assistant", "content": "yes"}, user(follow_up)]
+    assert ask(address, messages=messages).status_code == 200
+    assert gate.questions == [follow_up]
+
+
+def test_a_slow_decision_on_a_long_question_is_stopped(serve):
+    let_go = threading.Event()
+    address, _ = serve(gate="always", change=use_gate(WaitingGate(lambda questions: let_go.wait(PATIENCE))))
+    reply = httpx.post(f"{address}/v1/decide", json={"question": LONG[:19_000]}, timeout=30).json()
+    let_go.set()
+    assert (reply["degraded"], reply["retrieve"]) == (["gate"], True)
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "decide", "completions"])
+def test_own_rules_are_tried_once_for_each_question(serve, path, monkeypatch):
+    texts, decide = [], RuleSet.decide
+    monkeypatch.setattr(RuleSet, "decide", lambda self, text: texts.append(text) or decide(self, text))
+    address, _ = serve(gate="logprob:mean")
+    body = {"chat/completions": {"messages": [user(UNKNOWN)]}, "decide": {"question": UNKNOWN}}.get(path)
+    assert httpx.post(f"{address}/v1/{path}", json=body or {"prompt": UNKNOWN}, timeout=30).status_code == 200
+    assert texts == [UNKNOWN]
+
+
+def test_the_names_of_ignored_fields_are_shortened(serve):
+    address, _ = serve(upstream=False, gate="never")
+    report = ask(address, model="knowgate", messages=[user(UNKNOWN)], **{"x" * 100_000: 1}).json()["knowgate"]
+    assert report["ignored"] == ["x" * 80]
 
 
 def test_a_body_above_the_limit_is_rejected(serve):

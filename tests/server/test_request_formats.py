@@ -75,6 +75,22 @@ def test_a_prompt_that_is_no_plain_question_is_forwarded_with_a_reason(serve, st
     assert why in reply.headers["x-knowgate-reason"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("completions", {"prompt": 5}),
+        ("responses", {"input": {"text": UNKNOWN}}),
+        ("embeddings", {"input": 5}),
+        ("chat/completions", {"messages": [{"role": "user", "content": 5}]}),
+        ("chat/completions", {"messages": [{"role": "user", "content": UNKNOWN}], "user": 5}),
+    ],
+)
+def test_a_field_of_a_wrong_type_is_rejected(serve, stub, path, body):
+    address, _ = serve(gate="always")
+    assert post(address, path, **body).status_code == 400
+    assert stub.bodies == []
+
+
 def test_system_placement_puts_passages_into_the_instructions():
     sent = REQUEST_FORMATS["/responses"].insert_passages(
         {"input": UNKNOWN, "instructions": "Be kind."}, FOUND, "system"

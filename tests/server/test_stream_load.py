@@ -16,6 +16,7 @@ from knowgate.server.streaming import SLICE_LINES, InvalidResponse, WorkSlice, c
 from tests.server.test_chat import ask
 from tests.server.test_upstream_responses import STREAM_HEAD, chunk
 from tests.support.hostile_server import HostileServer, http
+from tests.support.processes import PATIENCE
 
 WORD = b"data: " + chunk("word ") + b"\n\n"
 END = b"data: " + chunk("", "stop") + b"\n\ndata: [DONE]\n\n"
@@ -182,6 +183,28 @@ def test_other_clients_are_answered_during_a_fast_stream(serve_hostile, gate, sh
         reply = ask(address, stream=True)
     assert reply.text.endswith("data: [DONE]\n\n")
     assert max(watch.waits) < 0.5
+
+
+def test_a_stream_to_a_client_that_does_not_read_ends_soon_after_its_deadline(monkeypatch):
+    monkeypatch.setattr(streaming, "LAST_EVENTS_SECONDS", 0.01)
+    calls = []
+
+    async def never_end():
+        yield await asyncio.Event().wait()
+
+    async def send(message):
+        calls.append(message["type"])
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()  # as uvicorn does while the client does not read
+
+    async def run():
+        response = streaming.EventStreamResponse(never_end(), {}, asyncio.get_running_loop().time())
+        response.on_close = lambda: calls.append("closed")
+        scope = {"extensions": {streaming.ABORT_EXTENSION: {"abort": lambda: calls.append("aborted")}}}
+        await asyncio.wait_for(response(scope, asyncio.Event().wait, send), PATIENCE)
+
+    asyncio.run(run())
+    assert calls == ["http.response.start", "http.response.body", "aborted", "closed"]
 
 
 def test_a_stream_of_short_lines_ends_at_the_deadline(serve_hostile):

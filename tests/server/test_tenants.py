@@ -1,5 +1,6 @@
 """API keys as tenants: what a key sees, rates and deletes, and what needs an admin key."""
 
+import asyncio
 import sqlite3
 import stat
 import threading
@@ -17,7 +18,7 @@ from knowgate.server.auth.api_keys import add_key
 from knowgate.server.chat.gate_service import GateService
 from knowgate.server.learning.loss_monitor import LossMonitor
 from knowgate.server.telemetry import decision_log
-from knowgate.server.telemetry.decision_log import MAX_FEEDBACK_PER_DAY, DecisionLog
+from knowgate.server.telemetry.decision_log import MAX_FEEDBACK_PER_DAY, SELECT_DECISIONS, DecisionLog
 from tests.server.conftest import KNOWN, UNKNOWN
 from tests.server.test_failures import use_gate_service
 from tests.server.test_learning import RecordingHistory, audit_options, use_history
@@ -135,10 +136,11 @@ def test_deleting_rated_decisions_does_not_raise_the_limit_on_feedback(tenants, 
 
 def test_forgetting_uses_an_index(tmp_path):
     log = DecisionLog(str(tmp_path / "d.db"), stores_questions=True)
-    query = "EXPLAIN QUERY PLAN SELECT id, owner FROM decisions WHERE id = ? OR question_key = ?"
-    plan = str(log.run_blocking(lambda store: store.fetch_rows(query, ("", "key"))))
+    query = f"EXPLAIN QUERY PLAN {SELECT_DECISIONS}"
+    plan = str(log.run_blocking(lambda store: store.fetch_rows(query, ("", "key", "key"))))
     log.close()
     assert "decisions_of_question" in plan
+    assert "source_questions_by_key" in plan
     assert "SCAN" not in plan
 
 
@@ -163,6 +165,39 @@ def test_a_question_that_is_forgotten_while_its_request_runs_is_not_stored(tenan
         stub.waits_for.set()
         id = request.result()
     assert httpx.get(f"{address}/v1/decisions/{id}", headers=keys["alice"]).status_code == 404
+
+
+FIRST, FOLLOW_UP = "Does Dr Quetzal treat leukemia?", "And how much does it cost?"
+
+
+def ask_follow_up(address, headers=None):
+    """Ask a follow-up, whose question is joined with the first one, and return its id."""
+    chat = [("user", FIRST), ("assistant", "Yes."), ("user", FOLLOW_UP)]
+    messages = [{"role": role, "content": content} for role, content in chat]
+    reply = httpx.post(f"{address}/v1/chat/completions", json={"messages": messages}, headers=headers)
+    return reply.headers["x-knowgate-id"]
+
+
+@pytest.mark.parametrize("question", [FIRST, FOLLOW_UP, FIRST.upper(), f"{FIRST} {FOLLOW_UP}"])
+def test_a_follow_up_is_forgotten_by_each_of_its_questions(tenants, tmp_path, question):
+    address, keys = tenants
+    id, other = ask_follow_up(address, keys["alice"]), ask_follow_up(address, keys["carol"])
+    url = f"{address}/v1/decisions"
+    assert httpx.get(f"{url}/{id}", headers=keys["alice"]).json()["question"] == f"{FIRST} {FOLLOW_UP}"
+    reply = httpx.post(f"{address}/v1/forget", json={"question": question}, headers=keys["alice"]).json()
+    assert (reply["forgotten"], reply["decisions"]) == (True, 1)
+    assert httpx.get(f"{url}/{id}", headers=keys["alice"]).status_code == 404
+    assert httpx.get(f"{url}/{other}", headers=keys["carol"]).json()["follow_up"] is True
+    httpx.post(f"{address}/v1/forget", json={"question": question}, headers=keys["carol"])
+    assert all(b"Quetzal" not in file.read_bytes() for file in tmp_path.glob("d.db*"))
+
+
+def test_a_follow_up_that_is_forgotten_while_it_waits_to_be_written_is_not_stored(tmp_path):
+    log = DecisionLog(str(tmp_path / "d.db"), stores_questions=True)
+    asyncio.run(log.delete(question=FIRST))
+    log.append({"id": "kg-1"}, f"{FIRST} {FOLLOW_UP}", seconds=1, source_questions=(FOLLOW_UP, FIRST)).result(30)
+    assert asyncio.run(log.find_missing(["kg-1"])) == ["kg-1"]
+    log.close()
 
 
 def test_a_long_question_cannot_be_forgotten(tenants):
@@ -252,6 +287,23 @@ def test_a_model_in_this_process_labels_only_for_keys_that_share(serve, tmp_path
         assert reply.json()["knowgate"]["passages"]
     app.state.service.gate_service.rag.log.flush()
     assert [entry.question for entry in history.entries] == [f"{UNKNOWN[:-1]}, admin?"]
+
+
+@pytest.mark.parametrize("upstream", [True, False])
+def test_follow_ups_are_not_labeled(serve, tmp_path, upstream):
+    history = RecordingHistory()
+
+    def use_log(service):
+        rag = service.gate_service.rag.replace(log=TrafficLog(history, drafts=True))
+        use_gate_service(service, GateService(rag, timeout=5.0, strict=False))
+
+    options = {"decisions": str(tmp_path / "d.db"), "keep_questions": True}
+    address, app = serve(upstream=upstream, gate="always", options=options, change=use_log)
+    follow_up = ask_follow_up(address)
+    reply = httpx.post(f"{address}/v1/feedback", json={"id": follow_up, "rating": "down"}).json()
+    assert (reply["rating"], reply["learnt"]) == ("down", False)
+    app.state.service.gate_service.rag.log.flush()
+    assert history.entries == []
 
 
 def test_drift_names_the_keys_with_far_questions():

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from knowgate.server.upstream import response_body
+from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask
 from tests.support.hostile_server import HostileServer, http
 
@@ -56,8 +57,46 @@ def test_odd_chunks_end_in_an_error_event(serve_hostile, hostile, gate, data, po
     hostile.reply = STREAM_HEAD + (good if position == "later" else b"") + b"data: " + data + b"\n\n" + good
     address = serve_hostile(gate)
     reply = ask(address, stream=True)
-    last = json.loads(reply.text.strip().split("\n")[-1].removeprefix("data: "))
-    assert last["error"]["code"] == "upstream_invalid"
+    lines = [line.removeprefix("data: ") for line in reply.text.split("\n") if line]
+    last = lines[-2] if lines[-1] == "[DONE]" else lines[-1]  # a request without any text is no stream
+    assert json.loads(last)["error"]["code"] == "upstream_invalid"
+
+
+ERROR = b'{"error": {"message": "boom"}}'
+
+
+@pytest.mark.parametrize("gate", ["always", *DRAFT_GATES])
+@pytest.mark.parametrize(
+    ("last", "codes"),
+    [(chunk("lo"), ["upstream_broke_off"]), (ERROR, [None]), (chunk("", "stop"), []), (chunk("", "length"), [])],
+    ids=["cut", "error", "stop", "length"],
+)
+def test_a_stream_that_the_upstream_does_not_end_has_an_end(serve_hostile, hostile, gate, last, codes):
+    hostile.reply = STREAM_HEAD + b"data: " + chunk("Hel") + b"\n\ndata: " + last + b"\n\n"
+    *events, end = read_stream(serve_hostile(gate))
+    errors = [json.loads(event)["error"] for event in events if "error" in json.loads(event)]
+    assert ([error.get("code") for error in errors], end) == (codes, "[DONE]")
+
+
+def test_an_incomplete_last_event_does_not_run_into_the_error(serve_hostile, hostile):
+    hostile.reply = STREAM_HEAD + b"data: " + chunk("Hel")
+    events = read_stream(serve_hostile("never"))
+    assert json.loads(events[0])["choices"][0]["delta"]["content"] == "Hel"
+    assert (json.loads(events[1])["error"]["code"], events[2:]) == ("upstream_broke_off", ["[DONE]"])
+
+
+def test_a_draft_that_is_cut_is_not_complete(serve_hostile, hostile):
+    hostile.reply = STREAM_HEAD + b"data: " + chunk("Hel") + b"\n\n"
+    chunks = [json.loads(event) for event in read_stream(serve_hostile("logprob:mean"))[:-1]]
+    assert [item["choices"][0]["finish_reason"] for item in chunks if "choices" in item] == [None]
+
+
+def test_a_stream_of_the_responses_api_gets_no_further_event(serve_hostile, hostile):
+    hostile.reply = STREAM_HEAD + b'data: {"type": "response.created"}\n\ndata: {"type": "response.completed"}\n\n'
+    body = {"model": "m", "input": UNKNOWN, "stream": True}
+    reply = httpx.post(f"{serve_hostile('never')}/v1/responses", json=body, timeout=30)
+    assert [line[:5] for line in reply.text.split("\n") if line] == ["data:", "data:"]
+    assert "DONE" not in reply.text
 
 
 @pytest.mark.parametrize("gate", ["never", "logprob:mean"])

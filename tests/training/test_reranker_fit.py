@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("sentence_transformers")
 
-from knowgate.cli.fit_reranker import FitRerankerOptions
+from knowgate.cli.reranker import FitRerankerOptions
 from knowgate.data.preferences import Preference, compute_rank_metrics, hash_preferences, select_passages
 from knowgate.errors import ArtifactError, BadInput, BadSetting, WeightsError
 from knowgate.retrieval.rerankers import load_reranker

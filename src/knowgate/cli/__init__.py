@@ -1,1 +1,1 @@
-"""The command line: one module per command, or for commands that belong together. Commands parse, call one library function, and print."""
+"""The command line: one module per command or pair of commands. They parse, call one library function, and print."""

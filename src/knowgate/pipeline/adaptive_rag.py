@@ -215,6 +215,9 @@ class AdaptiveRAG:
         """Return a copy with other arguments, such as gate or threshold. Both use their shared parts one at a time."""
         other = dataclasses.replace(self, **changes)
         object.__setattr__(other, "_lock", self._lock)
+        is_same_gate = changes.keys().isdisjoint({"gate", "model", "prompts"})
+        if is_same_gate and "bound_gate" in vars(self):
+            vars(other)["bound_gate"] = self.bound_gate
         return other
 
     # --- asyncio ----------------------------------------------------------------------------------

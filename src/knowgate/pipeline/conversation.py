@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from knowgate.core.text import tokenize
+from knowgate.data.history.entries import MAX_QUESTION_CHARS
 from knowgate.errors import BadInput
 from knowgate.gates.rules.rule_set import load_rules
 from knowgate.models.prompts.questions import REFERENCE_PATTERN, Exchange, build_condense_prompt, is_follow_up
@@ -20,6 +21,7 @@ from knowgate.types import Answer, Model, Question
 
 MAX_EXCHANGES = 4  # exchanges shown to the LLM
 MAX_REWRITE_TOKENS = 64
+MAX_ANSWER_CHARS = 2_000  # of an earlier answer; the beginning shows what a follow-up refers to
 MAX_JOINED_QUESTIONS = 3  # earlier questions that are put before a follow-up whole
 MIN_PLURAL_LENGTH = 4  # shorter words, such as "gas" or "its", keep their final s
 REWRITE_PREFIX = re.compile(r"^(rewritten|改写|question|问题|q)\s*[:：]\s*", re.IGNORECASE)
@@ -62,14 +64,15 @@ def _is_plausible(rewritten: str, exchanges: Sequence[Exchange], text: str) -> b
     It must be a question, keep the words of the follow-up except for pronouns and the like, add a word of the
     conversation, and not repeat an earlier question.
     """
+    if not QUESTION_END.search(rewritten):
+        return False
     conversation = " ".join(f"{exchange.question} {exchange.answer}" for exchange in exchanges)
     rewritten_words, conversation_words = _find_content_words(rewritten), _find_content_words(conversation)
     own_words = _find_content_words(REFERENCE_PATTERN.sub(" ", text))  # without pronouns
     added_words = rewritten_words - own_words
     adds_context = not conversation_words.isdisjoint(added_words)
     is_repeated = any(tokenize(rewritten) == tokenize(exchange.question) for exchange in exchanges)
-    is_question = QUESTION_END.search(rewritten) is not None
-    return is_question and own_words <= rewritten_words and adds_context and not is_repeated
+    return own_words <= rewritten_words and adds_context and not is_repeated
 
 
 def _find_content_words(text: str) -> set[str]:
@@ -85,18 +88,26 @@ def _concatenate(exchanges: Sequence[Exchange], text: str) -> str:
     """Put the previous question before a follow-up question: "Who wrote Emma? When was she born?".
 
     The previous question may itself consist of several sentences. If they are too many, only the first, which names the
-    topic, and the last are used.
+    topic, and the last are used. If the result would be too long for a question, the follow-up question is left alone.
     """
     sentences = [part.strip() for part in QUESTION_SENTENCE.findall(exchanges[-1].question) if part.strip()]
     if len(sentences) >= MAX_JOINED_QUESTIONS:
         sentences = [sentences[0], sentences[-1]]
-    return " ".join([*sentences, text])
+    joined = " ".join([*sentences, text])
+    return joined if len(joined) <= MAX_QUESTION_CHARS else text
 
 
 def _rewrite_question(model: Model, exchanges: Sequence[Exchange], text: str, id: str) -> Question:
-    """Build the question to answer; `meta["asked"]` holds the original text if it was rewritten."""
+    """Build the question to answer.
+
+    If it was rewritten, `meta["asked"]` holds the original text, and `meta["earlier"]` the questions of the conversation
+    that the new text may repeat.
+    """
     rewritten = rewrite_follow_up(model, exchanges, text)
-    return Question(rewritten, id, meta={"asked": text} if rewritten != text else {})
+    if rewritten == text:
+        return Question(text, id)
+    earlier = [exchange.question for exchange in exchanges[-MAX_EXCHANGES:]]
+    return Question(rewritten, id, meta={"asked": text, "earlier": earlier})
 
 
 @dataclass
@@ -134,6 +145,8 @@ class Conversation:
 def question_from_messages(model: Model, messages: Sequence[Mapping[str, Any]], id: str = "") -> Question:
     """Extract the last user question of a chat in OpenAI format, rewritten to stand alone.
 
+    Earlier messages of the user that are too long for a question are texts to work on, so they are not used.
+
     Raises:
         BadInput: A message has no text, or the last one is not the user's.
     """
@@ -143,8 +156,9 @@ def question_from_messages(model: Model, messages: Sequence[Mapping[str, Any]], 
         raise BadInput("the last message must be a question of the user: {'role': 'user', 'content': '...'}.")
     exchanges = []
     for (role, text), (next_role, reply) in itertools.pairwise(chat):
-        if role == "user" and next_role == "assistant":
-            exchanges.append(Exchange(text, reply))
+        is_question = role == "user" and len(text) <= MAX_QUESTION_CHARS
+        if is_question and next_role == "assistant":
+            exchanges.append(Exchange(text, reply[:MAX_ANSWER_CHARS]))
     return _rewrite_question(model, exchanges, question, id)
 
 

@@ -22,12 +22,14 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.supervisors import Multiprocess
 from uvicorn.supervisors.multiprocess import Process
 
+from knowgate.server.streaming import ABORT_EXTENSION
+
 log = logging.getLogger(__name__)
 
 RELOAD_SIGNAL = getattr(signal, "SIGHUP", None)  # Windows has no SIGHUP
 MAX_HEADER_BYTES = 32 << 10  # request line and headers together
 MAX_HEADERS = 100
-HEADER_SECONDS = 10.0  # maximum time from the first byte of a request to the end of its headers
+HEADER_SECONDS = 10.0  # maximum time for the headers of a request, and for its trailers
 WRITE_SECONDS = 60.0  # maximum time in which a client reads nothing of its response
 MAX_QUEUED_REQUESTS = 16  # requests of a connection that wait for the responses to earlier ones (pipelining)
 START_SECONDS = 600  # maximum time in which a new worker must be ready; uvicorn's default of 5 is too short for models
@@ -200,14 +202,15 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._stop_timer("_header_timer")
 
     def _on_header_timeout(self) -> None:
-        """Reject a request whose headers did not arrive in time.
+        """Reject a request whose headers or trailers did not arrive in time.
 
         While an earlier request of the same connection is being answered, the time limit starts again.
         """
-        if self.cycle is not None and not self.cycle.response_complete:
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        if is_answering and not self.cycle.more_body:  # otherwise the trailers of this request are late
             self._header_timer = self.loop.call_later(HEADER_SECONDS, self._on_header_timeout)
             return
-        self._reject(408, f"The headers did not arrive within {HEADER_SECONDS:g} seconds.")
+        self._reject(408, f"The headers or trailers did not arrive within {HEADER_SECONDS:g} seconds.")
 
     def data_received(self, data: bytes) -> None:
         """Process bytes from the client, and limit the time and size of headers."""
@@ -282,6 +285,18 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             raise ValueError("too many requests are queued on this connection")
         super().on_headers_complete()
         self.cycle.send = partial(self._send, self.cycle)  # type: ignore[method-assign]
+        self.cycle.scope.setdefault("extensions", {})[ABORT_EXTENSION] = {"abort": self.transport.abort}
+
+    def on_chunk_header(self) -> None:
+        """Start the time limit for headers, because trailers may follow. Called by the parser after a chunk's size."""
+        if not self._responded_early:
+            self._wait_for_headers()
+
+    def on_body(self, body: bytes) -> None:
+        """Process a part of the body. Called by the parser. Only the last chunk, which is empty, has trailers."""
+        if self._header_timer is not None:
+            self._stop_waiting()
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """Finish reading a request, whose body is complete now. Called by the parser.
@@ -290,6 +305,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """
         if self.parser.should_upgrade():  # `_parse_without_upgrade` parses the request again
             return
+        self._stop_waiting()
         super().on_message_complete()
         if self._responded_early and self.cycle.response_complete:
             self.transport.close()
@@ -371,6 +387,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """
         super().on_response_complete()
         if self._responded_early and self.cycle.more_body:
+            self._stop_timer("_header_timer")  # a request that has a response gets no error for slow trailers
             self._addresses[self._address].waiting[self] = self.loop.time()
             self._linger_timer = self.loop.call_later(LINGER_SECONDS, self.transport.close)
         elif self._responded_early:

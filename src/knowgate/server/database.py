@@ -9,8 +9,10 @@ import logging
 import re
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -60,27 +62,38 @@ DELETION_TABLES = (
     "CREATE TABLE deletions (at DOUBLE PRECISION NOT NULL, decision TEXT NOT NULL, question_key TEXT NOT NULL, owner TEXT)",
     "CREATE INDEX deletions_at ON deletions (at)",
 )
+# Version 4: hashes of the messages from which the question of a decision was made, if it is a follow-up.
+SOURCE_QUESTION_TABLES = (
+    "CREATE TABLE source_questions (decision TEXT NOT NULL, question_key TEXT NOT NULL)",
+    "CREATE INDEX source_questions_by_key ON source_questions (question_key)",
+    "CREATE INDEX source_questions_of ON source_questions (decision)",
+)
 # Version 2 of the counters: the number of requests of a key in each of the latest seconds.
 REQUEST_TABLES = (
     "CREATE TABLE requests (key TEXT NOT NULL, second BIGINT NOT NULL, count BIGINT NOT NULL)",
     "CREATE UNIQUE INDEX requests_of ON requests (key, second)",
 )
-DECISION_MIGRATIONS = (DECISION_TABLES, OWNER_COLUMNS, DELETION_TABLES)
+DECISION_MIGRATIONS = (DECISION_TABLES, OWNER_COLUMNS, DELETION_TABLES, SOURCE_QUESTION_TABLES)
 RATE_LIMIT_MIGRATIONS = (RATE_LIMIT_TABLES, REQUEST_TABLES)
 ADD_COLUMN = re.compile(r"ALTER TABLE (?P<table>\w+) ADD COLUMN (?P<column>\w+)")
-TABLE_COLUMNS = {  # table name -> names of its columns, parsed from the statements above
-    match[1]: frozenset(
-        [column.split()[0] for column in match[2].split(", ")]
-        + [addition[2] for addition in map(ADD_COLUMN.match, OWNER_COLUMNS) if addition and addition[1] == match[1]]
-    )
-    for match in map(
-        re.compile(r"CREATE TABLE (\w+) \((.*)\)$").match, (*SERVER_TABLES, *DELETION_TABLES, *REQUEST_TABLES)
-    )
-    if match
-}
-SERVER_SCHEMA = TableSchema(
-    "server", (SERVER_TABLES, OWNER_COLUMNS, (*DELETION_TABLES, *REQUEST_TABLES)), TABLE_COLUMNS
-)
+CREATE_TABLE = re.compile(r"CREATE TABLE (?P<table>\w+) \((?P<columns>.*)\)$")
+SERVER_MIGRATIONS = (SERVER_TABLES, OWNER_COLUMNS, (*DELETION_TABLES, *REQUEST_TABLES), SOURCE_QUESTION_TABLES)
+
+
+def _list_columns(statements: Iterable[str]) -> dict[str, frozenset[str]]:
+    """Return the names of the columns of each table that the statements create or extend."""
+    columns: defaultdict[str, set[str]] = defaultdict(set)
+    for statement in statements:
+        creation, addition = CREATE_TABLE.match(statement), ADD_COLUMN.match(statement)
+        if creation is not None:
+            definitions = creation["columns"].split(", ")  # such as "id TEXT PRIMARY KEY"
+            columns[creation["table"]].update(definition.split()[0] for definition in definitions)
+        elif addition is not None:
+            columns[addition["table"]].add(addition["column"])
+    return {table: frozenset(names) for table, names in columns.items()}
+
+
+SERVER_SCHEMA = TableSchema("server", SERVER_MIGRATIONS, _list_columns(chain(*SERVER_MIGRATIONS)))
 
 
 class Transaction(Protocol):

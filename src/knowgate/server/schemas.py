@@ -6,15 +6,15 @@ fields are allowed.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
 from knowgate.core.options import option
+from knowgate.data.history.entries import MAX_QUESTION_CHARS
 
 MAX_DECIDED_QUESTIONS = 256
-MAX_QUESTION_CHARS = 20_000  # a longer message is a text to work on, not a question
 MAX_RERANKED_DOCUMENTS = 1000
 MAX_FEEDBACK_CHARS = 10_000
 MAX_FILTER_PATTERNS = 32
@@ -29,7 +29,8 @@ def _check_not_blank(text: str) -> str:
 
 
 Text = Annotated[str, Field(min_length=1), AfterValidator(_check_not_blank)]
-TextOrList = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array"}]})]
+QuestionText = Annotated[Text, Field(max_length=MAX_QUESTION_CHARS)]
+TextOrList = str | list[Any]
 Pattern = Annotated[str, Field(max_length=MAX_PATTERN_CHARS)]
 Patterns = Annotated[tuple[Pattern, ...], Field(min_length=1, max_length=MAX_FILTER_PATTERNS)] | Pattern
 
@@ -82,15 +83,17 @@ class GatedRequest(ApiRequest):
         "GET /v1/models lists all names.",
     )
     stream: bool | None = None
+    user: str | None = option(None, "Identifies the end user, who always gets the same gate of an A/B test.")
     knowgate: GateRequest | None = None
 
 
 class ChatMessage(TypedDict):
-    """A chat message. Its field `content`, which is not validated here, is a text, a list of parts, or null."""
+    """A chat message. Its content is a text, a list of parts, or null. The parts are not validated here."""
 
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
 
     role: str
+    content: NotRequired[TextOrList | None]
 
 
 class ChatRequest(GatedRequest):
@@ -109,23 +112,20 @@ class LocalChatRequest(ChatRequest):
 class CompletionRequest(GatedRequest):
     """Body of POST /v1/completions."""
 
-    prompt: TextOrList = None
+    prompt: TextOrList | None = None
 
 
 class InputRequest(GatedRequest):
     """Body of POST /v1/responses and POST /v1/embeddings."""
 
-    input: TextOrList = None
+    input: TextOrList | None = None
 
 
 class DecideRequest(GatedRequest):
-    """Body of POST /v1/decide, which must have exactly one of `question`, `questions` and `messages`.
+    """Body of POST /v1/decide. The handler checks that it has exactly one of `question`, `questions` and `messages`."""
 
-    The handler checks that there is exactly one of them. This model does not.
-    """
-
-    question: Text | None = None
-    questions: list[Text] | None = Field(None, min_length=1, max_length=MAX_DECIDED_QUESTIONS)
+    question: QuestionText | None = None
+    questions: list[QuestionText] | None = Field(None, min_length=1, max_length=MAX_DECIDED_QUESTIONS)
     messages: list[ChatMessage] | None = Field(None, min_length=1)
 
 
@@ -138,17 +138,16 @@ class RerankDocument(ApiRequest):
 class RerankRequest(ApiRequest):
     """Body of POST /v1/rerank, in the same format as in the APIs of Cohere and Jina."""
 
-    query: Text = Field(max_length=MAX_QUESTION_CHARS)
+    query: QuestionText
     documents: list[str | RerankDocument] = Field(min_length=1, max_length=MAX_RERANKED_DOCUMENTS)
     top_n: int | None = Field(None, ge=1)
     return_documents: bool | None = None
 
 
 class FeedbackRequest(ApiRequest):
-    """Body of POST /v1/feedback: a user's opinion about an answer.
+    """Body of POST /v1/feedback: a user's opinion about an answer, given by the id of its decision.
 
-    `id` is the id of the decision. A `rating`, a `correction` (the right answer), or both are required; the handler
-    checks that.
+    The handler checks that there is a `rating`, a `correction` (the right answer), or both.
     """
 
     id: str
@@ -160,7 +159,7 @@ class FeedbackRequest(ApiRequest):
 class DeletionRequest(ApiRequest):
     """Body of POST /v1/forget, with the question to delete from all logs."""
 
-    question: Text = Field(max_length=MAX_QUESTION_CHARS)
+    question: QuestionText
 
 
 class ClearAlarmRequest(ApiRequest):
@@ -292,10 +291,11 @@ class FeedbackEntry(ApiResponse):
 
 
 class StoredDecision(RequestReport):
-    """A decision in the decision log, with its feedback. `at` is the time in seconds since 1970."""
+    """A decision in the decision log. `at`: seconds since 1970. `follow_up`: whether several messages made the question."""
 
     at: float
     question: str | None = None
+    follow_up: bool | None = None
     feedback: list[FeedbackEntry]
 
 

@@ -28,9 +28,9 @@ from knowgate.server.learning.learner import TrafficLearner, build_learner, reco
 from knowgate.server.load_limits import UPLOAD_FACTOR, BreakersByKey, CircuitBreaker, RequestSlots, UploadBudget
 from knowgate.server.options import ServeOptions
 from knowgate.server.streaming import EventStreamResponse, run_while_connected
-from knowgate.server.telemetry.decision_log import DecisionLog, RecentDecisions
+from knowgate.server.telemetry.decision_log import DecisionLog
 from knowgate.server.telemetry.metrics import ServerMetrics
-from knowgate.server.telemetry.snapshot import MetricsSnapshot, SnapshotExchange
+from knowgate.server.telemetry.snapshot import MetricsSnapshot, RecentDecisions, SnapshotExchange
 from knowgate.server.telemetry.spans import RequestSpans, create_tracer_provider
 from knowgate.server.telemetry.trace import ClientRequest, RequestTrace
 from knowgate.server.upstream.forwarding import ForwardedRequest, UpstreamForwarder
@@ -180,13 +180,15 @@ class Service:
         if trace.decision is None:
             return response
         report = trace.to_json()
-        self.recent.append(report, trace.question, trace.owner)
+        if trace.source_questions:
+            report["follow_up"] = True
+        self.recent.append(report, trace.question, trace.owner, trace.source_questions)
         if self.learner is not None and trace.client_request is not None:
             self.learner.observe(response, trace)
         if self.decision_log is None:
             return response
         record = {**report, "model": self.gate_service.rag.model.name, "own_options": trace.has_own_options}
-        commit = self.decision_log.append(record, trace.question, trace.owner, seconds)
+        commit = self.decision_log.append(record, trace.question, trace.owner, seconds, trace.source_questions)
         if not self.options.durable:
             return response
         try:
@@ -273,7 +275,7 @@ class Service:
         path = request.url.path.removeprefix("/v1")
         max_values = json_api.MAX_JSON_VALUES if path in REQUEST_FORMATS else MAX_FORWARDED_VALUES
         raw_body, body = await self.read_request(request, max_values)
-        json_api.parse_request(schemas.GatedRequest, body)
+        json_api.parse_request(schemas.CompletionRequest if path == "/completions" else schemas.InputRequest, body)
         forwarded = ForwardedRequest(body, raw_body, request.headers, trace, self.deadline)
         if path in REQUEST_FORMATS:
             trace.client_request = ClientRequest(body, request.headers, path)
@@ -375,11 +377,7 @@ class Service:
         return response
 
     def _delete_from_history(self, question: str | None, is_admin: bool) -> tuple[int, bool]:
-        """Delete a question from the history of questions, if the request has an admin key.
-
-        Args:
-            question: The question, or None if its text is not stored.
-            is_admin: Whether the request has an admin key. Without one, nothing is deleted.
+        """Delete a question (None if its text is not stored) from the history, if the request has an admin key.
 
         Returns:
             The number of deleted entries, and whether it is certain that the history does not have the question now.

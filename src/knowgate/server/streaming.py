@@ -25,13 +25,19 @@ Result = TypeVar("Result")
 MAX_EVENT_BYTES = 8 << 20  # maximum size of one event of a stream
 MAX_STREAM_LINES = 600_000  # maximum number of lines of a stream, which is 200,000 events of three lines
 SLICE_LINES, SLICE_BYTES = 64, 64 << 10  # after so many lines or bytes of a stream, other tasks run
+LAST_EVENTS_SECONDS = 1.0  # time for the error at the end of a stream, if the client reads slowly
+ABORT_EXTENSION = (
+    "knowgate.abort"  # extension of the ASGI scope whose field `abort` is a function that aborts the connection
+)
 CLOSE_SECONDS = 0.1  # maximum time from the event [DONE] to the end of a stream
 DONE_EVENT = b"data: [DONE]\n\n"
+CUT_MESSAGE = "the upstream closed the connection before the answer was complete."
 BLANK_LINES = (b"\n", b"\r\n", b"\r")  # a blank line ends an event
 # Runs that mean the same as one of their parts: several blank lines, and several events that are only a comment.
 BLANK_RUN = re.compile(rb"\n{3,}|(?:\r\n){3,}")
 REPEATED_COMMENT = re.compile(rb"(?<=\n):[^\r\n]*+(?:\n\n|\r\n\r\n)(?=:)")  # before another comment
-COMPLETED_MARKERS = (b'"type":"response.completed"', b'"type": "response.completed"')  # last event of the Responses API
+# The last event of a stream of the Responses API, which has no event [DONE].
+RESPONSE_END = re.compile(rb'"type": ?"(?:response\.(?:completed|incomplete|failed)|error)"')
 # All chunks of a streamed chat completion except the last one contain a finish reason of null.
 CHOICES_MARKERS = (b'"choices":[', b'"choices": [')
 UNFINISHED_MARKERS = (b'"finish_reason":null', b'"finish_reason": null')
@@ -137,7 +143,7 @@ async def read_event_lines(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes
     async for line in lines:
         yield line
         has_data = has_data or line.startswith(b"data:")
-        is_done = line.startswith(b"data:") and line[len(b"data:") :].strip() == b"[DONE]"
+        is_done = is_done_event(line)
         if is_done:
             break
     if not has_data:
@@ -149,6 +155,11 @@ async def read_event_lines(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes
         async with asyncio.timeout(CLOSE_SECONDS):
             async for _ in lines:
                 pass
+
+
+def is_done_event(line: bytes) -> bool:
+    """Return whether a line is the event [DONE], which ends a stream."""
+    return line.startswith(b"data:") and line[len(b"data:") :].strip() == b"[DONE]"
 
 
 async def chain_lines(first: Iterable[bytes], remaining: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
@@ -175,6 +186,48 @@ def parse_event_data(line: bytes) -> dict[str, Any] | None:
 def format_event(data: Any) -> bytes:
     """Format JSON data as one server-sent event."""
     return b"data: " + dump_json(data) + b"\n\n"
+
+
+def format_error_end(error: ApiError) -> bytes:
+    """Return the last events of a stream that failed: the error, and the event [DONE]."""
+    return format_event(error.to_json()) + DONE_EVENT
+
+
+def has_finish_reason(line: bytes) -> bool:
+    """Return whether a line of a streamed chat is its last chunk, which has a finish reason."""
+    return b'"finish_reason"' in line and not any(marker in line for marker in UNFINISHED_MARKERS)
+
+
+class StreamEnd:
+    """Notes whether the upstream has ended a stream properly, so that a stream that is cut can be told from a complete one.
+
+    A chat ends with a chunk that has a finish reason, or with an error. The event [DONE] follows. A stream of the
+    Responses API ends with an event such as response.completed.
+    """
+
+    def __init__(self) -> None:
+        self._is_complete = False
+        self._is_done = False  # whether the client expects no further event
+
+    def add(self, line: bytes) -> None:
+        """Note whether a line of the stream belongs to one of the events that end it."""
+        if not line.startswith(b"data:"):
+            return
+        if is_done_event(line) or RESPONSE_END.search(line):
+            self._is_done = True
+        elif has_finish_reason(line):
+            self._is_complete = True
+        elif b'"error"' in line:
+            chunk = parse_event_data(line) or {}
+            self._is_complete = self._is_complete or bool(chunk.get("error"))
+
+    def format_missing_events(self) -> bytes:
+        """Return the events that are missing at the end of the stream: [DONE], after an error if the answer was cut."""
+        if self._is_done:
+            return b""
+        if self._is_complete:
+            return DONE_EVENT
+        return format_error_end(ApiError(502, CUT_MESSAGE, "upstream_broke_off"))
 
 
 def remove_logprobs(completion: dict[str, Any]) -> None:
@@ -234,8 +287,7 @@ class StreamAnnotator:
         if b"NaN" in line or b"Infinity" in line:
             line = b"data: " + replace_non_finite(line.removeprefix(b"data:")).strip() + b"\n"
         # The last chunk of a chat has a finish reason. The Responses API has a special last event.
-        has_finish_reason = b'"finish_reason"' in line and not any(marker in line for marker in UNFINISHED_MARKERS)
-        is_last = has_finish_reason or any(marker in line for marker in COMPLETED_MARKERS)
+        is_last = has_finish_reason(line) or RESPONSE_END.search(line) is not None
         adds_report = is_last or not self.has_annotated_first
         adds_usage = self.trace.extra_usage != TokenUsage() and b'"usage"' in line
         if not (adds_report or adds_usage or self.hides_logprobs):
@@ -321,17 +373,18 @@ class EventStreamResponse(Response):
         self.on_close: Callable[[], None] = lambda: None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response, and stop if the client disconnects."""
+        """Send the response, and stop if the client disconnects, or does not read its last events."""
         try:
             with suppress(DisconnectError):
                 async with CancelOnDisconnect(receive):
-                    await self._send_events(send)
+                    error = await self._send_events(send)
+                    await self._send_end(scope, send, error)
         finally:
             await self.events.aclose()
             self.on_close()
 
-    async def _send_events(self, send: Send) -> None:
-        """Send the headers and the events. If the deadline passes or the stream fails, an error is the last event."""
+    async def _send_events(self, send: Send) -> ApiError | None:
+        """Send the headers and the events. Returns an error if the deadline passes or the stream fails."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
             async with asyncio.timeout_at(self.deadline):
@@ -339,12 +392,26 @@ class EventStreamResponse(Response):
                     await send({"type": "http.response.body", "body": event, "more_body": True})
         except TimeoutError:
             message = "the answer was not complete before the deadline of the server, so the stream ends here."
-            error = ApiError(504, message, "deadline")
-            await send({"type": "http.response.body", "body": format_event(error.to_json()), "more_body": True})
+            return ApiError(504, message, "deadline")
         except (OSError, DisconnectError):
             raise
         except Exception:
             log.exception("A stream failed")
-            error = ApiError(500, "internal error, so the stream ends here. The server's log has details.", "internal")
-            await send({"type": "http.response.body", "body": format_event(error.to_json()), "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            return ApiError(500, "internal error, so the stream ends here. The server's log has details.", "internal")
+        return None
+
+    async def _send_end(self, scope: Scope, send: Send, error: ApiError | None) -> None:
+        """Send the end of the stream, after an error if there is one.
+
+        If the client does not read that either, the connection is aborted, so that the request ends soon after its deadline.
+        """
+        try:
+            async with asyncio.timeout(None if error is None else LAST_EVENTS_SECONDS):
+                if error is not None:
+                    await send({"type": "http.response.body", "body": format_error_end(error), "more_body": True})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except TimeoutError:
+            if ABORT_EXTENSION in scope.get("extensions", {}):
+                scope["extensions"][ABORT_EXTENSION]["abort"]()
+                await asyncio.sleep(0)  # uvicorn notices the end of the connection in the next turn of the event loop
+            raise DisconnectError from None

@@ -14,7 +14,7 @@ from knowgate.core.text import normalize
 from knowgate.core.validation import check_encodable
 from knowgate.errors import BadInput
 
-MAX_QUESTION_CHARS = 20_000
+MAX_QUESTION_CHARS = 20_000  # a longer text is a text to work on, not a question
 MAX_TIMESTAMP = 1e11  # seconds since 1970: the year 5138
 MAX_WEIGHT = 1e6
 COLUMNS = ("id", "question", "label", "outcome", "source", "weight", "model", "prompts", "tenant", "created", "expires")

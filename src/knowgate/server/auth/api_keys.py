@@ -81,12 +81,13 @@ def add_key(path: Path, name: str, *, rate: int | None = None, admin: bool = Fal
         The key. Only its hash is stored, so the key cannot be recovered later.
 
     Raises:
-        BadSetting: The name is blank, too long, has control characters, or is already in the file.
+        BadSetting: The name is blank, too long, has characters other than printable ASCII, or is already in the file.
     """
     keys = read_keys(path)
-    if not name.strip() or len(name) > 100 or not name.isprintable():
+    # Letters of other alphabets can look like ASCII letters, so that two names could not be told apart.
+    if not name.strip() or len(name) > 100 or not name.isascii() or not name.isprintable():
         raise BadSetting(
-            "the name of an API key must have 1 to 100 characters, and no control characters such as line breaks. "
+            "the name of an API key must have 1 to 100 printable ASCII characters. "
             "Use the person or application that the key is for."
         )
     if name in {key.name for key in keys}:

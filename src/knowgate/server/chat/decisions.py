@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from aiohttp.client_exceptions import ClientError
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
@@ -23,11 +20,10 @@ from knowgate.server.chat.request_formats import REQUEST_FORMATS, UngatedRequest
 from knowgate.server.chat.request_options import SELECTABLE_GATES, RequestOptions
 from knowgate.server.json_api import ApiError, parse_request
 from knowgate.server.schemas import DecideRequest, DecideResponse, RerankRequest, RerankResponse
-from knowgate.server.streaming import InvalidResponse
 from knowgate.server.telemetry.trace import RequestTrace
-from knowgate.server.upstream.draft import build_draft_request, measure_draft, read_draft
-from knowgate.server.upstream.forwarding import CHAT_PATH, ForwardedRequest, UpstreamForwarder
-from knowgate.types import Completion, Decision, DecisionNote, Passage, Question, Reranker
+from knowgate.server.upstream.draft import UpstreamDraft, measure_draft
+from knowgate.server.upstream.forwarding import ForwardedRequest, UpstreamForwarder
+from knowgate.types import Completion, Decision, Passage, Question, Reranker
 
 log = logging.getLogger(__name__)
 
@@ -121,18 +117,11 @@ async def _decide_question(
         model = forwarder.options.upstream_model or await forwarder.upstream.get_default_model(headers)
         messages = [{"role": "user", "content": question.text}]
         body = {"model": model, "messages": messages, "max_tokens": rag.bound_gate.request.draft_tokens}
-        content = json.dumps(build_draft_request(body, rag.bound_gate)).encode()
-        with trace.measure("draft"):
-            response = await forwarder.upstream.send("POST", CHAT_PATH, content, headers)
-            try:
-                if response.status == 200:
-                    answer = await read_draft(response)
-                    draft, trace.extra_usage = answer.completion, await measure_draft(answer, body)
-                    forwarder.upstream.record_body()
-            except (ClientError, OSError, InvalidResponse) as error:
-                raise forwarder.upstream.record_body_error(error, response) from None
-            finally:
-                response.close()
+        answer = await forwarder.request_answer(ForwardedRequest(body, b"", headers, trace), rag.bound_gate, "draft")
+        if isinstance(answer, UpstreamDraft):
+            draft, trace.extra_usage = answer.completion, await measure_draft(answer, body)
+        else:
+            answer.close()
     return await gate_service.decide(rag, question, draft, trace)
 
 
@@ -142,24 +131,21 @@ async def answer_prompt(forwarder: UpstreamForwarder, request: ForwardedRequest,
     The responses of these endpoints cannot be used as drafts. If the gate reads drafts, a separate short draft is
     requested. Requests that do not contain a plain question are forwarded without a decision.
     """
-    gate_service, trace, request_format = forwarder.gate_service, request.trace, REQUEST_FORMATS[path]
+    gate_service, trace = forwarder.gate_service, request.trace
     rag = gate_service.prepare(request.body, trace)
-    question = request_format.extract_question(rag.model, request.body)
+    question = REQUEST_FORMATS[path].extract_question(rag.model, request.body)
     if isinstance(question, UngatedRequest):
         trace.ungated_reason = question.reason
         return await forwarder.pass_through(request, path)
     await forwarder.set_model(request)
-    trace.question = question.text
+    trace.set_question(question)
     trace.decision = await _decide_question(gate_service, forwarder, rag, question, request.headers, trace)
     if trace.decision.retrieve and rag.retriever is not None:
         trace.passages = await BackgroundSearch(gate_service, rag, question).get_passages(trace)
         if trace.passages:
-            body, options = request.upstream_body, forwarder.options
-            request.changed_body = request_format.insert_passages(
-                body, trace.passages, options.place, cites=options.cite
-            )
-        elif "retriever" not in trace.degraded:
-            trace.decision = replace(trace.decision, notes=(*trace.decision.notes, DecisionNote.NOTHING_FOUND))
+            forwarder.insert_passages(request, trace.passages, path)
+        else:
+            trace.note_nothing_found()
     return await forwarder.forward(request, path)
 
 

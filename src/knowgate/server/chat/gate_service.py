@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 FINGERPRINT_TTL_SECONDS = 60.0
 MAX_INLINE_TOKENS = 4_096  # with a longer draft, every gate runs in a thread
+MAX_INLINE_CHARS = 2_000  # with a longer question, too
 MAX_ABANDONED_SEARCHES = 4  # searches that may still run after their timeout, before further searches have to wait
 
 
@@ -188,9 +189,10 @@ class GateService:
     async def decide(
         self, rag: AdaptiveRAG, question: Question, draft: Completion | None, trace: RequestTrace
     ) -> Decision:
-        """Decide whether to retrieve for a question, and store the decision in the trace.
+        """Decide with the gate whether to retrieve for a question, and store the decision in the trace.
 
-        If the gate is stale, fails or takes too long, the decision is to retrieve. No error is raised in this case.
+        If the gate is stale, fails or takes too long, the decision is to retrieve. No error is raised in this case. Call
+        `apply_rules` first: rules are not tried again here, because slow patterns should run only once for each question.
 
         Args:
             rag: The pipeline with the gate.
@@ -199,6 +201,7 @@ class GateService:
             trace: Trace of the request.
         """
         trace.draft = draft
+        rag = rag.replace(rules=None)
         if reason := self.get_staleness(rag, trace.model_name):
             return self.bypass_stale_gate(rag, trace, reason)
         if isinstance(rag.gate, AlwaysGate | NeverGate):  # they cannot fail, so no breaker applies to them
@@ -223,11 +226,12 @@ class GateService:
     async def _run_gate(self, rag: AdaptiveRAG, question: Question, draft: Completion | None) -> Decision:
         """Let the gate decide: in a separate thread if that may take long, otherwise at once.
 
-        It is fast if the gate only computes (`is_pure`), calls no LLM, and reads a short draft or only the question.
+        It is fast if the gate only computes (`is_pure`), calls no LLM, and reads a short question or a short draft.
         """
         calls_llm = draft is None and not rag.bound_gate.request.is_empty
-        is_long = draft is not None and draft.n_tokens > MAX_INLINE_TOKENS
-        if rag.bound_gate.is_pure and not calls_llm and not is_long:
+        has_long_draft = draft is not None and draft.n_tokens > MAX_INLINE_TOKENS
+        is_short = len(question.text) <= MAX_INLINE_CHARS and not has_long_draft
+        if rag.bound_gate.is_pure and not calls_llm and is_short:
             return rag.decide(question)
         return await self.run_in_gate_thread(lambda: rag.decide(question))
 

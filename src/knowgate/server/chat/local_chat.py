@@ -26,7 +26,7 @@ from knowgate.server.chat.request_options import RequestOptions, is_knowgate_mod
 from knowgate.server.json_api import ApiError, json_response, parse_request
 from knowgate.server.options import ServeOptions
 from knowgate.server.schemas import LocalChatRequest
-from knowgate.server.streaming import DONE_EVENT, EventStreamResponse, format_event
+from knowgate.server.streaming import DONE_EVENT, EventStreamResponse, format_error_end, format_event
 from knowgate.server.telemetry.trace import RequestTrace, TokenUsage
 from knowgate.types import Answer, Decision, PassagesEvent, Question, StreamEvent, TokenizingModel
 from knowgate.types.records import AnswerEvent, DecisionEvent, TextEvent
@@ -37,6 +37,7 @@ SUPPORTED_FIELDS = {*LocalChatRequest.model_fields, "stream_options", "n"}
 # Fields that have no effect on an answer, so they are not reported as ignored.
 HARMLESS_FIELDS = {"user", "metadata", "store"}
 UNSUPPORTED_FIELDS = ("tools", "functions", "logprobs", "audio", "modalities", "prediction")
+MAX_IGNORED_FIELDS, MAX_FIELD_NAME_CHARS = 20, 80  # of ignored fields that are reported
 MAX_CACHED_PIPELINES = 64
 BATCH_WAIT_SECONDS = 0.003
 MAX_BATCH_SIZE = 16  # a larger batch would make a single question wait longer for the others
@@ -210,17 +211,18 @@ class LocalChat:
             ApiError: 400 or 404 if the request is invalid, unsupported, or does not end with a plain question.
         """
         request, model = parse_request(LocalChatRequest, body), self.gate_service.rag.model
-        options = replace(read_request_options(body), shares_labels=trace.shares_labels)
-        options = self.gate_service.assign_arm(options, body, trace)
+        options = self.gate_service.assign_arm(read_request_options(body), body, trace)
         self._check_supported(body)
         trace.way, trace.model_name = "in-process", model.name
-        trace.ignored_fields = tuple(sorted(set(body) - SUPPORTED_FIELDS - HARMLESS_FIELDS))[:20]
+        ignored_fields = sorted(set(body) - SUPPORTED_FIELDS - HARMLESS_FIELDS)
+        trace.ignored_fields = tuple(name[:MAX_FIELD_NAME_CHARS] for name in ignored_fields[:MAX_IGNORED_FIELDS])
         loop = asyncio.get_running_loop()
         question = await loop.run_in_executor(model.workers, extract_question, model, request.messages)
         if isinstance(question, UngatedRequest):
             message = f"a model in this process answers plain questions only, but {question.reason}."
             raise ApiError(400, message, "not_a_question")
-        trace.question = question.text
+        trace.set_question(question)
+        options = replace(options, shares_labels=trace.shares_labels)
         max_tokens = request.max_completion_tokens or request.max_tokens
         max_tokens = min(max_tokens, self.options.most_tokens) if max_tokens else self.gate_service.rag.max_tokens
         options = self._replace_stale_gate(options, max_tokens, question, trace)
@@ -395,7 +397,7 @@ async def _format_chunks(
         yield format_event({**last_chunk, "knowgate": progress.trace.to_json()})
         yield DONE_EVENT
     except ApiError as error:
-        yield format_event(error.to_json())
+        yield format_error_end(error)
     finally:
         await pieces.aclose()
 

@@ -14,11 +14,10 @@ from functools import cache
 from typing import Any, Protocol
 from unicodedata import normalize
 
-from knowgate.errors import BadInput
+from knowgate.data.history.entries import MAX_QUESTION_CHARS
 from knowgate.models.prompts import templates
 from knowgate.pipeline.conversation import question_from_messages
 from knowgate.server.options import PassagePlacement
-from knowgate.server.schemas import MAX_QUESTION_CHARS
 from knowgate.types import Model, Passage, Question
 
 MAX_PROMPT_CHARS = 500  # a longer prompt is a text to continue, not a question
@@ -70,12 +69,9 @@ def extract_question(model: Model, messages: Sequence[Mapping[str, Any]]) -> Que
     conversation = []  # without system prompts, tool results and messages that contain more than text
     for message in messages[:-1]:
         content = extract_text(message.get("content"))
-        if message["role"] in ("user", "assistant") and content:
+        if message["role"] in ("user", "assistant") and content and content.strip():
             conversation.append({"role": message["role"], "content": content})
-    try:
-        return question_from_messages(model, [*conversation, {"role": "user", "content": text}])
-    except BadInput as error:
-        return UngatedRequest(str(error).rstrip("."))
+    return question_from_messages(model, [*conversation, {"role": "user", "content": text}])
 
 
 def extract_text(content: object) -> str | None:

@@ -81,13 +81,7 @@ def read_request_options(body: Mapping[str, Any]) -> RequestOptions:
     """
     request = parse_request(GatedRequest, body)
     options = request.knowgate or GateRequest()
-    return RequestOptions(
-        retrieve=options.retrieve,
-        threshold=options.threshold,
-        gate=_read_gate_name(request.model),
-        max_loss=options.max_loss,
-        filter=options.filter,
-    )
+    return RequestOptions(gate=_read_gate_name(request.model), **dict(options))
 
 
 def _read_gate_name(model: str | None) -> str:

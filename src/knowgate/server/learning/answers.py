@@ -29,7 +29,6 @@ from knowgate.models.prompts.templates import detect_language, load_packaged_tem
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.traffic_log import TrafficLog
 from knowgate.server.chat.gate_service import GateService
-from knowgate.server.chat.request_formats import REQUEST_FORMATS
 from knowgate.server.json_api import load_json
 from knowgate.server.streaming import EventStreamResponse, parse_event_data
 from knowgate.server.telemetry.trace import ClientRequest, RequestTrace
@@ -250,9 +249,7 @@ class CounterfactualAnswerer:
         forwarded = ForwardedRequest(body, b"", request.headers, RequestTrace(), deadline, changed_body=body)
         await forwarder.set_model(forwarded)
         if passages:
-            insert_passages, options = REQUEST_FORMATS[request.path].insert_passages, forwarder.options
-            body = forwarded.upstream_body
-            forwarded.changed_body = insert_passages(body, passages, options.place, cites=options.cite)
+            forwarder.insert_passages(forwarded, passages, request.path)
         response = await forwarder.forward(forwarded, request.path)
         return await run_for_size(len(response.body), lambda: extract_answer(response))
 

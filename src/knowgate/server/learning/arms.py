@@ -88,8 +88,7 @@ class Experiment:
         """
         if options.gate_name:
             return options
-        user = body.get("user")
-        key = user if isinstance(user, str) and user else trace.id
+        key = body.get("user") or trace.id
         name = "b" if hash_to_unit("arm", key) < self.share_b else "a"
         # A request with another threshold, filter or maximum loss says nothing about the arm, so it is not counted.
         trace.arm = name if options.is_default else ""

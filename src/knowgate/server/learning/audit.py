@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from knowgate.data.history.entries import KnowledgeLabel, LabelSource
@@ -19,8 +19,10 @@ from knowgate.server.json_api import ApiError
 from knowgate.server.learning.answers import CounterfactualAnswerer, HistoryLabeler
 from knowgate.server.learning.arms import Experiment, ExperimentArm
 from knowgate.server.load_limits import HOUR_SECONDS, MAX_CALLS_PER_AUDIT, CallBudget
-from knowgate.server.telemetry.decision_log import DecisionLog, RecentDecisions
-from knowgate.server.telemetry.trace import ClientRequest
+from knowgate.server.telemetry.decision_log import WRITE_LOCK, DecisionLog
+from knowgate.server.telemetry.snapshot import RecentDecisions
+from knowgate.server.telemetry.trace import ClientRequest, RequestTrace
+from knowgate.types import DecisionNote
 
 log = logging.getLogger(__name__)
 
@@ -30,9 +32,6 @@ MAX_POLL_WAIT_SECONDS = 0.25  # a request does not wait longer for them, so that
 MAX_PENDING_AUDITS = 64  # if as many audits of an API key are waiting, none of its requests is sampled
 LOSS, LABEL, FAILED, CLEARED = "loss", "label", "failed", "cleared"  # kinds of rows, see `AuditRecord`
 AUDIT_COLUMNS = "decision, arm, scope, kind, lost, closed, opened, owner"
-# With this lock, rows become visible in the order of their numbers. A process that reads on from the last number that it
-# has seen therefore misses no row.
-AUDIT_LOCK = "audits"
 INSERT_AUDIT = f"INSERT INTO audits ({AUDIT_COLUMNS}, at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
@@ -84,18 +83,26 @@ class AuditStore:
         return int(rows[0][0])
 
     async def add(self, audit: AuditRecord) -> list[AuditRecord]:
-        """Store an audit, and return all audits since the last read: this one and those of other processes."""
+        """Store an audit, without its texts if its decision was deleted meanwhile.
+
+        Returns:
+            All audits since the last read: this one, as it was stored, and those of other processes.
+        """
 
         def insert(store: Store) -> list[AuditRecord]:
-            values = [getattr(audit, name) for name in AUDIT_COLUMNS.split(", ")]
-            with store.transaction(AUDIT_LOCK) as transaction:
+            # With this lock, no process deletes the decision meanwhile. It also makes rows visible in the order of their
+            # numbers, so a process that reads on from the last number that it has seen misses none.
+            with store.transaction(WRITE_LOCK) as transaction:
+                row = transaction.execute("SELECT 1 FROM decisions WHERE id = ?", (audit.decision,)).fetchone()
+                stored = audit if row is not None else replace(audit, closed=None, opened=None)
+                values = [getattr(stored, name) for name in AUDIT_COLUMNS.split(", ")]
                 transaction.execute(INSERT_AUDIT, [*values, time.time()])
             return self._fetch_new(store)
 
         return await self._decisions.run(insert)
 
     async def is_deleted(self, decision: str) -> bool:
-        """Return whether a decision was deleted, so that no texts of its audit may be stored."""
+        """Return whether a decision was deleted, so that its question may not be labeled."""
         return bool(await self._decisions.find_missing([decision]))
 
     async def read_new(self) -> list[AuditRecord]:
@@ -133,35 +140,30 @@ class AuditJob:
     """A request that was sampled for an audit.
 
     Attributes:
-        id: Id of the request and its decision.
+        trace: Trace of the request, with its decision.
         request: The request of the client.
         question: The question that was decided on.
         arm: The gate that decided, as an arm of an A/B test.
-        would_skip: Whether the gate decided to skip retrieval. In shadow mode, the server retrieved nevertheless.
         closed_answer: The answer without passages, if it exists already.
         open_answer: The answer with passages, if it exists already.
-        sent_draft: Whether passages were retrieved, but the answer without passages was sent, as an arbiter chose it.
-        owner: Name of the API key of the request.
-        shares_label: Whether the result may label the question in the history.
         call_count: Number of LLM calls that the audit has made.
     """
 
-    id: str
+    trace: RequestTrace
     request: ClientRequest
     question: str
     arm: ExperimentArm
-    would_skip: bool
     closed_answer: str | None
     open_answer: str | None
-    sent_draft: bool = False
-    owner: str = ""
-    shares_label: bool = True
     call_count: int = 0
 
     @property
     def may_have_changed(self) -> bool:
         """Whether the client got an answer without passages, or would have got one without shadow mode."""
-        return self.would_skip or self.sent_draft
+        decision, choice = self.trace.decision, self.trace.choice
+        would_skip = decision is not None and (not decision.retrieve or DecisionNote.WOULD_SKIP in decision.notes)
+        sent_draft = choice is not None and choice.is_closed_book
+        return would_skip or sent_draft
 
 
 @dataclass
@@ -252,15 +254,15 @@ class Auditor:
 
     def submit(self, job: AuditJob) -> None:
         """Queue an audit and return at once. If the queue is full, the audit is dropped and counted."""
-        queue = self._get_queue(job.owner)
-        if job.owner not in self._workers:
-            self._workers[job.owner] = asyncio.get_running_loop().create_task(self._run_jobs(queue))
+        queue = self._get_queue(job.trace.owner)
+        if job.trace.owner not in self._workers:
+            self._workers[job.trace.owner] = asyncio.get_running_loop().create_task(self._run_jobs(queue))
         try:
             queue.put_nowait(job)
             self.pending_count += 1
         except asyncio.QueueFull:
             self.counts[job.arm.name, "dropped"] += 1
-            self.release(job.owner)
+            self.release(job.trace.owner)
 
     async def _run_jobs(self, queue: asyncio.Queue[AuditJob]) -> None:
         """Run the audits of one API key one after the other, until the task is canceled."""
@@ -271,7 +273,7 @@ class Auditor:
             except Exception as error:  # noqa: BLE001 - the next audit may succeed
                 log.warning("An audit failed: %s", str(error) or type(error).__name__)
                 await self._store_failure(job)
-            self.budget.release(job.owner, self.calls_per_audit - job.call_count)
+            self.budget.release(job.trace.owner, self.calls_per_audit - job.call_count)
             self.pending_count -= 1
 
     async def _audit(self, job: AuditJob) -> None:
@@ -285,7 +287,7 @@ class Auditor:
             await self._store_result(job, LOSS, 0.0)
             # If both answers exist, the question already got its label when they were sent.
             lacks_label = job.open_answer is not None and job.closed_answer is None
-            stores_labels = self.labeler.history is not None and job.shares_label
+            stores_labels = self.labeler.history is not None and job.trace.shares_labels
             if not lacks_label or not stores_labels:
                 return
         closed_answer, open_answer = await self._get_both_answers(job)
@@ -293,12 +295,9 @@ class Auditor:
             await self._store_failure(job)
             return
         lost = float(await self._answers_differ(job, closed_answer, open_answer))
-        if self.store is not None and await self.store.is_deleted(job.id):
-            await self._store_result(job, kind, lost)  # without the texts, which a client has deleted
-            return
-        self.recent.update(job.id, {"closed": closed_answer, "opened": open_answer, "lost": lost})
-        label = KnowledgeLabel.UNKNOWN if lost else KnowledgeLabel.KNOWN
-        if job.shares_label:
+        self.recent.update(job.trace.id, {"closed": closed_answer, "opened": open_answer, "lost": lost})
+        if job.trace.shares_labels and self.store is not None and not await self.store.is_deleted(job.trace.id):
+            label = KnowledgeLabel.UNKNOWN if lost else KnowledgeLabel.KNOWN
             self.labeler.add(job.question, label, LabelSource.AGREEMENT)
         await self._store_result(job, kind, lost, closed_answer, open_answer)
 
@@ -344,14 +343,14 @@ class Auditor:
         if not self.recent.stores_texts:
             closed, opened = None, None
         self.counts[job.arm.name, kind] += 1
-        record = AuditRecord(job.id, job.arm.name, job.arm.scope, kind, lost, closed, opened, job.owner)
+        record = AuditRecord(job.trace.id, job.arm.name, job.arm.scope, kind, lost, closed, opened, job.trace.owner)
         self._apply(await self.store.add(record))
 
     async def _store_failure(self, job: AuditJob) -> None:
         """Count an audit without a result, and store it unless the audit was made only for a label."""
         self.counts[job.arm.name, FAILED] += 1
         if self.store is not None and job.may_have_changed:
-            record = AuditRecord(job.id, job.arm.name, job.arm.scope, FAILED, owner=job.owner)
+            record = AuditRecord(job.trace.id, job.arm.name, job.arm.scope, FAILED, owner=job.trace.owner)
             with suppress(ApiError):  # the decision log has already logged the error
                 self._apply(await self.store.add(record))
 

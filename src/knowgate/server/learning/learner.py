@@ -36,10 +36,10 @@ from knowgate.server.learning.loss_monitor import LossMonitor
 from knowgate.server.load_limits import MAX_CALLS_PER_AUDIT, CallBudget
 from knowgate.server.options import ServeOptions
 from knowgate.server.schemas import FeedbackRequest, FeedbackResponse
-from knowgate.server.telemetry.decision_log import DecisionLog, RecentDecisions
+from knowgate.server.telemetry.decision_log import DecisionLog
+from knowgate.server.telemetry.snapshot import RecentDecisions
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.forwarding import CHAT_PATH, UpstreamForwarder
-from knowgate.types import DecisionNote
 
 log = logging.getLogger(__name__)
 
@@ -120,18 +120,16 @@ class TrafficLearner:
         if trace.shares_labels and closed_answer is not None and open_answer is not None:
             self.labeler.add(trace.question, label_by_agreement(closed_answer, open_answer), LabelSource.AGREEMENT)
         if sampled_arm is not None:
-            would_skip = not trace.decision.retrieve or DecisionNote.WOULD_SKIP in trace.decision.notes
-            sent_draft = trace.choice is not None and trace.choice.is_closed_book
-            job = AuditJob(
-                trace.id, trace.client_request, trace.question, sampled_arm, would_skip, closed_answer, open_answer,
-                sent_draft=sent_draft, owner=trace.owner, shares_label=trace.shares_labels,
-            )  # fmt: skip
-            self.auditor.submit(job)
+            request, question = trace.client_request, trace.question
+            self.auditor.submit(AuditJob(trace, request, question, sampled_arm, closed_answer, open_answer))
 
     async def learn_from_feedback(self, feedback: FeedbackRequest, rating: str, decision: Mapping[str, Any]) -> bool:
-        """Label the question of a decision by feedback on it, and return whether a label was stored."""
+        """Label the question of a decision by feedback on it, and return whether a label was stored.
+
+        Follow-ups are not labeled (see `RequestTrace.set_question`).
+        """
         question = decision.get("question")
-        if self.labeler.history is None or not isinstance(question, str):
+        if self.labeler.history is None or not isinstance(question, str) or decision.get("follow_up"):
             return False
         answers = {**decision, "retrieved": bool(decision.get("passages"))}
         label = label_by_feedback(rating, feedback.correction, answers)
@@ -146,13 +144,7 @@ class TrafficLearner:
         return [problem for problem in (history_problem, audit_problem) if problem]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the results of learning, for GET /v1/learning and the dashboard.
-
-        'arms' has the results of each gate of the A/B test, and 'share_b' the share of requests that get its second gate.
-        'canary' is the share of requests that follow the gate at all; the others always retrieve. 'audit' is the share of
-        requests whose answer is checked against the answer with passages, and 'budget_left' the LLM calls left for that.
-        'labelled' is the number of questions labeled since this process started; None if labels are not stored.
-        """
+        """Return the results of learning, for GET /v1/learning and the dashboard. `LearningResponse` describes the fields."""
         experiment, history = self.auditor.experiment, self.labeler.history
         return {
             "arms": {name: self._arm_to_json(arm) for name, arm in experiment.arms.items()},

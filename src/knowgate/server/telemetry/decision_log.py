@@ -1,4 +1,4 @@
-"""The decision log, which stores decisions and feedback in a file or database, and the recent decisions in memory."""
+"""The decision log, which stores decisions and feedback in a file or database."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import json
 import logging
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
@@ -26,6 +25,11 @@ UPSERT_DECISION = (
     "INSERT INTO decisions (id, at, question, record, owner, question_key) VALUES (?, ?, ?, ?, ?, ?) "
     "ON CONFLICT (id) DO UPDATE SET at = excluded.at, question = excluded.question, record = excluded.record"
 )
+INSERT_SOURCE_QUESTION = "INSERT INTO source_questions (decision, question_key) VALUES (?, ?)"
+SELECT_DECISIONS = (
+    "SELECT id, owner FROM decisions WHERE id = ? OR question_key = ? "
+    "OR id IN (SELECT decision FROM source_questions WHERE question_key = ?)"
+)
 INSERT_FEEDBACK = "INSERT INTO feedback (decision, at, rating, comment, owner) VALUES (?, ?, ?, ?, ?)"
 INSERT_DELETION = "INSERT INTO deletions (at, decision, question_key, owner) VALUES (?, ?, ?, ?)"
 # Owners of decisions that have texts (comments, corrections, answers of audits), but cannot be found by their question.
@@ -42,14 +46,16 @@ LOCK_TIMEOUT_SECONDS = 10.0
 WRITE_LOCK = "decisions"  # in a database, decisions are written and deleted by one process at a time
 SHARED_ATTEMPTS, RETRY_SECONDS = 6, 0.1  # to find a decision that another process may be about to write
 MAX_PENDING_ROWS = 10_000  # if more rows wait, new ones are dropped, so that a slow disk does not fill the memory
-MAX_RECENT_DECISIONS = 500
 MAX_FEEDBACK_PER_DAY = 1000  # per API key
 DAY_SECONDS = 86_400.0
 DELETION_SECONDS = 600.0  # deletions are kept longer than decisions wait to be written
 
 
 class DecisionRow(NamedTuple):
-    """A row of the table of decisions. `at` is the start of the request, in seconds since 1970."""
+    """A row of the table of decisions. `at` is the start of the request, in seconds since 1970.
+
+    `source_keys` are the hashes of the messages from which the question was made, for the table of source questions.
+    """
 
     id: str
     at: float
@@ -57,6 +63,7 @@ class DecisionRow(NamedTuple):
     record: str
     owner: str
     question_key: str | None
+    source_keys: tuple[str, ...] = ()
 
 
 class DecisionLog:
@@ -109,7 +116,12 @@ class DecisionLog:
             ) from None
 
     def append(
-        self, record: dict[str, Any], question: str | None, owner: str = "", seconds: float = 0.0
+        self,
+        record: dict[str, Any],
+        question: str | None,
+        owner: str = "",
+        seconds: float = 0.0,
+        source_questions: Sequence[str] = (),
     ) -> Future[None]:
         """Queue a decision for writing, and return at once. If too many decisions wait already, this one is lost.
 
@@ -119,6 +131,7 @@ class DecisionLog:
             owner: Name of the API key of the request.
             seconds: Seconds since the start of the request. If a client has deleted the decisions on this question since
                 then, this decision is not stored.
+            source_questions: Messages from which the question was made. The decision can be deleted by each of them.
 
         Returns:
             A future that completes when the decision is stored, or raises an error if it is lost. Decisions that are
@@ -126,7 +139,8 @@ class DecisionLog:
         """
         text = question if self.stores_questions else None
         key = question_key(question) if self.stores_keys and question is not None else None
-        row = DecisionRow(record["id"], time.time() - seconds, text, json.dumps(record), owner, key)
+        source_keys = tuple(map(question_key, source_questions)) if self.stores_keys else ()
+        row = DecisionRow(record["id"], time.time() - seconds, text, json.dumps(record), owner, key, source_keys)
         with self._lock:
             is_full = len(self._pending) >= MAX_PENDING_ROWS
             if not is_full:
@@ -152,7 +166,7 @@ class DecisionLog:
             commit = Future()  # the shared future was cancelled, so nobody waits for it
         try:
             with self._store.transaction(WRITE_LOCK) as transaction:
-                transaction.executemany(UPSERT_DECISION, _drop_deleted(transaction, rows))
+                _insert_rows(transaction, _drop_deleted(transaction, rows))
         except STORE_ERRORS as error:
             log.warning("%d decisions could not be logged: %s", len(rows), error)
             self._count_loss("write failed", len(rows))
@@ -216,8 +230,9 @@ class DecisionLog:
     async def delete(self, *, id: str = "", question: str = "", owner: str | None = None) -> list[str]:
         """Delete the decision with this id, and all decisions on this question, with everything that refers to them.
 
-        Questions that differ only in case, punctuation or articles count as the same. Only decisions with a stored
-        question, or its hash, can be found by it. An empty id or question matches nothing.
+        A decision on a follow-up is also found by the messages from which its question was made. Questions that differ
+        only in case, punctuation or articles count as the same. Only decisions with a stored question, or its hash, can
+        be found by it. An empty id or question matches nothing.
 
         Args:
             id: Id of a decision.
@@ -343,7 +358,7 @@ def _store_feedback(store: Store, id: str, rating: str, comment: str | None, own
 def _find_ids_and_owners(store: Store, id: str, question: str) -> list[tuple[Any, ...]]:
     """Return the id and the owner (API key) of the decision with this id, and of all decisions on this question."""
     key = question_key(question) if question else ""
-    return store.fetch_rows("SELECT id, owner FROM decisions WHERE id = ? OR question_key = ?", (id, key))
+    return store.fetch_rows(SELECT_DECISIONS, (id, key, key))
 
 
 def _delete_decisions(store: Store, id: str, question: str, owner: str | None) -> list[str]:
@@ -362,6 +377,14 @@ def _delete_decisions(store: Store, id: str, question: str, owner: str | None) -
     return ids
 
 
+def _insert_rows(transaction: Transaction, rows: Sequence[DecisionRow]) -> None:
+    """Insert new decisions, with the hashes of the messages from which their questions were made."""
+    decisions = [(row.id, row.at, row.question, row.record, row.owner, row.question_key) for row in rows]
+    transaction.executemany(UPSERT_DECISION, decisions)
+    source_questions = [(row.id, key) for row in rows for key in row.source_keys]
+    transaction.executemany(INSERT_SOURCE_QUESTION, source_questions)
+
+
 def _drop_deleted(transaction: Transaction, rows: Sequence[DecisionRow]) -> list[DecisionRow]:
     """Return the rows of new decisions, without those that a client deleted while they waited to be written."""
     oldest = min((row.at for row in rows), default=0.0)
@@ -375,7 +398,7 @@ def _is_deleted(row: DecisionRow, deleted_at: float, deleted_id: str, deleted_ke
 
     A deletion without owner (None) deletes the decisions of all owners (API keys). Later requests are not deleted.
     """
-    is_named = row.id == deleted_id or row.question_key == deleted_key
+    is_named = row.id == deleted_id or deleted_key in (row.question_key, *row.source_keys)
     return is_named and row.at <= deleted_at and owner in (None, row.owner)
 
 
@@ -389,62 +412,9 @@ def delete_rows(store: Store, ids: Sequence[str]) -> None:
     values = [(id,) for id in ids]
     with store.transaction(WRITE_LOCK) as transaction:
         transaction.executemany("DELETE FROM decisions WHERE id = ?", values)
+        transaction.executemany("DELETE FROM source_questions WHERE decision = ?", values)
         n_texts = sum(transaction.execute(statement).rowcount for statement in DELETE_TEXTS)
         transaction.execute("DELETE FROM feedback WHERE decision = '' AND at < ?", (time.time() - DAY_SECONDS,))
         transaction.executemany("UPDATE audits SET closed = NULL, opened = NULL WHERE decision = ?", values)
     if ids or n_texts:
         store.vacuum(["decisions", "feedback", "corrections", "audits"])
-
-
-class RecentDecisions:
-    """Keeps the newest decisions of this process in memory.
-
-    Args:
-        stores_texts: Whether to keep the texts of questions and answers.
-        max_size: Maximum number of decisions. Older ones are dropped.
-    """
-
-    def __init__(self, *, stores_texts: bool, max_size: int = MAX_RECENT_DECISIONS):
-        self.stores_texts = stores_texts
-        self._max_size = max_size
-        self._rows: OrderedDict[str, dict[str, Any]] = OrderedDict()
-
-    def append(self, record: Mapping[str, Any], question: str | None, owner: str = "") -> None:
-        """Add a decision on a request of this owner (API key), and drop the oldest ones if there are too many."""
-        text = {"question": question, "owner": owner} if self.stores_texts else {}
-        self._rows[record["id"]] = {**record, "at": time.time(), **text}
-        while len(self._rows) > self._max_size:
-            self._rows.popitem(last=False)
-
-    def update(self, id: str, fields: Mapping[str, Any]) -> None:
-        """Add fields to a decision. Does nothing if the decision is no longer in memory.
-
-        Args:
-            id: Id of the decision.
-            fields: The answers without and with passages (`closed`, `opened`), whether they differ (`lost`), or a
-                `rating`. Answers are dropped if texts may not be stored. Fields that are None are ignored.
-        """
-        if id in self._rows:
-            self._rows[id] |= {
-                name: value
-                for name, value in fields.items()
-                if value is not None and (self.stores_texts or name in ("lost", "rating"))
-            }
-
-    def find(self, id: str) -> dict[str, Any] | None:
-        return self._rows.get(id)
-
-    async def find_ids(self, question: str, owner: str | None) -> list[str]:
-        """Return the ids of all decisions on a question, of the given owner (API key), or of all owners if it is None."""
-        rows = [row for row in self._rows.values() if row.get("question") and owner in (None, row["owner"])]
-        key = question_key(question)
-        # In a thread, because computing the keys of many long questions takes a while.
-        return await asyncio.to_thread(lambda: [row["id"] for row in rows if question_key(row["question"]) == key])
-
-    def delete(self, ids: Iterable[str]) -> None:
-        for id in ids:
-            self._rows.pop(id, None)
-
-    def list_newest(self, count: int) -> list[dict[str, Any]]:
-        """Return up to `count` decisions, newest first."""
-        return list(reversed(self._rows.values()))[:count]

@@ -110,7 +110,12 @@ class ServerMetrics:
         """
         for breaker in self.breakers:
             self.open_breakers.labels(breaker.name).set(breaker.state != "closed")
-        return self._format_requests() + (b"" if learner is None else _format_learning(learner))
+        requests = self._format_requests()
+        if learner is None:
+            return requests
+        registry = CollectorRegistry()
+        registry.register(LearningCollector(learner))
+        return requests + generate_latest(registry)
 
     def _format_requests(self) -> bytes:
         """Format the metrics of requests. If there are several workers, their metrics are combined."""
@@ -129,13 +134,6 @@ class ServerMetrics:
 def _has_several_workers() -> bool:
     """Return whether several workers share their metrics. Then the variable of `prometheus_client` for this is set."""
     return "PROMETHEUS_MULTIPROC_DIR" in os.environ
-
-
-def _format_learning(learner: TrafficLearner) -> bytes:
-    """Format the metrics of audits and A/B tests."""
-    registry = CollectorRegistry()
-    registry.register(LearningCollector(learner))
-    return generate_latest(registry)
 
 
 class LearningCollector(Collector):

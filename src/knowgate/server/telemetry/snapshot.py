@@ -1,4 +1,4 @@
-"""Statistics for the dashboard, combined over all server processes.
+"""Data for the dashboard: statistics combined over all server processes, and the recent decisions of this process.
 
 Savings are estimated. A request that skips retrieval saves the mean cost of passages of the requests that got some. The
 cost of drafts that were discarded is subtracted. Before the first request with passages, the savings are unknown.
@@ -11,14 +11,15 @@ import logging
 import os
 import time
 import uuid
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from pydantic import BaseModel, Field
 
 from knowgate.core.text import estimate_tokens
+from knowgate.data.history.entries import question_key
 from knowgate.evaluation.replay import PolicyCost
 from knowgate.server.json_api import ApiError
 from knowgate.server.options import ServeOptions
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 NEED_BINS = 20  # bins of the histogram of the need for retrieval, from 0 to 1
 MINUTES_SHOWN = 60
 MINUTE_SECONDS = 60.0
+MAX_RECENT_DECISIONS = 500
 MAX_STAGE_TIMES = 200  # timings stored for each stage
 DRAFT_WAYS = ("draft", "race")  # ways to answer that begin with a draft of the upstream
 RETRIEVAL_STAGES = ("retrieve", "rerank", "second look", "fit")
@@ -301,3 +303,61 @@ class SnapshotExchange:
             await self._write()
         if self._temporary_log is not None:
             self._temporary_log.close()
+
+
+class RecentDecisions:
+    """Keeps the newest decisions of this process in memory.
+
+    Args:
+        stores_texts: Whether to keep the texts of questions and answers.
+    """
+
+    def __init__(self, *, stores_texts: bool):
+        self.stores_texts = stores_texts
+        self._rows: OrderedDict[str, dict[str, Any]] = OrderedDict()
+
+    def append(
+        self, record: Mapping[str, Any], question: str | None, owner: str = "", source_questions: Sequence[str] = ()
+    ) -> None:
+        """Add a decision on a request of this owner (API key), and drop the oldest one if there are too many."""
+        texts = {"question": question, "source_questions": source_questions, "owner": owner}
+        self._rows[record["id"]] = {**record, "at": time.time(), **(texts if self.stores_texts else {})}
+        if len(self._rows) > MAX_RECENT_DECISIONS:
+            self._rows.popitem(last=False)
+
+    def update(self, id: str, fields: Mapping[str, Any]) -> None:
+        """Add fields to a decision. Does nothing if the decision is no longer in memory.
+
+        Args:
+            id: Id of the decision.
+            fields: The answers without and with passages (`closed`, `opened`), whether they differ (`lost`), or a
+                `rating`. Answers are dropped if texts may not be stored. Fields that are None are ignored.
+        """
+        if id in self._rows:
+            self._rows[id] |= {
+                name: value
+                for name, value in fields.items()
+                if value is not None and (self.stores_texts or name in ("lost", "rating"))
+            }
+
+    def find(self, id: str) -> dict[str, Any] | None:
+        return self._rows.get(id)
+
+    async def find_ids(self, question: str, owner: str | None) -> list[str]:
+        """Return the ids of all decisions on a question, of the given owner (API key), or of all owners if it is None."""
+        rows = [row for row in self._rows.values() if row.get("question") and owner in (None, row["owner"])]
+        key = question_key(question)
+
+        def is_match(row: dict[str, Any]) -> bool:
+            return key in map(question_key, (row["question"], *row["source_questions"]))
+
+        # In a thread, because computing the keys of many long questions takes a while.
+        return await asyncio.to_thread(lambda: [row["id"] for row in rows if is_match(row)])
+
+    def delete(self, ids: Iterable[str]) -> None:
+        for id in ids:
+            self._rows.pop(id, None)
+
+    def list_newest(self, count: int) -> list[dict[str, Any]]:
+        """Return up to `count` decisions, newest first."""
+        return list(reversed(self._rows.values()))[:count]

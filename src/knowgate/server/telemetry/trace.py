@@ -6,13 +6,13 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from starlette.datastructures import Headers
 
 from knowgate.pipeline.answer_json import decision_record
-from knowgate.types import ArbiterChoice, Completion, Decision, Passage
+from knowgate.types import ArbiterChoice, Completion, Decision, DecisionNote, Passage, Question
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,6 @@ HEADER_PREFIX = "x-knowgate-"
 MAX_HEADER_CHARS = 300
 
 
-def _create_request_id() -> str:
-    """Return a new random id for a request."""
-    return f"kg-{secrets.token_hex(12)}"
-
-
 @dataclass(frozen=True)
 class ClientRequest:
     """A request as the client sent it. `path` is its API path without /v1."""
@@ -91,6 +86,8 @@ class RequestTrace:
         degraded: Components that failed or were not used, such as "gate" or "retriever".
         ungated_reason: Reason why no decision was made.
         question: The question that was decided on. It is never part of the JSON.
+        source_questions: Messages of the user from which the question was made, if it is a follow-up: the last one and
+            earlier ones, which the question may repeat.
         arm: Arm (gate) of the A/B test for which the request counts: "a" or "b". "" if it counts for none.
         has_own_options: Whether the request sets options of its own, so that it says nothing about the server's gate.
         mode: Why the server retrieves regardless of the gate: "shadow", "canary", "alarm", or "" if it does not.
@@ -107,7 +104,7 @@ class RequestTrace:
     """
 
     way: str = "pass-through"
-    id: str = field(default_factory=_create_request_id)
+    id: str = field(default_factory=lambda: f"kg-{secrets.token_hex(12)}")
     owner: str = ""
     is_admin: bool = False
     shares_labels: bool = True
@@ -116,6 +113,7 @@ class RequestTrace:
     degraded: list[str] = field(default_factory=list)
     ungated_reason: str = ""
     question: str | None = None
+    source_questions: tuple[str, ...] = ()
     arm: str = ""
     has_own_options: bool = False
     mode: str = ""
@@ -129,6 +127,22 @@ class RequestTrace:
     milliseconds: dict[str, float] = field(default_factory=dict)
     stages: list[StageTiming] = field(default_factory=list)
     start: float = field(default_factory=time.perf_counter)
+
+    def set_question(self, question: Question) -> None:
+        """Store the question that is decided on.
+
+        A follow-up does not label a question in the history, because its text may repeat earlier questions. Entries of
+        the history are found by their whole text, so a client could not delete an earlier question from it.
+        """
+        self.question = question.text
+        if "asked" in question.meta:
+            self.source_questions = (question.meta["asked"], *question.meta["earlier"])
+            self.shares_labels = False
+
+    def note_nothing_found(self) -> None:
+        """Note on the decision that the search returned no passages, unless it failed."""
+        if self.decision is not None and "retriever" not in self.degraded:
+            self.decision = replace(self.decision, notes=(*self.decision.notes, DecisionNote.NOTHING_FOUND))
 
     @contextmanager
     def measure(self, stage: str) -> Iterator[None]:

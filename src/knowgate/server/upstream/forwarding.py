@@ -8,8 +8,8 @@ Mode `race` is like `draft`, but the search already runs while the draft is gene
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,9 +22,9 @@ from knowgate.gates.arbiters.arbitration import choose_answers
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.server import streaming
 from knowgate.server.chat.gate_service import BackgroundSearch, GateService
-from knowgate.server.chat.request_formats import UngatedRequest, extract_question, insert_passages
+from knowgate.server.chat.request_formats import REQUEST_FORMATS, UngatedRequest, extract_question
 from knowgate.server.chat.request_options import is_knowgate_model
-from knowgate.server.json_api import ApiError, parse_request
+from knowgate.server.json_api import parse_request
 from knowgate.server.options import ServeOptions
 from knowgate.server.schemas import ChatRequest
 from knowgate.server.telemetry.trace import RequestTrace
@@ -32,7 +32,7 @@ from knowgate.server.upstream import draft as drafts
 from knowgate.server.upstream.client import UpstreamClient, build_response_headers, make_connection_error
 from knowgate.server.upstream.draft import UpstreamDraft
 from knowgate.server.upstream.response_body import iter_chunks, parse_completion, read_content, run_for_size
-from knowgate.types import AnswerPair, Arbiter, DecisionNote, Gate, Question
+from knowgate.types import AnswerPair, Arbiter, Gate, Passage, Question
 
 CHAT_PATH, EVENT_STREAM = "/chat/completions", "text/event-stream"
 PARTIAL_DRAFT_REASON = "the arbiter compares whole answers, but only the beginning of this stream was drafted"
@@ -49,7 +49,7 @@ class ForwardedRequest:
         raw_body: The same body as bytes, which are forwarded if the body is not changed.
         headers: Headers of the client's request.
         trace: Trace of the request.
-        deadline: Time of the event loop's clock at which the request must have ended.
+        deadline: Time of the event loop's clock at which a streamed response must have ended.
         changed_body: The body to forward, if it differs from that of the client.
         draft: The answer without passages, if the gate read it and decided to retrieve. It can still be sent if the
             search returns nothing, or if an arbiter prefers it to the answer with passages.
@@ -59,7 +59,7 @@ class ForwardedRequest:
     raw_body: bytes
     headers: Headers
     trace: RequestTrace
-    deadline: float
+    deadline: float = 0.0
     changed_body: dict[str, Any] | None = None
     draft: UpstreamDraft | None = None
 
@@ -119,7 +119,8 @@ class UpstreamForwarder:
         3. If the gate skips retrieval, the draft is sent. Otherwise the question is answered with passages.
         """
         trace, search = request.trace, None
-        trace.question, trace.way = question.text, "question"
+        trace.set_question(question)
+        trace.way = "question"
         trace.decision = self.gate_service.apply_rules(rag, question)
         needs_draft = trace.decision is None
         if trace.decision is None and self.gate_service.get_signal_request(rag, trace).is_empty:
@@ -161,9 +162,8 @@ class UpstreamForwarder:
         gate, trace = rag.bound_gate, request.trace
         reader: Gate | Arbiter = gate if trace.decision is None else rag.bound_arbiter or gate
         token_count = gate.request.draft_tokens if trace.decision is None else WHOLE_DRAFT
-        draft = await self._request_answer(
-            request, reader, "draft", partial(drafts.read_first_tokens, count=token_count)
-        )
+        read_stream = partial(drafts.read_first_tokens, count=token_count)
+        draft = await self.request_answer(request, reader, "draft", read_stream)
         if not isinstance(draft, UpstreamDraft):
             adds_logprobs = drafts.build_draft_request(request.upstream_body, reader) != request.upstream_body
             if not adds_logprobs or draft.status not in LOGPROBS_REFUSAL_STATUSES:
@@ -203,9 +203,7 @@ class UpstreamForwarder:
 
     async def _answer_without_passages(self, request: ForwardedRequest) -> Response:
         """Answer a request whose search returned nothing, with its draft if there is one."""
-        trace = request.trace
-        if trace.decision is not None and "retriever" not in trace.degraded:
-            trace.decision = replace(trace.decision, notes=(*trace.decision.notes, DecisionNote.NOTHING_FOUND))
+        request.trace.note_nothing_found()
         if request.draft is not None and request.draft.completion is not None:
             return await _make_draft_response(self.upstream, request.draft, request)
         _close_draft(request)
@@ -216,8 +214,7 @@ class UpstreamForwarder:
 
         If there is an arbiter and a complete draft, the arbiter chooses between the draft and the new answer.
         """
-        body, passages, options = request.upstream_body, request.trace.passages, self.options
-        request.changed_body = insert_passages(body, passages, options.place, cites=options.cite)
+        self.insert_passages(request, request.trace.passages)
         if request.draft is None or rag.bound_arbiter is None:
             return await self.forward(request)
         if not request.draft.is_complete:
@@ -233,7 +230,7 @@ class UpstreamForwarder:
         A streamed answer is sent only when it is complete, or when the arbiter would choose every answer with this beginning.
         """
         read_stream = partial(drafts.read_until, is_enough=arbiter.accepts_beginning)
-        answer = await self._request_answer(request, arbiter, "answer", read_stream)
+        answer = await self.request_answer(request, arbiter, "answer", read_stream)
         if not isinstance(answer, UpstreamDraft):
             return await forward_response(self.upstream, answer, request.trace)
         is_beginning_accepted = answer.remaining_lines is not None and not answer.has_ended
@@ -264,12 +261,12 @@ class UpstreamForwarder:
 
     # --- forwarding -------------------------------------------------------------------------------
 
-    async def _request_answer(
+    async def request_answer(
         self,
         request: ForwardedRequest,
         reader: Gate | Arbiter,
         stage: str,
-        read_stream: Callable[[aiohttp.ClientResponse], Awaitable[UpstreamDraft]],
+        read_stream: Callable[[aiohttp.ClientResponse], Awaitable[UpstreamDraft]] = drafts.read_draft,
     ) -> UpstreamDraft | aiohttp.ClientResponse:
         """Request an answer from the upstream, with the signals that a gate or arbiter reads.
 
@@ -277,7 +274,8 @@ class UpstreamForwarder:
             request: The client's request.
             reader: The gate or arbiter that reads the answer.
             stage: Name of the stage in the trace.
-            read_stream: Function that reads as much of a streamed answer as the reader needs.
+            read_stream: Function that reads as much of a streamed answer as the reader needs. Not needed if the request
+                does not ask for a stream.
 
         Returns:
             The answer, or the HTTP response if its status is not 200.
@@ -304,6 +302,11 @@ class UpstreamForwarder:
         # The body is another object if log-probabilities were added to it.
         answer.hides_logprobs = body is not request.upstream_body and not request.body.get("logprobs")
         return answer
+
+    def insert_passages(self, request: ForwardedRequest, passages: Sequence[Passage], path: str = CHAT_PATH) -> None:
+        """Insert passages into the body of a request that will be forwarded to this path."""
+        insert = REQUEST_FORMATS[path].insert_passages
+        request.changed_body = insert(request.upstream_body, passages, self.options.place, cites=self.options.cite)
 
     async def forward(self, request: ForwardedRequest, path: str = CHAT_PATH) -> Response:
         """Forward the request, and add the `knowgate` object to the response."""
@@ -398,8 +401,8 @@ async def forward_stream(
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of a stream of the upstream.
 
-    The connection to the upstream is closed at the end, or when the client stops reading. If the upstream closes the
-    connection too early, the last event is an error.
+    The connection to the upstream is closed at the end, or when the client stops reading. If the upstream ends the stream
+    before the answer is complete, an error follows. The last event is [DONE].
 
     Args:
         upstream: The upstream.
@@ -410,9 +413,11 @@ async def forward_stream(
     """
     event: list[bytes] = []  # lines of the current event
     size = 0
+    end = streaming.StreamEnd()
     try:
         async for line in streaming.chain_lines(first_lines, remaining_lines):
             size += len(line)
+            end.add(line)
             if annotator is not None and line.startswith(b"data:"):
                 line = await run_for_size(len(line), partial(annotator.annotate, line))
             event.append(line)
@@ -425,14 +430,14 @@ async def forward_stream(
                 raise streaming.InvalidResponse(message)
         upstream.record_body()
         if event:
-            yield b"".join(event)
+            yield b"".join([*event, b"\n\n"])
+        yield end.format_missing_events()
     except streaming.InvalidResponse as error:
-        yield streaming.format_event(make_connection_error(error).to_json())
+        yield streaming.format_error_end(make_connection_error(error))
     except TimeoutError as error:
-        yield streaming.format_event(upstream.record_body_error(error, response).to_json())
+        yield streaming.format_error_end(upstream.record_body_error(error, response))
     except (ClientError, OSError):
-        message = "the upstream closed the connection before the answer was complete."
-        yield streaming.format_event(ApiError(502, message, "upstream_broke_off").to_json())
+        yield end.format_missing_events()
     finally:
         await remaining_lines.aclose()
         response.close()
