@@ -52,11 +52,7 @@ class ScoredTable:
 
 
 def build_beta_tables(
-    runs: Sequence[Path],
-    gates: Sequence[str],
-    *,
-    plug_in: bool = False,
-    drop_seen: bool = False,
+    runs: Sequence[Path], gates: Sequence[str], *, plug_in: bool = False, drop_seen: bool = False
 ) -> list[TextTable]:
     """Build one table per gate that shows its accuracy and retrieval rate at each beta.
 

@@ -303,16 +303,9 @@ class SelfAssessor:
         """
         known = np.array(read_known_labels(self.questions))
         predicted_known = np.array([need <= threshold for need in needs])
-        n_known = int(predicted_known.sum())
-        return SelfAssessment(
-            method,
-            words,
-            n=len(known),
-            accuracy=float((predicted_known == known).mean()),
-            predicted_known=n_known,
-            predicted_unknown=len(known) - n_known,
-            auroc=auroc(~known, np.array(needs)),
-        )
+        accuracy = float((predicted_known == known).mean())
+        n_known, n_unknown = int(predicted_known.sum()), int((~predicted_known).sum())
+        return SelfAssessment(method, words, len(known), accuracy, n_known, n_unknown, auroc(~known, np.array(needs)))
 
 
 def read_known_labels(questions: Sequence[Question]) -> list[bool]:

@@ -220,9 +220,8 @@ def fit_arbiter(
     if not runs:
         raise BadSetting("fit arbiter needs labeled questions. Set `labels` to folders made by `knowgate label`.")
     check_seed(seed)
-    check_replaceable(
-        folder, fitted_arbiter.ARBITER_MANIFEST, fitted_arbiter.ARBITER_KIND
-    )  # Fail before the training, not after it.
+    # Fail before the training, not after it.
+    check_replaceable(folder, fitted_arbiter.ARBITER_MANIFEST, fitted_arbiter.ARBITER_KIND)
     fit_function.check_fit_options(f"arbiter (mode={mode})", function, options)
     with require_extra("fitting an arbiter", EXTRA):
         pairs = load_answer_pairs(resolve_run_paths(runs), seed)

@@ -68,10 +68,8 @@ def fit_lora_arbiter(
     fitted = fit_judge(spec, members, encoder.make_examples, work=work, watch=watch)
 
     def raw(indices: Sequence[int]) -> FloatArray:
-        columns = []  # probabilities that the closed-book answers are right, then those of the open-book answers
-        for side in ARBITER_SIDES:
-            prompts = encoder.encode(fitted.judge, indices, side)
-            columns.append(fitted.predict_known(prompts, indices))
+        # Column 0 has the probabilities that the closed-book answers are right, column 1 those of the open-book answers.
+        columns = [fitted.predict_known(encoder.encode(fitted.judge, indices, side), indices) for side in ARBITER_SIDES]
         return np.stack(columns, axis=1)
 
     return ArbiterResult(

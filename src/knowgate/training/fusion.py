@@ -123,11 +123,8 @@ def fit_fusion(
         encoder = embedder or SentenceEmbedder()
         embeddings = embed_drafts(encoder, examples.questions, examples.readings)
         inputs = replace(inputs, texts={TEXT_SIGNAL: embeddings, WORDING_SIGNAL: hash_drafts(examples.readings)})
-        options |= {
-            "embedder": getattr(encoder, "spec", "own"),
-            "embedder_fingerprint": encoder.fingerprint,
-            "wording": True,
-        }
+        options |= {"embedder": getattr(encoder, "spec", "own"), "embedder_fingerprint": encoder.fingerprint}
+        options["wording"] = True
     heads = _fit_heads(examples, inputs)
 
     def raw(indices: Sequence[int]) -> FloatArray:

@@ -19,13 +19,6 @@ from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE, SEEN_FILE, Ten
 from knowgate.gates.artifacts.networks import apply_calibration
 from knowgate.gates.baselines import CONSTANT_GATE
 from knowgate.gates.calibration import threshold_choice
-from knowgate.gates.calibration.threshold_choice import (
-    NEVER_RETRIEVE,
-    GateOutcomes,
-    NetLoss,
-    SafetyLimits,
-    ThresholdResult,
-)
 from knowgate.gates.fitted_gate import describe_retrieval_rule
 from knowgate.stats.bootstrap import estimate_auroc, estimate_quality
 from knowgate.stats.metrics import FloatArray
@@ -181,7 +174,9 @@ def _count_test_answers(examples: Examples, needs: FloatArray, threshold: float)
     test = examples.split.test
     if not len(test) or any(examples.rows[row].benefit is None for row in test):
         return {}
-    outcomes = GateOutcomes(needs, examples.table.closed_right[test], examples.table.always_right[test])
+    outcomes = threshold_choice.GateOutcomes(
+        needs, examples.table.closed_right[test], examples.table.always_right[test]
+    )
     return {"test_counts": threshold_choice.evaluate_threshold(outcomes, threshold).to_record()}
 
 
@@ -243,30 +238,33 @@ def _choose_default_threshold(
         return DefaultThreshold(0.5, [NOT_CALIBRATED_NOTE], is_calibrated=False)
     limits = _make_limits(max_loss)
     needs = apply_calibration(result.raw(rows.tolist()), calibration)
-    outcomes = GateOutcomes(needs, table.closed_right[rows], table.always_right[rows])
+    outcomes = threshold_choice.GateOutcomes(needs, table.closed_right[rows], table.always_right[rows])
     threshold = threshold_choice.choose_safe(outcomes, limits)
     if threshold == ALWAYS_RETRIEVE:
         share = len(rows) / len(examples.rows)
         return DefaultThreshold(threshold, [_explain_always(outcomes, limits, share)])
     notes = [describe_threshold(threshold_choice.evaluate_threshold(outcomes, threshold), limits)]
-    notes += [NEVER_RETRIEVES_NOTE] if threshold == NEVER_RETRIEVE else []
+    notes += [NEVER_RETRIEVES_NOTE] if threshold == threshold_choice.NEVER_RETRIEVE else []
     return DefaultThreshold(threshold, notes)
 
 
-def _make_limits(max_loss: float | None) -> SafetyLimits:
+def _make_limits(max_loss: float | None) -> threshold_choice.SafetyLimits:
     """Return how much accuracy a threshold may lose compared with always retrieving.
 
     There are two limits: one for the estimated loss, and a higher one for the upper confidence bound of the loss.
     `max_loss` replaces the first. The second is then higher by as much as in the default limits.
     """
-    default = SafetyLimits()
+    default = threshold_choice.SafetyLimits()
     if max_loss is None:
         return default
     margin = default.loss_bound - default.max_loss
-    return SafetyLimits(max_loss=max_loss, loss_bound=min(0.99, max_loss + margin))  # bounds of 1 are not allowed
+    loss_bound = min(0.99, max_loss + margin)  # bounds of 1 are not allowed
+    return threshold_choice.SafetyLimits(max_loss=max_loss, loss_bound=loss_bound)
 
 
-def _explain_always(outcomes: GateOutcomes, limits: SafetyLimits, share: float) -> str:
+def _explain_always(
+    outcomes: threshold_choice.GateOutcomes, limits: threshold_choice.SafetyLimits, share: float
+) -> str:
     """Explain why the default threshold always retrieves, and estimate how many label rows could change that.
 
     Args:
@@ -285,14 +283,14 @@ def _explain_always(outcomes: GateOutcomes, limits: SafetyLimits, share: float) 
     )
 
 
-def describe_threshold(result: ThresholdResult, limits: SafetyLimits) -> str:
+def describe_threshold(result: threshold_choice.ThresholdResult, limits: threshold_choice.SafetyLimits) -> str:
     """Describe how many searches a threshold saves and how much accuracy it loses.
 
     Args:
         result: The threshold, evaluated on questions that the gate did not learn from.
         limits: The limits that it was chosen for.
     """
-    loss = NetLoss(result.harmed, result.gained, result.n)
+    loss = threshold_choice.NetLoss(result.harmed, result.gained, result.n)
     change = f"loses {100 * loss.mean:.1f}" if loss.mean >= 0 else f"gains {-100 * loss.mean:.1f}"
     return (
         f"its threshold saves most searches among those that lose at most {format_points(limits.max_loss)} of "
@@ -325,7 +323,7 @@ def describe_weakness(manifest: Mapping[str, Any]) -> str:
             f"On the {counts['n']} held-out questions it is worse than never retrieving: {counts['right']} right answers "
             f"instead of {counts['right_never']}."
         )
-    if counts and counts["right_always"] - counts["right"] > counts["n"] * SafetyLimits().loss_bound:
+    if counts and counts["right_always"] - counts["right"] > counts["n"] * threshold_choice.SafetyLimits().loss_bound:
         return (
             f"On the {counts['n']} held-out questions it is worse than always retrieving: {counts['right']} right "
             f"answers instead of {counts['right_always']}."

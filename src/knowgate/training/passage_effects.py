@@ -285,10 +285,8 @@ class PreferenceLabeler:
     def _fit(self, question: Question, passages: Sequence[Passage]) -> list[Passage]:
         """Shorten passages that exceed the LLM's context window; drop those that do not fit even then."""
         model, prompts = self.source.model, self.source.prompts
-        fitted: list[Passage] = []
-        for passage in passages:
-            fitted += fit_passages(model, prompts, question, [passage], ANSWER_TOKENS)  # no or one passage
-        return fitted
+        groups = [fit_passages(model, prompts, question, [passage], ANSWER_TOKENS) for passage in passages]
+        return [passage for group in groups for passage in group]  # a group has one passage, or none if it was dropped
 
     def _make_row(
         self, question: Question, split: str, passages: Sequence[Passage], effects: PassageEffects

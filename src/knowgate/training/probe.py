@@ -16,15 +16,7 @@ from knowgate.errors import BadSetting
 from knowgate.gates.artifacts.networks import apply_network
 from knowgate.labels.options import NAMED_LAYERS, named_layers
 from knowgate.stats.metrics import BoolArray, FloatArray
-from knowgate.training.classifiers import (
-    LabeledFeatures,
-    check_finite,
-    fit_linear,
-    fit_mlp,
-    make_scorer,
-    select_train_and_dev,
-    tune_linear,
-)
+from knowgate.training import classifiers
 from knowgate.training.examples import Examples, map_questions_to_needs
 from knowgate.training.fit_function import ExampleRequirements, FitResult
 from knowgate.types import Signal, SignalRequest
@@ -53,11 +45,14 @@ def fit_probe(
     """Train a classifier (probe) that predicts from a hidden state of the LLM whether a question needs retrieval."""
     number = pick_layer(examples, layer)
     features = stack_hidden_states(examples.readings, number, position)
-    check_finite(features)
+    classifiers.check_finite(features)
     training_examples = balance_examples(examples, seed) if balanced else examples
-    train, dev = select_train_and_dev(features, training_examples)
-    tensors = fit_mlp(train, dev, by_accuracy=balanced) if kind == "mlp" else tune_linear(train, dev).tensors
-    raw = make_scorer(tensors, features)
+    train, dev = classifiers.select_train_and_dev(features, training_examples)
+    if kind == "mlp":
+        tensors = classifiers.fit_mlp(train, dev, by_accuracy=balanced)
+    else:
+        tensors = classifiers.tune_linear(train, dev).tensors
+    raw = classifiers.make_scorer(tensors, features)
     reads_draft = position == "post"
     request = SignalRequest(layers=(number,), draft_tokens=DRAFT_TOKENS if reads_draft else 0, after_draft=reads_draft)
     options = {"layer": number, "position": position, "kind": kind, **({"balanced": True} if balanced else {})}
@@ -65,7 +60,7 @@ def fit_probe(
     return FitResult("probe", options, frozenset({Signal.HIDDEN}), request, tensors, raw, notes)
 
 
-def predict_out_of_fold(rows: LabeledFeatures, texts: Sequence[str], strength: float) -> FloatArray:
+def predict_out_of_fold(rows: classifiers.LabeledFeatures, texts: Sequence[str], strength: float) -> FloatArray:
     """Score each row with a linear classifier that was not trained on its question (cross-validation).
 
     Args:
@@ -77,7 +72,7 @@ def predict_out_of_fold(rows: LabeledFeatures, texts: Sequence[str], strength: f
     needs = np.empty(len(rows.needed))
     for fold in np.unique(folds):
         held_out = folds == fold
-        tensors = fit_linear(rows.features[~held_out], rows.needed[~held_out], strength)
+        tensors = classifiers.fit_linear(rows.features[~held_out], rows.needed[~held_out], strength)
         needs[held_out] = apply_network(tensors, rows.features[held_out])
     return needs
 

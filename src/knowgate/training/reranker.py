@@ -156,11 +156,7 @@ def draw_groups(groups: Sequence[RankingGroup], count: int, seed: int) -> list[R
 
 def _make_selector(model: Any, rows: Sequence[Preference], reads_question: bool) -> WeightSelector:
     """Make a selector that keeps the weights with the best P@1 (share of questions with a helpful passage on top)."""
-
-    def measure_precision() -> float:
-        return float(measure_ranking(model, rows, reads_question)["P@1"].mean())
-
-    return WeightSelector(model, measure_precision, len(rows))
+    return WeightSelector(model, lambda: float(measure_ranking(model, rows, reads_question)["P@1"].mean()), len(rows))
 
 
 @dataclass(frozen=True)

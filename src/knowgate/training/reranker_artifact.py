@@ -20,15 +20,8 @@ from knowgate.training.reranker_trainer import PASSAGE_TOKENS, QUERY_TOKENS, Tra
 
 RELEVANCE_MANIFEST = "relevance.json"  # of a base that was trained on relevance only
 # Settings of the preferences that say what a reranker is aligned to.
-ALIGNMENT_SETTINGS = (
-    "model",
-    "model_fingerprint",
-    "prompts_fingerprint",
-    "source",
-    "probe",
-    "retriever",
-    "retriever_fingerprint",
-)
+LLM_SETTINGS = ("model", "model_fingerprint", "prompts_fingerprint")
+ALIGNMENT_SETTINGS = (*LLM_SETTINGS, "source", "probe", "retriever", "retriever_fingerprint")
 
 
 def measure_ranking_gains(fitted: AlignedReranker) -> dict[str, dict[str, Estimate]]:
@@ -66,9 +59,8 @@ def save_reranker(
             save_cross_encoder(fitted.base, folder / cross_encoder.RERANKER_BASE)
         manifest["weights_sha256"] = sha256_file(folder / cross_encoder.RERANKER_WEIGHTS)
         write_text(folder / cross_encoder.RERANKER_CARD, render_reranker_card(manifest, command))
-        manifest["files"] = compute_digests(
-            folder, exclude=[cross_encoder.RERANKER_MANIFEST, cross_encoder.RERANKER_CARD]
-        )
+        without_digest = [cross_encoder.RERANKER_MANIFEST, cross_encoder.RERANKER_CARD]
+        manifest["files"] = compute_digests(folder, exclude=without_digest)
         write_json(folder / cross_encoder.RERANKER_MANIFEST, manifest)
     return manifest
 

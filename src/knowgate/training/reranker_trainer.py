@@ -304,10 +304,8 @@ def _truncate_texts(model: Any, distinct: Collection[str], limit: int) -> dict[s
         batch = texts[start : start + TOKENIZER_BATCH]
         encoded = model.tokenizer(batch, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         for text, offsets in zip(batch, encoded["offset_mapping"], strict=True):  # start and end of each token
-            truncated[text] = text
-            if len(offsets) > limit:
-                _, end = offsets[limit - 1]
-                truncated[text] = text[:end]
+            ends = [end for _, end in offsets[:limit]]
+            truncated[text] = text[: ends[-1]] if len(offsets) > limit else text
     return truncated
 
 

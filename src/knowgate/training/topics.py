@@ -367,7 +367,7 @@ def _choose_similarity(vectors: Vector, rows: BoolArray, mean: Vector) -> float:
     similarities = vectors @ (mean / max(float(np.linalg.norm(mean)), 1e-12))
     inside, outside = similarities[rows], similarities[~rows]
     candidates = np.quantile(inside, np.linspace(0, 0.5, 26))  # at least half of the topic's questions stay above it
-    gaps = np.ones(len(candidates))  # without other questions, all candidates are equally good
-    if len(outside):
-        gaps = np.array([(inside >= limit).mean() - (outside >= limit).mean() for limit in candidates])
+    if not len(outside):
+        return round(float(candidates[0]), 3)
+    gaps = [(inside >= limit).mean() - (outside >= limit).mean() for limit in candidates]
     return round(float(candidates[int(np.argmax(gaps))]), 3)

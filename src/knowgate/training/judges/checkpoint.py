@@ -19,12 +19,8 @@ from knowgate.core.schema import NonNegativeInt, NumberRange, read_record
 from knowgate.core.validation import read_json
 from knowgate.errors import ArtifactError, BadInput, BadSetting
 
-STATE_FILE, WEIGHTS_FILE, MOMENTS_FILE, BEST_FOLDER = (
-    "training.json",
-    "weights.safetensors",
-    "moments.safetensors",
-    "best",
-)
+STATE_FILE, BEST_FOLDER = "training.json", "best"
+WEIGHTS_FILE, MOMENTS_FILE = "weights.safetensors", "moments.safetensors"
 
 
 class TrainingSegment(NamedTuple):
@@ -95,11 +91,9 @@ class TrainingState:
         """
         if self.n_done >= n_segments:
             return True
-        is_first_half = 2 * self.n_done < n_segments
-        if is_first_half or patience == 0 or not self.dev_losses:
-            return False
         n_since_best = self.n_done - 1 - self.best
-        return n_since_best >= patience
+        may_stop_early = 2 * self.n_done >= n_segments and patience > 0 and bool(self.dev_losses)
+        return may_stop_early and n_since_best >= patience
 
     def add(self, segment: TrainingSegment, dev: DevEvaluation | None) -> TrainingState:
         """Return the state after another segment; `dev` is None if there are no dev rows to evaluate it on."""

@@ -75,8 +75,8 @@ def fit_kbm(
     _check_samples(examples)
     head = options.head
     taus = {name: choose_tau(examples, name) if options.tau is None else options.tau for name in KBM_HEADS}
-    default = JudgeTrainingOptions(options.epochs, rate=options.learning_rate, full=options.full, seed=seed)
-    training = training or default
+    if training is None:
+        training = JudgeTrainingOptions(options.epochs, rate=options.learning_rate, full=options.full, seed=seed)
     fitted = fit_judge(
         JudgeSpec(options.base or str(examples.settings["model"]), KBM_LABELS, "kbm"),
         plan_ensemble(examples.split, training),

@@ -100,9 +100,8 @@ class TrainableCausalModel:
         if not self.whole_vocabulary:
             logits = self._compute_logits(examples, (first, second))
             margins = logits[:, 0] - logits[:, 1]
-            return torch.nn.functional.binary_cross_entropy_with_logits(
-                margins, torch.tensor(targets, device=logits.device)
-            )
+            probabilities = torch.tensor(targets, device=logits.device)
+            return torch.nn.functional.binary_cross_entropy_with_logits(margins, probabilities)
         logits = self._compute_logits(examples, None)
         labels = [first if target >= 0.5 else second for target in targets]
         return torch.nn.functional.cross_entropy(logits, torch.tensor(labels, device=logits.device))

@@ -362,13 +362,11 @@ class CandidateFitter:
         """
         function = load_arbiter_fit_function(name)
         folder = self.work / f"arbiter-{name}-{fold}"
-        injected = select_injected_arguments(
-            function, {"seed": self.evidence.seed, "work": folder, "watch": self.watch}
-        )
+        injected = {"seed": self.evidence.seed, "work": folder, "watch": self.watch}
         pairs = self.evidence.make_pairs(fold)
         check_answer_pairs(pairs)
         options = list_arbiters(self.evidence, self.base)[name]
-        return cast(ArbiterResult, function(pairs, **injected, **options))
+        return cast(ArbiterResult, function(pairs, **select_injected_arguments(function, injected), **options))
 
     def choose_by_rules(self) -> BoolArray:
         """Return for which rows the arbiter `rules`, which needs no training, chooses the closed-book answer."""
