@@ -52,17 +52,13 @@ class ScoredTable:
 
 
 def build_beta_tables(
-    runs: Sequence[Path],
-    gates: Sequence[str],
-    *,
-    plug_in: bool = False,
-    drop_seen: bool = False,
+    runs: Sequence[Path], gates: Sequence[str], *, plug_in: bool = False, drop_seen: bool = False
 ) -> list[TextTable]:
     """Build one table per gate that shows its accuracy and retrieval rate at each beta.
 
     Beta is the confidence above which the LLM answers directly, without retrieval. If the passages of the runs were
-    selected in several ways, for example by different rerankers, the table compares them, like Table 3 of the CBDR paper.
-    Gates that are not scored on all of the runs are then left out.
+    selected in several ways, for example by different rerankers, each table compares these ways, like Table 3 of the CBDR
+    paper. A gate that cannot be scored on the runs of every way has no table then.
 
     Args:
         runs: Label runs. Runs whose passages were selected the same way are joined.
@@ -77,8 +73,8 @@ def build_beta_tables(
     for source, group in group_by_passage_source(runs).items():
         table = load_label_table(group)
         table = drop_seen_rows(table, gates) if drop_seen else table
-        scores = {scores.name: scores for scores in score_gates(table, gates, plug_in=plug_in)}
-        scored.append(ScoredTable(source, table, scores))
+        scores_by_gate = {scores.name: scores for scores in score_gates(table, gates, plug_in=plug_in)}
+        scored.append(ScoredTable(source, table, scores_by_gate))
     if len(scored) == 1:
         return [sweep_betas(scored[0].table, gate) for gate in scored[0].gates.values()]
     _check_same_questions(scored)
@@ -120,33 +116,35 @@ def _check_same_questions(parts: Sequence[ScoredTable]) -> None:
 
 
 def _build_beta_table(gate: str, parts: Sequence[ScoredTable]) -> TextTable:
-    """Build the table of one gate: a row for each ranker of passages and beta, a column for each number of passages.
+    """Build the table of one gate, with cells such as '61.7 % (92.9 %)' for its accuracy and retrieval rate.
 
-    Beta is the confidence above which the LLM answers directly, without retrieval.
+    The first row shows never retrieving. Then each ranker (the reranker or retriever that selected the passages) has one
+    row for always retrieving and one for each beta, the confidence above which the LLM answers without retrieval. There
+    is one column for each number of passages.
     """
-    tables: dict[str, LabelTable] = {}  # column -> label runs, in the order of the numbers of passages
+    tables: dict[str, LabelTable] = {}  # column -> label runs of any ranker, fewest passages first
     for part in sorted(parts, key=lambda part: part.source.n_shown):
         tables.setdefault(part.source.column, part.table)
-    columns = list(tables)
-    by_ranker: dict[tuple[str, str], dict[str, ScoredTable]] = {}  # (ranker, fingerprint) -> column -> label runs
+    by_ranker: dict[tuple[str, str], dict[str, ScoredTable]] = {}  # (ranker, fingerprint) -> column -> its label runs
     for part in parts:
         by_ranker.setdefault((part.source.ranker, part.source.fingerprint), {})[part.source.column] = part
     # Answers without passages are the same for all rankers, so one row shows never retrieving.
     never = [format_accuracy_and_rate(table, np.zeros(len(table.rows), dtype=bool)) for table in tables.values()]
     rows = [(MISSING_VALUE, "never retrieve", *never)]
     for (ranker, _), by_column in by_ranker.items():
-        for beta in (None, *BETAS):
+        for beta in (None, *BETAS):  # None: always retrieve
             label = "always retrieve" if beta is None else f"{beta:g}"
-            rows.append((ranker, label, *(_make_cell(by_column.get(column), gate, beta) for column in columns)))
+            cells = [_make_cell(by_column.get(column), gate, beta) for column in tables]
+            rows.append((ranker, label, *cells))
     title = f"{gate}: accuracy (retrieval rate) by beta, {len(parts[0].table.rows)} questions"
-    return TextTable(title, ("passages by", "answer if confidence >", *columns), tuple(rows))
+    return TextTable(title, ("passages by", "answer if confidence >", *tables), tuple(rows))
 
 
 def _make_cell(part: ScoredTable | None, gate: str, beta: float | None) -> str:
     """Format the accuracy and retrieval rate of a gate on label runs, such as '61.7 % (92.9 %)'.
 
     Args:
-        part: The label runs, with the scores of gates on them. None gives a dash.
+        part: The label runs, with the scores of gates on them. If there are none (None), the cell is a dash.
         gate: Name of the gate.
         beta: The gate retrieves if its confidence is at or below this value; None to always retrieve.
     """
@@ -160,8 +158,11 @@ def _make_cell(part: ScoredTable | None, gate: str, beta: float | None) -> str:
 def format_accuracy_and_rate(table: LabelTable, retrieve: BoolArray) -> str:
     """Format the accuracy and the retrieval rate of decisions as '61.7 % (92.9 %)'.
 
-    `retrieve` says for each question of the table whether to retrieve. The accuracy is the share of right answers, with
-    passages where they are retrieved and without passages elsewhere.
+    Args:
+        table: Questions that the LLM answered with and without passages. The table says of each answer whether it is
+            right: `always_right` with passages, `closed_right` without.
+        retrieve: For each question, whether to retrieve. This decides which of its two answers counts.
     """
-    right = np.where(retrieve, table.always_right, table.closed_right)
-    return f"{format_percent(float(right.mean()))} ({format_percent(float(retrieve.mean()))})"
+    is_right = np.where(retrieve, table.always_right, table.closed_right)
+    accuracy, retrieval_rate = float(is_right.mean()), float(retrieve.mean())
+    return f"{format_percent(accuracy)} ({format_percent(retrieval_rate)})"

@@ -137,23 +137,24 @@ def build_dhicl_tables(
     """
     if cut_questions and model is None:
         raise BadSetting("`learn_cut` needs an LLM to judge logged questions. Set `model`, or leave `learn_cut` at 0.")
-    tables = {}
+    tables = {}  # name of the run -> its questions and answers
     for run in runs:
         if model is not None:
             record_decisions(run, variants, model, prompts or AnswerPrompts(), notify)
         tables[run.name] = _load_recorded_table(run, variants)
-    scores = {}  # run -> gate -> scores
+    scores = {}  # name of the run -> name of the gate -> scores
     for run_name, table in tables.items():
         recorded = [name for name in variants.list_gates() if name in table.recorded_needs]
         scores[run_name] = {gate: score_gate(table, gate) for gate in [*other_gates, *recorded]}
-    main_names = [*dict.fromkeys(other_gates), variants.make_name(variants.standard)]
-    result = [_build_table("Accuracy (retrieval rate) (Table 1)", tables, scores, main_names)]
+    standard = variants.make_name(variants.standard)
+    main_gates = [*dict.fromkeys(other_gates), standard]
+    result = [_build_table("Accuracy (retrieval rate) (Table 1)", tables, scores, main_gates)]
     for title, gates in variants.list_tables().items():
         result.append(_build_table(title, tables, scores, list(gates)))
     if model is not None and cut_questions:
         notify(f"learning a cut from {cut_questions} logged questions")
         learned = learn_cut(variants.standard, model, cut_questions, prompts)
-        result.append(_build_cut_table(learned, main_names[-1], tables, scores))
+        result.append(_build_cut_table(learned, standard, tables, scores))
     return result
 
 
@@ -163,26 +164,27 @@ def _build_cut_table(
     tables: Mapping[str, LabelTable],
     scores: Mapping[str, Mapping[str, TableScores]],
 ) -> TextTable:
-    """Build a table that compares two cuts of a gate: 0.5, as in the paper, and the learned one.
+    """Build a table that compares a gate at two cuts: 0.5, as in the paper, and a cut learned from logged questions.
 
-    A gate retrieves if the need of a question (0: the LLM knows, 1: retrieve) is above the cut.
+    A gate retrieves if the need of a question (0: the LLM knows, 1: retrieve) is above the cut. The table has one row for
+    each cut. Runs without scores of the gate are left out.
 
     Args:
         learned: The learned cut.
-        standard: Name of the gate.
+        standard: Name of the gate, which is DH-ICL as the paper describes it.
         tables: Label runs by name.
         scores: Scores of gates, by the name of the run and of the gate.
     """
     cuts = {"0.5 (paper)": 0.5, f"{learned.cut:.3f} (learned)": learned.cut}
-    rows = {}
+    scores_by_cut = {}  # name of the run -> label of the cut -> scores of the gate with this cut
     for run in tables:
         if standard in scores[run]:
-            rows[run] = {name: replace(scores[run][standard], threshold=cut) for name, cut in cuts.items()}
+            scores_by_cut[run] = {label: replace(scores[run][standard], threshold=cut) for label, cut in cuts.items()}
     title = (
         f"Cut learned by leave-one-out from {learned.questions} logged questions, {format_percent(learned.known_share)} "
         f"known; balanced accuracy there {learned.balanced_accuracy:.3f}, at 0.5 {learned.at_half:.3f}"
     )
-    return _build_table(title, {run: tables[run] for run in rows}, rows, list(cuts))
+    return _build_table(title, {run: tables[run] for run in scores_by_cut}, scores_by_cut, list(cuts))
 
 
 def _load_recorded_table(run: Path, variants: DhiclVariants) -> LabelTable:
@@ -200,8 +202,8 @@ def record_decisions(
 ) -> None:
     """Let the variants of the gate decide on the questions of a label run, and store the decisions in the run.
 
-    Variants whose decisions with the current log are already stored are skipped. So are variants that do not work with
-    this LLM, which are reported through `notify`.
+    Variants that differ only in the calibration share one pass of the LLM. Variants whose decisions with the current log
+    are already stored are skipped. So are variants that do not work with this LLM; `notify` receives the reason.
 
     Args:
         run: Folder of the label run.
@@ -219,20 +221,23 @@ def record_decisions(
     for reader, group in _group_by_pass(variants).items():
         if set(group) <= stored:
             continue
-        notify(f"{run.name}: {', '.join(group)}")
+        names = ", ".join(group)
+        notify(f"{run.name}: {names}")
         try:
             needs = _decide(table.questions, bind_gate(reader, model, prompts), group, model, prompts)
         except BadSetting as error:  # for example two label words that start with the same token
-            notify(f"skipped {', '.join(group)}: {error}")
+            notify(f"skipped {names}: {error}")
         else:
             write_needs(run, [RecordedNeeds(name, gate.threshold, needs[name], note) for name, gate in group.items()])
 
 
 def _group_by_pass(variants: DhiclVariants) -> dict[Gate, dict[str, Gate]]:
-    """Group the variants that can share a pass of the LLM: they differ only in how its output is calibrated.
+    """Group the variants of the gate that can share a pass of the LLM.
+
+    These are variants that show the LLM the same prompt and differ only in how its output is calibrated (`sign`).
 
     Returns:
-        Gate with which the LLM reads the questions -> name of a variant -> variant that scores what was read.
+        The variants of each group by name. The key of a group is the variant without calibration, which builds the prompt.
     """
     groups: dict[Gate, dict[str, Gate]] = {}
     for name, gate in variants.list_gates().items():
@@ -248,8 +253,8 @@ def _decide(
 
     Args:
         questions: The questions.
-        reader: Gate that determines what the LLM reads.
-        variants: Variants of this gate, by name, which score the result differently.
+        reader: Gate that builds the prompts which the LLM reads.
+        variants: Variants of this gate by name. They have the same prompts, but calibrate the output differently.
         model: The LLM.
         prompts: Prompts that the label run was made with.
 
@@ -269,13 +274,16 @@ def _decide(
 def _build_table(
     title: str, tables: Mapping[str, LabelTable], scores: Mapping[str, Mapping[str, TableScores]], names: Sequence[str]
 ) -> TextTable:
-    """Build a table with rows for never and always retrieving and each named gate, and three columns for each run.
+    """Build a table that compares gates on label runs, with a row for each gate and for never and always retrieving.
+
+    Each run has three columns: the accuracy of the gate with its retrieval rate, the accuracy of retrieving for as many
+    questions at random, and the AUROC.
 
     Args:
         title: Title of the table.
         tables: Label runs by name.
-        scores: Scores of gates by the name of the run and of the gate. A gate without scores on a run has dashes there.
-        names: Gates to show.
+        scores: Scores of gates, by the name of the run and of the gate. A gate without scores on a run has dashes there.
+        names: Names of the gates to show.
     """
     columns = ("gate", *(column for run in tables for column in (run, "random", "AUROC")))
     rows = []
@@ -294,15 +302,21 @@ def _build_table(
 
 
 def _make_cells(table: LabelTable, gate: TableScores | None) -> tuple[str, str, str]:
-    """Format three cells of a table about a gate on a label run. They are dashes if there are no scores (None).
+    """Format the three cells that show the results of a gate on a label run.
 
-    1. The accuracy and, in parentheses, the retrieval rate. 2. The accuracy if the same number of questions, drawn at
-    random, retrieve. 3. The AUROC of the needs.
+    Args:
+        table: The label run.
+        gate: Scores of the gate on it; None if there are none.
+
+    Returns:
+        The accuracy with the retrieval rate in parentheses, the accuracy of retrieving for as many questions at random,
+        and the AUROC. Three dashes without scores.
     """
     if gate is None:
         return (MISSING_VALUE, MISSING_VALUE, MISSING_VALUE)
-    rate, accuracy, random, *_ = measure_decisions(table, gate.needs > gate.threshold)
-    return (f"{accuracy} ({rate})", random, format_auroc(table, gate))
+    retrieve = gate.needs > gate.threshold
+    retrieval_rate, accuracy, random_accuracy, *_ = measure_decisions(table, retrieve)
+    return (f"{accuracy} ({retrieval_rate})", random_accuracy, format_auroc(table, gate))
 
 
 # --- a cut learned from the log ---------------------------------------------------------------------
@@ -363,24 +377,32 @@ def learn_cut(gate: DhiclGate, model: Model, questions: int = 200, prompts: Answ
 
 
 def summarize_cut(needs: FloatArray, known: BoolArray) -> LearnedCut:
-    """Find the cut (retrieve if the need is above it) that fits the labels best, and compare it with the cut 0.5.
+    """Find the best cut of a gate, and compare its accuracy with that of the cut 0.5.
 
-    `needs` has the need for retrieval of each question, from 0 to 1, and `known` whether the LLM knows the answer.
+    A gate retrieves if the need is above the cut. The best cut has the highest balanced accuracy.
+
+    Args:
+        needs: Need for retrieval of each question, from 0 (the LLM knows) to 1 (retrieve).
+        known: Whether the LLM knows the answer of each question.
     """
     cut = find_best_cut(needs, known)
-    accuracy, accuracy_at_half = (compute_balanced_accuracy(needs > value, known) for value in (cut, 0.5))
+    accuracy = compute_balanced_accuracy(needs > cut, known)
+    accuracy_at_half = compute_balanced_accuracy(needs > 0.5, known)
     return LearnedCut(cut, len(needs), float(known.mean()), accuracy, accuracy_at_half)
 
 
 def find_best_cut(needs: FloatArray, known: BoolArray) -> float:
-    """Return the cut (retrieve if the need is above it) with the best balanced accuracy.
+    """Return the cut with the best balanced accuracy: the mean of the accuracies on known and on unknown questions.
 
-    The candidates are quantiles of the needs. Of equally good ones, the smallest is returned.
+    A gate retrieves if the need of a question is above the cut. The candidates are quantiles of the needs. Of equally
+    good ones, the smallest is returned.
     """
     cuts = np.unique(np.quantile(needs, np.linspace(0, 1, CUT_GRID)))
     return float(max(cuts, key=lambda cut: compute_balanced_accuracy(needs > cut, known)))
 
 
 def compute_balanced_accuracy(retrieve: BoolArray, known: BoolArray) -> float:
-    """Return the mean of two shares: unknown questions retrieved for, and known questions skipped."""
-    return float((retrieve[~known].mean() + (~retrieve)[known].mean()) / 2)
+    """Return the mean of two accuracies: on unknown questions (right: retrieve) and on known ones (right: do not)."""
+    accuracy_on_unknown = retrieve[~known].mean()
+    accuracy_on_known = (~retrieve[known]).mean()
+    return float((accuracy_on_unknown + accuracy_on_known) / 2)

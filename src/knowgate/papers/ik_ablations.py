@@ -105,13 +105,13 @@ def sweep_ik(
     examples = load_examples(list(runs), target="known", layers=(), seed=ablations.seed)
     test = load_label_table(list(test_runs), layers=()) if test_runs else examples.table.subset(examples.split.test)
     own_grader = str(examples.settings["grader"])
-    needed = {
-        grader: compute_needed(examples, grader, ablations.judge) for grader in ablations.graders or (own_grader,)
-    }
+    graders = ablations.graders or (own_grader,)
+    # For each grader, which questions need retrieval: those whose answer without passages it grades as wrong.
+    needed = {grader: compute_needed(examples, grader, ablations.judge) for grader in graders}
     rows = []
     with ExitStack() as stack:
         folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        for tokens, n_rows, grader in product(ablations.tokens, ablations.rows, needed):
+        for tokens, n_rows, grader in product(ablations.tokens, ablations.rows, graders):
             variant = IkVariant(tokens, n_rows, grader)
             training = limit_training_rows(replace(examples, needed=needed[grader]), n_rows, ablations.seed)
             gate = _fit_variant(training, variant, folder, ablations, notify)
@@ -139,7 +139,9 @@ def _fit_variant(
 
 
 def _make_row(table: LabelTable, variant: IkVariant, folder: Path, n_training: int) -> tuple[str, ...]:
-    """Measure a fitted judge on test questions, and format one row of the table, with the columns `ABLATION_COLUMNS`.
+    """Measure a fitted judge on test questions, and format the results as a row with the columns `ABLATION_COLUMNS`.
+
+    A judge predicts from a question and the LLM's draft whether the LLM knows the answer; if not, it retrieves.
 
     Args:
         table: The test questions.
@@ -152,8 +154,8 @@ def _make_row(table: LabelTable, variant: IkVariant, folder: Path, n_training: i
     # The paper's accuracy: how often the judge's uncalibrated Yes or No is right.
     raw_accuracy = MISSING_VALUE
     if scores.raw is not None:
-        is_verdict_right = (scores.raw > RAW_THRESHOLD) == ~table.closed_right
-        raw_accuracy = format_percent(float(is_verdict_right.mean()))
+        says_unknown = scores.raw > RAW_THRESHOLD
+        raw_accuracy = format_percent(float((says_unknown == ~table.closed_right).mean()))
     return (
         str(variant.tokens), str(n_training), variant.grader, judged_right, raw_accuracy, format_auroc(table, scores),
         f"{accuracy} ({rate})", random,

@@ -63,8 +63,9 @@ class SelfAssessmentSets:
 def build_kb_sat(rows: Iterable[LabelRow], seed: int = 0) -> SelfAssessmentSets:
     """Build KB-SAT, a test of whether an LLM can tell what it knows, and two harder sets from its label rows.
 
-    A question is known if the LLM's answer without passages is right. Equal numbers of known and unknown questions are
-    drawn: all questions of the kind that is rarer. Rows that failed or are not graded are skipped.
+    A question is known if the LLM's answer without passages (closed-book) is right. KB-SAT has equal numbers of known and
+    unknown questions: all of the rarer kind, and as many of the other kind, drawn at random. Rows that failed or are not
+    graded are skipped.
 
     Raises:
         BadInput: No closed-book answer is correct, or none is wrong.
@@ -232,9 +233,10 @@ class SelfAssessor:
         return self._evaluate("direct", words, self._score(gate), gate.threshold)
 
     def assess_gate(self, spec: str) -> SelfAssessment:
-        """Measure how well the decisions of a gate tell known from unknown questions. Skipping retrieval means known.
+        """Measure how well the decisions of a gate tell known from unknown questions, as for UAR in Table 3 of the paper.
 
-        The spec names the gate, such as 'logprob:mean'. It decides at its own threshold, as UAR in Table 3 of the paper.
+        A question counts as judged known if the gate does not retrieve for it. The gate decides at its own threshold. The
+        spec names it, such as 'logprob:mean'.
         """
         gate = bind_gate(load_gate(spec, plug_in=self.plug_in), self.model, self.prompts)
         return self._evaluate(get_gate_name(spec), "-", self._score(gate), gate.threshold)
@@ -301,9 +303,9 @@ class SelfAssessor:
         """
         known = np.array(read_known_labels(self.questions))
         predicted_known = np.array([need <= threshold for need in needs])
-        n, n_known = len(known), int(predicted_known.sum())
         accuracy = float((predicted_known == known).mean())
-        return SelfAssessment(method, words, n, accuracy, n_known, n - n_known, auroc(~known, np.array(needs)))
+        n_known, n_unknown = int(predicted_known.sum()), int((~predicted_known).sum())
+        return SelfAssessment(method, words, len(known), accuracy, n_known, n_unknown, auroc(~known, np.array(needs)))
 
 
 def read_known_labels(questions: Sequence[Question]) -> list[bool]:

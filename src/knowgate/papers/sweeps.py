@@ -43,9 +43,10 @@ WARMUP_QUESTIONS = 2  # not timed: they load weights and indexes
 
 
 def sweep_thresholds(table: LabelTable, gate: TableScores) -> TextTable:
-    """Tabulate a gate's decisions at each threshold on need (need for retrieval: 0 = the LLM knows, 1 = retrieve).
+    """Tabulate how good a gate's decisions are at each threshold, from 0.1 to 0.9.
 
-    The last row decides the same for every question, for comparison.
+    The gate retrieves if its need for retrieval (0 = the LLM knows, 1 = retrieve) is above the threshold. The last row
+    decides the same for every question, for comparison.
     """
     rows = [(f"{threshold:g}", *measure_decisions(table, gate.needs > threshold)) for threshold in THRESHOLDS]
     return TextTable(
@@ -56,9 +57,10 @@ def sweep_thresholds(table: LabelTable, gate: TableScores) -> TextTable:
 
 
 def sweep_betas(table: LabelTable, gate: TableScores, betas: Sequence[float] = BETAS) -> TextTable:
-    """Tabulate a gate's decisions at each beta: the confidence above which the LLM answers directly, as in CBDR.
+    """Tabulate how good a gate's decisions are at each beta, as in the CBDR paper.
 
-    The last row decides the same for every question, for comparison.
+    Beta is the confidence above which the LLM answers directly, without retrieval. The last row decides the same for
+    every question, for comparison.
     """
     rows = [(f"{beta:g}", *measure_decisions(table, select_unsure_questions(gate, beta))) for beta in betas]
     confidence = "1 - need" if gate.raw is None else "the raw confidence"
@@ -70,34 +72,41 @@ def sweep_betas(table: LabelTable, gate: TableScores, betas: Sequence[float] = B
 
 
 def select_unsure_questions(gate: TableScores, beta: float) -> BoolArray:
-    """Return for each question whether the gate's confidence that the LLM knows is at or below beta, so it retrieves.
+    """Select the questions to retrieve for: the gate's confidence that the LLM knows the answer is at most beta.
 
-    The confidence is 1 minus the score of the gate: the uncalibrated score (`raw`) of a fitted gate, as in equation 2 of
-    the CBDR paper, and the need for retrieval of other gates.
+    The confidence is 1 minus the score of the gate. The score of a fitted gate is the uncalibrated one (`raw`), as in
+    equation 2 of the CBDR paper. Other gates have only their need for retrieval.
+
+    Returns:
+        For each question, whether to retrieve.
     """
-    confidence = 1 - (gate.needs if gate.raw is None else gate.raw)
+    scores = gate.needs if gate.raw is None else gate.raw
+    confidence = 1 - scores
     return np.asarray(confidence <= beta + 1e-12)  # the tolerance absorbs rounding errors of the subtraction
 
 
 def measure_decisions(table: LabelTable, retrieve: BoolArray) -> tuple[str, ...]:
-    """Measure decisions and format the results as cells of a table.
+    """Measure decisions whether to retrieve, and format the results as the eight cells `DECISION_COLUMNS` of a table.
 
     Args:
-        table: Questions with graded answers, without passages (closed) and with passages (open).
+        table: Questions whose answers without passages (closed) and with passages (open) are graded.
         retrieve: For each question, whether to retrieve.
 
     Returns:
-        Eight cells, of which only the first and the last are known without open answers: retrieval rate; accuracy;
-        accuracy of retrieving for as many questions at random; gain over random; difference to always retrieving, with a
-        95 % interval; harm; waste; and the share of right decisions (retrieve if the LLM does not know the answer).
+        Retrieval rate; accuracy of the answers; accuracy of retrieving for as many questions at random; accuracy minus
+        that of random; accuracy minus that of always retrieving, with a 95 % interval; harm; waste; and the share of
+        right decisions (retrieve if the LLM does not know the answer). Without open answers, all cells but the first and
+        the last are dashes.
     """
-    judged_right = format_percent(float((retrieve == ~table.closed_right).mean()))
+    is_decision_right = retrieve == ~table.closed_right
+    judged_right = format_percent(float(is_decision_right.mean()))
     rate = float(retrieve.mean())
     if table.open_right is None:
         return (format_percent(rate), *[MISSING_VALUE] * 6, judged_right)
     closed, opened = table.closed_right, table.open_right
     right = np.where(retrieve, opened, closed).astype(float)
-    accuracy, random = float(right.mean()), float(rate * opened.mean() + (1 - rate) * closed.mean())
+    accuracy = float(right.mean())
+    random = float(rate * opened.mean() + (1 - rate) * closed.mean())
     return (
         format_percent(rate),
         format_percent(accuracy),
@@ -111,12 +120,13 @@ def measure_decisions(table: LabelTable, retrieve: BoolArray) -> tuple[str, ...]
 
 
 def measure_majority_decisions(table: LabelTable) -> tuple[str, ...]:
-    """Measure the baseline that decides the same for every question, and return the cells of `measure_decisions`.
+    """Measure a baseline that makes the same decision for every question, and return the cells of `measure_decisions`.
 
-    It retrieves if the LLM does not know most of the questions. A useful gate must decide right more often.
+    It always retrieves if the LLM knows less than half of the answers, and never otherwise. A useful gate must decide
+    right more often.
     """
-    is_unknown = float((~table.closed_right).mean()) > 0.5
-    return measure_decisions(table, np.full(len(table.rows), is_unknown))
+    share_unknown = float((~table.closed_right).mean())
+    return measure_decisions(table, np.full(len(table.rows), share_unknown > 0.5))
 
 
 def sweep_variants(table: LabelTable, prefix: str) -> TextTable:
@@ -178,9 +188,9 @@ def _make_transfer_cell(table: LabelTable, gate: str) -> str:
 def sweep_transfer(
     spec: str, training_runs: Sequence[Path], test_runs: Sequence[Path], notify: Callable[[str], None]
 ) -> TextTable:
-    """Fit a gate on each training run and tabulate its AUROC on each test run.
+    """Fit a gate on each training run (rows) and tabulate its AUROC on each test run (columns).
 
-    The gates learn whether the LLM knows the answer (target 'known'). They are not kept.
+    The gates learn whether the LLM knows the answer (target 'known'). They are deleted afterwards.
 
     Args:
         spec: Name of the gate, followed by options of its fit if needed, such as 'ik:mode=text,tokens=8'.
@@ -217,13 +227,14 @@ def parse_fit_options(model: type[Options], text: str) -> dict[str, Any]:
     Args:
         model: Options of the fit function, whose types say which values are texts.
         text: The options. The value of an option that is not a text is written as in JSON; 'True' is also accepted.
+            A value that is not JSON stays a text.
     """
     hints = get_type_hints(model)
     options: dict[str, Any] = {}
     for assignment in filter(str.strip, text.split(",")):
         key, _, value = (part.strip() for part in assignment.partition("="))
         hint = hints.get(key, str)
-        is_text = hint is str or str in get_args(hint)
+        is_text = hint is str or str in get_args(hint)  # `str`, or a union such as `str | None`
         options[key] = value
         if not is_text:
             with suppress(ValueError):
@@ -246,7 +257,7 @@ def time_gates(
         The seconds of each question, by the name of the gate.
 
     Raises:
-        BadInput: There are no questions besides those.
+        BadInput: There are no further questions to time.
     """
     if len(questions) <= WARMUP_QUESTIONS:
         raise BadInput(

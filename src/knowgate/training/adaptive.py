@@ -25,9 +25,10 @@ NO_CLASS = -1  # questions that no strategy answers right
 def fit_adaptive(
     examples: Annotated[Examples, ExampleRequirements()], *, embedder: Embedder | None = None
 ) -> FitResult:
-    """Train a classifier of question embeddings that predicts whether no, one or several rounds of retrieval are needed.
+    """Fit the Adaptive-RAG gate: predict how many rounds of retrieval a question needs, none, one or several.
 
-    The need for retrieval is one minus the probability of no round.
+    A classifier reads the embedding of the question. It learns the cheapest strategy that answered right in the label
+    run. The gate's need for retrieval is one minus the probability of "no round".
     """
     encoder = embedder or SentenceEmbedder()
     strategies = [label_cheapest_strategy(row) for row in examples.rows]
@@ -37,7 +38,8 @@ def fit_adaptive(
     tensors = _train_classifier(vectors, classes, examples)
 
     def raw(indices: Sequence[int]) -> FloatArray:
-        return np.asarray(1 - predict_complexity(tensors, vectors[list(indices)])[:, 0])
+        p_no_round = predict_complexity(tensors, vectors[list(indices)])[:, 0]  # the first of COMPLEXITY_CLASSES
+        return np.asarray(1 - p_no_round)
 
     options = {"embedder": getattr(encoder, "spec", "minilm"), "embedder_fingerprint": encoder.fingerprint}
     counts = ", ".join(f"{name} {strategies.count(name)}" for name in COMPLEXITY_CLASSES)
@@ -52,10 +54,12 @@ def fit_adaptive(
 
 
 def label_cheapest_strategy(row: LabelRow) -> str | None:
-    """Return the cheapest strategy that answers right: 'no', 'one' or 'multi' rounds; None if all fail.
+    """Return the cheapest strategy that answered a question right.
 
-    Without a recorded iterative answer, questions that one round does not answer count as 'multi'. The paper labels
-    questions that nothing answers by their data set; here they are left out.
+    Returns:
+        'no' (without retrieval), 'one' (one round of retrieval) or 'multi' (several rounds). None if all three failed; such
+        questions are left out, while the paper labels them by their data set. If several rounds were not tried, a
+        question that one round does not answer counts as 'multi'.
     """
     if row.closed and row.closed.correct:
         return "no"
@@ -65,13 +69,14 @@ def label_cheapest_strategy(row: LabelRow) -> str | None:
         )
     if row.open.correct:
         return "one"
-    return None if is_iterative_correct(row) is False else "multi"
+    have_all_failed = is_iterative_correct(row) is False
+    return None if have_all_failed else "multi"
 
 
 def is_iterative_correct(row: LabelRow) -> bool | None:
-    """Return whether several rounds of retrieval answered right; None if they were not tried.
+    """Return whether the answer after several rounds of retrieval is right; None if they were not tried.
 
-    The answer comes from the label run, or from `meta.acc_contains.ircot` of answers recorded elsewhere.
+    The grade comes from the label run or, for answers that were recorded elsewhere, from `meta.acc_contains.ircot`.
     """
     if row.iterative is not None:
         return bool(row.iterative.correct)
@@ -81,9 +86,13 @@ def is_iterative_correct(row: LabelRow) -> bool | None:
 
 
 def _train_classifier(vectors: Vector, classes: NDArray[np.int64], examples: Examples) -> Tensors:
-    """Fit a logistic regression with several regularization strengths; return the most likely one on the dev split.
+    """Fit a logistic regression with several regularization strengths, and return the one that fits the dev split best.
 
-    Questions that no strategy answers right have no class and are left out.
+    The best one gives the dev questions' true classes the highest likelihood. Questions that no strategy answers right
+    have no class and are left out.
+
+    Raises:
+        BadInput: All training questions are of the class "no", or none is.
     """
     train, dev = (indices[classes[indices] != NO_CLASS] for indices in (examples.split.train, examples.split.dev))
     present = {COMPLEXITY_CLASSES[number] for number in classes[train]}
@@ -97,7 +106,11 @@ def _train_classifier(vectors: Vector, classes: NDArray[np.int64], examples: Exa
 
 
 def _fit_classes(vectors: Vector, classes: NDArray[np.int64], c: float) -> Tensors:
-    """Fit a logistic regression with scikit-learn's C. Classes that do not occur get weights of 0 and are not `seen`."""
+    """Fit a logistic regression with scikit-learn's C, and return its weights, biases and `seen`.
+
+    All three have one row per class of COMPLEXITY_CLASSES. A class without training questions has weights of 0, and its
+    `seen` is 0 instead of 1.
+    """
     fitted = fit_logistic(vectors, classes, C=c, max_iter=2000)
     n_classes = len(COMPLEXITY_CLASSES)
     weight = np.zeros((n_classes, vectors.shape[1]), np.float32)

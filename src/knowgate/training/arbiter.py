@@ -31,10 +31,12 @@ from knowgate.training.judges.ensemble import assign_folds
 
 
 def fit_features_arbiter(pairs: AnswerPairs) -> ArbiterResult:
-    """Fit two logistic regressions over cheap features: one per answer, each predicting whether it is right.
+    """Fit an arbiter, which chooses between the answers with and without passages, on cheap features of both.
 
-    The features are log-probabilities, lengths, agreement, abstention and passages; those that some row lacks are left
-    out. So few weights need no tuning or calibration, so all rows except the test split are trained on.
+    It consists of two logistic regressions. One predicts whether the closed-book answer (without passages) is right, the
+    other whether the open-book answer is. The features are log-probabilities, lengths, agreement, abstention and
+    passages; a feature that some row lacks is left out. With so few weights, no rows are needed for tuning or
+    calibration, so all rows except the test split are trained on.
     """
     names = arbiter_features.list_answer_features(pairs.answers)
     features = arbiter_features.build_answer_matrix(names, pairs.answers)
@@ -64,13 +66,14 @@ def fit_features_arbiter(pairs: AnswerPairs) -> ArbiterResult:
 
 
 AUTO_FOLDS = 5
-FitPairs = Callable[[AnswerPairs, int], ArbiterResult]  # fits an arbiter on pairs, for the fold with this number
+FitPairs = Callable[[AnswerPairs, int], ArbiterResult]  # fits an arbiter on pairs, without the fold of this number
 
 
 def fit_rules_arbiter(pairs: AnswerPairs) -> ArbiterResult:
-    """Return the arbiter that chooses by fixed rules as the result of a fit, so that it can be compared and stored.
+    """Return the arbiter that chooses between two answers by fixed rules, in the form of a trained arbiter.
 
-    Nothing is learned, so there are no options, signals or weights.
+    So it can be compared with trained ones and stored like them. Nothing is learned, so there are no options, signals or
+    weights.
     """
 
     def raw(indices: Sequence[int]) -> FloatArray:
@@ -81,7 +84,9 @@ def fit_rules_arbiter(pairs: AnswerPairs) -> ArbiterResult:
 
 @dataclass(frozen=True)
 class ArbiterComparison:
-    """Right answers of the rules and of a trained arbiter on questions that it was not trained on.
+    """Compares a trained arbiter with fixed rules, on questions that it was not trained on.
+
+    An arbiter chooses between the answers with and without passages.
 
     Attributes:
         mode: Mode of the trained arbiter.
@@ -111,12 +116,15 @@ class ArbiterComparison:
 
 
 def compare_with_rules(pairs: AnswerPairs, mode: str, fit: FitPairs, seed: int = 0) -> ArbiterComparison:
-    """Compare a trained arbiter with fixed rules by cross-validation; the test split is not used.
+    """Compare a trained arbiter with fixed rules by cross-validation.
+
+    The questions are divided into folds. For each fold, an arbiter is trained on the other folds and chooses an answer to
+    each question of this fold. The test split of the pairs is not used.
 
     Args:
         pairs: The pairs of answers.
-        mode: Mode of the trained arbiter.
-        fit: Fits an arbiter without the test part of the given pairs, which is one fold; also takes the fold's number.
+        mode: Mode of the trained arbiter, for the description of the result.
+        fit: Trains an arbiter. It is called with pairs whose test split is the fold, and with the number of the fold.
         seed: Seed of the folds.
     """
     split = pairs.split
@@ -126,10 +134,11 @@ def compare_with_rules(pairs: AnswerPairs, mode: str, fit: FitPairs, seed: int =
     rules_take_closed = take_closed(fitted_arbiter.estimate_by_rules(pairs.answers))
     trained_takes_closed = np.zeros(len(pairs.answers), dtype=bool)
     for fold in range(AUTO_FOLDS):
-        others, own = rows[folds != fold], rows[folds == fold]
-        train, dev, calibration = (np.intersect1d(part, others) for part in (split.train, split.dev, split.calibration))
-        result = fit(replace(pairs, split=Split(train, dev, calibration, own)), fold)
-        trained_takes_closed[own] = take_closed(result.raw(own.tolist()))
+        other_rows, fold_rows = rows[folds != fold], rows[folds == fold]
+        parts = (split.train, split.dev, split.calibration)
+        train, dev, calibration = (np.intersect1d(part, other_rows) for part in parts)
+        result = fit(replace(pairs, split=Split(train, dev, calibration, test=fold_rows)), fold)
+        trained_takes_closed[fold_rows] = take_closed(result.raw(fold_rows.tolist()))
     rules_right = _choose_right(pairs, rules_take_closed)
     trained_right = _choose_right(pairs, trained_takes_closed)
     return ArbiterComparison(mode, rules_right[rows], trained_right[rows])
@@ -145,9 +154,10 @@ def take_closed(beliefs: FloatArray) -> BoolArray:
 
 
 def _choose_right(pairs: AnswerPairs, takes_closed: BoolArray) -> BoolArray:
-    """Return which questions an arbiter answers right; `takes_closed` says where it prefers the closed-book answer.
+    """Return for which questions the answer that an arbiter chooses is right.
 
-    If the two answers do not differ, the open-book answer is given.
+    Where `takes_closed` is True, it chooses the closed-book answer (without passages), otherwise the open-book answer. If
+    the two do not differ, the open-book answer is given.
     """
     return np.where(takes_closed & pairs.differ, pairs.closed_right, pairs.open_right)
 
@@ -210,9 +220,8 @@ def fit_arbiter(
     if not runs:
         raise BadSetting("fit arbiter needs labeled questions. Set `labels` to folders made by `knowgate label`.")
     check_seed(seed)
-    check_replaceable(
-        folder, fitted_arbiter.ARBITER_MANIFEST, fitted_arbiter.ARBITER_KIND
-    )  # Fail before the training, not after it.
+    # Fail before the training, not after it.
+    check_replaceable(folder, fitted_arbiter.ARBITER_MANIFEST, fitted_arbiter.ARBITER_KIND)
     fit_function.check_fit_options(f"arbiter (mode={mode})", function, options)
     with require_extra("fitting an arbiter", EXTRA):
         pairs = load_answer_pairs(resolve_run_paths(runs), seed)
@@ -230,22 +239,21 @@ def _fit_better(
     options: Mapping[str, Any],
     compared_mode: str | None,
 ) -> ArbiterResult:
-    """Fit an arbiter, or use the rules, which need no training, if it is not better.
+    """Fit an arbiter and, if asked to, use fixed rules instead unless the arbiter is better.
 
     Args:
-        pairs: The pairs of answers.
+        pairs: The pairs of answers that the arbiter chooses between.
         function: Fits the arbiter.
         injected: Arguments that the function may declare: seed, work folder and progress callback.
         options: Options of the function.
-        compared_mode: Mode of the arbiter, to compare it with the rules by cross-validation; None not to compare.
+        compared_mode: If set, the arbiter is compared with the rules by cross-validation, under this name. None: the
+            arbiter is used without a comparison.
     """
 
     def train(training_pairs: AnswerPairs, fold: int | None = None) -> ArbiterResult:
         work = injected["work"] if fold is None else injected["work"] / f"fold-{fold}"
-        fitted: ArbiterResult = function(
-            training_pairs, **fit_function.select_injected_arguments(function, {**injected, "work": work}), **options
-        )
-        return fitted
+        declared = fit_function.select_injected_arguments(function, {**injected, "work": work})
+        return cast(ArbiterResult, function(training_pairs, **declared, **options))
 
     if compared_mode is None:
         return train(pairs)
@@ -265,8 +273,9 @@ def load_arbiter_fit_function(mode: str) -> fit_function.FitFunction:
 def save_arbiter(result: ArbiterResult, pairs: AnswerPairs, out: Path, *, command: str = "") -> None:
     """Calibrate a trained arbiter, measure it on the test split, and write its folder atomically.
 
-    The probabilities of the closed-book and of the open-book answer are calibrated separately, on the calibration
-    split. Only questions whose two answers differ are used, because the arbiter never has to choose for the others.
+    An arbiter predicts of the closed-book answer (without passages) and of the open-book answer how probably it is right.
+    The two probabilities are calibrated separately, on the calibration split. Only questions whose two answers differ are
+    used for this, because the arbiter never has to choose for the others.
     """
     right = {"closed": pairs.closed_right, "open": pairs.open_right}
     differing = pairs.select_differing(pairs.split.calibration)
@@ -292,11 +301,15 @@ def save_arbiter(result: ArbiterResult, pairs: AnswerPairs, out: Path, *, comman
 
 
 def _measure(beliefs: FloatArray, pairs: AnswerPairs) -> dict[str, Estimate]:
-    """Measure the arbiter on the test split.
+    """Measure the arbiter, which chooses the more probably right one of two answers, on the test split.
 
     Args:
-        beliefs: Calibrated probabilities that the closed-book (column 0) and the open-book answer (column 1) is right.
+        beliefs: Calibrated probabilities that the closed-book answer, without passages (column 0), and the open-book
+            answer (column 1) of each test question are right.
         pairs: The graded answers.
+
+    Returns:
+        The metrics that `ARBITER_METRIC_NAMES` explains, by name.
     """
     test = pairs.split.test
     closed, opened = pairs.closed_right[test], pairs.open_right[test]
@@ -316,10 +329,13 @@ def _measure(beliefs: FloatArray, pairs: AnswerPairs) -> dict[str, Estimate]:
 
 
 def _estimate_shares(columns: Mapping[str, BoolArray]) -> dict[str, Estimate]:
-    """Estimate the mean of each column with a bootstrap interval; empty without rows.
+    """Estimate the mean of each column with a bootstrap interval, and the gain of the arbiter.
 
-    Also estimates the "gain" of the arbiter: the mean of the column "accuracy" minus that of "always". All means come
-    from the same resamples, so the interval of the gain takes into account that both are about the same questions.
+    The gain is the mean of the column "accuracy" minus that of "always". Both come from the same resamples, so its
+    interval takes into account that they are about the same questions.
+
+    Returns:
+        The estimate of each column by name, and "gain". Empty if the columns have no rows.
     """
     n = len(columns["always"])
     if not n:
@@ -329,7 +345,7 @@ def _estimate_shares(columns: Mapping[str, BoolArray]) -> dict[str, Estimate]:
     def compute_means(weights: Any) -> dict[str, FloatArray]:  # of all columns, for each resample
         return dict(zip(columns, weighted_mean(weights, table).T, strict=True))
 
-    resampled = Bootstrap(n).apply([compute_means])[0]
+    (resampled,) = Bootstrap(n).apply([compute_means])
     resampled["gain"] = resampled["accuracy"] - resampled["always"]
     return {name: summarize_resamples(values) for name, values in resampled.items()}
 

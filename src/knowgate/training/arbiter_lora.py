@@ -51,9 +51,10 @@ def fit_lora_arbiter(
     work: Path,
     watch: FitProgressCallback = ignore_progress,
 ) -> ArbiterResult:
-    """Fine-tune a judge that reads both answers and says of each whether it is right.
+    """Fine-tune an arbiter: a judge that reads the answers with and without passages, and says of each whether it is right.
 
-    It is asked twice per question: once about the closed-book answer and once about the open-book answer.
+    It is asked twice per question: once about the closed-book answer (without passages) and once about the open-book
+    answer (with passages).
     """
     _check_passages(pairs, options.passages)
     rate = options.learning_rate or (None if options.full else ARBITER_LEARNING_RATE)
@@ -67,6 +68,7 @@ def fit_lora_arbiter(
     fitted = fit_judge(spec, members, encoder.make_examples, work=work, watch=watch)
 
     def raw(indices: Sequence[int]) -> FloatArray:
+        # Column 0 has the probabilities that the closed-book answers are right, column 1 those of the open-book answers.
         columns = [fitted.predict_known(encoder.encode(fitted.judge, indices, side), indices) for side in ARBITER_SIDES]
         return np.stack(columns, axis=1)
 

@@ -21,15 +21,7 @@ from knowgate.gates.arbiters.arbitration import answers_agree
 from knowgate.gates.arbiters.offline_arbitration import get_answer_pair
 from knowgate.gates.artifacts.gate_folder import Tensors
 from knowgate.stats.metrics import BoolArray, FloatArray
-from knowgate.training.examples import (
-    FIT_SEPARATELY_ADVICE,
-    MIN_ROWS_PER_CLASS,
-    MIN_TRAINING_QUESTIONS_PER_CLASS,
-    SHARED_SETTINGS,
-    check_texts,
-    describe_useless_answers,
-    require_both_classes,
-)
+from knowgate.training import examples
 from knowgate.types import AnswerPair, Signal
 
 HARDER_ADVICE = "Label more questions, easier or harder ones."
@@ -110,9 +102,9 @@ def load_answer_pairs(runs: Sequence[Path], seed: int = 0) -> AnswerPairs:
     Raises:
         BadInput: There are too few pairs, or too few right or wrong answers to learn from.
     """
-    required_equal = {**SHARED_SETTINGS, "retriever_fingerprint": FIT_SEPARATELY_ADVICE}
+    required_equal = {**examples.SHARED_SETTINGS, "retriever_fingerprint": examples.FIT_SEPARATELY_ADVICE}
     table = load_label_table(runs, layers=(), required_equal=required_equal)
-    check_texts(table)
+    examples.check_texts(table)
     indices = [i for i, row in enumerate(table.rows) if row.open is not None and row.open.correct is not None]
     if not indices:
         raise BadInput(
@@ -129,9 +121,12 @@ def load_answer_pairs(runs: Sequence[Path], seed: int = 0) -> AnswerPairs:
 
 
 def check_answer_pairs(pairs: AnswerPairs) -> None:
-    """Raise BadInput if the pairs are too few or too uniform for an arbiter to learn from."""
+    """Raise BadInput if an arbiter cannot learn from the pairs of answers with and without passages.
+
+    There must be enough pairs that differ, and enough right and wrong answers of each kind.
+    """
     for side, name in SIDE_NAMES.items():
-        problem = describe_useless_answers([getattr(pair, side).text for pair in pairs.answers])
+        problem = examples.describe_useless_answers([getattr(pair, side).text for pair in pairs.answers])
         if problem:
             raise BadInput(f"an arbiter has nothing to learn from the {name} answers. {problem}")
     n_pairs, n_different = len(pairs.answers), int(pairs.differ.sum())
@@ -143,5 +138,5 @@ def check_answer_pairs(pairs: AnswerPairs) -> None:
     train = pairs.select_differing(pairs.split.train)
     for side, right in (("closed-book", pairs.closed_right), ("open-book", pairs.open_right)):
         what = (f"right {side} answers", f"wrong {side} answers")
-        require_both_classes(right, MIN_ROWS_PER_CLASS, what, HARDER_ADVICE)
-        require_both_classes(right[train], MIN_TRAINING_QUESTIONS_PER_CLASS, what, HARDER_ADVICE)
+        examples.require_both_classes(right, examples.MIN_ROWS_PER_CLASS, what, HARDER_ADVICE)
+        examples.require_both_classes(right[train], examples.MIN_TRAINING_QUESTIONS_PER_CLASS, what, HARDER_ADVICE)

@@ -95,11 +95,11 @@ def _standardize(features: Vector, tensors: Tensors) -> Vector:
 
 
 def fit_linear(features: Vector, needed: BoolArray, strength: float = 1.0) -> Tensors:
-    """Fit a logistic regression on standardized features.
+    """Fit a logistic regression on standardized features, and return its weights.
 
     Args:
         features: One row per question.
-        needed: Class of each row.
+        needed: Class of each row: whether the question needs retrieval.
         strength: scikit-learn's C, the inverse of regularization.
     """
     tensors = fit_standardization(features)
@@ -138,13 +138,13 @@ def make_scorer(tensors: Tensors, features: Vector) -> Callable[[Sequence[int]],
 
 
 def auroc_or_half(needed: BoolArray, needs: NDArray[np.float64]) -> float:
-    """Return the AUROC, or 0.5 if only one class is present."""
+    """Return the AUROC of `needs` as predictions of `needed`, or 0.5 (chance) if all questions are of one class."""
     score = auroc(needed, needs)
     return 0.5 if score is None else score
 
 
 def fit_platt_scaling(raw: FloatArray, needed: BoolArray) -> dict[str, Any]:
-    """Fit Platt scaling, which turns raw scores into calibrated probabilities. Returns its parameters for the manifest.
+    """Fit Platt scaling, which turns raw scores into calibrated probabilities: sigmoid(a * logit(score) + b).
 
     Platt scaling keeps the order of the scores, so a threshold can lie between any two questions. Isotonic regression,
     which older gates may contain, merges most of them: on the recorded runs it left 3 % of the distinct scores, and AUROC
@@ -152,12 +152,16 @@ def fit_platt_scaling(raw: FloatArray, needed: BoolArray) -> dict[str, Any]:
 
     Args:
         raw: Scores in [0, 1].
-        needed: Whether each question needs retrieval. If all are the same, the result is {"kind": "none"}.
+        needed: Whether each question needs retrieval.
+
+    Returns:
+        The parameters, as the manifest stores them: {"kind": "platt", "a": ..., "b": ..., "floor": ...}. If all questions
+        are of one class, {"kind": "none"}: the scores stay as they are.
     """
     if not 0 < needed.sum() < len(needed):
         return {"kind": "none"}
     fitted = fit_logistic(logit(raw, PROBABILITY_FLOOR)[:, None], needed, C=1e3, max_iter=100)
-    slope, shift = float(fitted.coef_[0][0]), float(fitted.intercept_[0])
+    slope, shift = float(fitted.coef_.item()), float(fitted.intercept_.item())
     if slope < MIN_SLOPE:  # The scores carry no information, so predict the base rate for almost all of them.
         slope, shift = MIN_SLOPE, logit(float(np.clip(needed.mean(), 1e-3, 1 - 1e-3)))
     return {"kind": "platt", "a": slope, "b": shift, "floor": PROBABILITY_FLOOR}
@@ -219,18 +223,25 @@ def _train_member(
 ) -> LayerWeights:
     """Train one network of the ensemble and return the weights of its best epoch on the dev data.
 
-    Stops after PATIENCE epochs without improvement, or when `stop` is set. If the dev data has one class only, epochs
-    cannot be compared, so the last one counts as the best.
+    Training stops after PATIENCE epochs without improvement, or when `stop` is set. If all dev rows are of one class,
+    epochs cannot be compared, and the weights of the last epoch are returned.
+
+    Args:
+        train: Training rows.
+        dev: Rows that choose the epoch.
+        seed: Seed of the initial weights, the order of the rows and the dropout.
+        stop: Set by another thread to end the training early.
+        by_accuracy: Compare epochs by accuracy instead of AUROC. Of equally good epochs, the last one wins.
     """
     import torch
 
     n_rows = len(train.features)
     network = _Network(train.features.shape[1], seed)
     batches = network.iterate_batches(n_rows)
-    updates = math.ceil(n_rows / BATCH_SIZE)  # of an epoch
-    # On large data, an epoch is cut to MAX_UPDATES updates with a lower learning rate.
-    rate = LEARNING_RATE if updates <= MAX_UPDATES else LARGE_DATA_LEARNING_RATE
-    updates = min(updates, MAX_UPDATES)
+    full_epoch = math.ceil(n_rows / BATCH_SIZE)  # updates of a pass over all rows
+    # On large data, an epoch is cut to MAX_UPDATES updates, with a higher learning rate.
+    rate = LEARNING_RATE if full_epoch <= MAX_UPDATES else LARGE_DATA_LEARNING_RATE
+    updates = min(full_epoch, MAX_UPDATES)
     optimizer = torch.optim.Adam(itertools.chain(*network.layers), lr=rate, fused=True)
     inputs, dev_inputs = torch.from_numpy(train.features), torch.from_numpy(dev.features)
     classes = torch.from_numpy(train.needed.astype(np.int64))
@@ -248,21 +259,27 @@ def _train_member(
             ((losses * weights[rows]).sum() / weights[rows].sum()).backward()
             optimizer.step()
         score = _score_epoch(network.compute_margins(dev_inputs), dev.needed, by_accuracy=by_accuracy)
-        epochs_without_gain += 1
-        if score is None or score > best_score or (by_accuracy and score == best_score):
-            best, best_score, epochs_without_gain = network.copy_weights(), -1.0 if score is None else score, 0
+        if score is None:  # The epochs cannot be compared.
+            best = network.copy_weights()
+        elif score > best_score or (by_accuracy and score == best_score):
+            best, best_score, epochs_without_gain = network.copy_weights(), score, 0
+        else:
+            epochs_without_gain += 1
         if epochs_without_gain >= PATIENCE:
             break
     return best
 
 
 def _score_epoch(margins: NDArray[np.float64], needed: BoolArray, *, by_accuracy: bool) -> float | None:
-    """Score the predictions on the dev data by accuracy or AUROC; None if the AUROC is not defined.
+    """Score the predictions of an epoch on the dev data by AUROC or accuracy.
 
     Args:
         margins: Logit of "needed" minus logit of "not needed" for each row, so above 0 predicts "needed".
         needed: The true classes.
         by_accuracy: Use accuracy instead of AUROC.
+
+    Returns:
+        The score; None if the AUROC is not defined because all rows are of one class, or if there are no rows.
     """
     if by_accuracy and len(needed):
         return float(((margins > 0) == needed).mean())
@@ -316,12 +333,12 @@ class _Network:
         return torch.empty(shape).bernoulli_(1 - DROPOUT, generator=self._generator) / (1 - DROPOUT)
 
     def compute_margins(self, x: Any) -> NDArray[np.float64]:
-        """Return for each row the logit of "needs retrieval" minus the logit of "does not"."""
+        """Return for each row the logit of "needed" minus the logit of "not needed" (retrieval)."""
         import torch
 
         with torch.inference_mode():
-            logits = self.compute_logits(x, drop=False).double().numpy()
-        return np.asarray(logits[:, 1] - logits[:, 0])
+            not_needed, needed = self.compute_logits(x, drop=False).double().numpy().T
+        return np.asarray(needed - not_needed)
 
     def copy_weights(self) -> LayerWeights:
         """Return a copy of the weights in the shape that gates expect: (outputs, inputs)."""

@@ -149,7 +149,7 @@ def check_texts(table: LabelTable) -> None:
 
 
 def map_questions_to_needs(texts: Sequence[str], needed: BoolArray) -> dict[str, bool]:
-    """Map the fingerprint of each distinct question to whether it needs retrieval.
+    """Map each distinct question, by the fingerprint of its text, to whether it needs retrieval.
 
     If a question occurs several times, its first occurrence counts.
     """

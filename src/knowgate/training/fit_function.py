@@ -104,7 +104,7 @@ class ExampleRequirements:
     Attributes:
         target: What the gate predicts, such as `known` (the LLM does not know the answer); None to choose it from the
             label runs.
-        reads_states: False if it needs no hidden states; they are not loaded then, which saves memory.
+        reads_states: Whether it needs hidden states. If not, they are not loaded, which saves memory.
         two_heads: True if it supports the target 'gain', for which a gate predicts two things: whether the answer
             without passages is right, and whether the answer with passages is right.
     """
@@ -123,8 +123,8 @@ class KeywordOptions(Options):
 def read_fit_options(function: FitFunction) -> type[Options]:
     """Return a pydantic model of the options that a fit function declares, in the order of its signature.
 
-    Options are the keyword-only parameters whose annotation has a help text: `cheap: Annotated[bool, "Use ..."]`. A fit
-    function that takes all its options as one object has the model in `__options__`.
+    Options are the keyword-only parameters whose annotation has a help text: `cheap: Annotated[bool, "Use ..."]`. If a fit
+    function takes all its options as one object, its attribute `__options__` is already such a model.
 
     Raises:
         BadSetting: An option has no default value.
@@ -156,7 +156,10 @@ def read_requirements(function: FitFunction) -> ExampleRequirements:
 
 
 def select_injected_arguments(function: FitFunction, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Select the arguments to pass to a fit function: those of seed, work and watch that it declares."""
+    """Return those of `values` (seed, work folder, progress callback) that a fit function has as parameters.
+
+    Not every fit function needs them, and passing one that it does not declare would raise a TypeError.
+    """
     parameters = inspect.signature(function).parameters
     return {name: value for name, value in values.items() if name in parameters}
 

@@ -28,31 +28,32 @@ from knowgate.types import Embedder, Sampling, Signal, SignalRequest, Vector
 
 
 def split_into_heads(examples: Examples) -> dict[str, Examples]:
-    """Return the training data of the two classifiers (heads) that the target 'gain' needs.
+    """Return the training data of the two classifiers (heads) of a gate that learns the gain of retrieval.
 
-    The head 'closed' predicts whether the closed-book answer (without passages) is wrong, the head 'open' whether the
-    open-book answer is wrong. For a question without an open-book answer, because no passages were found, both predict
-    the same.
+    The head 'closed' learns whether the closed-book answer (without passages) is wrong, the head 'open' whether the
+    open-book answer (with passages) is wrong. If no passages were found for a question, it has no open-book answer, and
+    both heads learn from its closed-book answer.
 
     Raises:
         BadInput: The training split has too few right or too few wrong answers of one kind.
     """
     table = examples.table
-    heads = {
-        name: replace(examples, needed=~right.astype(bool))
-        for name, right in zip(GAIN_HEADS, (table.closed_right, table.always_right), strict=True)
-    }
-    for name, head in heads.items():
+    heads = {}
+    for name, right in zip(GAIN_HEADS, (table.closed_right, table.always_right), strict=True):
+        is_wrong = ~right.astype(bool)
         what = (f"wrong {name}-book answers", f"right {name}-book answers")
-        require_both_classes(head.needed[head.split.train], MIN_ROWS_PER_CLASS, what, LABEL_MORE_ADVICE)
+        require_both_classes(is_wrong[examples.split.train], MIN_ROWS_PER_CLASS, what, LABEL_MORE_ADVICE)
+        heads[name] = replace(examples, needed=is_wrong)
     return heads
 
 
 def fit_calibrated_linear(rows: classifiers.LabeledFeatures, texts: Sequence[str]) -> classifiers.Tensors:
-    """Fit a logistic regression whose probabilities are calibrated, so that those of two heads can be subtracted.
+    """Fit a logistic regression whose probabilities are calibrated, so that they can be compared with those of another.
 
-    Cross-validation on the rows chooses the regularization with the lowest log loss. Its out-of-fold predictions are
-    used to fit the Platt scaling, sigmoid(a * logit + b). The weights and the bias are scaled so that they include it.
+    1. Cross-validation chooses the regularization: each row is predicted by a regression that was not trained on it, and
+       the regularization with the lowest log loss of these predictions is kept.
+    2. The same predictions are used to fit the calibration, sigmoid(a * logit + b) (Platt scaling).
+    3. The final regression is fitted on all rows. Its weights and bias are changed so that they include the calibration.
 
     Args:
         rows: Training data with few columns.
@@ -69,7 +70,7 @@ def fit_calibrated_linear(rows: classifiers.LabeledFeatures, texts: Sequence[str
 
 
 def compute_log_loss(rows: classifiers.LabeledFeatures, needs: FloatArray) -> float:
-    """Return the mean log loss of predicted probabilities."""
+    """Return the mean log loss of `needs`, the predicted probabilities that the rows need retrieval."""
     likelihood = np.clip(np.where(rows.needed, needs, 1 - needs), 1e-12, 1.0)
     return float(-np.log(likelihood).mean())
 
@@ -92,10 +93,10 @@ def fit_fusion(
     embedder: Embedder | None = None,
     margins: Mapping[str, Vector] | None = None,
 ) -> FitResult:
-    """Combine all signals that the label runs have in one logistic regression.
+    """Fit the fusion gate: a logistic regression that predicts from all recorded signals whether to retrieve.
 
-    With the target 'gain' there are two regressions, for the answers without and with passages. The need for retrieval
-    grows with the difference of their probabilities.
+    With the target 'gain' there are two regressions: one predicts whether the answer without passages is right, the other
+    whether the answer with passages is. The need for retrieval grows with the difference of the two probabilities.
 
     Args:
         examples: The training data.
@@ -122,11 +123,8 @@ def fit_fusion(
         encoder = embedder or SentenceEmbedder()
         embeddings = embed_drafts(encoder, examples.questions, examples.readings)
         inputs = replace(inputs, texts={TEXT_SIGNAL: embeddings, WORDING_SIGNAL: hash_drafts(examples.readings)})
-        options |= {
-            "embedder": getattr(encoder, "spec", "own"),
-            "embedder_fingerprint": encoder.fingerprint,
-            "wording": True,
-        }
+        options |= {"embedder": getattr(encoder, "spec", "own"), "embedder_fingerprint": encoder.fingerprint}
+        options["wording"] = True
     heads = _fit_heads(examples, inputs)
 
     def raw(indices: Sequence[int]) -> FloatArray:
@@ -148,7 +146,11 @@ def fit_fusion(
 
 
 def _fit_heads(examples: Examples, inputs: FusionInputs) -> dict[str, FusionHead]:
-    """Fit the regressions of a gate, by the prefix of their weights: one or, with the target 'gain', two."""
+    """Fit the regressions of a fusion gate: one, or two with the target 'gain'.
+
+    Returns:
+        The regressions, by the prefix of their weights in the gate's file: '', or 'closed.' and 'open.'.
+    """
     if examples.target != "gain":
         return {"": fit_head(examples, inputs)}
     return {f"{name}.": fit_head(part, inputs) for name, part in split_into_heads(examples).items()}
@@ -236,9 +238,10 @@ class FusionHead:
 
 
 def fit_head(examples: Examples, inputs: FusionInputs) -> FusionHead:
-    """Fit probes, i.e. classifiers of hidden states and texts, and a logistic regression that combines all signals.
+    """Fit a logistic regression that combines all signals and predicts whether a question needs retrieval.
 
-    Both predict `examples.needed`: whether each question needs retrieval.
+    Hidden states and texts are vectors, not single numbers. So a classifier (probe) is first trained on each kind of
+    vector, and its score is the signal. The probes predict the same as the regression, `examples.needed`.
 
     Raises:
         BadSetting: There are no signals to learn from.
@@ -279,28 +282,28 @@ def _select_features(examples: Examples, cheap: bool, early: bool) -> list[str]:
 
 
 def _has_seakr_samples(settings: Mapping[str, Any]) -> bool:
-    """Return whether SeaKR's dispersion features can be used together with the other features of sampled answers.
+    """Return whether the label runs have SeaKR's features, which measure how much 20 sampled answers differ.
 
-    SeaKR reads the first 20 sampled answers of a question, the other features read all of them. In use, all features
-    share the same samples. So the label runs must have recorded SeaKR's features from 20 samples, and must have either
-    no samples for the other features or at least 20.
+    In use, all features of a question share the same sampled answers: SeaKR reads the first 20 of them, other features
+    read all. So SeaKR's features can be used only if they were recorded from 20 samples, and if the other features have
+    at least 20 samples, too, or none at all.
     """
     samples = int(settings.get("samples", 0))
     return settings.get("seakr") == SEAKR_SAMPLES and (samples == 0 or samples >= SEAKR_SAMPLES)
 
 
 def describe_contributions(head: FusionHead) -> list[str]:
-    """Describe how much each signal contributes, one line each, measured by AUROC on held-out questions.
+    """Describe for the model card how much each signal contributes to the fusion, one line each.
 
-    A line gives the AUROC of the signal alone, and the change if it is left out. A last line compares a fusion of cheap
-    signals only.
+    A line gives the AUROC of the signal alone, and how the AUROC of all signals changes if this one is left out. If some
+    signals are costly, a last line gives the AUROC of the others. Measured on the dev and calibration splits.
     """
     names, signals = head.names, head.signals
     split, needed = head.examples.split, head.examples.needed
     dev = np.concatenate([split.dev, split.calibration])
 
     def score(columns: list[int]) -> float:
-        tensors = classifiers.fit_linear(signals[split.train][:, columns], needed[split.train], 0.1)
+        tensors = classifiers.fit_linear(signals[split.train][:, columns], needed[split.train], strength=0.1)
         return classifiers.auroc_or_half(needed[dev], apply_network(tensors, signals[dev][:, columns]))
 
     every = list(range(len(names)))
@@ -312,8 +315,8 @@ def describe_contributions(head: FusionHead) -> list[str]:
         lines.append(f"{name}: alone {score([index]):.3f}, without it {without - total:+.3f}")
     cheap = [index for index, name in enumerate(names) if name not in COSTLY_FEATURES]
     if cheap and len(cheap) < len(names):
-        costly = ", ".join(COSTLY_FEATURES)
-        lines.append(f"cheap fusion, without {costly}: {score(cheap):.3f} ({score(cheap) - total:+.3f})")
+        costly, cheap_score = ", ".join(COSTLY_FEATURES), score(cheap)
+        lines.append(f"cheap fusion, without {costly}: {cheap_score:.3f} ({cheap_score - total:+.3f})")
     return lines
 
 

@@ -18,16 +18,8 @@ from knowgate.errors import BadSetting, UnknownName, require_extra
 from knowgate.gates import FITTED_GATES, load_fitted_gate
 from knowgate.gates.artifacts.gate_folder import GATE_KIND, GATE_MANIFEST
 from knowgate.gates.fitted_gate import FittedGate
+from knowgate.training import fit_function
 from knowgate.training.examples import Examples, Target, load_examples
-from knowgate.training.fit_function import (
-    FitFunction,
-    FitProgressCallback,
-    FitResult,
-    check_fit_options,
-    ignore_progress,
-    read_requirements,
-    select_injected_arguments,
-)
 from knowgate.training.judges.checkpoint import checkpoint_folder, delete_checkpoint
 
 FIT_ENTRY_POINTS = "knowgate.fits"
@@ -71,7 +63,7 @@ def fit(
     *,
     out: str | Path,
     options: FitOptions,
-    watch: FitProgressCallback | None = None,
+    watch: fit_function.FitProgressCallback | None = None,
     command: str = "",
     **gate_options: Any,
 ) -> FittedGate:
@@ -104,14 +96,16 @@ def fit(
         raise BadSetting(
             "`threshold` and `max_loss` (which chooses a threshold) are mutually exclusive: give only one of them."
         )
-    check_fit_options(name, function, gate_options)
+    fit_function.check_fit_options(name, function, gate_options)
     check_replaceable(folder, GATE_MANIFEST, GATE_KIND)  # Fail before the training, not after it.
     with require_extra(f"fitting {name}", EXTRA):
         from knowgate.training.gate_artifact import save_fitted
 
         examples = _load_examples(resolve_run_paths(runs), function, options)
-        injected = {"seed": options.seed, "work": checkpoint_folder(folder), "watch": watch or ignore_progress}
-        result: FitResult = function(examples, **select_injected_arguments(function, injected), **gate_options)
+        watch = watch or fit_function.ignore_progress
+        injected = {"seed": options.seed, "work": checkpoint_folder(folder), "watch": watch}
+        declared = fit_function.select_injected_arguments(function, injected)
+        result: fit_function.FitResult = function(examples, **declared, **gate_options)
         save_options = options.model_dump(include={"threshold", "max_loss", "keep_questions"})
         save_fitted(result, examples, folder, command=command, **save_options)
     delete_checkpoint(folder)
@@ -124,7 +118,7 @@ def list_fittable_gates() -> list[str]:
     return [*built_in, *sorted(set(find_plugins(FIT_ENTRY_POINTS)) - set(built_in))]
 
 
-def load_fit_function(name: str) -> FitFunction:
+def load_fit_function(name: str) -> fit_function.FitFunction:
     """Load the function that trains a gate, from this package or from a plugin.
 
     Raises:
@@ -132,24 +126,28 @@ def load_fit_function(name: str) -> FitFunction:
     """
     entry = FITTED_GATES.get(name)
     if entry is not None and entry.fit:
-        return cast(FitFunction, load_target(entry.fit, f"fitting {name}", entry.extra))
+        return cast(fit_function.FitFunction, load_target(entry.fit, f"fitting {name}", entry.extra))
     plugins = find_plugins(FIT_ENTRY_POINTS)
     if name in plugins:
-        return cast(FitFunction, load_plugin(plugins[name], f"the fit function of '{name}'"))
+        return cast(fit_function.FitFunction, load_plugin(plugins[name], f"the fit function of '{name}'"))
     raise UnknownName("fitted gate", name, list_fittable_gates())
 
 
-def _load_examples(paths: Sequence[Path], function: FitFunction, options: FitOptions) -> Examples:
-    """Load the label runs with the target and the signals that the fit function requires."""
-    required = read_requirements(function)
+def _load_examples(paths: Sequence[Path], function: fit_function.FitFunction, options: FitOptions) -> Examples:
+    """Load label runs as training data, with the target of the options and the signals that the fit function requires.
+
+    Raises:
+        BadSetting: An option cannot be used with this fit function, or with these label runs.
+    """
+    required = fit_function.read_requirements(function)
     if options.target == "gain" and not required.two_heads:
         raise BadSetting(
             "target='gain' works only with the gates 'fusion' and 'gain', which predict the answers with and without "
             "passages separately. Fit one of them, or use target='benefit'."
         )
-    examples = load_examples(
-        paths, target=options.target or required.target, layers=None if required.reads_states else (), seed=options.seed
-    )
+    target = options.target or required.target
+    layers = None if required.reads_states else ()  # None: hidden states of all layers
+    examples = load_examples(paths, target=target, layers=layers, seed=options.seed)
     if options.max_loss is not None and examples.table.open_right is None:
         raise BadSetting(
             f"max_loss={options.max_loss} needs answers with passages, but the label runs have none, so the loss from skipping "

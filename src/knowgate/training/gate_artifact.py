@@ -19,13 +19,6 @@ from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE, SEEN_FILE, Ten
 from knowgate.gates.artifacts.networks import apply_calibration
 from knowgate.gates.baselines import CONSTANT_GATE
 from knowgate.gates.calibration import threshold_choice
-from knowgate.gates.calibration.threshold_choice import (
-    NEVER_RETRIEVE,
-    GateOutcomes,
-    NetLoss,
-    SafetyLimits,
-    ThresholdResult,
-)
 from knowgate.gates.fitted_gate import describe_retrieval_rule
 from knowgate.stats.bootstrap import estimate_auroc, estimate_quality
 from knowgate.stats.metrics import FloatArray
@@ -65,17 +58,20 @@ def save_fitted(
     max_loss: float | None = None,
     keep_questions: bool = True,
 ) -> dict[str, Any]:
-    """Calibrate on the calibration split, measure on the test split, and write the gate's folder atomically.
+    """Write the folder of a trained gate, after its scores are calibrated and its quality is measured.
+
+    The scores are calibrated on the calibration split, the quality is measured on the test split.
 
     Args:
         result: The trained gate.
         examples: The data it was trained on.
         out: Folder to write.
         command: The command line that the card shows.
-        threshold: Retrieve if the calibrated score is above it. Default: the threshold that retrieves least and is safe
-            on questions that the gate did not learn from (see `SafetyLimits`); 0.5 if the label runs have no answers
-            with passages.
-        max_loss: Maximum net loss (lost minus gained answers) of this default threshold. Default: 0.01.
+        threshold: Retrieve if the calibrated score is above it. Default: the threshold that retrieves least among those
+            that lose few answers (see `SafetyLimits`) on questions that the gate did not learn from. It is 0.5 if the label
+            runs have no answers with passages.
+        max_loss: Maximum net loss of this default threshold: the share of right answers that it loses, minus those that
+            it gains, compared with always retrieving. Default: 0.01.
         keep_questions: Store ten questions with their hidden states.
 
     Returns:
@@ -129,7 +125,7 @@ def build_gate_manifest(result: FitResult, examples: Examples) -> dict[str, Any]
 def _list_changed_fields(request: SignalRequest) -> dict[str, Any]:
     """Return the fields of a request that differ from the defaults, by name.
 
-    The fields of its `sampling`, such as the temperature, are listed next to the others.
+    The result is flat: the fields of `request.sampling`, such as the temperature, are on the same level as the others.
     """
     fields, defaults = asdict(request), asdict(SignalRequest())
     fields = {**fields.pop("sampling"), **fields}
@@ -138,7 +134,16 @@ def _list_changed_fields(request: SignalRequest) -> dict[str, Any]:
 
 
 def _measure_by_run(examples: Examples, needs: FloatArray) -> dict[str, Any]:
-    """Measure the gate on the test questions of each label run separately; empty if there is only one run."""
+    """Measure how well the gate ranks the test questions of each label run, if it was fitted on several.
+
+    Args:
+        examples: The label rows, with whether each question needs retrieval.
+        needs: The need for retrieval that the gate predicts for each test question.
+
+    Returns:
+        The field `sets` of the manifest: for each run, the number of test questions, the share of them that need retrieval
+        (`base_rate`), and the AUROC. Empty if there is only one run.
+    """
     runs = examples.table.split_by_run()
     if len(runs) < 2:
         return {}
@@ -146,29 +151,40 @@ def _measure_by_run(examples: Examples, needs: FloatArray) -> dict[str, Any]:
     measured = {}
     names = name_runs([run.path for run in runs])
     for name, run in zip(names, runs, strict=True):
-        of_run = np.isin(test, run.numbers)
-        truth = examples.needed[test][of_run]
-        auroc = asdict(estimate_auroc(truth, needs[of_run]))
-        measured[name] = {"n": len(truth), "base_rate": float(truth.mean()) if len(truth) else None, "auroc": auroc}
+        is_of_run = np.isin(test, run.numbers)
+        needed = examples.needed[test][is_of_run]
+        auroc = asdict(estimate_auroc(needed, needs[is_of_run]))
+        base_rate = float(needed.mean()) if len(needed) else None
+        measured[name] = {"n": len(needed), "base_rate": base_rate, "auroc": auroc}
     return {"sets": measured}
 
 
 def _count_test_answers(examples: Examples, needs: FloatArray, threshold: float) -> dict[str, Any]:
-    """Count right answers on the test split if the gate decides, if all and if no questions are retrieved for.
+    """Count the right answers to the test questions if the gate decides, if it always and if it never retrieves.
 
-    Empty if a test question has no graded open-book answer (its benefit is unknown then).
+    Args:
+        examples: The label rows.
+        needs: The need for retrieval that the gate predicts for each test question.
+        threshold: The gate retrieves if the need is above it.
+
+    Returns:
+        The field `test_counts` of the manifest. Empty if a test question lacks a graded answer with passages (its
+        `benefit` is None then), or if there are no test questions.
     """
     test = examples.split.test
     if not len(test) or any(examples.rows[row].benefit is None for row in test):
         return {}
-    outcomes = GateOutcomes(needs, examples.table.closed_right[test], examples.table.always_right[test])
+    outcomes = threshold_choice.GateOutcomes(
+        needs, examples.table.closed_right[test], examples.table.always_right[test]
+    )
     return {"test_counts": threshold_choice.evaluate_threshold(outcomes, threshold).to_record()}
 
 
 def _fit_distance(source: Mapping[str, Any], examples: Examples) -> Tensors:
-    """Fit the measure of how far a question lies from the training questions.
+    """Fit a measure of how far a new question lies from the training questions.
 
-    Held-out questions calibrate it: they show how far ordinary new questions are.
+    It detects questions unlike those that the gate learned from. Its scale comes from held-out questions (dev,
+    calibration and test), which show how far ordinary new questions are.
 
     Args:
         source: Which features are compared, as in the manifest.
@@ -177,9 +193,9 @@ def _fit_distance(source: Mapping[str, Any], examples: Examples) -> Tensors:
     features = drift.read_distance_features(source, examples.questions, examples.readings)
     split = examples.split
     train, held_out = split.train, np.concatenate([split.dev, split.calibration, split.test])
-    return drift.fit_distance(
-        features[train if len(train) else held_out], features[held_out if len(held_out) else train]
-    )
+    train = train if len(train) else held_out
+    held_out = held_out if len(held_out) else train
+    return drift.fit_distance(features[train], features[held_out])
 
 
 # --- default threshold ----------------------------------------------------------------------------
@@ -202,10 +218,17 @@ class DefaultThreshold(NamedTuple):
 def _choose_default_threshold(
     result: FitResult, examples: Examples, calibration: Mapping[str, Any], max_loss: float | None
 ) -> DefaultThreshold:
-    """Choose the threshold that retrieves least among those that are safe on questions the gate did not learn from.
+    """Choose the threshold that retrieves least among the safe ones, on questions that the gate did not learn from.
 
-    Without open-book answers (answers with passages), the accuracy that is lost by not retrieving is unknown. Then the
-    threshold is 0.5 and counts as not calibrated.
+    A threshold is safe if the gate gives nearly as many right answers as always retrieving (see `SafetyLimits`). If no
+    question has an open-book answer (with passages), this cannot be measured. Then the threshold is 0.5 and counts as not
+    calibrated.
+
+    Args:
+        result: The trained gate.
+        examples: The label rows.
+        calibration: Calibration of the gate's scores.
+        max_loss: Share of right answers that the threshold may lose; None for the default.
     """
     split, table = examples.split, examples.table
     rows = np.concatenate([split.dev, split.calibration, split.test])
@@ -215,29 +238,33 @@ def _choose_default_threshold(
         return DefaultThreshold(0.5, [NOT_CALIBRATED_NOTE], is_calibrated=False)
     limits = _make_limits(max_loss)
     needs = apply_calibration(result.raw(rows.tolist()), calibration)
-    outcomes = GateOutcomes(needs, table.closed_right[rows], table.always_right[rows])
+    outcomes = threshold_choice.GateOutcomes(needs, table.closed_right[rows], table.always_right[rows])
     threshold = threshold_choice.choose_safe(outcomes, limits)
     if threshold == ALWAYS_RETRIEVE:
         share = len(rows) / len(examples.rows)
         return DefaultThreshold(threshold, [_explain_always(outcomes, limits, share)])
     notes = [describe_threshold(threshold_choice.evaluate_threshold(outcomes, threshold), limits)]
-    notes += [NEVER_RETRIEVES_NOTE] if threshold == NEVER_RETRIEVE else []
+    notes += [NEVER_RETRIEVES_NOTE] if threshold == threshold_choice.NEVER_RETRIEVE else []
     return DefaultThreshold(threshold, notes)
 
 
-def _make_limits(max_loss: float | None) -> SafetyLimits:
-    """Return how much accuracy a threshold may lose: the default, or `max_loss` as the estimated loss.
+def _make_limits(max_loss: float | None) -> threshold_choice.SafetyLimits:
+    """Return how much accuracy a threshold may lose compared with always retrieving.
 
-    The upper confidence bound of the loss may exceed the estimated loss by as much as in the default limits.
+    There are two limits: one for the estimated loss, and a higher one for the upper confidence bound of the loss.
+    `max_loss` replaces the first. The second is then higher by as much as in the default limits.
     """
-    default = SafetyLimits()
+    default = threshold_choice.SafetyLimits()
     if max_loss is None:
         return default
     margin = default.loss_bound - default.max_loss
-    return SafetyLimits(max_loss=max_loss, loss_bound=min(0.99, max_loss + margin))  # bounds of 1 are not allowed
+    loss_bound = min(0.99, max_loss + margin)  # bounds of 1 are not allowed
+    return threshold_choice.SafetyLimits(max_loss=max_loss, loss_bound=loss_bound)
 
 
-def _explain_always(outcomes: GateOutcomes, limits: SafetyLimits, share: float) -> str:
+def _explain_always(
+    outcomes: threshold_choice.GateOutcomes, limits: threshold_choice.SafetyLimits, share: float
+) -> str:
     """Explain why the default threshold always retrieves, and estimate how many label rows could change that.
 
     Args:
@@ -246,11 +273,9 @@ def _explain_always(outcomes: GateOutcomes, limits: SafetyLimits, share: float) 
         share: Share of all label rows that are in `outcomes`.
     """
     required = threshold_choice.count_required_rows(outcomes, limits)
-    change = (
-        f"About {math.ceil(required / share)} label rows could show one"
-        if required is not None
-        else "More rows alone would not change that: try another gate, or choose a threshold with knowgate calibrate"
-    )
+    change = "More rows alone would not change that: try another gate, or choose a threshold with knowgate calibrate"
+    if required is not None:
+        change = f"About {math.ceil(required / share)} label rows could show one"
     return (
         f"by default it always retrieves: on {len(outcomes)} questions that it did not learn from, no threshold is "
         f"shown to lose at most {format_points(limits.loss_bound)} of accuracy with {limits.confidence:.0%} "
@@ -258,14 +283,14 @@ def _explain_always(outcomes: GateOutcomes, limits: SafetyLimits, share: float) 
     )
 
 
-def describe_threshold(result: ThresholdResult, limits: SafetyLimits) -> str:
+def describe_threshold(result: threshold_choice.ThresholdResult, limits: threshold_choice.SafetyLimits) -> str:
     """Describe how many searches a threshold saves and how much accuracy it loses.
 
     Args:
         result: The threshold, evaluated on questions that the gate did not learn from.
         limits: The limits that it was chosen for.
     """
-    loss = NetLoss(result.harmed, result.gained, result.n)
+    loss = threshold_choice.NetLoss(result.harmed, result.gained, result.n)
     change = f"loses {100 * loss.mean:.1f}" if loss.mean >= 0 else f"gains {-100 * loss.mean:.1f}"
     return (
         f"its threshold saves most searches among those that lose at most {format_points(limits.max_loss)} of "
@@ -283,15 +308,22 @@ def format_points(share: float) -> str:
 
 
 def describe_weakness(manifest: Mapping[str, Any]) -> str:
-    """Warn if a gate is worse than always or never retrieving on the held-out questions; '' if it is not."""
-    accuracy, majority = manifest["metrics"].get("accuracy", {}).get("value"), majority_accuracy(manifest)
+    """Warn if a gate does worse on the held-out questions than a trivial rule.
+
+    Such rules are: never retrieve, always retrieve, or predict the more frequent class for every question.
+
+    Returns:
+        The warning in one or two sentences; '' if the gate is not worse.
+    """
+    accuracy = manifest["metrics"].get("accuracy", {}).get("value")
+    majority = majority_accuracy(manifest)
     counts = manifest.get("test_counts")
     if counts and counts["right"] < counts["right_never"] and counts["retrieved"]:
         return (
             f"On the {counts['n']} held-out questions it is worse than never retrieving: {counts['right']} right answers "
             f"instead of {counts['right_never']}."
         )
-    if counts and counts["right_always"] - counts["right"] > counts["n"] * SafetyLimits().loss_bound:
+    if counts and counts["right_always"] - counts["right"] > counts["n"] * threshold_choice.SafetyLimits().loss_bound:
         return (
             f"On the {counts['n']} held-out questions it is worse than always retrieving: {counts['right']} right "
             f"answers instead of {counts['right_always']}."
@@ -349,24 +381,27 @@ def _format_gate_facts(manifest: Mapping[str, Any]) -> str:
 
 
 def majority_accuracy(manifest: Mapping[str, Any]) -> float:
-    """Return the accuracy of always predicting the more frequent class on the test split.
+    """Return the accuracy of a baseline that predicts the more frequent class (retrieve or not) for every test question.
 
-    The share of positives is that of the test split, or that of all rows if the manifest does not record it.
+    The share of questions that need retrieval is `test_rate` in the manifest. If it is missing, that of all label rows,
+    `base_rate`, is used.
     """
-    share = manifest["base_rate"] if manifest.get("test_rate") is None else manifest["test_rate"]
-    return max(float(share), 1 - float(share))
+    test_rate = manifest.get("test_rate")
+    share_needed = float(manifest["base_rate"] if test_rate is None else test_rate)
+    return max(share_needed, 1 - share_needed)
 
 
 def draw_roc_curve(needed: Any, needs: FloatArray) -> str:
-    """Draw the ROC curve as an SVG.
+    """Draw the ROC curve of a gate as an SVG: true against false positives as the threshold falls.
 
     Args:
         needed: Whether each question needs retrieval.
         needs: The gate's score of each question.
     """
-    order = np.argsort(-needs, kind="stable")
+    order = np.argsort(-needs, kind="stable")  # highest score first
     true_positives = np.concatenate([[0], np.cumsum(needed[order])])
     false_positives = np.concatenate([[0], np.cumsum(~needed[order])])
+    # The last counts are the totals; 1 avoids a division by zero if there is only one class.
     x, y = false_positives / max(1, false_positives[-1]), true_positives / max(1, true_positives[-1])
     points = [ChartPoint(float(a), float(b)) for a, b in zip(x, y, strict=True)]
     chance = Curve("chance", [ChartPoint(0, 0), ChartPoint(1, 1)], GRAY, dashed=True)

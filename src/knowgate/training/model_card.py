@@ -50,7 +50,13 @@ def format_estimate_cells(estimate: EstimateRecord) -> str:
 def format_metrics(
     metrics: Mapping[str, EstimateRecord], names: Mapping[str, str], extra_rows: Mapping[str, str] | None = None
 ) -> str:
-    """Format metrics as a table; `extra_rows` maps a metric to a line that follows it."""
+    """Format metrics with their intervals as a Markdown table.
+
+    Args:
+        metrics: The metrics by key.
+        names: What the table calls each metric, by key.
+        extra_rows: Further lines of the table, each by the key of the metric that it follows.
+    """
     lines = ["| measure | value | 95 % interval |", "|---|---|---|"]
     for name, estimate in metrics.items():
         lines.append(f"| {names[name]} | {format_estimate_cells(estimate)} |")

@@ -26,10 +26,10 @@ FIT_PROBE_HINT = "Fit a probe with target='known' and balanced=True (`knowgate f
 
 @dataclass(frozen=True)
 class PassageEffects:
-    """How each candidate passage of a question changes the LLM.
+    """How much each candidate passage of a question helps the LLM to answer it.
 
     A value tells how well the LLM can answer, for example its confidence or the grade of its answer (1 or 0). A passage
-    helps if its value is above `base`.
+    helps if the value with it is above the value without any passage.
 
     Attributes:
         base: Value without any passage.
@@ -44,11 +44,16 @@ class PassageEffects:
 
 @dataclass(frozen=True)
 class ConfidenceSource:
-    """Measures by how much a passage raises the LLM's confidence, which a fitted probe reads from a hidden state.
+    """Measures by how much a passage raises the LLM's confidence that it knows the answer.
 
-    Confidence is one minus the probe's uncalibrated score. The forward pass stops at the probe's layer. The calibrated
-    score is not used, because it is nearly constant where the LLM rarely knows the answer, so differences between
-    passages would vanish.
+    A fitted probe, a classifier of a hidden state, reads the confidence: it is one minus the probe's uncalibrated score.
+    The calibrated score is not used, because it is nearly constant where the LLM rarely knows the answer, so differences
+    between passages would vanish. The forward pass stops at the probe's layer.
+
+    Attributes:
+        model: The LLM.
+        gate: The probe.
+        prompts: Prompts with which the LLM answers.
     """
 
     model: Model
@@ -137,7 +142,11 @@ def build_passage_prompts(
 
 
 def _repeat_for_prompts(items: Sequence[Item], passages: Sequence[Sequence[Passage]]) -> list[Item]:
-    """Return the item of each prompt of `build_passage_prompts`, given one item per question."""
+    """Repeat the item of each question, such as its gold answer, for each of the question's prompts.
+
+    The order is that of `build_passage_prompts`: first the prompts without passages, then those with one passage. The
+    items x and y of questions with 2 and 1 passages become x, y, x, x, y.
+    """
     repeated = list(items)
     for item, candidates in zip(items, passages, strict=True):
         repeated += [item] * len(candidates)
@@ -147,17 +156,18 @@ def _repeat_for_prompts(items: Sequence[Item], passages: Sequence[Sequence[Passa
 def _group_by_question(
     values: Sequence[float], correct: Sequence[bool | None], passages: Sequence[Sequence[Passage]]
 ) -> list[PassageEffects]:
-    """Group the values and grades of the prompts of `build_passage_prompts` by question.
+    """Group what was measured with the prompts of `build_passage_prompts` by question.
 
     Args:
-        values: The value of each prompt. All prompts without passages come first, one per question. The prompts with one
-            passage follow, question by question.
+        values: How well the LLM can answer each prompt. All prompts without passages come first, one per question. The
+            prompts with one passage follow, question by question.
         correct: The grade of the answer to each prompt.
         passages: The passages of each question.
     """
     effects: list[PassageEffects] = []
-    start = len(passages)  # the first prompt with a passage of the question
-    for base, candidates in zip(values[: len(passages)], passages, strict=True):
+    n_questions = len(passages)
+    start = n_questions  # position of the question's first prompt with a passage
+    for base, candidates in zip(values[:n_questions], passages, strict=True):
         end = start + len(candidates)
         effects.append(PassageEffects(base, list(values[start:end]), list(correct[start:end])))
         start = end
@@ -196,9 +206,10 @@ class PreferenceLabeler:
     cut: int | None = None
 
     def label(self, questions: Sequence[Question]) -> list[Preference]:
-        """Measure a batch of questions; if that fails, measure them one by one.
+        """Measure the passages of a batch of questions, and return one row per question.
 
-        Errors that concern all questions (server, device, unsupported signal) are raised instead.
+        If that fails, the questions are measured one by one, and a question that fails alone gets a row with the error.
+        Errors that concern all questions (server, device, unsupported signal) are raised.
         """
         candidates = self._find_candidates(questions)
         try:
@@ -253,9 +264,9 @@ class PreferenceLabeler:
         return [truncate_passages(self.source.model, candidates, self.cut) for candidates in passages]
 
     def _label_batch(self, questions: Sequence[Question], candidates: Sequence[Sequence[Passage]]) -> list[Preference]:
-        """Measure the candidate passages of each question, without duplicates.
+        """Measure how much each candidate passage helps, without duplicate passages.
 
-        If that fails, shorten the passages that exceed the context window and measure again.
+        If that fails, passages that exceed the LLM's context window are shortened or dropped, and all are measured again.
         """
         distinct = [deduplicate_passages(passages) for passages in candidates]
         shown = distinct
@@ -272,10 +283,10 @@ class PreferenceLabeler:
         return rows
 
     def _fit(self, question: Question, passages: Sequence[Passage]) -> list[Passage]:
-        """Shorten or drop passages that exceed the context window."""
+        """Shorten passages that exceed the LLM's context window; drop those that do not fit even then."""
         model, prompts = self.source.model, self.source.prompts
-        fitted = [fit_passages(model, prompts, question, [passage], ANSWER_TOKENS) for passage in passages]
-        return [passage for group in fitted for passage in group]
+        groups = [fit_passages(model, prompts, question, [passage], ANSWER_TOKENS) for passage in passages]
+        return [passage for group in groups for passage in group]  # a group has one passage, or none if it was dropped
 
     def _make_row(
         self, question: Question, split: str, passages: Sequence[Passage], effects: PassageEffects
@@ -314,9 +325,10 @@ def _count_changed(passages: Sequence[Passage], shown: Sequence[Passage]) -> int
 
 
 def truncate_passages(model: Model, passages: Sequence[Passage], n_tokens: int) -> list[Passage]:
-    """Truncate passages, with their titles, to the same number of tokens; shorter passages are dropped.
+    """Truncate passages, with their titles, to `n_tokens` tokens, and drop passages that have fewer.
 
-    This is a control experiment: it shows whether the LLM prefers passages only because of their length.
+    So all passages have the same length. This is a control experiment: it shows whether the LLM prefers passages only
+    because of their length.
     """
     if not isinstance(model, TokenizingModel):
         raise UnsupportedSignal(
@@ -327,12 +339,12 @@ def truncate_passages(model: Model, passages: Sequence[Passage], n_tokens: int) 
 
 
 def truncate_text(model: TokenizingModel, text: str, n_tokens: int) -> str | None:
-    """Return the longest prefix of at most `n_tokens` tokens; None if the whole text has fewer tokens."""
+    """Return the longest start of a text that has at most `n_tokens` tokens; None if the text itself has fewer."""
     if len(model.tokenize(text)) < n_tokens:
         return None
 
-    def count_tokens(last: int) -> int:
+    def count_tokens(last: int) -> int:  # of the text up to this character
         return len(model.tokenize(text[: last + 1]))
 
-    # Bisection works, because a longer prefix has at least as many tokens, except for a merge at its very end.
+    # Bisection works, because a longer start has at least as many tokens, except for a merge at its very end.
     return text[: bisect_right(range(len(text)), n_tokens, key=count_tokens)]

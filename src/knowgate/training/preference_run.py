@@ -140,9 +140,10 @@ def measure_preferences(
     on_progress: Callable[[PreferenceProgress], None] = lambda progress: None,
     options: PreferenceOptions,
 ) -> PreferenceProgress:
-    """Measure for labeled questions which candidate passages help the LLM and which do not.
+    """Measure for labeled questions which candidate passages help the LLM to answer and which do not.
 
-    An interrupted run continues where it stopped.
+    A reranker can be trained on the result, so that it prefers passages that help. An interrupted run continues where it
+    stopped.
 
     Args:
         runs: Label runs of one model.
@@ -153,7 +154,8 @@ def measure_preferences(
         options: See `PreferenceOptions`; fields can be given as keywords.
 
     Returns:
-        How many questions have passages that help and passages that do not, and why others do not.
+        The number of questions that have both passages that help and passages that do not, and the numbers of the others
+        by reason.
 
     Raises:
         BadSetting: An option cannot be used, or the model is not the one that was labeled.
@@ -180,7 +182,11 @@ def measure_preferences(
 
 
 def _collect_questions(folders: Sequence[RunFolder], options: PreferenceOptions) -> list[Question]:
-    """Collect each labeled question once, with its candidate passages unless an index is searched for them later."""
+    """Collect the labeled questions, each once, with their candidate passages.
+
+    The passages come from the question set `options.data` or, by default, from the label runs. If `options.index` is
+    given, the questions have none: the index is searched for them later.
+    """
     uses_own_passages = not (options.index or options.data)
     questions: dict[str, Question] = {}
     for folder in folders:
@@ -271,7 +277,10 @@ def run_preferences(
 def describe_preference_run(
     labeler: passage_effects.PreferenceLabeler, questions: Sequence[Question], data: str
 ) -> dict[str, Any]:
-    """Return the settings that identify a run; equal settings give equal rows."""
+    """Return the settings that a preference run stores, to recognize whether an interrupted run can be continued.
+
+    Runs with equal settings have equal rows.
+    """
     source, retriever = labeler.source, labeler.retriever
     settings: dict[str, Any] = {
         "data": data,
@@ -299,7 +308,12 @@ def describe_preference_run(
 
 
 def _check_candidates_found(rows: Sequence[Preference], progress: PreferenceProgress) -> None:
-    """Raise BadInput if no question so far has candidates, so that a wrong index is noticed after the first batch."""
+    """Raise BadInput if no question has candidate passages yet, so that a wrong index is noticed after the first batch.
+
+    Args:
+        rows: The rows of the latest batch.
+        progress: The progress before this batch.
+    """
     if progress.done > progress.bare or any(row.candidates or row.error for row in rows):
         return
     raise BadInput(
@@ -324,7 +338,13 @@ def _check_useful(progress: PreferenceProgress, labeler: passage_effects.Prefere
 
 @dataclass(frozen=True)
 class PreferenceJobSpec:
-    """Describes a preference job by names (model, index, probe), so that other machines can load what it needs."""
+    """Describes how to measure passages by names only, so that other machines can load what they need.
+
+    Attributes:
+        model: Name of the LLM.
+        prompts: Prompts with which it answers.
+        options: Further options, with the names of the index and of the probe.
+    """
 
     model: str
     prompts: AnswerPrompts

@@ -16,15 +16,7 @@ from knowgate.errors import BadSetting
 from knowgate.gates.artifacts.networks import apply_network
 from knowgate.labels.options import NAMED_LAYERS, named_layers
 from knowgate.stats.metrics import BoolArray, FloatArray
-from knowgate.training.classifiers import (
-    LabeledFeatures,
-    check_finite,
-    fit_linear,
-    fit_mlp,
-    make_scorer,
-    select_train_and_dev,
-    tune_linear,
-)
+from knowgate.training import classifiers
 from knowgate.training.examples import Examples, map_questions_to_needs
 from knowgate.training.fit_function import ExampleRequirements, FitResult
 from knowgate.types import Signal, SignalRequest
@@ -53,11 +45,14 @@ def fit_probe(
     """Train a classifier (probe) that predicts from a hidden state of the LLM whether a question needs retrieval."""
     number = pick_layer(examples, layer)
     features = stack_hidden_states(examples.readings, number, position)
-    check_finite(features)
+    classifiers.check_finite(features)
     training_examples = balance_examples(examples, seed) if balanced else examples
-    train, dev = select_train_and_dev(features, training_examples)
-    tensors = fit_mlp(train, dev, by_accuracy=balanced) if kind == "mlp" else tune_linear(train, dev).tensors
-    raw = make_scorer(tensors, features)
+    train, dev = classifiers.select_train_and_dev(features, training_examples)
+    if kind == "mlp":
+        tensors = classifiers.fit_mlp(train, dev, by_accuracy=balanced)
+    else:
+        tensors = classifiers.tune_linear(train, dev).tensors
+    raw = classifiers.make_scorer(tensors, features)
     reads_draft = position == "post"
     request = SignalRequest(layers=(number,), draft_tokens=DRAFT_TOKENS if reads_draft else 0, after_draft=reads_draft)
     options = {"layer": number, "position": position, "kind": kind, **({"balanced": True} if balanced else {})}
@@ -65,34 +60,43 @@ def fit_probe(
     return FitResult("probe", options, frozenset({Signal.HIDDEN}), request, tensors, raw, notes)
 
 
-def predict_out_of_fold(rows: LabeledFeatures, texts: Sequence[str], strength: float) -> FloatArray:
-    """Score each row with a linear classifier that was not trained on its question (cross-validation)."""
+def predict_out_of_fold(rows: classifiers.LabeledFeatures, texts: Sequence[str], strength: float) -> FloatArray:
+    """Score each row with a linear classifier that was not trained on its question (cross-validation).
+
+    Args:
+        rows: Training data.
+        texts: The question of each row. Equal questions are held out together.
+        strength: scikit-learn's C, the inverse of regularization.
+    """
     folds = stratify_folds(texts, rows.needed)
     needs = np.empty(len(rows.needed))
     for fold in np.unique(folds):
         held_out = folds == fold
-        tensors = fit_linear(rows.features[~held_out], rows.needed[~held_out], strength)
+        tensors = classifiers.fit_linear(rows.features[~held_out], rows.needed[~held_out], strength)
         needs[held_out] = apply_network(tensors, rows.features[held_out])
     return needs
 
 
 def stratify_folds(texts: Sequence[str], needed: BoolArray, count: int = 5) -> NDArray[np.int64]:
-    """Return the number of each row's fold; equal questions share a fold, and both classes are spread evenly."""
-    needs = map_questions_to_needs(texts, needed)
+    """Divide rows into folds for cross-validation, and return the number of each row's fold.
+
+    Equal questions share a fold, and each fold has about the same share of questions that need retrieval (`needed`).
+    """
+    needs = map_questions_to_needs(texts, needed)  # fingerprint of each distinct question -> whether it needs retrieval
     by_class = sorted(needs, key=lambda key: needs[key])
     # Dealing the sorted questions out in turn gives every fold its share of both classes.
-    fold = {key: index % count for index, key in enumerate(by_class)}
-    return np.array([fold[fingerprint_text(text)] for text in texts])
+    fold_of_question = {key: index % count for index, key in enumerate(by_class)}
+    return np.array([fold_of_question[fingerprint_text(text)] for text in texts])
 
 
 # --- balanced classes -----------------------------------------------------------------------------
 
 
 def balance_examples(examples: Examples, seed: int) -> Examples:
-    """Draw equally many known and unknown questions for each split, as in the CBDR paper.
+    """Draw equally many known and unknown questions for the train, dev and test splits, as in the CBDR paper.
 
-    The numbers are those of the paper, or lower if the rarer class has fewer questions. The calibration split stays as it
-    is.
+    Their numbers are those of the paper, or lower if the rarer class has fewer questions. The calibration split stays as
+    it is.
     """
     if examples.target != "known":
         raise BadSetting(
@@ -115,9 +119,14 @@ def draw_balanced(indices: NDArray[np.int64], needed: BoolArray, limit: int, see
 
 
 def describe_balance(examples: Examples, raw: Callable[[Sequence[int]], FloatArray]) -> list[str]:
-    """Return notes on balanced examples: their numbers, and how often a raw score above 0.5 is right on the test split.
+    """Return notes for the model card of a probe that was trained on as many known as unknown questions.
 
-    A note also warns if there are too few training questions for a fixed threshold.
+    They give the numbers of questions, and how often the probe's raw (uncalibrated) score is on the right side of 0.5 on
+    the test split. They also warn if there are too few training questions to trust the raw score.
+
+    Args:
+        examples: The balanced examples.
+        raw: Returns the raw scores of the questions with the given indices.
     """
     counts = {name: len(getattr(examples.split, name)) // 2 for name in BALANCED_SIZES}
     sizes = ", ".join(f"{name} {count} + {count}" for name, count in counts.items())
@@ -132,7 +141,8 @@ def describe_balance(examples: Examples, raw: Callable[[Sequence[int]], FloatArr
         log.warning("the balanced probe has %s", notes[-1])
     test = examples.split.test
     if len(test):
-        accuracy = float(((raw(test.tolist()) > 0.5) == examples.needed[test]).mean())
+        predicted = raw(test.tolist()) > 0.5
+        accuracy = float((predicted == examples.needed[test]).mean())
         notes.append(f"its raw verdict is right for {accuracy:.1%} of the balanced test questions (majority 50.0%)")
     return notes
 
@@ -160,7 +170,11 @@ def pick_layer(examples: Examples, layer: str) -> int:
 
 
 def _resolve_layer(layer: str, settings: Mapping[str, Any]) -> int:
-    """Return the number of a layer; -1 if the name is unknown."""
+    """Return the number of a layer, which is given as a number or as a name such as 'mid'.
+
+    Returns:
+        The number; -1 if the name is unknown, or if the label runs do not tell which layer it means.
+    """
     if layer.isdigit():
         return int(layer)
     if layer in NAMED_LAYERS and settings.get("depth"):

@@ -39,7 +39,9 @@ MIN_DEV_QUESTIONS = 50  # with fewer, P@1 says too little to choose weights by
 
 @dataclass(frozen=True)
 class AlignedReranker:
-    """A cross-encoder aligned to an LLM: trained to rank passages that help this LLM above the others.
+    """A cross-encoder (a model that scores how well a passage fits a question) aligned to an LLM.
+
+    Aligned means: trained to rank passages that help this LLM to answer above the others.
 
     Attributes:
         model: The trained cross-encoder.
@@ -75,19 +77,20 @@ def fit_reranker(
     reads_question: bool = True,
     watch: FitProgressCallback = ignore_progress,
 ) -> AlignedReranker:
-    """Train a cross-encoder on the preferences of the train rows and measure it on the test rows.
+    """Train a reranker to put passages that help an LLM above the others (alignment), and measure it on the test rows.
 
-    The weights that rank the dev rows best are kept, the base included. Without dev rows, some train rows are held out
-    for this. With fewer than `MIN_DEV_QUESTIONS` dev rows, the last weights are kept.
+    During training, the dev rows are ranked several times. The weights that rank them best are kept; these may be the
+    weights from before the training. Without dev rows, some train rows are held out for this. With fewer than
+    `MIN_DEV_QUESTIONS` dev rows, the last weights are kept.
 
     Args:
-        rows: Preferences of one LLM.
+        rows: Questions with passages that help the LLM and passages that do not, divided into train, dev and test.
         base: Cross-encoder to start from.
         training: Hyperparameters of the alignment.
-        relevance: Examples of relevance to train on first. With `training.relevance_mix` they are mixed into the
-            alignment instead. Default: none. The packaged base cannot rank yet, so its default is the candidates of
-            the rows, which are relevant if they contain a gold answer.
-        reads_question: False trains a control that learns which passages are preferred whatever the question is.
+        relevance: Examples of relevant and other passages to train on first. With `training.relevance_mix` they are mixed
+            into the alignment instead. Default: none. Only the packaged base, which cannot rank yet, is by default trained
+            on the passages of the rows first; those that contain a gold answer are relevant.
+        reads_question: False trains a control that does not see the question.
         watch: Called with the progress.
 
     Raises:
@@ -123,32 +126,36 @@ def fit_reranker(
 def split_dev_rows(
     train: Sequence[Preference], dev: Sequence[Preference], training: RerankerTrainingOptions
 ) -> tuple[list[Preference], list[Preference]]:
-    """Return the rows to train on and the rows to choose weights on.
+    """Return the rows to train a reranker on, and the dev rows, on which the best weights are chosen.
 
     Args:
         train: Rows of the train split.
         dev: Rows of the dev split. If there are none, a share of the train rows is held out by a hash of the question.
-        training: Hyperparameters of the alignment. Nothing is chosen if `checks` is 0.
+        training: Hyperparameters. If `checks` is 0, the last weights are kept, so no dev rows are needed.
 
     Returns:
-        Train rows and dev rows. There are no dev rows if too few of them have helpful and harmful passages.
+        Train rows and dev rows. If fewer than `MIN_DEV_QUESTIONS` dev rows have both helpful and harmful passages, all
+        train rows and no dev rows.
     """
+    if not training.checks:
+        return list(train), []
     rest = list(train)
-    if training.checks and not dev:
+    if not dev:
         held_out = mark_held_out([fingerprint_text(row.question) for row in train], DEV_SHARE, training.seed)
         dev = [row for row, is_dev in zip(train, held_out, strict=True) if is_dev]
         rest = [row for row, is_dev in zip(train, held_out, strict=True) if not is_dev]
     useful = [row for row in dev if row.is_kept and row.error is None]
-    return (rest, useful) if training.checks and len(useful) >= MIN_DEV_QUESTIONS else (list(train), [])
+    return (rest, useful) if len(useful) >= MIN_DEV_QUESTIONS else (list(train), [])
 
 
 def draw_groups(groups: Sequence[RankingGroup], count: int, seed: int) -> list[RankingGroup]:
-    """Draw examples without replacement; all of them if there are fewer than `count`."""
-    return [groups[int(index)] for index in np.random.default_rng(seed).permutation(len(groups))[:count]]
+    """Draw `count` training examples at random, each at most once; all of them if there are fewer."""
+    order = np.random.default_rng(seed).permutation(len(groups))
+    return [groups[int(index)] for index in order[:count]]
 
 
 def _make_selector(model: Any, rows: Sequence[Preference], reads_question: bool) -> WeightSelector:
-    """Make a selector that keeps the weights with the best P@1 on these rows."""
+    """Make a selector that keeps the weights with the best P@1 (share of questions with a helpful passage on top)."""
     return WeightSelector(model, lambda: float(measure_ranking(model, rows, reads_question)["P@1"].mean()), len(rows))
 
 
@@ -190,9 +197,11 @@ def make_preference_groups(rows: Sequence[Preference]) -> list[RankingGroup]:
 def measure_ranking(model: Any, rows: Sequence[Preference], reads_question: bool = True) -> dict[str, FloatArray]:
     """Measure how well a cross-encoder ranks the positive passages of each row above the negative ones.
 
+    Positive passages help the LLM to answer, negative ones do not.
+
     Args:
         model: The cross-encoder.
-        rows: Questions with positive and negative passages. Other candidates are left out.
+        rows: Questions with positive and negative passages. Passages that are neither are left out.
         reads_question: False for a control that sees the passages without the question.
 
     Returns:
@@ -210,9 +219,10 @@ def measure_ranking(model: Any, rows: Sequence[Preference], reads_question: bool
 
 
 def make_relevance_groups(questions: Sequence[Question], retriever: Retriever | None = None) -> list[RankingGroup]:
-    """Make training examples for relevance: passages with a gold answer are positive, others negative.
+    """Make training examples for a reranker from gold answers: passages that contain one are positive, others negative.
 
-    Questions with too few negatives get passages of other questions as well. No LLM is needed.
+    A question with too few negatives gets random passages of other questions, too. Questions without a positive are left
+    out. No LLM is needed.
 
     Args:
         questions: Questions with gold answers; their contexts are candidates.

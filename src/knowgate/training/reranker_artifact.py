@@ -20,22 +20,16 @@ from knowgate.training.reranker_trainer import PASSAGE_TOKENS, QUERY_TOKENS, Tra
 
 RELEVANCE_MANIFEST = "relevance.json"  # of a base that was trained on relevance only
 # Settings of the preferences that say what a reranker is aligned to.
-ALIGNMENT_SETTINGS = (
-    "model",
-    "model_fingerprint",
-    "prompts_fingerprint",
-    "source",
-    "probe",
-    "retriever",
-    "retriever_fingerprint",
-)
+LLM_SETTINGS = ("model", "model_fingerprint", "prompts_fingerprint")
+ALIGNMENT_SETTINGS = (*LLM_SETTINGS, "source", "probe", "retriever", "retriever_fingerprint")
 
 
 def measure_ranking_gains(fitted: AlignedReranker) -> dict[str, dict[str, Estimate]]:
-    """Average the ranking metrics over the test rows, with confidence intervals.
+    """Average the ranking metrics of a reranker over the test questions, before and after its alignment to an LLM.
 
     Returns:
-        The mean of each metric 'before' and 'after' alignment, and its 'gain', the paired difference.
+        For each of 'before', 'after' and 'gain' (after minus before), the mean of each metric with its confidence
+        interval. The gain is averaged over the differences of single questions.
     """
     gain = {name: fitted.after[name] - fitted.before[name] for name in fitted.after}
     parts = {"before": fitted.before, "after": fitted.after, "gain": gain}
@@ -65,15 +59,23 @@ def save_reranker(
             save_cross_encoder(fitted.base, folder / cross_encoder.RERANKER_BASE)
         manifest["weights_sha256"] = sha256_file(folder / cross_encoder.RERANKER_WEIGHTS)
         write_text(folder / cross_encoder.RERANKER_CARD, render_reranker_card(manifest, command))
-        manifest["files"] = compute_digests(
-            folder, exclude=[cross_encoder.RERANKER_MANIFEST, cross_encoder.RERANKER_CARD]
-        )
+        without_digest = [cross_encoder.RERANKER_MANIFEST, cross_encoder.RERANKER_CARD]
+        manifest["files"] = compute_digests(folder, exclude=without_digest)
         write_json(folder / cross_encoder.RERANKER_MANIFEST, manifest)
     return manifest
 
 
 def save_relevance(fitted: RelevanceReranker, out: Path, *, data: str, command: str = "") -> dict[str, Any]:
-    """Write a plain cross-encoder folder with a manifest, which is returned; an earlier one is replaced."""
+    """Write the folder of a cross-encoder that was trained on relevance only, and return its manifest.
+
+    An earlier cross-encoder of this kind in the folder is replaced.
+
+    Args:
+        fitted: The cross-encoder.
+        out: Folder to write.
+        data: Name of the training data, for the manifest.
+        command: The command line that made it, for the manifest.
+    """
     check_replaceable(out, RELEVANCE_MANIFEST, "a reranker trained on relevance")
     manifest = {
         "version": cross_encoder.RERANKER_VERSION,

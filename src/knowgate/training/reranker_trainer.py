@@ -27,9 +27,15 @@ if TYPE_CHECKING:
 
 
 def infonce(scores: torch.Tensor, positive: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Return -log(f+ / (f+ + sum f-)), f = exp(score / temperature), for each positive (CBDR, equations 4 and 5).
+    """Return the InfoNCE loss of each positive passage of a question (CBDR, equations 4 and 5).
 
-    Positives of one question share its negatives, so each passage is read once for all of them.
+    It is -log(f+ / (f+ + sum of f-)), where f = exp(score / temperature), f+ is that of the positive and f- are those of
+    the question's negatives. All positives share the same negatives.
+
+    Args:
+        scores: Score of each passage of the question.
+        positive: Whether each passage is positive.
+        temperature: Temperature of the loss.
     """
     import torch
 
@@ -39,13 +45,16 @@ def infonce(scores: torch.Tensor, positive: torch.Tensor, temperature: float) ->
 
 
 def compute_batch_loss(model: Any, batch: Sequence[RankingGroup], temperature: float) -> torch.Tensor:
-    """Score the pairs of all groups in one pass, and return the mean InfoNCE loss of their positives."""
+    """Return the mean InfoNCE loss of all positive passages of a batch; the model scores all passages in one pass."""
     import torch
 
     scores = _score_pairs(model, [(group.question, text) for group in batch for text in group.passages])
-    parts = scores.split([len(group.passages) for group in batch])
-    positive = [torch.tensor(group.labels, device=scores.device) > 0 for group in batch]
-    return torch.cat([infonce(part, mask, temperature) for part, mask in zip(parts, positive, strict=True)]).mean()
+    scores_by_group = scores.split([len(group.passages) for group in batch])
+    losses = []
+    for group, group_scores in zip(batch, scores_by_group, strict=True):
+        is_positive = torch.tensor(group.labels, device=scores.device) > 0
+        losses.append(infonce(group_scores, is_positive, temperature))
+    return torch.cat(losses).mean()
 
 
 def _score_pairs(model: Any, pairs: list[tuple[str, str]]) -> torch.Tensor:
@@ -116,12 +125,14 @@ class TruncationCounts:
 
 @dataclass(frozen=True)
 class WeightSelection:
-    """Weights chosen by their P@1 on dev questions: never worse there than the base.
+    """Which weights of a reranker were chosen after its training, because they rank the dev questions best.
+
+    P@1 is the share of questions with a positive passage on top. The base is the reranker before the training.
 
     Attributes:
         questions: Number of dev questions.
         base: P@1 of the base on them.
-        chosen: P@1 of the chosen weights on them.
+        chosen: P@1 of the chosen weights on them; never lower than that of the base.
         share: Share of the trained weights in the chosen ones, which are averages with the base; 0 for the base itself.
         update: Update after which the trained weights were taken.
         history: Update and P@1 of each check, the one before the training first.
@@ -159,10 +170,11 @@ BLENDS = (0.25, 0.5, 0.75)  # shares of the trained weights, the rest being thos
 
 @dataclass
 class WeightSelector:
-    """Keeps the weights that rank the dev questions best; those before the training win ties.
+    """Finds the weights that rank the dev questions best, during and after the training of a reranker.
 
-    The trained weights are also averaged with those before the training, which often ranks new questions better than
-    either (Wortsman et al. 2022, WiSE-FT).
+    After the training, the best trained weights are also averaged with those from before the training, which often ranks
+    new questions better than either (Wortsman et al. 2022, WiSE-FT). Of equally good weights, those from before the
+    training are chosen.
 
     Attributes:
         model: The cross-encoder, before its training.
@@ -181,7 +193,7 @@ class WeightSelector:
         self._best_update = 0
 
     def check(self, update: int) -> None:
-        """Measure the current weights and remember the best ones after an update."""
+        """Measure the current weights after an update, and copy them if they are the best trained ones so far."""
         value = self.measure()
         self._history.append((update, value))
         if value > self._best_trained:
@@ -194,7 +206,8 @@ class WeightSelector:
 
         The candidates are the weights before the training, the best trained weights, and averages of the two.
         """
-        best, best_share = self._history[0][1], 0.0
+        _, base = self._history[0]  # P@1 before the training
+        best, best_share = base, 0.0  # share of the trained weights in the average
         for share in (1.0, *BLENDS):
             self._load(share)
             value = self._best_trained if share == 1.0 else self.measure()
@@ -202,13 +215,13 @@ class WeightSelector:
                 best, best_share = value, share
         self._load(best_share)
         history = tuple((update, round(value, 4)) for update, value in self._history)
-        return WeightSelection(self.n_questions, history[0][1], round(best, 4), best_share, self._best_update, history)
+        return WeightSelection(self.n_questions, round(base, 4), round(best, 4), best_share, self._best_update, history)
 
     def _copy_weights(self) -> dict[str, Any]:
         return {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
 
     def _load(self, share: float) -> None:
-        """Load the average of the trained weights, with this share, and the weights before the training."""
+        """Load a weighted average into the model: `share` of the trained weights, the rest from before the training."""
         weights = {
             name: base.lerp(self._trained[name], share) if base.is_floating_point() else base
             for name, base in self._base.items()
@@ -291,7 +304,8 @@ def _truncate_texts(model: Any, distinct: Collection[str], limit: int) -> dict[s
         batch = texts[start : start + TOKENIZER_BATCH]
         encoded = model.tokenizer(batch, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         for text, offsets in zip(batch, encoded["offset_mapping"], strict=True):  # start and end of each token
-            truncated[text] = text if len(offsets) <= limit else text[: offsets[limit - 1][1]]
+            ends = [end for _, end in offsets[:limit]]
+            truncated[text] = text[: ends[-1]] if len(offsets) > limit else text
     return truncated
 
 
@@ -331,7 +345,9 @@ def _create_optimizer(model: Any, training: RerankerTrainingOptions, updates: in
 
 
 def compute_rate_share(update: int, updates: int, warm_up: float) -> float:
-    """Return the learning rate of an update as a share of its peak: it rises linearly, then falls linearly to 0.
+    """Return the learning rate of an update, as a share of the highest one.
+
+    It rises linearly during the first updates (the warm-up), then falls linearly to 0.
 
     Args:
         update: Number of the update, from 0.

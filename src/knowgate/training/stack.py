@@ -62,9 +62,10 @@ def fit_cross_fitted_judge(
     work: Path,
     watch: FitProgressCallback = ignore_progress,
 ) -> FitResult:
-    """Fine-tune an ensemble of judges; each is trained without one fold of the rows.
+    """Fine-tune an ensemble of judges, models that predict whether the LLM's answer is right.
 
-    So every row can be scored by a judge that was not trained on it.
+    The rows are divided into folds, and each judge is trained without one of them. So every row can be scored by a judge
+    that was not trained on it.
 
     Args:
         examples: The training data. The judges learn whether the closed-book answer is right, whatever the target is.
@@ -85,7 +86,9 @@ def fit_cross_fitted_judge(
 
 
 def stack_judges(examples: Examples, judges: Sequence[FitResult], *, cheap: bool = False, work: Path) -> FitResult:
-    """Combine fitted judges with all other signals in a fusion, i.e. a logistic regression over signals.
+    """Combine the scores of judges with all other signals in one gate (a fusion: a logistic regression over signals).
+
+    A judge is a fine-tuned model that predicts whether the LLM's answer is right.
 
     Args:
         examples: The training data.
@@ -123,9 +126,10 @@ def stack_judges(examples: Examples, judges: Sequence[FitResult], *, cheap: bool
 
 
 def select_known_target(examples: Examples) -> Examples:
-    """Return the examples with the target that judges learn: 'known', whether the closed-book answer is right.
+    """Return the same examples with the target 'known', which judges learn: the answer without passages is right.
 
-    Examples with the target 'agree' stay as they are, because they have no gold answers.
+    Examples with the target 'agree' (the answers with and without passages are the same) stay as they are, because they
+    have no gold answers.
     """
     if examples.target in ("known", "agree"):
         return examples

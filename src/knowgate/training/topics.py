@@ -146,7 +146,8 @@ def measure_clusters(
     for number, name in enumerate(names):
         rows = assigned == number
         members = np.flatnonzero(rows)
-        central = members[np.argsort(-(vectors[members] @ centers[number]), kind="stable")][:RULE_EXAMPLES]
+        similarities = vectors[members] @ centers[number]
+        central = members[np.argsort(-similarities, kind="stable")][:RULE_EXAMPLES]  # the most similar members
         result = _measure(table, name, rows, retrieve, resamples)
         examples = tuple(texts[index] for index in central)
         similarity = _choose_similarity(vectors, rows, vectors[central].mean(axis=0))
@@ -236,7 +237,13 @@ def _run_k_means(vectors: Vector, centers: Vector) -> tuple[NDArray[np.int64], V
 
 
 def name_clusters(texts: Sequence[str], assigned: NDArray[Any], count: int) -> list[str]:
-    """Name each cluster by the words that are most frequent in it compared with the others (c-TF-IDF)."""
+    """Name each cluster of questions by the words that are most frequent in it compared with the others (c-TF-IDF).
+
+    Args:
+        texts: The questions.
+        assigned: Number of the cluster of each question.
+        count: Number of clusters.
+    """
     split = Tokenizer(stem=False)
     words = [{word for word in split(text) if word not in QUESTION_WORDS and len(word) > 1} for text in texts]
     total_uses = Counter(word for question in words for word in question)
@@ -290,15 +297,18 @@ def describe_extremes(topics: Sequence[TopicResult]) -> str:
 
 
 def propose_rules(topics: Sequence[TopicResult]) -> list[TopicRule]:
-    """Propose rules for topics where it is clear that the LLM should always retrieve, or never.
+    """Propose routing rules for topics where the LLM clearly should always retrieve, or never.
+
+    "Surely" means that the whole 95 % interval is on one side of the limit.
 
     Args:
         topics: Measured topics. Those with fewer than 30 questions get no rule. Nor do topics that were taken from a field
             of the data, because a rule recognizes a topic by the embeddings of its example questions.
 
     Returns:
-        "retrieve" for topics on which passages surely gain more than 10 points of accuracy, and "skip" for topics on
-        which they surely lose. Without answers with passages: "retrieve" where surely fewer than 10 % are known.
+        Rules to always retrieve for topics on which passages surely gain more than 10 points of accuracy, and never for
+        topics on which they surely lose. If there are no answers with passages, the only rules are to always retrieve,
+        for topics of which the LLM surely knows less than 10 %.
     """
     return [
         TopicRule(topic.name, action, topic.examples, topic.similarity, DEFAULT_EMBEDDER)
@@ -341,7 +351,10 @@ def _choose_action(topic: TopicResult) -> RuleAction | None:
 
 
 def _choose_similarity(vectors: Vector, rows: BoolArray, mean: Vector) -> float:
-    """Choose the smallest cosine similarity to a topic's examples with which a question belongs to the topic.
+    """Choose how similar to a topic's examples a new question must be to belong to the topic.
+
+    The limit that separates the topic best from other questions is chosen: it has the largest difference between the
+    share of the topic's questions above it and the share of the other questions above it.
 
     Args:
         vectors: Unit vector of each question.
@@ -349,10 +362,12 @@ def _choose_similarity(vectors: Vector, rows: BoolArray, mean: Vector) -> float:
         mean: Mean vector of the topic's examples.
 
     Returns:
-        The similarity that separates the topic best: the share of its questions above it, minus the share of the others.
+        The smallest cosine similarity to `mean` with which a question belongs to the topic.
     """
     similarities = vectors @ (mean / max(float(np.linalg.norm(mean)), 1e-12))
     inside, outside = similarities[rows], similarities[~rows]
     candidates = np.quantile(inside, np.linspace(0, 0.5, 26))  # at least half of the topic's questions stay above it
-    gaps = [(inside >= cut).mean() - (outside >= cut).mean() if len(outside) else 1.0 for cut in candidates]
+    if not len(outside):
+        return round(float(candidates[0]), 3)
+    gaps = [(inside >= limit).mean() - (outside >= limit).mean() for limit in candidates]
     return round(float(candidates[int(np.argmax(gaps))]), 3)

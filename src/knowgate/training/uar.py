@@ -45,10 +45,11 @@ def fit_uar(
     model: Annotated[str | None, "LLM that reads these questions. Default: the LLM of the label run."] = None,
     watch: fit_function.FitProgressCallback = fit_function.ignore_progress,
 ) -> fit_function.FitResult:
-    """Fit the UAR gate: four classifiers on hidden states of the LLM, combined by a decision tree.
+    """Fit the UAR gate: four classifiers of hidden states of the LLM, combined by a decision tree.
 
     Three of them learn from questions that are labeled by a criterion, such as whether the answer changes with time. The
-    LLM reads these questions now. The fourth learns from the label run whether the LLM knows the answer.
+    LLM reads these questions now, to compute their hidden states. The fourth learns from the label run whether the LLM
+    knows the answer; its hidden states are recorded there.
     """
     # A wrong spec is reported before a model is loaded.
     questions = {name: load_questions(spec) for name, spec in _parse_criteria(criteria).items()}
@@ -95,7 +96,7 @@ def fit_uar_heads(
     for name in CRITERIA:
         fits = model.fits([answer_prompts.closed(question) for question in criteria[name]], 1)
         usable = [question for question, is_short in zip(criteria[name], fits, strict=True) if is_short]
-        truth = _read_verdicts(usable, name)
+        truth = _read_verdicts(usable, name)  # whether each question needs retrieval by this criterion
         prompts = [answer_prompts.closed(question) for question in usable]
         criterion_states = _read_states(model, prompts, f"reading {name}", watch)
         # Every fifth question calibrates and measures the head.
@@ -182,9 +183,10 @@ def _describe_head(name: str, truth: BoolArray, needs: FloatArray, n_left_out: i
 
 
 def _measure_tree(examples: Examples, states: Vector, tensors: Tensors, calibrations: list[dict[str, Any]]) -> str:
-    """Measure on the test split the decision tree that combines all four heads, and describe the result for the card.
+    """Measure the whole UAR gate on the test split, and describe the result in a line for the model card.
 
-    The other metrics of the card are those of the head 'self' alone, which predicts whether the LLM knows the answer.
+    The gate is a decision tree that combines four classifiers (heads). The other metrics of the card are those of the
+    head 'self' alone, which predicts whether the LLM knows the answer.
 
     Args:
         examples: The label rows.

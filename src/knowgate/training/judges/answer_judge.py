@@ -57,9 +57,10 @@ def fit_answer_judge(
     work: Path,
     watch: FitProgressCallback = ignore_progress,
 ) -> FitResult:
-    """Fine-tune a model to predict whether the LLM's answer is right.
+    """Fit the judge gate: fine-tune a model to predict from question and answer whether the LLM's answer is right.
 
-    It needs nothing of the LLM but its answers, so the LLM may be behind an API.
+    It needs nothing of the LLM but its answers, so the LLM may be behind an API. With a teacher, an already fitted judge,
+    it learns from the teacher's predictions, too (distillation).
     """
     task = make_answer_task(examples, options, both=options.both)
     members = plan_answer_ensemble(examples, options, make_default_training(options, seed))
@@ -127,26 +128,27 @@ def make_judge_result(
     tokens: int,
     raw: Callable[[Sequence[int]], FloatArray],
 ) -> FitResult:
-    """Make the result of a fit whose gate is a judge of answers.
+    """Make the result of fitting a gate that decides by a judge, a model that predicts whether an answer is right.
 
     Args:
         gate: Name of the gate.
-        fitted: The judge.
-        encode: Makes all prompts that the gate asks the judge about the rows with the given indices.
+        fitted: The trained judge.
+        encode: Makes all prompts with which the gate asks the judge about the rows with the given indices.
         examples: The training data.
         tokens: Maximum number of answer tokens that the judge reads; 0 for the question alone.
-        raw: Scores the rows with the given indices.
+        raw: Returns the uncalibrated need for retrieval of the rows with the given indices.
     """
+    n_rows = len(examples.rows)
     return FitResult(
         gate,
-        {"tokens": tokens, **fitted.options},
-        frozenset({Signal.DRAFT}) if tokens else frozenset(),
-        SignalRequest(draft_tokens=tokens),
-        {},
-        raw,
-        [*fitted.notes, describe_cost(fitted, encode, len(examples.rows))],
-        fitted.files,
-        uses_test_split=fitted.seen == frozenset(range(len(examples.rows))),
+        options={"tokens": tokens, **fitted.options},
+        needs=frozenset({Signal.DRAFT}) if tokens else frozenset(),
+        request=SignalRequest(draft_tokens=tokens),
+        tensors={},
+        raw=raw,
+        notes=[*fitted.notes, describe_cost(fitted, encode, n_rows)],
+        files=fitted.files,
+        uses_test_split=len(fitted.seen) == n_rows,
     )
 
 
@@ -178,15 +180,21 @@ class AnswerEncoder:
         made = []
         for index, prompt in zip(indices, self.encode(judge, indices), strict=True):
             made.append(TrainingExample(prompt, (float(labels[index]),)))
-        return made + self._make_open_book_examples(judge, indices) if self.task.both else made
+        if self.task.both:
+            made += self._make_open_book_examples(judge, indices)
+        return made
 
     def _make_open_book_examples(self, judge: AnswerJudge, indices: Sequence[int]) -> list[TrainingExample]:
-        """Make examples of graded open-book answers, except those that repeat the closed-book answer."""
+        """Make a training example of each graded open-book answer that differs from the closed-book answer.
+
+        Open-book answers are given with passages, closed-book answers without.
+        """
         made = []
         for index in indices:
             row, question = self.examples.rows[index], self.examples.questions[index]
-            repeats = row.closed is not None and row.open is not None and row.open.text == row.closed.text
-            if row.open is None or row.open.correct is None or repeats:
+            if row.open is None or row.open.correct is None:
+                continue
+            if row.closed is not None and row.open.text == row.closed.text:
                 continue
             prompts = encode_answers(self.task.gate, judge, [question], [row.open.text], self.task.tokens)
             made.append(TrainingExample(prompts[0], (float(row.open.correct),)))
@@ -245,9 +253,10 @@ def plan_answer_ensemble(
 
 
 def make_answer_task(examples: Examples, options: AnswerJudgeFitOptions, *, both: bool = False) -> AnswerTask:
-    """Make the task of a judge from its options.
+    """Make the task of a judge, i.e. what it reads and learns, from its options.
 
-    The judge reads at most as many tokens as the recorded drafts have, so that the gate drafts what it was trained on.
+    The judge reads at most as many answer tokens as the label runs have. So in use, the gate lets the LLM write drafts of
+    the same length as those that the judge was trained on.
 
     Args:
         examples: The label rows.
@@ -311,12 +320,18 @@ def make_hard_labels(examples: Examples) -> FloatArray:
 
 
 def make_soft_labels(examples: Examples, teacher: str, indices: Iterable[int]) -> FloatArray:
-    """Average the grades of answers with the probabilities that a fitted judge predicts (distillation).
+    """Return labels for a judge that learns from another judge, the teacher (distillation).
+
+    A label is the mean of the answer's grade (1 for right, 0 for wrong) and the teacher's probability that it is right.
 
     Args:
         examples: The training data.
-        teacher: Folder of the fitted judge.
-        indices: Rows to average. The other rows, such as those that decide when training stops, keep their grades.
+        teacher: Folder of the teacher.
+        indices: Rows that get such labels. The labels of the others, such as those that decide when training stops, are
+            their grades.
+
+    Raises:
+        BadSetting: The teacher predicts something else, or needs more than the texts of question and answer.
     """
     gate, labels = load_fitted_gate(teacher), make_hard_labels(examples)
     if gate.artifact.manifest.get("target") in OPEN_BOOK_TARGETS or gate.needs - {Signal.DRAFT}:

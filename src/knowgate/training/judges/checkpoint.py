@@ -19,12 +19,8 @@ from knowgate.core.schema import NonNegativeInt, NumberRange, read_record
 from knowgate.core.validation import read_json
 from knowgate.errors import ArtifactError, BadInput, BadSetting
 
-STATE_FILE, WEIGHTS_FILE, MOMENTS_FILE, BEST_FOLDER = (
-    "training.json",
-    "weights.safetensors",
-    "moments.safetensors",
-    "best",
-)
+STATE_FILE, BEST_FOLDER = "training.json", "best"
+WEIGHTS_FILE, MOMENTS_FILE = "weights.safetensors", "moments.safetensors"
 
 
 class TrainingSegment(NamedTuple):
@@ -85,14 +81,19 @@ class TrainingState:
         return self.dev_losses.index(min(self.dev_losses))
 
     def is_finished(self, n_segments: int, patience: int) -> bool:
-        """Return whether all segments are done, or the dev loss has not improved for `patience` evaluations.
+        """Return whether the training ends: all segments are done, or the dev loss no longer improves (early stopping).
 
-        The first half never stops early: the learning rate is still high there, and the loss may rise and fall again.
+        In the first half, training never stops early: the learning rate is still high, and the loss may rise and fall.
+
+        Args:
+            n_segments: Number of segments of the whole training.
+            patience: Number of evaluations without a lower dev loss after which training stops; 0 for never.
         """
         if self.n_done >= n_segments:
             return True
-        may_stop = 2 * self.n_done >= n_segments and patience > 0 and bool(self.dev_losses)
-        return may_stop and self.n_done - 1 - self.best >= patience  # segments after the best one
+        n_since_best = self.n_done - 1 - self.best
+        may_stop_early = 2 * self.n_done >= n_segments and patience > 0 and bool(self.dev_losses)
+        return may_stop_early and n_since_best >= patience
 
     def add(self, segment: TrainingSegment, dev: DevEvaluation | None) -> TrainingState:
         """Return the state after another segment; `dev` is None if there are no dev rows to evaluate it on."""
@@ -139,9 +140,15 @@ def load_training_state(work: Path, key: str) -> TrainingState:
 
 
 def save_checkpoint(work: Path, state: TrainingState, parameters: Sequence[Any], optimizer: Any) -> None:
-    """Save weights and optimizer state after a segment, and delete the previous checkpoint.
+    """Save weights and optimizer state after a segment (part of an epoch), and delete the previous checkpoint.
 
-    The progress file is written last, so a run that is killed while saving repeats the segment.
+    The file with the progress is written after them. If the process is killed before that, the segment is repeated.
+
+    Args:
+        work: Folder for checkpoints.
+        state: The progress after the segment.
+        parameters: The trained tensors.
+        optimizer: Their Adam optimizer.
     """
     from safetensors.torch import save_file
 
@@ -163,7 +170,11 @@ def save_final_state(work: Path, state: TrainingState) -> None:
 
 
 def restore_checkpoint(work: Path, state: TrainingState, parameters: Sequence[Any], optimizer: Any) -> None:
-    """Load the weights after the last finished segment into the parameters, and Adam's moments into the optimizer."""
+    """Continue an interrupted training: load the last checkpoint into the parameters and the optimizer.
+
+    Raises:
+        ArtifactError: The checkpoint is damaged or incomplete.
+    """
     import torch
     from safetensors.torch import load_file
 

@@ -54,18 +54,22 @@ def plan_ensemble(
     texts: Sequence[str] = (),
     rows: NDArray[np.int64] | None = None,
 ) -> list[EnsembleMember]:
-    """Plan the trainings of an ensemble: one per seed on the train split, or one per fold of the questions.
+    """Plan the trainings of an ensemble of judges: which rows and which seed each member gets.
 
-    With folds, each member is trained on all folds but one, so that every row can be scored by a judge that did not see it.
-    No rows are left for a dev split then.
+    By default, all members are trained on the train split, with different seeds. With folds, the rows are divided into
+    folds instead, and each member is trained on all of them but one. So every row can be scored by a judge that did not
+    see it. No rows are left to choose the best weights on (dev) then.
 
     Args:
-        split: Train and dev rows.
+        split: Train and dev rows, used without folds.
         training: Hyperparameters; each member gets its own seed.
-        seeds: Number of members if there are no folds.
-        folds: Number of folds; 0 for none.
+        seeds: Number of members without folds.
+        folds: Number of folds, which is the number of members; 0 for no folds.
         texts: All questions; equal questions share a fold.
-        rows: Indices of the rows that are divided into folds. The others are scored by every member. Default: all rows.
+        rows: Indices of the rows that are divided into folds. No member is trained on the others. Default: all rows.
+
+    Raises:
+        BadSetting: There are too many folds, or both `seeds` and `folds` are given.
     """
     if folds and not 2 <= folds <= MAX_MEMBERS:
         raise BadSetting(f"folds={folds} is not allowed: use 2 to {MAX_MEMBERS}, or 0 for none.")
@@ -94,12 +98,12 @@ def assign_folds(texts: Sequence[str], folds: int, seed: int = 0) -> NDArray[np.
 
 
 def find_unseen(members: Sequence[EnsembleMember], indices: Sequence[int]) -> BoolArray:
-    """Return which members may score which label rows: those that were not trained on them.
+    """Return which members of an ensemble may score which label rows: only those that were not trained on the row.
 
     If all members were trained on a label row, all of them may score it.
 
     Returns:
-        A matrix of booleans with one row per member and one column per index.
+        A matrix of booleans with one row per member and one column per label row.
     """
     unseen: BoolArray = np.array([[index not in member.seen for index in indices] for member in members], dtype=bool)
     seen_by_all = ~unseen.any(axis=0)
@@ -134,22 +138,22 @@ class FittedJudge:
     def predict_known(self, prompts: Sequence[LabelPromptTokens], indices: Sequence[int]) -> FloatArray:
         """Predict for each row the probability that the LLM knows the answer.
 
-        This is the mean prediction of the members of the ensemble that were not trained on the row. Predictions are
-        cached in `predictions`.
+        This is the mean prediction of those members of the ensemble that were not trained on the row. Prompts that were
+        predicted before are read from the cache.
 
         Args:
-            prompts: Prompts of the rows.
+            prompts: The prompt about each row.
             indices: Indices of the rows.
         """
         keys = [(index, *prompt.ids) for prompt, index in zip(prompts, indices, strict=True)]
         new = {key: prompt for key, prompt in zip(keys, prompts, strict=True) if key not in self.predictions}
         new_prompts = list(new.values())
         sums = np.zeros(len(new))
-        may_score = find_unseen(self.members, [key[0] for key in new])  # members x new prompts
-        for number, mask in enumerate(may_score):
+        may_score = find_unseen(self.members, [index for index, *_ in new])  # members x new prompts
+        for member, mask in enumerate(may_score):
             if mask.any():
-                unseen_prompts = [new_prompts[position] for position in np.flatnonzero(mask)]
-                sums[mask] += self.judge.predict_member(number, unseen_prompts)
+                member_prompts = [new_prompts[position] for position in np.flatnonzero(mask)]
+                sums[mask] += self.judge.predict_member(member, member_prompts)
         self.predictions.update(zip(new, sums / may_score.sum(axis=0), strict=True))
         return np.array([self.predictions[key] for key in keys])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -46,9 +47,10 @@ def fit_gain(
     work: Path,
     watch: FitProgressCallback = ignore_progress,
 ) -> FitResult:
-    """Fine-tune a model to predict whether the LLM's answer is right, and whether its answer with passages would be.
+    """Fit the gain gate: fine-tune a judge that predicts whether retrieval would improve the LLM's answer.
 
-    The gate retrieves if the second is more probable by enough.
+    The judge reads question and closed-book answer, and predicts two things: whether this answer is right, and whether an
+    answer with passages would be right. The gate retrieves if the second is more probable by enough.
     """
     _check_target(examples)
     members = answer_judge.plan_answer_ensemble(examples, options, make_gain_training(options, seed))
@@ -73,7 +75,9 @@ def train_gain_judge(
     work: Path,
     watch: FitProgressCallback = ignore_progress,
 ) -> dict[Target, FitResult]:
-    """Train an ensemble of gain judges, and return two gates that use it.
+    """Train judges that predict whether the LLM's answer is right and whether one with passages would be.
+
+    Two gates are returned that use these judges.
 
     Args:
         examples: The label rows.
@@ -90,22 +94,20 @@ def train_gain_judge(
     spec = make_answer_judge_spec("judge", task.base or str(examples.settings["model"]), task.bits)
     encoders = [AnswerEncoder(replace(task, gate=prompt), examples) for prompt in GAIN_PROMPTS]
 
-    def make_examples(judge: AnswerJudge, indices: Sequence[int]) -> list[TrainingExample]:
-        return _make_gain_examples(encoders, judge, indices)
+    judge_encoder, search_encoder = encoders
+    fitted = fit_judge(spec, members, partial(_make_gain_examples, encoders), work=work, watch=watch)
 
     def encode_both(judge: AnswerJudge, indices: Sequence[int]) -> list[LabelPromptTokens]:
-        return [prompt for encoder in encoders for prompt in encoder.encode(judge, indices)]
-
-    fitted = fit_judge(spec, members, make_examples, work=work, watch=watch)
+        return [*judge_encoder.encode(judge, indices), *search_encoder.encode(judge, indices)]
 
     def predict(encoder: AnswerEncoder, indices: Sequence[int]) -> FloatArray:
         return fitted.predict_known(encoder.encode(fitted.judge, indices), indices)
 
     def score_known(indices: Sequence[int]) -> FloatArray:
-        return 1 - predict(encoders[0], indices)
+        return 1 - predict(judge_encoder, indices)
 
     def score_gain(indices: Sequence[int]) -> FloatArray:
-        return compute_gain_needs(predict(encoders[0], indices), predict(encoders[1], indices))
+        return compute_gain_needs(predict(judge_encoder, indices), predict(search_encoder, indices))
 
     result = answer_judge.make_judge_result("gain", fitted, encode_both, examples, task.tokens, score_gain)
     return {"gain": result, "known": replace(result, gate="judge", raw=score_known)}
@@ -114,15 +116,21 @@ def train_gain_judge(
 def _make_gain_examples(
     encoders: Sequence[AnswerEncoder], judge: AnswerJudge, indices: Sequence[int]
 ) -> list[TrainingExample]:
-    """Make a training example of each row with the prompt 'judge', and one with 'search' if it has passages.
+    """Make one or two training examples of each row with the given indices.
 
-    'judge' asks whether the closed-book answer is right, 'search' whether an answer with passages would be right.
+    The first has the prompt 'judge': is the closed-book answer (without passages) right? Rows with an open-book answer
+    have a second one, with the prompt 'search': would an answer with passages be right?
+
+    Args:
+        encoders: Make the prompts 'judge' and 'search'.
+        judge: The judge, whose tokenizer is used.
+        indices: Indices of the rows.
     """
     judge_encoder, search_encoder = encoders
     table = judge_encoder.examples.table
-    with_passages = [index for index in indices if table.rows[index].open is not None]
-    prompts = [*judge_encoder.encode(judge, indices), *search_encoder.encode(judge, with_passages)]
-    is_right = [*table.closed_right[list(indices)], *table.always_right[with_passages]]
+    opened = [index for index in indices if table.rows[index].open is not None]  # rows with an open-book answer
+    prompts = [*judge_encoder.encode(judge, indices), *search_encoder.encode(judge, opened)]
+    is_right = [*table.closed_right[list(indices)], *table.always_right[opened]]
     return [TrainingExample(prompt, (float(right),)) for prompt, right in zip(prompts, is_right, strict=True)]
 
 

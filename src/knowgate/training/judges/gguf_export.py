@@ -102,10 +102,19 @@ def _check_gate(gate: FittedGate, out: Path) -> None:
 def _write_member(
     gate: FittedGate, source: Path, target: Path, kind: GgufFormat, watch: ExportProgressCallback
 ) -> causal_judge.GgufOptions:
-    """Write one member of a judge's ensemble as a GGUF file.
+    """Write one model of a judge (which may be an ensemble) as a GGUF file that llama.cpp can run.
+
+    The model that is exported also predicts the check questions, so that the GGUF file can be compared with it.
+
+    Args:
+        gate: The gate with the judge.
+        source: Folder of the model's trained weights or LoRA adapter.
+        target: Folder to write.
+        kind: Format of the weights.
+        watch: Called with the number of written tensors and the total.
 
     Returns:
-        How llama.cpp runs it, with its probabilities for the check questions before the export.
+        How llama.cpp must run the model, and its probabilities for the check questions before the export.
     """
     options = gate.artifact.options
     model = merge_adapter(source, options)
@@ -126,10 +135,11 @@ def _write_member(
         tokenizer_source=find_gguf_file(str(options["base"])),
         on_progress=watch,
     )
-    first, second = judge.label_tokens
-    known = judge.predict_known(prompts)
-    checks = [causal_judge.ReferencePrompt(tuple(prompts[i].ids), float(known[i])) for i in range(len(prompts))]
-    return causal_judge.GgufOptions(kind=kind, turn=turn, pair=(first, second), checks=tuple(checks))
+    checks = []
+    for prompt, known in zip(prompts, judge.predict_known(prompts), strict=True):
+        checks.append(causal_judge.ReferencePrompt(tuple(prompt.ids), float(known)))
+    known_token, unknown_token = judge.label_tokens
+    return causal_judge.GgufOptions(kind=kind, turn=turn, pair=(known_token, unknown_token), checks=tuple(checks))
 
 
 def merge_adapter(folder: Path, options: Mapping[str, Any]) -> HFModel:
@@ -144,7 +154,10 @@ def merge_adapter(folder: Path, options: Mapping[str, Any]) -> HFModel:
 
 
 def _average_checks(members: Sequence[causal_judge.GgufOptions]) -> causal_judge.GgufOptions:
-    """Return the options of the first member, with the mean probabilities of all members for the check questions."""
+    """Join the options of all members of an exported ensemble.
+
+    They differ only in the members' probabilities for the check questions, whose means are returned.
+    """
     checks = []
     for number, check in enumerate(members[0].checks):
         known = np.mean([member.checks[number].known for member in members])
@@ -172,9 +185,11 @@ def _update_card(gate: FittedGate, kind: GgufFormat) -> str:
 
 
 def _measure_deviation(folder: Path) -> float | None:
-    """Return by how much the export changed the judge: the largest change of a probability on the check questions.
+    """Return by how much the export changed the judge's predictions.
 
-    None if llama.cpp, which runs the exported judge, is not installed.
+    Returns:
+        The largest change of a probability on the check questions. None if llama.cpp, which runs the exported judge, is
+        not installed.
     """
     from knowgate.gates.judges import load_answer_judge
     from knowgate.gates.judges.causal_judge import LlamaJudge

@@ -41,10 +41,11 @@ def fit_ik(
     work: Path,
     watch: FitProgressCallback = ignore_progress,
 ) -> FitResult:
-    """Fine-tune a judge that says whether the LLM can answer from memory, or train a classifier of embeddings.
+    """Fit the gate of the IK ("I know") paper: a judge that says whether the LLM can answer a question from memory.
 
-    The judge reads a question and the start of the LLM's draft. This follows the IK ("I know") paper, where an answer is
-    known if the closed-book answer is right, so the examples should have the target 'known'.
+    The judge reads the question and the start of the LLM's draft answer. It is a fine-tuned LLM or, with the mode 'text',
+    a linear classifier of embeddings. In the paper, an answer is known if the closed-book answer (without passages) is
+    right, so the examples should have the target 'known'.
 
     Args:
         examples: The training data.
@@ -116,7 +117,10 @@ def _check_draft_length(examples: Examples, tokens: int) -> None:
 
 
 def _make_notes(examples: Examples, tokens: int) -> list[str]:
-    """Return notes for the card: if the target is not the paper's, and if most drafts are shorter than `tokens`."""
+    """Return notes for the model card about differences from the paper; empty if there are none.
+
+    A note says if the gate learned another target, and one if most drafts are shorter than the `tokens` that it reads.
+    """
     notes = [] if examples.target == "known" else ["trained on 'benefit'; the paper's target is 'known'"]
     lengths = [len(row.closed.tokens) for row in examples.rows if row.closed and row.closed.tokens is not None]
     median = int(np.median(lengths)) if lengths else tokens

@@ -58,10 +58,11 @@ def fit_kbm(
     work: Path,
     watch: FitProgressCallback = ignore_progress,
 ) -> FitResult:
-    """Fine-tune a model to write mastery and certainty of a question as JSON with two booleans (KBM paper).
+    """Fit the gate of the KBM paper: fine-tune a model to predict how well the LLM knows the answer of a question.
 
-    Mastery is the share of sampled answers that are right; certainty is how much they agree. The model learns both of the
-    question alone, and of the question with passages if these answers were sampled, too.
+    The model predicts two indicators. Mastery is the share of sampled answers that are right; certainty is how much they
+    agree. It writes as JSON whether each of them is high enough. It learns this for the question alone and, if answers
+    with passages were sampled, too, for the question with passages.
 
     Args:
         examples: The training data; its rows need sampled answers.
@@ -74,8 +75,8 @@ def fit_kbm(
     _check_samples(examples)
     head = options.head
     taus = {name: choose_tau(examples, name) if options.tau is None else options.tau for name in KBM_HEADS}
-    default = JudgeTrainingOptions(options.epochs, rate=options.learning_rate, full=options.full, seed=seed)
-    training = training or default
+    if training is None:
+        training = JudgeTrainingOptions(options.epochs, rate=options.learning_rate, full=options.full, seed=seed)
     fitted = fit_judge(
         JudgeSpec(options.base or str(examples.settings["model"]), KBM_LABELS, "kbm"),
         plan_ensemble(examples.split, training),
@@ -111,7 +112,7 @@ def _measure_verdict(
     Args:
         examples: The label rows.
         head: The indicator that the gate decides by: 'mastery' or 'certainty'.
-        taus: A question is known if its indicator is at least its tau.
+        taus: Thresholds by indicator. A question is known if its indicator is at least the threshold.
         raw: Returns the judge's probability that a question is not known, for the rows with the given indices.
 
     Returns:
@@ -136,14 +137,25 @@ def _measure_verdict(
 def _make_examples(
     examples: Examples, taus: Mapping[str, float], max_tokens: int, judge: CausalJudge, indices: Sequence[int]
 ) -> list[TrainingExample]:
-    """Make a training example of each question alone, and another one with its passages if that was sampled, too."""
+    """Make the training examples of the rows with the given indices.
+
+    Each has one example of the question alone and, if answers with passages were sampled, one with the passages.
+
+    Args:
+        examples: The label rows.
+        taus: Lowest mastery and certainty that count as high.
+        max_tokens: Maximum length of a prompt; longer passages are cut.
+        judge: The model to train, whose tokenizer is used.
+        indices: Indices of the rows.
+    """
     made = []
     for index in indices:
         row, question = examples.rows[index], examples.questions[index]
-        prompts = [(row.closed, build_kbm_prompt(question))]  # an answer with its samples, and the prompt about it
-        if _has_passage_labels(row):
-            prompts.append((row.open, kbm_gate.render_kbm_prompt(judge, question, row.passages, max_tokens)))
-        made += [_make_example(judge, text, answer, taus) for answer, text in prompts if answer is not None]
+        if row.closed is not None:
+            made.append(_make_example(judge, build_kbm_prompt(question), row.closed, taus))
+        if row.open is not None and _has_passage_labels(row):
+            prompt = kbm_gate.render_kbm_prompt(judge, question, row.passages, max_tokens)
+            made.append(_make_example(judge, prompt, row.open, taus))
     return made
 
 
@@ -154,21 +166,26 @@ def _make_example(judge: CausalJudge, text: str, answer: GradedAnswer, taus: Map
 
 
 def make_kbm_labels(answer: GradedAnswer, taus: Mapping[str, float]) -> tuple[bool, bool]:
-    """Return whether mastery and certainty of an answer reach their thresholds (taus)."""
-    return (answer.mastery or 0.0) >= taus["mastery"], (answer.certainty or 0.0) >= taus["certainty"]
+    """Return whether the mastery and whether the certainty of an answer reach their thresholds (taus).
+
+    Mastery is the share of sampled answers that are right; certainty is how much they agree.
+    """
+    has_mastery = (answer.mastery or 0.0) >= taus["mastery"]
+    is_certain = (answer.certainty or 0.0) >= taus["certainty"]
+    return has_mastery, is_certain
 
 
 def choose_tau(examples: Examples, head: str) -> float:
-    """Choose the threshold tau with the most right answers on the dev split.
+    """Choose the threshold tau of an indicator, with which the most dev questions are answered right.
 
-    Questions whose indicator is at least tau are answered without passages, the others with passages.
+    A question whose indicator is at least tau counts as known and is answered without passages, the others with passages.
 
     Args:
         examples: The label rows with their split.
         head: The indicator: 'mastery' (share of sampled answers that are right) or 'certainty' (their agreement).
 
     Returns:
-        Tau, or the paper's value if no dev row has a graded answer with passages.
+        Tau. If no dev row has a graded answer with passages, the paper's value.
     """
     rows = [examples.rows[index] for index in examples.split.dev]
     usable = [row for row in rows if row.open is not None and row.open.correct is not None]

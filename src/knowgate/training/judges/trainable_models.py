@@ -24,7 +24,7 @@ NO_CHAT_TEMPLATE_NOTE = "the base has no chat template: it is prompted in plain 
 
 @dataclass(frozen=True)
 class TrainingExample:
-    """A tokenized prompt and the target probabilities of the first label.
+    """A tokenized prompt, and what a judge should predict: the probability of the first of its two labels, such as "Yes".
 
     Attributes:
         prompt: Token ids and the positions at which a label is predicted.
@@ -88,14 +88,15 @@ class TrainableCausalModel:
         self.base.loaded.model.train(on)
 
     def compute_loss(self, examples: Sequence[TrainingExample]) -> Any:
-        """Return the mean cross-entropy of the labels over all positions.
+        """Return the loss of a batch: the mean cross-entropy over all positions at which a label is predicted.
 
-        A label competes with the other label only, or with all tokens if `whole_vocabulary` is set.
+        The model predicts one of the two labels. If `whole_vocabulary` is set, it predicts one of all tokens, as in
+        language modeling.
         """
         import torch
 
         first, second = self.judge.label_tokens
-        targets = [target for example in examples for target in example.targets]
+        targets = [target for example in examples for target in example.targets]  # probabilities of the first label
         if not self.whole_vocabulary:
             logits = self._compute_logits(examples, (first, second))
             margins = logits[:, 0] - logits[:, 1]
@@ -106,11 +107,15 @@ class TrainableCausalModel:
         return torch.nn.functional.cross_entropy(logits, torch.tensor(labels, device=logits.device))
 
     def compute_margins(self, examples: Sequence[TrainingExample]) -> list[float]:
-        """Return the logit of the first label minus that of the second, at the last position of each example."""
+        """Return how much the model prefers the first label of each example: its logit minus that of the second label.
+
+        If several labels are predicted in an example, the last one counts.
+        """
         logits = self._compute_logits(examples, self.judge.label_tokens)
         # Each example has one row of logits per target. Only its last row is used.
         last_rows = [end - 1 for end in itertools.accumulate(len(example.targets) for example in examples)]
-        return [float(margin) for margin in (logits[last_rows, 0] - logits[last_rows, 1]).tolist()]
+        margins = logits[last_rows, 0] - logits[last_rows, 1]
+        return [float(margin) for margin in margins.tolist()]
 
     def _compute_logits(self, examples: Sequence[TrainingExample], columns: Sequence[int] | None) -> Any:
         """Return the logits at the label positions of all examples, one row per position.
@@ -134,7 +139,10 @@ class TrainableCausalModel:
         return logits.float()
 
     def save(self, folder: Path) -> None:
-        """Save the adapter, or the whole model in the precision it is used in, with its tokenizer."""
+        """Save what was trained: the LoRA adapter, or the whole model with its tokenizer.
+
+        The whole model is saved in the precision in which it will be used.
+        """
         if hasattr(self.trained, "peft_config"):
             self.trained.save_pretrained(str(folder), save_embedding_layers=False)
         else:
@@ -150,7 +158,10 @@ class TrainableCausalModel:
 
 @dataclass(frozen=True)
 class TrainableEncoder:
-    """An encoder of question and answer with one output, far smaller than a causal model; all weights are trained."""
+    """An encoder that is trained to predict from question and answer whether the answer is right.
+
+    It has a single output, a logit, and is far smaller than a causal model. All of its weights are trained.
+    """
 
     encoder: encoder_judge.PairEncoder
     notes: Sequence[str] = ()
@@ -182,7 +193,7 @@ class TrainableEncoder:
         self.encoder.model.train(on)
 
     def compute_loss(self, examples: Sequence[TrainingExample]) -> Any:
-        """Return the mean binary cross-entropy of a batch."""
+        """Return the loss of a batch: the mean binary cross-entropy."""
         import torch
 
         outputs = self._compute_outputs(examples)

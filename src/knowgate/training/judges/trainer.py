@@ -63,13 +63,17 @@ class TrainedJudge:
     notes: Sequence[str]
 
     def describe(self) -> list[str]:
-        """Describe the learning curve, the segment that was kept, and skipped updates."""
-        state, per_epoch = self.state, self.training.checks
+        """Describe the training for the model card, in lines: losses, which weights were kept, and skipped updates.
+
+        An epoch has several segments, after each of which the loss is measured. So epochs may be fractions, such as 1.5.
+        """
+        state = self.state
+        epochs = [(number + 1) / self.training.checks for number in range(state.n_done)]  # after each segment
         evaluations = zip(state.dev_losses, state.dev_aurocs, strict=True)
         dev = [format_dev_evaluation(DevEvaluation(*values)) for values in evaluations]
         dev = dev or [""] * state.n_done  # without a dev split
-        lines = [f"epoch {(i + 1) / per_epoch:g}: loss {loss:.4f}{dev[i]}" for i, loss in enumerate(state.losses)]
-        lines.append(f"kept: epoch {(state.best + 1) / per_epoch:g}; trained for {state.seconds:.0f} s")
+        lines = [f"epoch {epochs[i]:g}: loss {loss:.4f}{dev[i]}" for i, loss in enumerate(state.losses)]
+        lines.append(f"kept: epoch {epochs[state.best]:g}; trained for {state.seconds:.0f} s")
         if state.n_done < self.training.n_segments:
             lines.append(f"stopped early: {self.training.patience} dev evaluations brought no lower loss")
         if state.skipped:
@@ -103,6 +107,7 @@ def train_judge(
             f"there is no example to train on: none of the {len(examples)} examples has at most {training.max_tokens} tokens. "
             "Label more questions, set `tokens` lower, or show fewer passages."
         )
+    # The key identifies this training, so that only its own checkpoint is continued.
     rows = [f"{each.prompt.ids}{each.prompt.positions}{each.targets}" for each in (*usable, *usable_dev)]
     key = sha256_text(model.fingerprint, repr(asdict(training)), str(len(usable_dev)), *rows)
     state = checkpoint.load_training_state(work, key)
@@ -116,7 +121,7 @@ def train_judge(
 
 @dataclass
 class _TrainingRun:
-    """One run of a training, from a checkpoint to the end."""
+    """Trains a judge from its last checkpoint, or from the start, to the end. It is saved after each part of an epoch."""
 
     model: TrainableModel
     examples: Sequence[TrainingExample]
@@ -160,9 +165,11 @@ class _TrainingRun:
         return state.is_finished(self.training.n_segments, self.training.patience)
 
     def _save(self, state: TrainingState) -> None:
-        """Save the weights if the last segment (part of an epoch) is the best so far, and a checkpoint to continue from.
+        """Save the training after a segment (part of an epoch).
 
-        Without dev rows there is nothing to compare segments by, so the weights are saved only at the end.
+        Two things are saved: the weights of the judge, if the segment is the best so far, and a checkpoint from which an
+        interrupted training continues. Without dev rows, segments cannot be compared, so the weights are saved only at
+        the end.
         """
         last_segment, is_finished = state.n_done - 1, self._is_finished(state)
         if state.best == last_segment and (state.dev_losses or is_finished):
@@ -174,9 +181,12 @@ class _TrainingRun:
             checkpoint.save_checkpoint(self.work, state, self.parameters, self.optimizer)
 
     def _train_segment(self, number: int) -> TrainingSegment:
-        """Train one segment; an epoch has `training.checks` of them, of equal length.
+        """Train one segment: a part of an epoch, which has `training.checks` segments of equal length.
 
-        Repeating a segment after an interruption gives the same result.
+        The result depends only on the weights before it and on its number, so an interrupted segment can be repeated.
+
+        Raises:
+            BadSetting: The training diverged: most updates had gradients that are not finite.
         """
         import torch
 
@@ -190,7 +200,7 @@ class _TrainingRun:
         losses: list[float] = []
         n_seen = 0
         speed = 0.0  # in examples per second
-        for i in range(first, end):
+        for i in range(first, end):  # numbers of the batches of this segment
             self._set_learning_rate(epoch * len(batches) + i, len(batches) * self.training.epochs)
             losses.append(self._update([self.examples[index] for index in batches[i]]))
             n_seen += len(batches[i])
@@ -230,7 +240,13 @@ class _TrainingRun:
         return batches
 
     def _update(self, batch: Sequence[TrainingExample]) -> float:
-        """Make one update and return its loss; run the batch in smaller portions if memory is short."""
+        """Make one update of the weights and return its loss.
+
+        If GPU memory is short, the batch is run in portions of half the size, and so on down to single examples.
+
+        Raises:
+            OutOfMemory: Not even a single example fits into memory.
+        """
         import torch
 
         from knowgate.models.hf.batching import is_memory_error
@@ -250,7 +266,11 @@ class _TrainingRun:
                 torch.cuda.empty_cache()
 
     def _step(self, batch: Sequence[TrainingExample]) -> float:
-        """Run forward, backward and optimizer step; return NaN and skip the step if a gradient is not finite."""
+        """Compute the gradients of a batch, portion by portion, and update the weights.
+
+        Returns:
+            The loss of the batch. NaN if a gradient is not finite; the weights are not updated then.
+        """
         import torch
 
         self.optimizer.zero_grad()
@@ -266,7 +286,7 @@ class _TrainingRun:
         return total
 
     def _evaluate(self) -> DevEvaluation:
-        """Compute the mean loss on the dev examples, and how well the judge tells their two labels apart (AUROC)."""
+        """Compute the judge's mean loss on the dev examples, and how well it tells their two labels apart (AUROC)."""
         import torch
 
         self.model.set_training(False)

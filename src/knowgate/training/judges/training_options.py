@@ -62,7 +62,7 @@ class AnswerJudgeFitOptions(EnsembleFitOptions):
 
 @dataclass(frozen=True)
 class JudgeTrainingOptions:
-    """Hyperparameters of one training.
+    """Hyperparameters with which a judge (a model that predicts whether an answer is right) is trained.
 
     Attributes:
         epochs: Passes over the examples.
@@ -114,9 +114,9 @@ class JudgeTrainingOptions:
 
 
 def warm_cosine(update: int, updates: int) -> float:
-    """Return the learning rate of an update as a share of its peak.
+    """Return the learning rate of an update, as a share of the highest one (cosine schedule with warm-up).
 
-    It rises linearly over the first 2 % of the updates, then falls along a cosine.
+    It rises linearly over the first 2 % of the updates, then falls along a cosine to 0.
     """
     warm = max(1, round(WARM_UP_SHARE * updates))
     if update < warm:
@@ -125,9 +125,9 @@ def warm_cosine(update: int, updates: int) -> float:
 
 
 def one_cycle(update: int, updates: int) -> float:
-    """Return the learning rate of an update as a share of its peak (one-cycle, Smith and Topin 2017).
+    """Return the learning rate of an update, as a share of the highest one (one-cycle schedule, Smith and Topin 2017).
 
-    It rises over the first 30 % of the updates, then falls.
+    It rises over the first 30 % of the updates, then falls nearly to 0.
     """
     peak = max(1.0, RISE_SHARE * updates - 1)  # the update with the highest rate
     if update <= peak:

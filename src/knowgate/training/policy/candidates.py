@@ -38,7 +38,7 @@ from knowgate.training.gate import list_fittable_gates, load_fit_function
 from knowgate.training.judges.ensemble import plan_ensemble
 from knowgate.training.judges.gain import make_gain_training, train_gain_judge
 from knowgate.training.judges.training_options import AnswerJudgeFitOptions
-from knowgate.training.policy.evidence import FOLDS, Evidence, PolicyOptions
+from knowgate.training.policy.evidence import FOLDS, HELD_OUT, Evidence, PolicyOptions
 from knowgate.training.policy.folder import make_constant_result
 from knowgate.training.policy.outcomes import CONSTANT_GATES, ArbiterCandidate, GateCandidate
 from knowgate.training.stack import fit_cross_fitted_judge, stack_judges
@@ -55,15 +55,15 @@ FAST_TRAINING = {"epochs": 2, "batch": 16, "frozen_layers": 3}
 
 @dataclass(frozen=True)
 class GateRecipe:
-    """How to fit a gate.
+    """How to fit one of the gates that a policy may use.
 
     Attributes:
         name: Name of the gate in tables.
-        gate: Name of the fit function; '' for a single log-probability feature.
+        gate: Name of the fit function; '' for a gate that reads a single feature, a log-probability of the draft.
         target: What the gate learns to predict, such as whether the LLM knows the answer.
         options: Options of the fit function.
-        models: Number of trained models.
-        reads_draft: Whether the gate reads the closed-book answer.
+        models: Number of trained models that the gate runs.
+        reads_draft: Whether the gate reads the closed-book answer (without passages).
     """
 
     name: str
@@ -125,10 +125,13 @@ def make_judge_options(base: str) -> dict[str, Any]:
 
 
 def choose_base(evidence: Evidence, options: PolicyOptions, has_gpu: bool) -> str | None:
-    """Return the model to fine-tune as a judge, or None if no judge is tried.
+    """Return the model that is fine-tuned as a judge, which predicts whether the LLM's answer is right.
 
-    It is the one that the user chose. By default it is the LLM on a GPU if it is local, and otherwise the small encoder: on
-    a GPU, or on a CPU if the rows have nothing but texts and are few enough.
+    It is the one that the user chose. By default, it is the LLM itself if there is a GPU and the LLM is local. With another
+    LLM it is a small encoder; without a GPU only if the rows are few and hold no signals but texts.
+
+    Returns:
+        The spec of the model; None to try no judge.
     """
     if options.base is not None:
         return None if options.base == "none" else options.base
@@ -136,7 +139,8 @@ def choose_base(evidence: Evidence, options: PolicyOptions, has_gpu: bool) -> st
     if has_gpu and (model == "smollm" or model.startswith(("hf:", "gguf:"))):
         return model
     has_signals = evidence.has_logprobs or evidence.has_states
-    return "small" if has_gpu or (len(evidence.table) <= MAX_CPU_ROWS and not has_signals) else None
+    is_cheap_enough = has_gpu or (len(evidence.table) <= MAX_CPU_ROWS and not has_signals)
+    return "small" if is_cheap_enough else None
 
 
 def learns_gain(evidence: Evidence, base: str) -> bool:
@@ -188,10 +192,11 @@ class CandidateFitter:
 
     @cached_property
     def gates(self) -> list[GateCandidate]:
-        """All gates, with needs of the rows to choose on that come from models that did not learn from the row.
+        """The gates that can be fitted, with the need for retrieval that they predict for each row to choose on.
 
-        Gates that cannot be fitted on these rows are reported and left out. Stacks, which combine judges with other
-        signals, are tried only if the judges could be fitted.
+        The need of a row comes from a model that did not learn from the row (cross-validation). Gates that cannot be fitted
+        on these rows are reported and left out. Stacks, which combine judges with other signals, are tried only if the
+        judges could be fitted.
         """
         tried: list[GateCandidate] = []
         for recipe in self.recipes.values():
@@ -203,7 +208,10 @@ class CandidateFitter:
 
     @cached_property
     def arbiters(self) -> list[ArbiterCandidate]:
-        """All arbiters, with their choices for the rows to choose on; each was fitted without the row's fold."""
+        """The arbiters that can be fitted, with the answers that they choose for each row to choose on.
+
+        The choice for a row is made by an arbiter that was fitted without the row's fold (cross-validation).
+        """
         tried: list[ArbiterCandidate] = []
         for name in list_arbiters(self.evidence, self.base):
             with self.report_failure(name):
@@ -213,19 +221,23 @@ class CandidateFitter:
 
     @contextmanager
     def report_failure(self, name: str) -> Iterator[None]:
-        """Report a candidate that cannot be fitted on these rows, or whose weights cannot be downloaded, and go on."""
+        """Leave out a candidate whose fit fails in the body of the `with` statement: report the error, and go on.
+
+        This covers candidates that cannot be fitted on these rows, and those whose weights cannot be downloaded.
+        """
         try:
             yield
         except (BadInput, BadSetting, UnsupportedSignal, WeightsError) as error:
             self.watch(FitProgress(0, 1, "folds", name, f"{name} was left out: {error}", True))
 
     def _cross_fit(self, recipe: GateRecipe) -> FloatArray:
-        """Score each row that the policy is chosen on with a gate that was fitted without the row's fold.
+        """Score each row to choose on with a gate that was fitted without the row's fold (cross-validation).
 
-        The scores are stored in the work folder, so that an interrupted fit does not compute them again.
+        Judges are trained that way once, for all gates that use them (`judges`). Other gates are fitted once per fold
+        here. Their scores are stored in the work folder, so that an interrupted fit does not compute them again.
         """
         if recipe.name in (JUDGE, GAIN_JUDGE):
-            examples = self.evidence.make_examples(recipe.target, -1)
+            examples = self.evidence.make_examples(recipe.target, HELD_OUT)
             return score_calibrated(self.judges[recipe.target], examples, self.evidence.fit_rows)
         if recipe.gate == "stack":
             judge_scores = self.judges["known"].raw(range(len(self.evidence.table)))
@@ -245,7 +257,15 @@ class CandidateFitter:
         return needs
 
     def _score_folds(self, recipe: GateRecipe, fit: Callable[[Examples, int], FitResult]) -> FloatArray:
-        """Fit a gate without each fold in turn, and score that fold; return the scores of all rows to choose on."""
+        """Fit a gate without each fold in turn, and score the rows of that fold with it.
+
+        Args:
+            recipe: The gate.
+            fit: Fits the gate on examples whose test part is a fold; also gets the number of the fold.
+
+        Returns:
+            The calibrated scores of all rows to choose on.
+        """
         needs = np.full(len(self.evidence.table), np.nan)
         for fold in range(FOLDS):
             self.watch(FitProgress(fold, FOLDS, "folds", f"trying {recipe.name}"))
@@ -254,9 +274,9 @@ class CandidateFitter:
         return needs[self.evidence.fit_rows]
 
     def _fit_recipe(self, recipe: GateRecipe, examples: Examples, work: Path) -> FitResult:
-        """Fit a gate on the train, dev and calibration rows of examples.
+        """Fit a gate as its recipe says, on the train, dev and calibration rows of the examples.
 
-        A fusion gets the embedder that all fits of this evidence share.
+        A fusion gets the shared embedder, so that no question is embedded twice.
         """
         if not recipe.gate:
             return fit_single_feature(examples, str(recipe.options["feature"]))
@@ -267,15 +287,18 @@ class CandidateFitter:
         return cast(FitResult, function(examples, **injected, **recipe.options))
 
     def fit_gate(self, name: str) -> tuple[FitResult, Examples]:
-        """Fit a gate on all rows that the policy is chosen on; return it with its training data."""
+        """Fit the chosen gate on all rows to choose on, and return it with its training data.
+
+        Judges are not trained again: the gate uses those that were trained without one fold each.
+        """
         if name in CONSTANT_GATES:
-            return make_constant_result(), self.evidence.make_examples("known", -1)
+            return make_constant_result(), self.evidence.make_examples("known", HELD_OUT)
         recipe = self.recipes[name]
-        examples = self.evidence.make_examples(recipe.target, -1)
+        examples = self.evidence.make_examples(recipe.target, HELD_OUT)
         if recipe.gate == "stack":
             return stack_judges(examples, [self.judges["known"]], cheap=True, work=self.work / "final"), examples
         if recipe.name in (JUDGE, GAIN_JUDGE):
-            return self.judges[recipe.target], examples  # the judges of all folds; no training on all rows
+            return self.judges[recipe.target], examples
         self.report(f"fitting {name} on all {len(self.evidence.fit_rows)} questions")
         return self._fit_recipe(recipe, examples, self.work / "final"), examples
 
@@ -291,7 +314,7 @@ class CandidateFitter:
         by the judge that did not learn from it. The held-out rows are scored by all judges, as questions are in use.
         """
         recipe, evidence = self.recipes[JUDGE], self.evidence
-        examples, options = evidence.make_examples("known", -1), AnswerJudgeFitOptions(**recipe.options)
+        examples, options = evidence.make_examples("known", HELD_OUT), AnswerJudgeFitOptions(**recipe.options)
         work, rows = self.work / f"judges-{self._make_key(recipe)}", evidence.fit_rows
         if not learns_gain(evidence, str(options.base)):
             judge = fit_cross_fitted_judge(
@@ -304,9 +327,9 @@ class CandidateFitter:
         return train_gain_judge(examples, options, members, work=work, watch=self.watch)
 
     def _make_key(self, recipe: GateRecipe) -> str:
-        """Return a hash of all that the scores of a gate depend on: rows, grades, recipe and seed.
+        """Return a hash of everything that the scores of a gate depend on: rows, grades, recipe and seed.
 
-        It is part of the name of the file that stores the scores, so that they are reused only if nothing has changed.
+        It names the file that stores the scores, so that they are reused only if nothing has changed.
         """
         table, options = self.evidence.table, json.dumps(dict(recipe.options), sort_keys=True)
         grades = "".join(map(str, self.evidence.list_needed(recipe.target).astype(int)))
@@ -316,7 +339,10 @@ class CandidateFitter:
     # --- arbiters ---------------------------------------------------------------------------------
 
     def _cross_fit_arbiter(self, name: str) -> BoolArray:
-        """Return for which rows to choose on an arbiter prefers the closed-book answer, fitted without the row's fold."""
+        """Return for each row to choose on whether an arbiter prefers the closed-book answer (without passages).
+
+        The arbiter that chooses for a row was fitted without the row's fold (cross-validation).
+        """
         if name == "rules":  # not fitted, so no folds are needed
             return self.choose_by_rules()[self.evidence.fit_rows]
         takes_closed = np.zeros(len(self.evidence.table), dtype=bool)
@@ -327,20 +353,24 @@ class CandidateFitter:
         return takes_closed[self.evidence.fit_rows]
 
     def _fit_arbiter(self, name: str, fold: int) -> ArbiterResult:
-        """Fit an arbiter on all folds except `fold`; -1 fits it on all folds. The held-out rows are never used."""
+        """Fit an arbiter on all folds except one.
+
+        Args:
+            name: Name of the arbiter.
+            fold: Number of the fold to leave out; `HELD_OUT` to fit on all folds. Held-out rows, which test the policy, are
+                in none of the folds.
+        """
         function = load_arbiter_fit_function(name)
         folder = self.work / f"arbiter-{name}-{fold}"
-        injected = select_injected_arguments(
-            function, {"seed": self.evidence.seed, "work": folder, "watch": self.watch}
-        )
+        injected = {"seed": self.evidence.seed, "work": folder, "watch": self.watch}
         pairs = self.evidence.make_pairs(fold)
         check_answer_pairs(pairs)
         options = list_arbiters(self.evidence, self.base)[name]
-        return cast(ArbiterResult, function(pairs, **injected, **options))
+        return cast(ArbiterResult, function(pairs, **select_injected_arguments(function, injected), **options))
 
     def choose_by_rules(self) -> BoolArray:
         """Return for which rows the arbiter `rules`, which needs no training, chooses the closed-book answer."""
-        beliefs = compute_beliefs(RULES_ARBITER, self.evidence.make_pairs(-1).answers)
+        beliefs = compute_beliefs(RULES_ARBITER, self.evidence.make_pairs(HELD_OUT).answers)
         return np.array([belief is not None and belief.prefers_closed for belief in beliefs], dtype=bool)
 
     def fit_arbiter(self, name: str, command: str) -> tuple[BoolArray | None, Path | None]:
@@ -358,16 +388,16 @@ class CandidateFitter:
             return None, None
         if name == "rules":
             return self.choose_by_rules()[self.evidence.held_out], None
-        result, pairs = self._fit_arbiter(name, -1), self.evidence.make_pairs(-1)
+        result, pairs = self._fit_arbiter(name, HELD_OUT), self.evidence.make_pairs(HELD_OUT)
         folder = self.work / ARBITER_FOLDER
         save_arbiter(result, pairs, folder, command=command)
         return choose_closed(result, pairs), folder
 
 
 def fit_single_feature(examples: Examples, feature: str) -> FitResult:
-    """Fit a gate that reads one feature of the draft, such as its smallest token probability.
+    """Fit a gate that reads one feature of the LLM's draft, such as its smallest token probability.
 
-    The result is a gate of the type 'fusion', a classifier of several features, that has only this feature.
+    It is stored as a gate of the type 'fusion', which combines features by a logistic regression, with a single feature.
     """
     values = feature_matrix([feature], examples.questions, examples.readings)  # questions x 1
     rows = np.concatenate([examples.split.train, examples.split.dev])
@@ -380,16 +410,20 @@ def fit_single_feature(examples: Examples, feature: str) -> FitResult:
 
 
 def score_calibrated(result: FitResult, examples: Examples, rows: NDArray[np.int64]) -> FloatArray:
-    """Return the calibrated need for retrieval of each row; Platt scaling is fitted on the calibration split."""
-    held_back = examples.split.calibration
-    calibration = fit_platt_scaling(result.raw(held_back.tolist()), examples.needed[held_back])
+    """Return the calibrated need for retrieval (0 to 1) that a trained gate predicts for each of the rows.
+
+    The calibration (Platt scaling) is fitted on the calibration split of the examples.
+    """
+    calibration_rows = examples.split.calibration
+    calibration = fit_platt_scaling(result.raw(calibration_rows.tolist()), examples.needed[calibration_rows])
     return apply_calibration(result.raw(rows.tolist()), calibration)
 
 
 def choose_closed(result: ArbiterResult, pairs: AnswerPairs) -> BoolArray:
-    """Return for which test rows of the pairs a fitted arbiter chooses the closed-book answer.
+    """Return for each test row of the pairs whether a fitted arbiter chooses the closed-book answer (without passages).
 
-    If the two answers do not differ, there is nothing to choose.
+    If the two answers of a row do not differ, there is nothing to choose, and the result is False.
     """
     test = pairs.split.test
-    return np.asarray(take_closed(result.raw(test.tolist())) & pairs.differ[test])
+    prefers_closed = take_closed(result.raw(test.tolist()))
+    return np.asarray(prefers_closed & pairs.differ[test])

@@ -159,10 +159,13 @@ def choose_policy(
 def _choose(questions: GradedQuestions, folds: NDArray[np.int64]) -> PolicyChoice:
     """Choose the most valuable policy that passes a cross-validation, else the best constant policy.
 
-    A constant policy always or never retrieves. If a policy loses too much on folds that it was not chosen on, the
-    choice is repeated with stricter limits: the loss may then be only a share of the maximum (LOSS_SHARES).
+    A constant policy always or never retrieves. The cross-validation chooses a policy on all folds but one and tests it
+    on that fold. It fails if too many right answers are lost compared with always retrieving, or if the constant policy
+    is worth more. Then the choice is repeated with stricter limits: a policy may lose only a share of the allowed loss
+    (LOSS_SHARES).
     """
-    constant, limits, rejected = _select_constant(questions), questions.options, None
+    constant, limits = _select_constant(questions), questions.options
+    rejected = None  # the first policy that fails
     choice = PolicyChoice(
         chosen=constant,
         always=questions.evaluate_constant(ALWAYS),
@@ -235,10 +238,10 @@ def apply_policy(
 
 
 def _trace_frontier(questions: GradedQuestions, choice: PolicyChoice) -> list[PolicyResult]:
-    """Evaluate one gate with its arbiter at thresholds that retrieve for 10 %, ... 90 % of the questions.
+    """Show how accuracy changes with the number of searches: evaluate a policy at several thresholds.
 
-    It is the gate of the chosen policy. If that is constant (always or never retrieve), it is the gate of the most
-    valuable policy that has one. The list is empty if there is none.
+    The thresholds retrieve for 10 % to 90 % of the questions. The policy is the chosen one or, if that is constant (it
+    always or never retrieves), the most valuable policy with a gate. The list is empty if there is none.
     """
     policy = next((item for item in (choice.chosen, *choice.tried) if not item.is_constant), None)
     if policy is None:
@@ -252,9 +255,10 @@ def _trace_frontier(questions: GradedQuestions, choice: PolicyChoice) -> list[Po
 
 
 def _try_policies(questions: GradedQuestions) -> list[PolicyResult]:
-    """Evaluate each pair of gate and arbiter at its most valuable safe threshold, and sort them, most valuable first.
+    """Evaluate each pair of gate and arbiter at its best threshold, and return the results, most valuable first.
 
-    A threshold is safe if the answers lost by it are within the limits of the options. Pairs without one are left out.
+    The best threshold is the most valuable safe one: with it, the answers that are lost compared with always retrieving
+    are within the limits of the options. Pairs without a safe threshold are left out.
     """
     # An arbiter chooses between two answers after a search, so it cannot be paired with never retrieving.
     gates = [name for name in questions.gates if name != NEVER]
@@ -264,10 +268,13 @@ def _try_policies(questions: GradedQuestions) -> list[PolicyResult]:
 
 
 def _find_best_setting(questions: GradedQuestions, gate: str, arbiter: str) -> PolicyResult | None:
-    """Evaluate a gate with an arbiter at its most valuable safe threshold; return None if no threshold is safe.
+    """Evaluate a gate with an arbiter at its most valuable safe threshold.
 
-    A threshold is safe if the answers lost by it are within the limits of the options. Always retrieving without an
-    arbiter counts as safe, because all losses are counted against it.
+    A threshold is safe if the answers that are lost compared with always retrieving are within the limits of the options.
+    Always retrieving without an arbiter is therefore safe.
+
+    Returns:
+        The result; None if no threshold is safe.
     """
     if gate in CONSTANT_GATES:
         results = [questions.evaluate_constant(gate, arbiter)]
@@ -279,14 +286,17 @@ def _find_best_setting(questions: GradedQuestions, gate: str, arbiter: str) -> P
 
 
 def _select(questions: GradedQuestions, tried: Sequence[PolicyResult]) -> tuple[PolicyResult, str]:
-    """Select a policy and say why, as the rest of a sentence.
+    """Select the policy with the highest value, and say why.
 
     A constant policy, which always or never retrieves, is selected unless a policy with a gate is worth more by more than
     one standard error.
 
     Args:
         questions: The questions to compare the policies on.
-        tried: Safe policies.
+        tried: The policies to select from, all of which are safe.
+
+    Returns:
+        The policy, and the reason as the rest of a sentence.
     """
     constant = _select_constant(questions)
     praise = "the arbiter is worth its LLM calls, and " if constant.arbiter else ""
@@ -308,10 +318,11 @@ def _prefer_simple(results: Sequence[PolicyResult]) -> PolicyResult:
 
 
 def _select_constant(questions: GradedQuestions) -> PolicyResult:
-    """Return the best policy that decides the same for every question.
+    """Return the best policy that makes the same decision for every question.
 
-    That is always retrieving, never retrieving if this is safe and worth more, or always retrieving with an arbiter if
-    this is safe and worth more by more than one standard error.
+    By default that is always retrieving. It is never retrieving if this is safe and worth more. And it is always
+    retrieving with an arbiter, which chooses between the answers with and without passages, if this is safe and worth
+    more than the other two by more than one standard error.
     """
     always, never = questions.evaluate_constant(ALWAYS), questions.evaluate_constant(NEVER)
     plain = never if never.is_safe(questions.options) and never.value > always.value else always
@@ -325,18 +336,22 @@ def _select_constant(questions: GradedQuestions) -> PolicyResult:
 
 
 def _choose_reference_arbiter(questions: GradedQuestions) -> str:
-    """Return the arbiter with the most right answers when every question is retrieved for; '' if none is worth using.
+    """Choose the arbiter of the reference, the policy that always retrieves and that losses are counted against.
 
-    To be worth using, it must give more right answers than no arbiter by more than one standard error. Its LLM calls may
-    cost at most one standard error more than these answers are worth.
+    It is the arbiter with the most right answers, if it is worth using. For this, it must give more right answers than no
+    arbiter by more than one standard error, and its LLM calls may cost at most one standard error more than these answers
+    are worth.
+
+    Returns:
+        Name of the arbiter; '' if none is worth using.
     """
     always = questions.evaluate_constant(ALWAYS)
     best, most_right = NO_ARBITER, always.right
     for arbiter in questions.arbiters:
         result = questions.evaluate_constant(ALWAYS, arbiter)
         gain, standard_error = questions.compare_values(result, always)
-        has_more_right = result.right > most_right and result.right - always.right > standard_error
-        if has_more_right and gain > -standard_error:
+        is_clearly_right_more_often = result.right - always.right > standard_error
+        if result.right > most_right and is_clearly_right_more_often and gain > -standard_error:
             best, most_right = arbiter, result.right
     return best
 
@@ -354,9 +369,9 @@ def _estimate_out_of_fold(questions: GradedQuestions, folds: NDArray[np.int64]) 
 def _explain_constant(questions: GradedQuestions, constant: PolicyResult, reason: str) -> tuple[str, int | None]:
     """Explain why a constant policy is chosen, and count the questions that would prove a better one safe.
 
-    Always retrieving is often chosen only because the policies that are worth more are not proven to be safe. Then the
-    explanation is about the one of them that needs the fewest questions. If no number is enough for any of them, it is
-    about the one that loses least.
+    Always retrieving is often chosen only because policies that are worth more are not proven to be safe: too few
+    questions show how much they lose. Then the explanation is about the policy for which the fewest questions would be
+    enough. If no number of questions is enough for any of them, it is about the one that loses least.
 
     Args:
         questions: The questions that the policy was chosen on.
@@ -364,7 +379,8 @@ def _explain_constant(questions: GradedQuestions, constant: PolicyResult, reason
         reason: Explanation to return in all other cases.
 
     Returns:
-        The explanation, and the number of questions; None if more questions would not help.
+        The explanation, and the number of questions. The number is None if more questions would not help, and in all
+        other cases.
     """
     results = [questions.evaluate_constant(NEVER)]
     for gate in questions.gates:

@@ -42,6 +42,7 @@ class PolicyOptions(ChoiceOptions):
 
 
 FOLDS = 4
+HELD_OUT = -1  # in the place of the number of a fold: the held-out rows
 HELD_OUT_SHARE = 0.25  # rows that nothing is fitted or chosen on: they test the policy
 TRAIN_EDGES = (0.75, 0.87)  # of the other rows: shares that train, that stop and tune, and that calibrate
 
@@ -69,12 +70,15 @@ class MemoryEmbedder:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Graded questions for a policy, split into folds to choose it on and held-out rows to test it on.
+    """Graded questions from which a policy (a gate, a threshold and perhaps an arbiter) is fitted and tested.
+
+    A quarter of the rows is held out: they only test the policy. The others are divided into folds for cross-validation,
+    by which the policy is chosen.
 
     Attributes:
         table: The rows, one per graded question.
         has_both: Whether all rows have a closed-book and an open-book answer, i.e. answers without and with passages.
-        folds: Fold of each row, from 0; -1 for held-out rows.
+        folds: Number of the fold of each row, from 0; `HELD_OUT` (-1) for held-out rows.
         seed: Seed of the splits.
         embedder: Sentence embedder that all fits share.
     """
@@ -88,12 +92,12 @@ class Evidence:
     @property
     def held_out(self) -> NDArray[np.int64]:
         """Numbers of the rows that test the policy."""
-        return np.flatnonzero(self.folds < 0)
+        return np.flatnonzero(self.folds == HELD_OUT)
 
     @property
     def fit_rows(self) -> NDArray[np.int64]:
         """Numbers of the rows that the policy is fitted and chosen on."""
-        return np.flatnonzero(self.folds >= 0)
+        return np.flatnonzero(self.folds != HELD_OUT)
 
     @cached_property
     def features(self) -> list[str]:
@@ -121,32 +125,35 @@ class Evidence:
         )
 
     def list_needed(self, target: Target) -> BoolArray:
-        """Return which questions need retrieval.
+        """Return for each question whether it needs retrieval, as the target defines it.
 
-        With the target `known`: those whose closed-book answer is wrong. With other targets: those of them whose
-        open-book answer is right, because the others gain nothing from retrieval.
+        With the target `known`, a question needs retrieval if its answer without passages is wrong. With other targets,
+        its answer with passages must be right, too; otherwise it gains nothing from retrieval.
         """
-        closed = self.table.closed_right
-        return ~closed if target == "known" else ~closed & self.table.always_right
+        is_unknown = ~self.table.closed_right
+        return is_unknown if target == "known" else is_unknown & self.table.always_right
 
     def split(self, fold: int) -> Split:
-        """Return a split whose test part is one fold; -1 stands for the held-out rows.
+        """Split the rows for a training that leaves out one fold.
 
-        The other folds are the train, dev and calibration parts. Each question has a pseudo-random number from 0 to 1,
-        which TRAIN_EDGES assigns to a part, so equal questions share a part.
+        That fold is the test part. All other folds are divided into the train, dev and calibration parts by a hash of the
+        question, from 0 to 1: below the first of TRAIN_EDGES is train, below the second dev, above it calibration.
+
+        Args:
+            fold: Number of the fold. With `HELD_OUT`, the held-out rows are the test part, and no fold is left out.
         """
-        others = np.flatnonzero((self.folds >= 0) & (self.folds != fold))
+        others = np.flatnonzero((self.folds != HELD_OUT) & (self.folds != fold))
         texts = [self.table.questions[row].text for row in others.tolist()]
         positions = [hash_to_unit("policy part", str(self.seed), fingerprint_text(text)) for text in texts]
         part = np.searchsorted(TRAIN_EDGES, positions, side="right")
         return Split(others[part == 0], others[part == 1], others[part == 2], np.flatnonzero(self.folds == fold))
 
     def make_examples(self, target: Target, fold: int) -> Examples:
-        """Return the data to fit a gate on, with one fold as the test part (-1: the held-out rows)."""
+        """Return the data to fit a gate on, with one fold (or `HELD_OUT`) as the test part; see `split`."""
         return Examples(self.table, self.list_needed(target), target, self.split(fold))
 
     def make_pairs(self, fold: int) -> AnswerPairs:
-        """Return the data to fit an arbiter on, with one fold as the test part (-1: the held-out rows)."""
+        """Return the data to fit an arbiter on, with one fold (or `HELD_OUT`) as the test part; see `split`."""
         return AnswerPairs(self.table, self._pairs, self.split(fold), {})
 
     @cached_property
@@ -155,7 +162,7 @@ class Evidence:
 
 
 def load_evidence(runs: Sequence[Path], seed: int = 0) -> Evidence:
-    """Load label runs and split their rows by question.
+    """Load label runs as the data of a policy fit, divided into folds to choose the policy on and held-out rows.
 
     If at least half of the rows have an open-book answer (with passages), the others are left out. Otherwise all rows
     stay, and only their closed-book answers are used.
@@ -178,11 +185,14 @@ def load_evidence(runs: Sequence[Path], seed: int = 0) -> Evidence:
 
 
 def assign_policy_folds(texts: Sequence[str], seed: int) -> NDArray[np.int64]:
-    """Return the fold (0 to 3) of each question; -1 for a quarter of the questions, which are held out.
+    """Divide questions at random into a quarter that is held out for the test, and four folds for cross-validation.
 
-    A hash of the question gives its position from 0 to 1, so equal questions have the same fold. Positions below
+    A hash of the question gives its position from 0 to 1, so equal questions come to the same place. Positions below
     HELD_OUT_SHARE are held out, and the rest is cut into folds of equal length.
+
+    Returns:
+        The number of the fold of each question, from 0 to 3; `HELD_OUT` (-1) if it is held out.
     """
     positions = np.array([hash_to_unit("policy", str(seed), fingerprint_text(text)) for text in texts])
     folds = np.floor((positions - HELD_OUT_SHARE) / (1 - HELD_OUT_SHARE) * FOLDS).astype(np.int64)
-    return np.where(positions < HELD_OUT_SHARE, -1, np.minimum(folds, FOLDS - 1))
+    return np.where(positions < HELD_OUT_SHARE, HELD_OUT, np.minimum(folds, FOLDS - 1))

@@ -44,7 +44,7 @@ LEGEND = {  # pattern of the names in the table, and what they mean
 
 @dataclass(frozen=True)
 class PolicyParts:
-    """The parts of a policy, ready to be written.
+    """The parts of a policy (a gate, a threshold and perhaps an arbiter) that are written to its folder.
 
     Attributes:
         evidence: The graded questions.
@@ -70,10 +70,16 @@ class PolicyParts:
 
 
 def name_arbiter(chosen: PolicyResult, folder: Path | None, reads_draft: bool) -> str:
-    """Return how the manifest names the arbiter of a policy: by its folder inside the policy, or by a spec.
+    """Return how the manifest of a policy names its arbiter, which chooses between two answers.
 
-    An arbiter compares the open-book answer with a closed-book draft. If the gate reads no draft, the spec tells the
+    A fitted arbiter is named by its folder inside that of the policy, others by a spec such as 'rules'. An arbiter
+    compares the open-book answer (with passages) with a closed-book draft. If the gate reads no draft, the spec tells the
     arbiter to generate one.
+
+    Args:
+        chosen: The policy.
+        folder: Folder of the fitted arbiter; None if the policy has none.
+        reads_draft: Whether the gate reads a draft.
     """
     if folder is not None:
         return ARBITER_FOLDER
@@ -92,7 +98,9 @@ def make_constant_result() -> FitResult:
 
 
 def write_policy(parts: PolicyParts, gate_folder: Path, out: Path) -> None:
-    """Write the folder of a policy: that of its gate, with arbiter, guarantee and what was tried added.
+    """Write the folder of a policy, which is also the folder of its gate.
+
+    To the files of the gate it adds the arbiter, the guarantee, and sections of the model card about what was tried.
 
     Args:
         parts: The policy.
@@ -235,15 +243,20 @@ def render_policy_section(choice: PolicyChoice, summary: Sequence[str]) -> str:
 
 
 def render_frontier(frontier: Sequence[PolicyResult]) -> list[str]:
-    """Render a policy at several thresholds, as a title and a table of right answers by share of searches.
+    """Render a table that shows how right answers change with the share of searches, and its title.
 
-    Empty if the policy was not evaluated at other thresholds, because no gate was tried.
+    Args:
+        frontier: Results of one policy at several thresholds.
+
+    Returns:
+        Title and table; an empty list without results, because no gate was tried.
     """
     if not frontier:
         return []
     lines = ["| searches | right | against always |", "|---|---|---|"]
     for result in frontier:
-        n, n_right = result.loss.n, round(result.right * result.loss.n)
+        n = result.loss.n
+        n_right = round(result.right * n)
         right = estimate_proportion([True] * n_right + [False] * (n - n_right))
         interval = "" if right.low is None or right.high is None else f" [{right.low:.1%}, {right.high:.1%}]"
         lines.append(f"| {result.searches:.0%} | {result.right:.1%}{interval} | {format_points(result.loss)} |")
@@ -252,10 +265,11 @@ def render_frontier(frontier: Sequence[PolicyResult]) -> list[str]:
 
 
 def list_shown_results(choice: PolicyChoice) -> list[tuple[str, PolicyResult]]:
-    """List at most ten named results: never, always, what was tried, and the cross-validated choice.
+    """List the rows of the card's table of policies, at most ten, each with its name.
 
-    The chosen policy and the one that losses are counted against are always among them. If a policy was rejected, its
-    cross-validated result is shown in the place of the choice.
+    First come never and always retrieving, then the chosen policy, the reference (the policy that losses are counted
+    against) and the best others that were tried, most valuable first. The last row is the cross-validated result of the
+    choice or, if one was rejected, of the rejected policy.
     """
     tried = {result.name: result for result in (choice.chosen, choice.reference, *choice.tried)}
     shown = [result for name, result in tried.items() if name not in CONSTANT_GATES][:7]

@@ -73,7 +73,7 @@ class ArbiterCandidate:
 
 @dataclass(frozen=True)
 class PolicyResult:
-    """Accuracy and cost of a policy, measured on graded questions.
+    """Accuracy and cost of a policy (a gate, a threshold and perhaps an arbiter), measured on graded questions.
 
     Attributes:
         gate: Name of the gate.
@@ -111,11 +111,17 @@ class PolicyResult:
         return self.gate in CONSTANT_GATES
 
     def describe_violation(self, limits: SafetyLimits, reference: str) -> str:
-        """Say which limit the loss exceeds, and compared with which policy; '' if it exceeds none.
+        """Say which limit of lost right answers the policy exceeds.
+
+        The answers are counted against always retrieving and against the reference. Both the estimated loss and its worst
+        case have a limit.
 
         Args:
-            limits: What the policy may lose.
+            limits: How much the policy may lose.
             reference: Name of the policy that `reference_loss` is counted against.
+
+        Returns:
+            The first violation; '' if there is none.
         """
         for name, loss in ((ALWAYS, self.loss), (reference, self.reference_loss)):
             figures = f"{name} gives {self.right + loss.mean:.1%} right answers, this policy {self.right:.1%}"
@@ -129,7 +135,14 @@ class PolicyResult:
         return ""
 
     def describe_extra_cost(self, prices: ChoiceOptions) -> str:
-        """If the policy costs more than plain always, say what a right answer must be worth for it to pay; else ''."""
+        """Warn if the policy costs more than always retrieving, because it makes more LLM calls.
+
+        The warning says how much a right answer must be worth for the policy to pay.
+
+        Returns:
+            The warning; '' if the policy does not cost more.
+        """
+        # Per question, compared with always retrieving, which makes one search and one LLM call.
         extra = prices.price_llm_call * (self.llm_calls - 1) - prices.price_search * (1 - self.searches)
         if extra <= 1e-12:
             return ""
@@ -155,7 +168,10 @@ def format_change(loss: float) -> str:
 
 
 def combine_results(results: Sequence[PolicyResult]) -> PolicyResult:
-    """Combine results on different questions into one result on all of them: averages of rates, sums of counts."""
+    """Combine results on different questions, such as those of the folds, into one result on all of them.
+
+    Rates are averaged with the number of questions as weight, counts are added up, and names are joined by commas.
+    """
     n_questions = np.array([result.loss.n for result in results])
     weights = n_questions / n_questions.sum()
     names = ("threshold", "searches", "right", "llm_calls", "value")
@@ -209,15 +225,18 @@ class GradedQuestions:
         return np.where(retrieved, self._answer_retrieved_right(arbiter), self.closed_right)
 
     def _answer_retrieved_right(self, arbiter: str) -> BoolArray:
-        """Return which questions would be answered right if all were retrieved for; '' means no arbiter."""
+        """Return which questions would be answered right if all were retrieved for.
+
+        With an arbiter, it chooses between the answers with and without passages. '' stands for no arbiter.
+        """
         if not arbiter:
             return self.open_right
         return np.where(self.arbiters[arbiter].takes_closed, self.closed_right, self.open_right)
 
     def compute_values(self, gate: str, arbiter: str, threshold: float) -> FloatArray:
-        """Return the value of a policy for each question: 1 if it answers right, minus the price of its calls.
+        """Return the value of a policy for each question: 1 for a right answer or 0, minus the cost of searches and calls.
 
-        Prices are in units of `price_wrong`, the price of a wrong answer.
+        The cost is divided by `price_wrong`, the price of a wrong answer, so that both have the same unit.
         """
         retrieved = self.gates[gate].needs > threshold
         llm_calls = self._count_llm_calls(gate, arbiter, retrieved)
@@ -225,10 +244,10 @@ class GradedQuestions:
         return np.asarray(self.answer_right(gate, arbiter, threshold) - cost / self.options.price_wrong)
 
     def _count_llm_calls(self, gate: str, arbiter: str, searches: Any) -> Any:
-        """Count the LLM calls of a policy per question.
+        """Count the LLM calls of a policy per question: one, or two if a draft is written before a search.
 
-        One call answers. A question that is retrieved for takes a second one if the gate or the arbiter reads a
-        closed-book draft. Without a search, the draft is the answer.
+        A draft is an answer without passages, which some gates and all arbiters read. If no search follows, the draft is
+        the answer, and no second call is needed.
 
         Args:
             gate: Name of the gate.
@@ -239,9 +258,15 @@ class GradedQuestions:
         return 1.0 + needs_draft * searches
 
     def evaluate(self, gate: str, arbiter: str, threshold: float) -> PolicyResult:
-        """Evaluate a policy on these questions: its searches, right answers, losses, calls and value.
+        """Measure accuracy and cost of a policy on these questions.
 
-        The policy retrieves if the gate's need is above the threshold. Then the arbiter, if any, chooses the answer.
+        The policy retrieves if the gate's need is above the threshold. Then the arbiter, if any, chooses between the
+        answers with and without passages.
+
+        Args:
+            gate: Name of the gate.
+            arbiter: Name of the arbiter; '' for none.
+            threshold: Threshold of the gate.
         """
         candidate, right = self.gates[gate], self.answer_right(gate, arbiter, threshold)
         searches = np.count_nonzero(candidate.needs > threshold) / len(right)  # as a share of the questions
@@ -261,12 +286,12 @@ class GradedQuestions:
         return self.evaluate(gate, arbiter, ALWAYS_RETRIEVE if gate == ALWAYS else NEVER_RETRIEVE)
 
     def evaluate_thresholds(self, gate: str, arbiter: str) -> list[PolicyResult]:
-        """Evaluate a gate with an arbiter at thresholds that lead to fixed retrieval rates."""
+        """Evaluate a gate with an arbiter at several thresholds, which lead to fixed retrieval rates."""
         thresholds = list_rate_thresholds(self.gates[gate].needs)
         return [self.evaluate(gate, arbiter, threshold) for threshold in thresholds]
 
     def compare_values(self, policy: PolicyResult, other: PolicyResult) -> tuple[float, float]:
-        """Return the mean gain in value of a policy over another one, and the standard error of this gain."""
+        """Return by how much a policy is worth more than another one per question, and the standard error of this mean."""
         values = self.compute_values(policy.gate, policy.arbiter, policy.threshold)
         gain = values - self.compute_values(other.gate, other.arbiter, other.threshold)
         return float(gain.mean()), float(gain.std() / np.sqrt(len(gain)))

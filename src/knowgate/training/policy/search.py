@@ -42,7 +42,7 @@ class FittedPolicy:
     Attributes:
         path: The folder.
         choice: What was tried and chosen; None if the label runs have no open-book answers.
-        held_out: The policy on rows that nothing else used; None without open-book answers.
+        held_out: Result of the policy on rows that only test it; None without open-book answers (with passages).
         summary: What was chosen and why, one sentence per line.
     """
 
@@ -110,7 +110,7 @@ def fit_policy(
 
 @dataclass(frozen=True)
 class TestedPolicy:
-    """A policy that was fitted on all questions to choose on, and tested on the held-out ones.
+    """A policy whose gate and arbiter were fitted on all questions to choose on, and its result on the held-out ones.
 
     Attributes:
         result: The fitted gate.
@@ -168,8 +168,9 @@ class PolicySearch:
     def _fit_choice(self, choice: PolicyChoice, out: Path) -> FittedPolicy:
         """Fit, test and write a chosen policy.
 
-        If it loses too many answers in the test, this method is called again: first with plain always retrieving as the
-        reference that losses are counted against, if that was the best constant policy; then with a constant policy.
+        If it loses too many right answers in the test, another policy takes its place, and this method is called again
+        with it: the best constant policy, which makes the same decision for every question. Before that, if this is always
+        retrieving without an arbiter, the losses are counted against it instead of against a reference with an arbiter.
         """
         tested = self._test(choice)
         # All questions count in the test: the others were tested by cross-validation when the policy was chosen.
@@ -201,7 +202,10 @@ class PolicySearch:
         return FittedPolicy(out, choice, tested.held_out, parts.summary)
 
     def _test(self, choice: PolicyChoice) -> TestedPolicy:
-        """Fit the chosen gate and arbiter on all questions to choose on, and test them on the held-out ones."""
+        """Fit the chosen gate and arbiter on all questions to choose on, and test them on the held-out questions.
+
+        The reference, the policy that losses are counted against, may have an arbiter, too; it is fitted the same way.
+        """
         chosen, rows = choice.chosen, self.evidence.held_out
         result, examples = self.fitter.fit_gate(chosen.gate)
         needs = score_calibrated(result, examples, rows)
@@ -224,9 +228,10 @@ class PolicySearch:
         return TestedPolicy(result, examples, threshold, outcomes, arbiter_folder, held_out)
 
     def _reject(self, choice: PolicyChoice, total: PolicyResult) -> PolicyChoice:
-        """Return the choice of a constant policy, after the chosen policy failed the test.
+        """Choose a constant policy in the place of one that failed the test.
 
-        It is the best constant policy or, if that one failed, always retrieving.
+        It is the best constant policy, which makes the same decision for every question. If that one has failed, it is
+        always retrieving.
 
         Args:
             choice: The choice with the policy that failed.
@@ -243,7 +248,12 @@ class PolicySearch:
         return replace(choice, chosen=constant, estimate=constant, reason=reason)
 
     def _list_retrieved(self, chosen: PolicyResult, held_out_retrieved: BoolArray) -> BoolArray:
-        """Return for which of all questions the policy retrieves; the decisions on the held-out rows are given."""
+        """Return for each question whether the policy retrieves.
+
+        Args:
+            chosen: The policy. Its decisions on the rows to choose on come from the cross-validation.
+            held_out_retrieved: Its decisions on the held-out rows.
+        """
         # Always and never retrieving are not among the gates that were tried; they have a constant need.
         needs = {gate.name: gate.needs for gate in self.fitter.gates}.get(chosen.gate, CONSTANT_NEED)
         retrieved = np.empty(len(self.evidence.table), dtype=bool)
@@ -292,7 +302,7 @@ class PolicySearch:
         ]
 
     def _suggest_rows(self, choice: PolicyChoice) -> str:
-        """Say how many graded questions might prove that a policy may save searches."""
+        """Say why always retrieving is the result: too few graded questions, or no policy that passes all checks."""
         if shortage := self._describe_shortage(choice.required_rows):
             return shortage
         if choice.rejected is None:
@@ -303,11 +313,14 @@ class PolicySearch:
         )
 
     def _describe_shortage(self, required: int | None = None) -> str:
-        """Say how many graded questions it takes to prove a policy that saves searches; '' if there are enough.
+        """Say how many graded questions it takes to prove that a policy that saves searches is safe.
 
         Args:
-            required: Number of questions to choose on, from the answers that were lost and gained. Default: the number for
-                a policy that neither loses nor gains an answer.
+            required: Number of questions to choose on that it takes, given the answers that were lost and gained here.
+                Default: the number for a policy that neither loses nor gains an answer.
+
+        Returns:
+            The advice; '' if there are enough questions.
         """
         n, n_fit = len(self.evidence.table), len(self.evidence.fit_rows)
         case = "if it loses and gains answers as often as here" if required else "even if it loses no answer"
@@ -323,9 +336,10 @@ class PolicySearch:
     # --- closed-book answers only -----------------------------------------------------------------
 
     def fit_closed_book(self, out: Path) -> FittedPolicy:
-        """Fit the gate that best separates known from unknown questions (AUROC), on closed-book answers alone.
+        """Fit a policy on label runs that have only closed-book answers (without passages).
 
-        Its threshold is not calibrated: that would need open-book answers, which show what retrieval gains.
+        It is the gate that best separates known from unknown questions (AUROC). Its threshold is not calibrated: that
+        would need open-book answers, which show what retrieval gains.
         """
         needed = self.evidence.list_needed("known")[self.evidence.fit_rows]
         if not self.fitter.gates:
@@ -360,9 +374,10 @@ class PolicySearch:
 
 
 def _transfer_threshold(chosen: PolicyResult, needs: FloatArray) -> float:
-    """Return the threshold at which the gate, fitted again on all rows, retrieves as often as in cross-validation.
+    """Return the threshold for a gate that was fitted again, on all rows, after its policy had been chosen.
 
-    The threshold itself cannot be kept, because the needs of the new gate are on a slightly different scale.
+    The threshold that was chosen in the cross-validation cannot be kept, because the needs of the new gate are on a
+    slightly different scale. With the new threshold, the gate retrieves as often as in the cross-validation.
 
     Args:
         chosen: The chosen policy.
@@ -372,4 +387,5 @@ def _transfer_threshold(chosen: PolicyResult, needs: FloatArray) -> float:
         return chosen.threshold
     thresholds = list_candidate_thresholds(needs)
     retrieval_rates = 1 - np.searchsorted(np.sort(needs), thresholds, side="right") / len(needs)
-    return float(thresholds[np.argmin(np.abs(retrieval_rates - chosen.searches))])
+    nearest = np.argmin(np.abs(retrieval_rates - chosen.searches))
+    return float(thresholds[nearest])
