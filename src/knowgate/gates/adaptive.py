@@ -79,10 +79,8 @@ class AdaptiveGate(FittedGate):
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         """List the probabilities of the three classes."""
-        return [
-            f"no retrieval {no:.2f}, one round {one:.2f}, several {several:.2f}"
-            for no, one, several in self.predict_classes(questions)
-        ]
+        rows = self.predict_classes(questions)
+        return [f"no retrieval {no:.2f}, one round {one:.2f}, several {several:.2f}" for no, one, several in rows]
 
 
 def predict_complexity(tensors: Tensors, vectors: Vector) -> FloatArray:

@@ -140,10 +140,8 @@ class DhiclGate(Gate):
         The prompt also shows logged questions, for which it is recorded whether the LLM knew the answer. The errors
         that the LLM makes on these examples are used to correct its prediction for the question.
         """
-        return [
-            score_logits(reading.labels[self.name], get_known_flags(reading.neighbors[self.name]), self.sign)
-            for reading in readings
-        ]
+        name = self.name
+        return [score_logits(item.labels[name], get_known_flags(item.neighbors[name]), self.sign) for item in readings]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         """Say how many examples the LLM knew and whether it expects to know the question."""

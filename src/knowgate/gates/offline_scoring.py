@@ -331,8 +331,7 @@ def _find_recorded(table: LabelTable, gate: str | Gate) -> GateColumn | None:
     the same as well, because another gate may have had this name.
     """
     column = table.find_recorded(gate) if isinstance(gate, str) else None
-    is_folder = parse_fitted_spec(str(gate)) is not None
-    if column is None or not is_folder:
+    if column is None or parse_fitted_spec(str(gate)) is None:  # not a folder
         return column
     loaded = load_gate(str(gate))
     return column if isinstance(loaded, FittedGate) and loaded.scoring == column.scoring else None

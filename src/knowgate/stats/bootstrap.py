@@ -115,8 +115,8 @@ class Bootstrap:
 
     def resample(self, metrics: Sequence[WeightedMetric]) -> list[dict[str, FloatArray]]:
         """Compute each metric on every resample, without the original sample."""
-        portions = range(1, self.n_portions)  # portion 0 is the original sample
-        return self._compute(portions, metrics) if self.resamples else [{} for _ in metrics]
+        # Portion 0 is the original sample.
+        return self._compute(range(1, self.n_portions), metrics) if self.resamples else [{} for _ in metrics]
 
     def _compute(self, portions: Sequence[int], metrics: Sequence[WeightedMetric]) -> list[dict[str, FloatArray]]:
         """Compute metrics on the resamples of some portions, each portion in a thread.

@@ -206,8 +206,7 @@ class CausalJudge:
 
         This is P(known) / (P(known) + P(unknown)) at the last label of the prompt.
         """
-        n_members = len(self.members) or 1
-        return np.asarray(np.mean([self.predict_member(number, prompts) for number in range(n_members)], axis=0))
+        return np.asarray(np.mean([self.predict_member(i, prompts) for i in range(len(self.members) or 1)], axis=0))
 
     def predict_member(self, number: int, prompts: Sequence[LabelPromptTokens]) -> FloatArray:
         """Predict for each prompt how probably the LLM knows the answer, with one member of the ensemble.

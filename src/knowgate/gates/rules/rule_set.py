@@ -321,7 +321,7 @@ def _build_word_pattern(word: str) -> str:
     No letter may come directly before or after the word. This is not required of words that start or end with a
     character outside ASCII, because Chinese does not separate words.
     """
-    letter = r"[^\W\d_]"
-    no_letter_before = f"(?<!{letter})" if word[:1].isascii() else ""
-    no_letter_after = f"(?!{letter})" if word[-1:].isascii() else ""
+    # [^\W\d_] is any letter: a word character that is neither a digit nor an underscore.
+    no_letter_before = r"(?<![^\W\d_])" if word[:1].isascii() else ""
+    no_letter_after = r"(?![^\W\d_])" if word[-1:].isascii() else ""
     return f"{no_letter_before}{re.escape(word)}{no_letter_after}"
