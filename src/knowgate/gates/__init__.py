@@ -141,9 +141,10 @@ def load_gate(spec: str, *, plug_in: bool = False) -> Gate:
 
 
 def check_gate_spec(spec: str) -> None:
-    """Raise ArtifactError if a spec is an existing folder that holds no fitted gate.
+    """Raise ArtifactError if the spec of a gate is a folder that `knowgate fit` did not write.
 
-    Specs that start with the name of a gate are accepted, even if a folder has the same name.
+    A spec is a text that names a gate, such as 'logprob:mean', or its folder. If it starts with the name of a gate, it
+    is not treated as a folder, even if there is one with this name.
     """
     name, _ = split_spec(spec)
     if name not in GATES and name not in find_plugins("knowgate.gates"):
@@ -156,16 +157,23 @@ def load_fitted_gate(folder: str, *, plug_in: bool = False, verdict: Verdict = "
     Args:
         folder: Folder of the gate.
         plug_in: Allow the gate to be used with a different LLM than the one it was fitted on.
-        verdict: 'need' decides by the calibrated need for retrieval, 'own' by whether the raw score exceeds 0.5.
+        verdict: How the gate decides. 'need' compares the calibrated need for retrieval (0 to 1) with the threshold of
+            the gate. 'own' compares the uncalibrated score of its classifier with 0.5.
     """
     artifact = read_artifact(folder)
-    name = str(artifact.manifest["gate"]).split(":")[0]
+    name = str(artifact.manifest["gate"]).split(":")[0]  # without options, which follow a colon
     gate_class = _check_class(name, load_entry(FITTED_GATES, "fitted gate", name, "knowgate.fitted_gates"))
     return cast("type[FittedGate]", gate_class).from_artifact(artifact, plug_in, verdict=verdict)
 
 
 def _check_class(name: str, loaded: object) -> type[Gate]:
-    """Return the loaded object if it is a gate class; a plugin's entry point may refer to anything else."""
+    """Return an object that was loaded for a gate's name, after checking that it is a gate class.
+
+    The check is needed because the entry point of a plugin may refer to anything.
+
+    Raises:
+        BadSetting: The object is not a subclass of `Gate`.
+    """
     if not (isinstance(loaded, type) and issubclass(loaded, Gate)):
         raise BadSetting(
             f"the plugin for gate '{name}' provides {loaded!r}, not a gate class. Make it a subclass of knowgate.Gate."
@@ -200,7 +208,10 @@ def default_gate(model: Model, prompts: str | None = None) -> Gate:
 
 
 def is_text_only(model: Model) -> bool:
-    """Return whether a model returns text without log-probabilities. A server is asked for this once."""
+    """Return whether a model returns only text, without the log-probabilities of its tokens.
+
+    For a model on a server, `offers` asks the server once and remembers the answer.
+    """
     return Signal.LOGPROBS not in model.offers
 
 

@@ -38,9 +38,10 @@ class AdaptiveGate(FittedGate):
     embedder: Embedder | None = None
 
     def check(self, tensors: TensorValidator) -> None:
-        """Raise BadInput if the embedding model is not named or the classifier's tensors are wrong.
+        """Raise BadInput if the folder names no embedding model, or if the tensors of the classifier are wrong.
 
-        The tensor 'seen' has a 1 for each complexity class that occurred in training, and a 0 for the others.
+        The classifier has three classes: no retrieval, one round or several. The tensor 'seen' has a 1 for each class
+        that occurred in training, and a 0 for the others.
         """
         read_record(EmbedderOptions, self.artifact.options, "options", ignore_unknown=True)
         tensors.require("weight", len(COMPLEXITY_CLASSES), None)
@@ -60,27 +61,26 @@ class AdaptiveGate(FittedGate):
 
     def predict_classes(self, questions: Sequence[Question]) -> FloatArray:
         """Return the probabilities of no, one and several rounds, one row per question."""
+        if not questions:
+            return np.zeros((0, len(COMPLEXITY_CLASSES)))
         vectors = self.encoder.embed([question.text for question in questions])
         return predict_complexity(self.artifact.tensors, check_vectors(vectors, len(questions)))
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
-        """Compute the uncalibrated need for retrieval as 1 - P(no retrieval)."""
-        return 1 - self.predict_classes(questions)[:, 0]
+        """Compute the uncalibrated need for retrieval of each question as 1 - P(no retrieval)."""
+        return 1 - self.predict_classes(questions)[:, 0]  # column 0 is P(no retrieval)
 
     def count_rounds(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[int]:
-        """Return how many rounds to run if the gate retrieves: `MAX_ROUNDS` if several are more likely than one."""
-        if not questions:
-            return []
+        """Return for each question how many rounds of retrieval to run, if passages are retrieved at all.
+
+        This is `MAX_ROUNDS` if several rounds are more likely to be needed than one, otherwise 1.
+        """
         return [MAX_ROUNDS if several > one else 1 for _, one, several in self.predict_classes(questions)]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         """List the probabilities of the three classes."""
-        if not questions:
-            return []
-        return [
-            f"no retrieval {no:.2f}, one round {one:.2f}, several {several:.2f}"
-            for no, one, several in self.predict_classes(questions)
-        ]
+        rows = self.predict_classes(questions)
+        return [f"no retrieval {no:.2f}, one round {one:.2f}, several {several:.2f}" for no, one, several in rows]
 
 
 def predict_complexity(tensors: Tensors, vectors: Vector) -> FloatArray:

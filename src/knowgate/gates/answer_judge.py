@@ -84,22 +84,27 @@ class GainGate(JudgeGate):
     """
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
-        """Compute the expected gain of retrieval, mapped from [-1, 1] to [0, 1]."""
+        """Compute the uncalibrated need for retrieval of each question from the expected gain of retrieval.
+
+        The judge is asked whether the LLM's answer is right, and whether an answer from documents would be right. The
+        gain is the difference of the two probabilities. It is mapped from [-1, 1] to [0, 1].
+        """
         tokens, texts = int(self.artifact.options["tokens"]), draft_texts(readings)
         probabilities = []
-        for prompt_name in GAIN_PROMPTS:  # is the LLM's answer right, and would an answer from documents be right?
+        for prompt_name in GAIN_PROMPTS:
             prompts = encode_answers(prompt_name, self.judge, questions, texts, tokens)
             probabilities.append(self.judge.predict_known(prompts))
-        return compute_gain_needs(known=probabilities[0], document_right=probabilities[1])
+        llm_right, document_right = probabilities
+        return compute_gain_needs(known=llm_right, document_right=document_right)
 
 
 @dataclass(frozen=True)
 class IkOptions:
-    """Options that both modes of the gate share.
+    """Options of an `ik` gate, which predicts whether the LLM knows the answer to a question.
 
     Attributes:
-        mode: 'lora' uses a fine-tuned judge model, 'text' a linear classifier on sentence embeddings.
-        tokens: How many tokens of the LLM's draft are read.
+        mode: What predicts this: 'lora' is a fine-tuned judge model, 'text' a linear classifier on sentence embeddings.
+        tokens: How many tokens of the LLM's draft answer are read; 0 to read the question only.
     """
 
     mode: Literal["text", "lora"]
@@ -125,7 +130,10 @@ class IkGate(FittedGate):
     embedder: Embedder | None = None
 
     def check(self, tensors: TensorValidator) -> None:
-        """Raise BadInput if the options or, in mode `text`, the tensors of the classifier are wrong."""
+        """Raise BadInput if the folder of the gate holds wrong options or tensors.
+
+        In mode `text`, a linear classifier is stored as tensors. In mode `lora`, there are none.
+        """
         options = read_record(IkOptions, self.artifact.options, "options", ignore_unknown=True)
         mode_options = EmbedderOptions if options.mode == "text" else JudgeOptions
         read_record(mode_options, self.artifact.options, "options", ignore_unknown=True)
@@ -134,7 +142,11 @@ class IkGate(FittedGate):
         tensors.reject_others()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
-        """Compute the uncalibrated need for retrieval as 1 - P(the LLM knows)."""
+        """Compute the uncalibrated need for retrieval of each question as 1 - P(the LLM knows the answer).
+
+        In mode `text`, a classifier of sentence embeddings predicts it, otherwise a fine-tuned judge model. Both read
+        the question and the start of the LLM's draft, or only the question if `tokens` is 0.
+        """
         options = self.artifact.options
         texts = draft_texts(readings) if options["tokens"] else [""] * len(questions)
         if options["mode"] == "text":

@@ -21,7 +21,7 @@ CONSTANT_GATE = "constant"  # name of the gate that decides the same for every q
 
 @dataclass(frozen=True)
 class ConstantGate(FittedGate):
-    """Gives every question the same need, so that its threshold alone decides: always or never retrieve.
+    """Gives every question the same need for retrieval, so that its threshold alone decides: always or never retrieve.
 
     Needs: nothing. Cost per question: none.
     Reference: ours; `knowgate fit` without a gate name writes it if no gate pays.
@@ -115,6 +115,9 @@ class RandomGate(Gate):
         return [self._draw_uniform(question) for question in questions]
 
     def _draw_uniform(self, question: Question) -> float:
-        """Hash a question to a number between 0 and 1, never 0 or 1, so that rates of 0 and 1 are exact."""
+        """Hash a question to a number between 0 and 1.
+
+        It is never exactly 0 or 1, so that a rate of 0 retrieves for no question and a rate of 1 for all.
+        """
         bits = int(sha256_text(str(self.seed), question.id, question.text)[:13], 16)  # 13 hex digits fit a double
         return (bits + 0.5) / 16**13

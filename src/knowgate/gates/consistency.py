@@ -22,9 +22,9 @@ MAX_PARTIAL_AGREEMENT = 0.5  # answers that differ after normalization agree at 
 class ConsistencyGate(Gate):
     """Retrieves if sampled answers disagree.
 
-    The agreement of two answers is 1 if they are equal after normalization, otherwise half the cosine similarity of
-    their embeddings. The need for retrieval is one minus the mean agreement of all pairs. So it is 0 if all answers are
-    equal, and between 0.5 and 1 if all differ. `embedder='none'` compares normalized answers only and needs no extra.
+    The need for retrieval is one minus the mean agreement of all pairs of answers: 0 if all answers are equal, between
+    0.5 and 1 if all differ. Two answers agree by 1 if they are equal after normalization, otherwise by half the cosine
+    similarity of their embeddings. With `embedder='none'`, different answers agree by 0, and no extra is needed.
 
     Only the text of the answers is used, so the gate works with every LLM, such as one behind an API that returns text
     alone. The samples are not used as the answer: a question costs `n` + 1 LLM calls, whether it retrieves or not.
@@ -66,7 +66,7 @@ class ConsistencyGate(Gate):
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         """Compute the need for retrieval: 1 - the mean agreement of all pairs of sampled answers to a question."""
-        answers = []  # of each question, normalized
+        answers = []  # the normalized answers to each question
         for question, reading in zip(questions, readings, strict=True):
             answers.append([canonical_answer(text, question) for text in self._list_answers(reading)])
         # If all answers to a question are equal, they agree fully. Only the answers to other questions are embedded.
@@ -99,9 +99,10 @@ class ConsistencyGate(Gate):
 
 
 def _agree(first: str, second: str, vectors: dict[str, list[float]]) -> float:
-    """Return the agreement of two normalized answers, from 0 to 1.
+    """Return how much two normalized answers agree, from 0 to 1.
 
-    Different answers agree as much as their embeddings in `vectors`, but at most by MAX_PARTIAL_AGREEMENT.
+    Equal answers agree by 1. Different ones agree by the cosine similarity of their embeddings (`vectors`, by answer),
+    scaled so that it is at most MAX_PARTIAL_AGREEMENT. Without embeddings they agree by 0.
     """
     if first == second:
         return 1.0

@@ -90,9 +90,10 @@ class DhiclGate(Gate):
         return replace(self, scope=bind_scope(self.history, model.fingerprint, prompts, self.tenant, self.embedder))
 
     def find_neighbors(self, questions: Sequence[Question]) -> list[tuple[Neighbor, ...]]:
-        """Find k logged questions to show as examples for each question.
+        """Find k logged questions to show the LLM as examples for each question.
 
-        These are the most similar ones; with `balanced`, as many known as unknown ones; with `cold`, fixed random ones.
+        By default, these are the most similar ones. With `balanced`, half of them were known to the LLM and half were
+        not. With `cold`, they are random, but the same for all questions.
         """
         if self.scope is None:
             raise BadSetting("gate 'dhicl' is not bound to a model. Call `bind` first, or use the gate in AdaptiveRAG.")
@@ -101,9 +102,10 @@ class DhiclGate(Gate):
         texts = [question.text for question in questions]
         if self.balanced:
             n_known = self.k // 2
-            known = store.search(texts, n_known, self.scope, (KnowledgeLabel.UNKNOWN, KnowledgeLabel.TIME_SENSITIVE))
-            unknown = store.search(texts, self.k - n_known, self.scope, (KnowledgeLabel.KNOWN, *excluded))
-            return [_merge_by_similarity(*found) for found in zip(known, unknown, strict=True)]
+            not_known = (KnowledgeLabel.UNKNOWN, KnowledgeLabel.TIME_SENSITIVE)
+            known = store.search(texts, n_known, self.scope, exclude=not_known)
+            unknown = store.search(texts, self.k - n_known, self.scope, exclude=(KnowledgeLabel.KNOWN, *excluded))
+            return [_merge_by_similarity(*examples) for examples in zip(known, unknown, strict=True)]
         if not self.cold:
             return store.search(texts, self.k, self.scope, excluded)
         examples = store.sample(self.k + 1, self.scope, exclude=excluded)  # one more, in case it is the question itself
@@ -111,38 +113,35 @@ class DhiclGate(Gate):
 
     def build_label_prompts(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
         """Build one prompt per question, with its nearest questions of the log as examples."""
-        return [
-            self._build_prompt(question, reading.neighbors[self.name])
-            for question, reading in zip(questions, readings, strict=True)
-        ]
+        pairs = zip(questions, readings, strict=True)
+        return [self._build_prompt(question, reading.neighbors[self.name]) for question, reading in pairs]
 
     def _build_prompt(self, question: Question, neighbors: Sequence[Neighbor]) -> LabelPrompt:
-        """Build a prompt with the least similar example first and the question itself last.
+        """Build a prompt that shows logged questions with their labels (known or unknown), then the new question.
 
-        Each part of the prompt ends where the LLM predicts a label, known or unknown. The true label of an example
-        follows at the start of the next part.
+        The least similar example comes first. The prompt consists of parts. Each ends where the LLM predicts a label,
+        and the true label of an example follows at the start of the next part.
         """
         known, unknown = self.labels
         language = detect_question_language(question)
         templates = load_packaged_templates("history")
         parts = []
-        label_before = ""  # the label of the example before, with which a part begins
+        previous_label = ""  # the label of the previous example, with which a part begins
         for neighbor in reversed(neighbors):
-            parts.append(label_before + templates.fill("example", language, query=neighbor.question))
-            label_before = (known if neighbor.label == KnowledgeLabel.KNOWN else unknown) + "\n\n"
-        parts.append(label_before + templates.fill("example", language, query=question.text))
+            parts.append(previous_label + templates.fill("example", language, query=neighbor.question))
+            previous_label = (known if neighbor.label == KnowledgeLabel.KNOWN else unknown) + "\n\n"
+        parts.append(previous_label + templates.fill("example", language, query=question.text))
         instruction = templates.fill("instruction", language, known=known, unknown=unknown)
         return LabelPrompt(tuple(parts), prefix=instruction)
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-        """Compute the need for retrieval from the logits with which the LLM predicts that it knows the answer or not.
+        """Compute the need for retrieval of each question from the LLM's prediction whether it knows the answer.
 
-        The logits for the examples, for which it is known whether the LLM knows them, correct those for the question.
+        The prompt also shows logged questions, for which it is recorded whether the LLM knew the answer. The errors
+        that the LLM makes on these examples are used to correct its prediction for the question.
         """
-        return [
-            score_logits(reading.labels[self.name], get_known_flags(reading.neighbors[self.name]), self.sign)
-            for reading in readings
-        ]
+        name = self.name
+        return [score_logits(item.labels[name], get_known_flags(item.neighbors[name]), self.sign) for item in readings]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         """Say how many examples the LLM knew and whether it expects to know the question."""
@@ -167,9 +166,9 @@ def _exclude_question(question: Question, neighbors: Sequence[Neighbor]) -> tupl
 
 
 def get_known_flags(neighbors: Sequence[Neighbor]) -> list[bool]:
-    """Return whether the LLM knew each example, in the order of the prompt (least similar first).
+    """Return for each example in the prompt whether the LLM knew the answer. Time-sensitive questions count as unknown.
 
-    Time-sensitive questions count as unknown.
+    The prompt shows the least similar example first, so the order of `neighbors` is reversed.
     """
     return [neighbor.label == KnowledgeLabel.KNOWN for neighbor in reversed(neighbors)]
 
@@ -203,17 +202,16 @@ def calibrate_logits(logits: Vector, known: Sequence[bool], sign: CalibrationSig
     Returns:
         The corrected z_known and z_unknown of the question.
     """
+    *example_logits, question_logits = logits
     known_deficits, unknown_deficits = [], []
-    for (z_known, z_unknown), is_known in zip(logits[:-1], known, strict=True):
+    for (z_known, z_unknown), is_known in zip(example_logits, known, strict=True):
         if is_known:
             known_deficits.append(max(0.0, float(z_unknown - z_known)))
         else:
             unknown_deficits.append(max(0.0, float(z_known - z_unknown)))
     factor = {"paper": -1.0, "code": 1.0, "none": 0.0}[sign]
-    return (
-        float(logits[-1][0]) + factor * _mean(known_deficits),
-        float(logits[-1][1]) + factor * _mean(unknown_deficits),
-    )
+    z_known, z_unknown = question_logits
+    return float(z_known) + factor * _mean(known_deficits), float(z_unknown) + factor * _mean(unknown_deficits)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -56,7 +56,7 @@ class FittedGate(Gate):
     llm: ModelIdentity | None = field(default=None, compare=False)
 
     def __init_subclass__(cls) -> None:
-        """Keep the short representation, which @dataclass would replace in subclasses."""
+        """Make subclasses inherit `__repr__`; otherwise @dataclass would generate a long one for each of them."""
         super().__init_subclass__()
         if "__repr__" not in vars(cls):
             cls.__repr__ = FittedGate.__repr__  # type: ignore[method-assign]
@@ -108,11 +108,12 @@ class FittedGate(Gate):
 
     @property
     def request(self) -> SignalRequest:
-        """How much of each signal the gate reads: draft tokens, layers, samples and their settings."""
+        """What the gate reads from the LLM, as stored in `gate.json`: draft tokens, layers, samples and so on."""
         fields: dict[str, Any] = dict(self.artifact.manifest["want"])
-        # The manifest stores the fields of the sampling next to the others.
+        # The manifest stores the sampling settings next to the other fields, not as a record of their own.
         sampling = Sampling(**{key: fields.pop(key) for key in ("temperature", "top_p", "top_k") if key in fields})
-        return SignalRequest(**{**fields, "layers": tuple(fields.get("layers", ())), "sampling": sampling})
+        layers = tuple(fields.pop("layers", ()))
+        return SignalRequest(**fields, layers=layers, sampling=sampling)
 
     @property
     def threshold(self) -> float:
@@ -121,7 +122,10 @@ class FittedGate(Gate):
 
     @property
     def scoring(self) -> str:
-        """Fingerprint of all that determines the scores. Gates that differ only in their threshold have the same one."""
+        """Fingerprint of everything that determines the scores of the gate, but not of its threshold.
+
+        Two gates with the same fingerprint give every question the same score.
+        """
         fields = {key: self.artifact.manifest.get(key) for key in SCORING_FIELDS}
         return sha256_text(type(self).__qualname__, self.verdict, json.dumps(fields, sort_keys=True))
 
@@ -135,9 +139,9 @@ class FittedGate(Gate):
         return replace(self, note=note, llm=model)
 
     def distances(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float | None]:
-        """Compute how far each question is from the training questions (above 1 is far).
+        """Compute how far each question is from the training questions; above 1 is farther than 99 % of them.
 
-        All distances are None if the folder stores no distance (older gates) or if any question text is missing.
+        All distances are None if the folder has no data to measure it (older gates), or if a question has no text.
         """
         source = self.artifact.manifest.get("distance")
         if source is None or not questions or any(not question.text for question in questions):
@@ -170,12 +174,13 @@ class FittedGate(Gate):
         return self.score_with_raw(questions, readings).needs
 
     def score_with_raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> GateScores:
-        """Return the need for retrieval of each question, and the raw score that it was computed from.
+        """Return the need for retrieval of each question, and the raw score of the classifier behind it.
 
-        With the verdict 'own', the gate decides by the raw score, so that it is also the need.
+        The need is the calibrated score. With the verdict 'own', the gate decides by the raw score, so both are equal.
         """
         raw = self.raw_scores(questions, readings)
-        return GateScores(raw if self.verdict == "own" else self.calibrate(raw), raw)
+        needs = raw if self.verdict == "own" else self.calibrate(raw)
+        return GateScores(needs, raw)
 
     def calibrate(self, raw: Sequence[float]) -> list[float]:
         """Convert raw scores to calibrated probabilities that retrieval is needed."""
@@ -271,7 +276,10 @@ def describe_retrieval_rule(threshold: float) -> str:
 
 
 def _get_fitted_spec(gate: str | Gate) -> gate_folder.FittedGateSpec | None:
-    """Return the folder and the verdict option of a fitted gate; None for gates that are not fitted."""
+    """Return the folder of a fitted gate and what it decides by (verdict); None for gates that are not fitted.
+
+    The gate may be given as an object or as a spec, such as 'my-gate' or 'my-gate,verdict=own'.
+    """
     if isinstance(gate, str):
         return gate_folder.parse_fitted_spec(gate)
     return gate_folder.FittedGateSpec(str(gate.artifact.path), gate.verdict) if isinstance(gate, FittedGate) else None
@@ -288,13 +296,15 @@ def get_gate_name(gate: str | Gate) -> str:
 def has_judge(gate: str | Gate) -> bool:
     """Return whether a gate, or an arbiter given by name, runs a fine-tuned judge model.
 
-    A fitted gate is recognized by the kind in its manifest, everything else by its name ('kbm', 'lora:...').
+    The manifest of a fitted gate says what kind of gate it is. Other gates and arbiters are recognized by their name,
+    such as 'kbm' or 'lora:...'.
     """
     folder = get_gate_folder(gate)
     file = expand_path(folder) / gate_folder.GATE_MANIFEST if folder else None
     manifest: Any = read_json(file) if file else {"gate": get_gate_name(gate)}
     kind = re.split("[^a-z]", str(manifest["gate"]))[0]  # 'kbm-certainty' is a variant of 'kbm'
-    return kind in JUDGE_KINDS and manifest.get("options", {}).get("mode") != "text"  # an `ik` without a judge
+    reads_embeddings = manifest.get("options", {}).get("mode") == "text"  # an `ik` gate without a judge
+    return kind in JUDGE_KINDS and not reads_embeddings
 
 
 def get_gate_folder(gate: str | Gate) -> str | None:
@@ -304,6 +314,10 @@ def get_gate_folder(gate: str | Gate) -> str | None:
 
 
 def get_verdict(gate: str | Gate) -> gate_folder.Verdict:
-    """Return 'own' for a fitted gate that decides by its raw score (verdict=own), 'need' for every other gate."""
+    """Return by which score a gate decides.
+
+    Returns:
+        'own' for a fitted gate that decides by the raw score of its classifier (verdict=own), 'need' for all others.
+    """
     spec = _get_fitted_spec(gate)
     return "need" if spec is None else spec.verdict

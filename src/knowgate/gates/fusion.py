@@ -56,8 +56,9 @@ class FusionOptions:
         probes: Classifiers of hidden states.
         embedder: Name of the embedding model; empty if no text is embedded.
         embedder_fingerprint: Fingerprint of the embedding model.
-        wording: Whether the character n-grams of the draft are read; not in gates of 0.1.
-        heads: Names of the two regressions of a gate that was fitted on 'gain'; empty if there is one.
+        wording: Whether the character n-grams of the draft are read. Gates of version 0.1 do not have this field.
+        heads: Names of the two regressions (right without passages, right with passages) of a gate that predicts the
+            gain of retrieval; empty for a gate with a single regression.
         judges: Number of judges whose scores are further signals (gate `stack`).
     """
 
@@ -120,7 +121,10 @@ class FusionGate(FittedGate):
 
     @property
     def request(self) -> SignalRequest:
-        """The signals that the gate was fitted with, plus entropies if needed: servers return them only on request."""
+        """The signals that the gate was fitted with, plus token entropies if it reads them from a server.
+
+        Servers return entropies only on request.
+        """
         needs_entropies = isinstance(self.llm, ServedModel) and "entropy" in self.artifact.options["features"]
         return replace(super().request, entropies=True) if needs_entropies else super().request
 
@@ -130,17 +134,23 @@ class FusionGate(FittedGate):
 
     @property
     def _head_prefixes(self) -> list[str]:
-        """Start of the tensor names of each regression: '' for a single one, else the names of the two heads."""
+        """How the tensor names of each logistic regression (head) start.
+
+        A gate with a single regression has one empty prefix. A gate with two has 'closed.' and 'open.'.
+        """
         return [f"{name}." for name in self.artifact.options.get("heads", ())] or [""]
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
-        """Compute the uncalibrated need for retrieval.
+        """Compute the uncalibrated need for retrieval of each question.
 
-        It is the output of the logistic regression. A gate with two regressions, which predict that the answer without
-        and with passages is wrong, computes it from the expected gain.
+        A gate with a single logistic regression returns its output. A gate with two, for answers without passages
+        (closed) and with passages (open), computes the need from the difference of their predictions.
         """
-        wrong = self._predict(questions, readings)
-        return wrong[0] if len(wrong) == 1 else compute_gain_needs(known=1 - wrong[0], document_right=1 - wrong[1])
+        predictions = self._predict(questions, readings)
+        if len(predictions) == 1:
+            return predictions[0]
+        closed_wrong, open_wrong = predictions
+        return compute_gain_needs(known=1 - closed_wrong, document_right=1 - open_wrong)
 
     def _predict(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[FloatArray]:
         """Compute the probability that each regression predicts, for all questions.
@@ -162,10 +172,9 @@ class FusionGate(FittedGate):
         options, tensors = self.artifact.options, self.artifact.tensors
         readings = [add_self_assessment(reading, self.name) for reading in readings]
         features = feature_matrix(options["features"], questions, readings)
-        inputs = {
-            probe["name"]: stack_hidden_states(readings, probe["layer"], probe["position"])
-            for probe in options["probes"]
-        }
+        inputs = {}
+        for probe in options["probes"]:
+            inputs[probe["name"]] = stack_hidden_states(readings, probe["layer"], probe["position"])
         if "embedder" in options:
             inputs[TEXT_SIGNAL] = embed_drafts(self.encoder, questions, readings)
         if options.get("wording"):
@@ -180,9 +189,10 @@ class FusionGate(FittedGate):
         return signals
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
-        """Name the signals that contributed most for and against retrieval; with two heads, their probabilities.
+        """Explain each score by the signals that contributed most for and against retrieval.
 
-        Explanations are empty if the gate embeds texts or if its classifier is not linear.
+        A gate with two regressions names the probabilities that they predict instead. Explanations are empty if the
+        gate embeds texts or if its classifier is not linear.
         """
         options = self.artifact.options
         if not questions or "embedder" in options:  # embedding the texts a second time would be too slow
@@ -208,9 +218,10 @@ class FusionGate(FittedGate):
 class StackGate(FusionGate):
     """Combines all signals of one LLM pass and the scores of judges in a logistic regression.
 
-    Hidden states and a judge of the text make different mistakes, so together they rank questions better than each
-    alone. Each judge lies in a sub-folder of the gate. While fitting, rows that judges learn from are scored by
-    members of the ensemble that did not see them; all others are scored by all members, as in use.
+    A judge is a small fine-tuned model that reads the question and the LLM's draft. It makes other mistakes than
+    classifiers of hidden states, so together they rank questions better than each alone. Each judge lies in a
+    sub-folder of the gate. To fit the regression, questions that a judge was trained on are scored only by those
+    members of its ensemble that did not see them.
 
     Needs: the signals that it was fitted with, and a draft. Cost per question: that of its most expensive signal, and
     one prefill of 70 tokens for each judge.
@@ -245,8 +256,8 @@ class StackGate(FusionGate):
         """
         readings = [add_self_assessment(reading, self.name) for reading in readings]
         scores = [np.array(judge.raw_scores(questions, readings)) for judge in self.judges]
-        margins = np.column_stack([compute_margin(score) for score in scores])
-        return [np.hstack([signals, margins]) for signals in super().compute_signals(questions, readings)]
+        log_odds = np.column_stack([compute_margin(judge_scores) for judge_scores in scores])
+        return [np.hstack([signals, log_odds]) for signals in super().compute_signals(questions, readings)]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         """Return no explanations: the judges would have to read every question a second time."""
@@ -284,15 +295,18 @@ def describe_signals(names: Sequence[str], values: Vector, contributions: FloatA
     strongest = sorted(range(len(names)), key=lambda column: -abs(contributions[column]))[:MAX_NAMED_SIGNALS]
     descriptions: dict[str, list[str]] = {"for retrieval": [], "against retrieval": []}
     for column in strongest:
-        texts = descriptions["for retrieval" if contributions[column] > 0 else "against retrieval"]
+        effect = "for retrieval" if contributions[column] > 0 else "against retrieval"
         description = describe_feature(names[column], float(values[column]))
-        if abs(contributions[column]) >= MIN_CONTRIBUTION and description not in texts:
-            texts.append(description)
+        if abs(contributions[column]) >= MIN_CONTRIBUTION and description not in descriptions[effect]:
+            descriptions[effect].append(description)
     return "; ".join(f"{', '.join(texts)} ({effect})" for effect, texts in descriptions.items() if texts)
 
 
 def add_self_assessment(reading: Reading, gate: str) -> Reading:
-    """Copy the LLM's answer to the gate's self-assessment prompt into the signals of a reading, if there is one."""
+    """Add to the signals of a reading how the LLM answered the question whether it knows the answer.
+
+    The reading is returned unchanged if the gate (given by its name) did not ask the LLM.
+    """
     if gate not in reading.labels:
         return reading
     return replace(reading, signals={**reading.signals, SELF_ASSESSMENT: self_assessment_logit(reading.labels[gate])})

@@ -130,17 +130,21 @@ class UarGate(FittedGate):
         tensors.reject_others()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
-        """Compute the score of the head 'self' only, because a label run can calibrate no other head."""
+        """Compute the probability that the LLM does not know the answer, with the classifier (head) 'self'.
+
+        The raw score of the gate is that of this head alone, because it is calibrated on graded answers of the LLM. The
+        other heads, such as 'time', have calibrations of their own.
+        """
         return apply_head(self.artifact.tensors, SELF_HEAD, self._get_states(readings))
 
     def predict_heads(self, questions: Sequence[Question], readings: Sequence[Reading]) -> HeadProbabilities:
-        """Return the calibrated probabilities of all four heads. The raw scores of the gate are those of the head 'self'."""
+        """Return the calibrated probabilities of all four classifiers (heads): intent, knowledge, time and self."""
         unknown = np.array(self.calibrate(self.raw_scores(questions, readings)))
         calibrations = self.artifact.options["calibrations"]
         return apply_heads(self.artifact.tensors, calibrations, self._get_states(readings), unknown)
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-        """Compute the need for retrieval of each question with the decision tree."""
+        """Compute the need for retrieval of each question with the decision tree over the four heads."""
         if not questions:
             return []
         apply_tree = apply_hard_tree if self.artifact.options["tree"] == "hard" else apply_soft_tree
@@ -167,7 +171,10 @@ class UarGate(FittedGate):
 
 
 def _require_scales(tensors: networks.TensorValidator, width: int) -> None:
-    """Check the tensors that standardize hidden states: mean and scale of each head, or one 'size' in older folders."""
+    """Check the tensors that standardize hidden states before the classifiers (heads) of UAR read them.
+
+    Each head has a mean and a scale. Older folders have a single number 'size' instead.
+    """
     if "size" in tensors:
         tensors.require("size", 1, positive=True)
         return
@@ -194,16 +201,21 @@ def apply_heads(
 
 
 def apply_hard_tree(heads: HeadProbabilities) -> FloatArray:
-    """Compute needs for retrieval with the decision tree of the paper, which branches at probabilities of 0.5."""
+    """Compute the need for retrieval of each question with the decision tree of the UAR paper.
+
+    Retrieve if the user asks for sources (intent). Otherwise skip if no knowledge is needed, and retrieve if the answer
+    changes with time. Else, the need is the probability that the LLM does not know the answer.
+    """
     after_time = np.where(heads.time > 0.5, 1.0, heads.self_)
     after_knowledge = np.where(heads.knowledge > 0.5, after_time, 0.0)
     return np.where(heads.intent > 0.5, 1.0, after_knowledge)
 
 
 def apply_soft_tree(heads: HeadProbabilities) -> FloatArray:
-    """Compute needs for retrieval as the probability of reaching "retrieve" in the decision tree.
+    """Compute the need for retrieval of each question as the probability of reaching "retrieve" in UAR's decision tree.
 
-    This is i + (1 - i) k (t + (1 - t) s) for the probabilities i (intent), k (knowledge), t (time) and s (self).
+    Each branch is taken with the probability that its classifier predicts. This gives i + (1 - i) k (t + (1 - t) s) for
+    the probabilities i (intent), k (knowledge), t (time) and s (self).
     """
     after_time = heads.time + (1 - heads.time) * heads.self_
     return heads.intent + (1 - heads.intent) * heads.knowledge * after_time

@@ -25,7 +25,7 @@ def open_history_store(history: str | HistoryStore, embedder: str | None = None)
 def bind_scope(
     history: str | HistoryStore, model: str, prompts: str, tenant: str, embedder: str | None = None
 ) -> HistoryScope:
-    """Select the entries of a log that belong to a model, its prompts and a tenant.
+    """Return the scope that selects the logged questions of a model, its prompts and a tenant (customer).
 
     Args:
         history: Path or address of the log, or an open store.
@@ -35,7 +35,7 @@ def bind_scope(
         embedder: Embedding model. Default: that of the log.
 
     Returns:
-        The scope, which the searches in the log take.
+        The scope, an argument of all searches in the log.
 
     Raises:
         BadSetting: The log is missing or has no entries for this model, or its address contains a password.

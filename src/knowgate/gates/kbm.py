@@ -83,7 +83,7 @@ class KbmGate(FittedGate):
 
     @property
     def passage_filter(self) -> Self:
-        """The gate itself as a filter of passages.
+        """The filter that drops useless passages after retrieval, which is the gate itself: see `are_useful`.
 
         Raises:
             BadSetting: The judge was trained without passages.
@@ -103,20 +103,23 @@ class KbmGate(FittedGate):
         self._check_passage_training()
         max_tokens = int(self.artifact.options["max_tokens"])
         is_useful = [False] * len(questions)
-        rows = [row for row, items in enumerate(passages) if items]
+        rows = [row for row, items in enumerate(passages) if items]  # the questions that have passages
         if not rows:
             return is_useful
         prompts = [render_kbm_prompt(self.judge, questions[row], passages[row], max_tokens) for row in rows]
         confidence = compute_kbm_confidence(self.judge, self.head, prompts)
         required: float | FloatArray = SUFFICIENT_CONFIDENCE
-        if self.verdict != "own":
+        if self.verdict != "own":  # the confidence without passages
             required = compute_kbm_confidence(self.judge, self.head, [build_kbm_prompt(questions[row]) for row in rows])
         for row, is_enough in zip(rows, (confidence >= required).tolist(), strict=True):
             is_useful[row] = is_enough
         return is_useful
 
     def _check_passage_training(self) -> None:
-        """Raise BadSetting if the judge was trained without passages. Older folders do not record this and pass."""
+        """Raise BadSetting if the judge was trained without passages.
+
+        Folders of older versions do not record this, so no error is raised for them.
+        """
         if not self.artifact.options.get(PASSAGE_EXAMPLES, 1):
             raise BadSetting(
                 f"the judge '{self.artifact.path.name}' was trained without passages, so it cannot filter them. Label "
@@ -125,23 +128,29 @@ class KbmGate(FittedGate):
 
 
 def compute_kbm_confidence(judge: CausalJudge, head: str, prompts: Sequence[str]) -> FloatArray:
-    """Compute P(True) / (P(True) + P(False)) for the field 'mastery' or 'certainty' of the judge's JSON answer.
+    """Return how probably the judge answers True rather than False, for each prompt.
 
-    In the answer, certainty comes after mastery. It is predicted after the more probable mastery label.
+    The judge answers in JSON with two fields, such as {"mastery": "True", "certainty": "False"}. `head` says which
+    one is read. To read 'certainty', the more probable label of 'mastery' is written before it.
     """
     mastery = judge.predict_known([judge.encode(prompt, MASTERY_START) for prompt in prompts])
     if head == "mastery":
         return mastery
-    labels = [KBM_LABELS[0] if probability >= 0.5 else KBM_LABELS[1] for probability in mastery]
-    return judge.predict_known(
-        [encode_kbm_answer(judge, prompt, label) for prompt, label in zip(prompts, labels, strict=True)]
-    )
+    true_label, false_label = KBM_LABELS
+    labels = [true_label if probability >= 0.5 else false_label for probability in mastery]
+    answers = [encode_kbm_answer(judge, prompt, label) for prompt, label in zip(prompts, labels, strict=True)]
+    return judge.predict_known(answers)
 
 
 def encode_kbm_answer(judge: CausalJudge, prompt: str, mastery: str) -> LabelPromptTokens:
-    """Tokenize a prompt and the start of its JSON answer, up to where the certainty label is predicted.
+    """Tokenize a prompt and the start of the judge's JSON answer: {"mastery": "True", "certainty": "
 
-    The result also has the positions at which the mastery and the certainty label are predicted.
+    The result also has the positions at which the labels of mastery and certainty are predicted.
+
+    Args:
+        judge: The judge, whose tokenizer is used.
+        prompt: The prompt.
+        mastery: The label of mastery, True or False.
     """
     return judge.encode(prompt, MASTERY_START, mastery + CERTAINTY_START)
 
@@ -154,14 +163,16 @@ def render_kbm_prompt(judge: CausalJudge, question: Question, passages: Sequence
     limit = min(max_tokens, judge.model.context_window - 1)
     remaining = list(passages)
     while remaining and _count_tokens(judge, build_kbm_prompt(question, remaining)) > limit:
-        if len(remaining) == 1 and len(remaining[0].text) > 1:
-            remaining[0] = replace(remaining[0], text=remaining[0].text[: len(remaining[0].text) // 2])
-        else:
-            remaining.pop()
+        last = remaining.pop()
+        if not remaining and len(last.text) > 1:
+            remaining = [replace(last, text=last.text[: len(last.text) // 2])]
     return build_kbm_prompt(question, remaining)
 
 
 def _count_tokens(judge: CausalJudge, prompt: str) -> int:
-    """Count the tokens of a prompt and of the longest JSON answer up to the certainty label."""
+    """Count the tokens of a prompt and of the start of the judge's answer: {"mastery": "False", "certainty": "
+
+    False, the second label, is the longer one.
+    """
     answer = judge.model.tokenize(MASTERY_START + KBM_LABELS[1] + CERTAINTY_START)
     return len(judge.model.tokenize(judge.model.render(prompt), special=True)) + len(answer)

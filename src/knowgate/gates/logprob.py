@@ -110,11 +110,13 @@ class FlareGate(Gate):
 
     @property
     def threshold(self) -> float:
-        """The need for retrieval above which the gate retrieves: that of a least token probability of `theta`."""
+        """The need for retrieval above which the gate retrieves.
+
+        The need is 1 - the smallest token probability, so that it is above 1 - theta if that is below `theta`.
+        """
         return 1 - self.theta
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         """Compute the need for retrieval as 1 - the smallest token probability of the draft."""
-        return [
-            confidence.draft_need(reading.draft, confidence.min_probability, self.draft_tokens) for reading in readings
-        ]
+        compute = confidence.min_probability
+        return [confidence.draft_need(reading.draft, compute, self.draft_tokens) for reading in readings]

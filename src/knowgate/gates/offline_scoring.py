@@ -82,7 +82,7 @@ class RunModelIdentity:
 
 
 def _bind_to_table(gate: Gate, table: LabelTable, spec: str) -> Gate:
-    """Return a copy of the gate for the LLM of a label table; error messages call it `spec`.
+    """Return a copy of the gate that decides for the LLM of a label table. Error messages call the gate `spec`.
 
     Raises:
         UnsupportedSignal: The table lacks a signal that the gate needs.
@@ -93,11 +93,8 @@ def _bind_to_table(gate: Gate, table: LabelTable, spec: str) -> Gate:
     if missing:
         names = ", ".join(SIGNAL_NAMES.get(signal, signal) for signal in missing)
         data, model = suggest_data_and_model(table.settings)
-        options = [
-            f"data={data}",
-            f"model={model}",
-            *(LABEL_OPTIONS[item] for item in missing if item in LABEL_OPTIONS),
-        ]
+        options = [f"data={data}", f"model={model}"]
+        options += [LABEL_OPTIONS[signal] for signal in missing if signal in LABEL_OPTIONS]
         raise UnsupportedSignal(
             f"gate '{spec}' needs {names}, which the label run does not contain. Label the questions again with an LLM "
             f"that provides them: `knowgate label` with {', '.join(options)}",
@@ -108,9 +105,9 @@ def _bind_to_table(gate: Gate, table: LabelTable, spec: str) -> Gate:
 
 
 def _make_prompt_error(table: LabelTable, spec: str) -> UnsupportedSignal:
-    """Build the error for a gate that sends the LLM a prompt of its own, such as 'Do you know the answer?'.
+    """Build the error for a gate that asks the LLM a question of its own, such as 'Do you know the answer?'.
 
-    It says with which arguments the gate can be evaluated on the same questions while the LLM is running.
+    The reply is not recorded in the label run. The message says how to run the gate with the LLM instead.
     """
     data, model = suggest_data_and_model(table.settings)
     return UnsupportedSignal(
@@ -121,7 +118,10 @@ def _make_prompt_error(table: LabelTable, spec: str) -> UnsupportedSignal:
 
 
 def find_signals(table: LabelTable) -> frozenset[Signal]:
-    """Return the signals that a label table contains. Most are in all rows or in none, so only the first is checked."""
+    """Return the signals of the LLM that a label table contains, such as drafts or hidden states.
+
+    Most signals are in all rows or in none, so only the first row is checked for them.
+    """
     reading = table.readings[0]
     # The gate `seakr` needs samples and their hidden states, or the uncertainty that it computes from them.
     has_uncertainty = SEAKR in reading.signals or SEAKR_END in reading.signals
@@ -136,12 +136,15 @@ def find_signals(table: LabelTable) -> frozenset[Signal]:
 
 
 def list_scorable_gates(table: LabelTable) -> list[str]:
-    """List the gates whose scores a label table records, and unfitted gates that can be scored on its signals."""
+    """List the gates that can be evaluated on a label table without running the LLM and without fitting a gate.
+
+    These are the gates whose scores the table records, and those that can be scored on its signals.
+    """
     signals, gates = find_signals(table), list(table.recorded_needs)
     if Signal.LOGPROBS in signals:
-        # The names of the token statistics that a row has; a server that lists only the top tokens lacks some.
-        available = set(table.token_statistics.tolist())
-        statistics = [f"logprob:{name}" for name in TOKEN_STATISTICS if all(name in names for names in available)]
+        # Some statistics are missing in rows of a server that lists only the most probable tokens.
+        names_in_rows = set(table.token_statistics.tolist())
+        statistics = [f"logprob:{name}" for name in TOKEN_STATISTICS if all(name in names for names in names_in_rows)]
         gates = ["logprob:first", "logprob:mean", "logprob:min", *statistics, "flare", *gates]
     if Signal.LABELS in signals:
         gates = ["prompt", *gates]
@@ -155,7 +158,7 @@ def list_scorable_gates(table: LabelTable) -> list[str]:
 
 @dataclass
 class _GateScorer:
-    """Scores a gate on a label table, chunk by chunk, because not all rows fit into memory.
+    """Collects the scores of a gate on a label table, chunk by chunk, because not all rows fit into memory.
 
     Attributes:
         name: What result tables call the gate.
@@ -196,7 +199,7 @@ class _GateScorer:
         Args:
             table: The whole table.
             name: Name of the gate in tables.
-            gate: A gate with the same scores; it may differ from the scored one in its threshold.
+            gate: The gate whose threshold and cost are returned. It has the same scores as the scored gate.
         """
         request, distances = gate.request, np.concatenate(self.distances)
         return TableScores(
@@ -244,8 +247,13 @@ def score_gates(table: LabelTable, gates: Sequence[str | Gate], *, plug_in: bool
 
 
 def _run_scorers(table: LabelTable, scorers: Mapping[str | int, _GateScorer]) -> dict[str | int, TableScores]:
-    """Score gates in one pass over the rows of a table; the result has the keys of `scorers`."""
-    # Fitted gates with the same fingerprint have the same scores, so only the first of them runs.
+    """Score several gates in one pass over the rows of a label table.
+
+    Fitted gates with the same fingerprint (`scoring`) have the same scores, so only the first of them runs.
+
+    Returns:
+        The scores of each gate, under its key in `scorers`.
+    """
     first_scorers: dict[str, _GateScorer] = {}
     for key, scorer in scorers.items():
         first_scorers.setdefault(scorer.scoring or str(key), scorer)
@@ -276,9 +284,10 @@ def can_score(table: LabelTable, gate: str | Gate, *, plug_in: bool = False) -> 
 
 
 def _make_scorer(table: LabelTable, gate: str | Gate, plug_in: bool) -> _GateScorer:
-    """Load a gate, check that it was not fitted on questions of the table, and bind it to the LLM of the table.
+    """Load a gate and prepare it to be scored on a label table. `plug_in` accepts one that was fitted on another LLM.
 
-    With `plug_in`, it may have been fitted for another LLM.
+    Raises:
+        BadSetting: The gate was fitted on questions of the table.
     """
     name, folder = get_gate_name(gate), get_gate_folder(gate)
     loaded = _load_gate(table, gate, plug_in)
@@ -318,17 +327,24 @@ def number_duplicates(names: Sequence[str]) -> list[str]:
 def _find_recorded(table: LabelTable, gate: str | Gate) -> GateColumn | None:
     """Return the scores that a label table records for a gate; None if there are none.
 
-    Scores are recorded by name. If the gate is given as a folder, its fingerprint (`scoring`) must match as well.
+    Scores are recorded by the name of the gate. If the gate is given as a folder, its fingerprint (`scoring`) must be
+    the same as well, because another gate may have had this name.
     """
     column = table.find_recorded(gate) if isinstance(gate, str) else None
-    if column is None or parse_fitted_spec(str(gate)) is None:
+    if column is None or parse_fitted_spec(str(gate)) is None:  # not a folder
         return column
     loaded = load_gate(str(gate))
     return column if isinstance(loaded, FittedGate) and loaded.scoring == column.scoring else None
 
 
 def _get_recorded_scores(column: GateColumn, gate: str) -> TableScores:
-    """Return the recorded scores of a gate; `gate` is its folder, whose threshold is used, or its recorded name."""
+    """Return the scores that a label run records for a gate.
+
+    `gate` is the name under which they are recorded, or the folder of the gate. The threshold of the folder is used.
+
+    Raises:
+        BadSetting: Some questions have no recorded score.
+    """
     n_missing = int(np.isnan(column.needs).sum())
     if n_missing:
         raise BadSetting(
@@ -361,7 +377,10 @@ def save_scores(table: LabelTable, scores: Sequence[TableScores]) -> None:
 
 
 def _to_record(scores: TableScores, ids: Mapping[int, str]) -> RecordedNeeds:
-    """Convert scores to the record of one label run; `ids` maps row numbers of the table to question ids."""
+    """Convert the scores of a gate on a whole table to the record that is stored in one label run.
+
+    `ids` are the ids of the questions that belong to this run, by row of the table.
+    """
     needs = {question_id: float(scores.needs[row]) for row, question_id in ids.items()}
     raw = {} if scores.raw is None else {question_id: float(scores.raw[row]) for row, question_id in ids.items()}
     return RecordedNeeds(
@@ -404,7 +423,7 @@ def mark_seen_rows(table: LabelTable, *folders: str | Path | None) -> BoolArray:
 
 
 def drop_seen_rows(table: LabelTable, gates: Sequence[str | Gate], *folders: str | None) -> LabelTable:
-    """Return the table without the rows that any of these gates was fitted on.
+    """Return the table without questions that any of these gates was fitted on, for which it would look too good.
 
     The number of removed rows is stored in `left_out`. BadInput is raised if no row is left.
 

@@ -75,7 +75,10 @@ class PromptGate(Gate):
 
     @property
     def recorded_signal(self) -> str:
-        """The signal of label runs that replaces asking. Empty for custom labels, which label runs do not record."""
+        """The signal in which label runs record how the LLM answers the prompt of this gate.
+
+        It is empty for labels other than the default ones, because label runs do not record the answer to them.
+        """
         return SELF_ASSESSMENT if self.labels == ASSESSMENT_LABELS else ""
 
     def build_label_prompts(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
@@ -145,7 +148,7 @@ class SelfragGate(Gate):
 
 
 def _count_tokens(model: ModelIdentity, text: str) -> int:
-    """Count the tokens of a text; assume 1 if the model has no tokenizer to ask."""
+    """Count the tokens of a text. The result is 1 if neither the model nor its server can tokenize."""
     if isinstance(model, TokenizingModel):
         return len(model.tokenize(text))
     return (model.count_tokens(text) or 1) if isinstance(model, ServedModel) else 1

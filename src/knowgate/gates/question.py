@@ -19,7 +19,7 @@ FREQUENCY_TENSOR = "frequencies"
 
 @dataclass(frozen=True)
 class QuestionOptions:
-    """Options of the gate.
+    """Options of a `question` gate, which decides by the text of the question alone.
 
     Attributes:
         frequencies: Whether the gate also reads how frequent the words of the question are in an index.
@@ -62,14 +62,17 @@ class QuestionGate(FittedGate):
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         """Name the type of each question."""
-        return [
-            f"question type: {question_text.classify_question(question.text).replace('_', ' ')}"
-            for question in questions
-        ]
+        types = [question_text.classify_question(question.text) for question in questions]
+        return [f"question type: {name.replace('_', ' ')}" for name in types]
 
 
 def describe_questions(questions: Sequence[Question], frequencies: Vector | None) -> Vector:
-    """Compute the features of the gate, one row per question; `frequencies` is None without an index."""
+    """Compute features of the texts of questions, such as type, length and popularity, one row per question.
+
+    Args:
+        questions: The questions.
+        frequencies: How often words occur in an index of documents; None if the gate was fitted without an index.
+    """
     blocks = [question_text.question_features(questions), question_text.popularity_features(questions)]
     if frequencies is not None:
         blocks.append(question_text.frequency_features(questions, frequencies))

@@ -75,9 +75,9 @@ def score_questions(gate: Gate, questions: Sequence[Question], readings: Sequenc
 
 
 def score_with_raw(gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> GateScores:
-    """Return the need for retrieval of each question and, for fitted gates, the score before calibration.
+    """Return the need for retrieval of each question, from 0 (the LLM knows) to 1 (retrieve), after checking it.
 
-    The raw scores are None for gates that are not fitted.
+    For fitted gates, the result also has the scores before calibration. For others, these raw scores are None.
 
     Raises:
         ModelError: The gate did not return one number in [0, 1] per question.
@@ -151,6 +151,7 @@ def bind_gate(gate: Gate, model: Model, prompts: AnswerPrompts) -> Gate:
     """
     check_model_signals(gate, model)
     with wrap_plugin_errors(gate):
+        # A server has another fingerprint than its weights, so `bind` would reject it. Compare hidden states instead.
         if isinstance(gate, FittedGate) and _may_serve_same_weights(gate, model, prompts):
             served = replace(gate, llm=model)
             check_read_request(served, model)
@@ -162,10 +163,10 @@ def bind_gate(gate: Gate, model: Model, prompts: AnswerPrompts) -> Gate:
 
 
 def _may_serve_same_weights(gate: FittedGate, model: Model, prompts: AnswerPrompts) -> bool:
-    """Return whether a server may run the weights that a gate was fitted on, though the fingerprints differ.
+    """Return whether a server may run the same weights that a gate was fitted on, and hidden states can show this.
 
-    A server always has another fingerprint than the weights that it serves. If the gate reads hidden states, they show
-    whether the weights are the same.
+    The fingerprint of a server always differs from that of the weights that it serves, so it proves nothing. If the
+    gate reads hidden states, they can be compared with stored ones.
     """
     if not isinstance(model, ServedModel) or gate.plug_in:
         return False
@@ -212,9 +213,11 @@ def _read_tool_calls(model: Model, questions: Sequence[Question]) -> list[float]
 
 
 def add_neighbors(gate: Gate, questions: Sequence[Question], readings: list[Reading]) -> list[Reading]:
-    """Add the similar logged questions that a gate finds to the readings."""
-    # Gates that do not override `find_neighbors` are skipped, because copying all readings is slow.
-    if type(gate).find_neighbors is Gate.find_neighbors:
+    """Add the similar logged questions (neighbors) that a gate finds for each question to the readings.
+
+    The readings are returned unchanged if the gate uses no neighbors.
+    """
+    if type(gate).find_neighbors is Gate.find_neighbors:  # the gate does not override the default, which finds none
         return readings
     with wrap_plugin_errors(gate):
         neighbors = gate.find_neighbors(questions)
@@ -238,11 +241,15 @@ def _add_to_field(readings: Sequence[Reading], field: str, key: str, values: Seq
 
 
 def needs_label_prompts(gate: Gate, readings: Sequence[Reading]) -> bool:
-    """Return whether the LLM must answer the gate's own prompts ("Can you answer this? true/false").
+    """Return whether the LLM must answer prompts of the gate, such as "Can you answer this? true/false".
 
-    It need not if a label run recorded its answers: they are in the signal that `gate.recorded_signal` names.
+    This is False if the gate has no such prompts, or if the answers are recorded in the readings.
+
+    Raises:
+        BadSetting: The gate has prompts, but does not define the labels to choose from.
     """
-    if Signal.LABELS not in gate.needs or all(gate.recorded_signal in reading.signals for reading in readings):
+    is_recorded = all(gate.recorded_signal in reading.signals for reading in readings)
+    if Signal.LABELS not in gate.needs or is_recorded:
         return False
     if not gate.labels:
         raise BadSetting(
@@ -281,7 +288,7 @@ def check_model_signals(gate: Gate, model: Model) -> None:
 
 
 def check_read_request(gate: Gate, model: Model) -> None:
-    """Raise UnsupportedSignal if a server does not return the layers, positions or tokens that a gate reads.
+    """Raise UnsupportedSignal if a server does not return everything that a gate reads, such as a certain layer.
 
     Models that run locally return all of them and are not checked.
     """

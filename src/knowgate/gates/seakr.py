@@ -116,7 +116,12 @@ class SeakrGate(Gate):
         return [f"the sampled answers have uncertainty {self.compute_uncertainty(reading):.2f}" for reading in readings]
 
     def _get_size(self, reading: Reading) -> float | None:
-        """Return the logarithm of the mean squared length of the hidden states; None if it is unknown."""
-        if samples.SEAKR_SIZE in reading.signals or reading.sample_states is None:
-            return reading.signals.get(samples.SEAKR_SIZE)
+        """Return the logarithm of the mean squared length of the hidden states; None if it is unknown.
+
+        Label runs record it. Otherwise it is computed from the hidden states of the sampled answers.
+        """
+        if samples.SEAKR_SIZE in reading.signals:
+            return reading.signals[samples.SEAKR_SIZE]
+        if reading.sample_states is None:
+            return None
         return samples.log_mean_square(reading.sample_states[: self.n])

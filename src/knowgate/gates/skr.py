@@ -46,22 +46,24 @@ def fit_logistic(features: Vector, truth: BoolArray, penalty: float = 1.0, steps
     """
     x = np.hstack([features.astype(np.float64), np.ones((len(features), 1))])  # the last column is for the bias
     ridge = np.diag([penalty] * features.shape[1] + [1e-6])  # the tiny last value keeps the matrix invertible
-    w = np.zeros(x.shape[1])
+    weights = np.zeros(x.shape[1])
     for _ in range(steps):
-        p = sigmoid(x @ w)
-        gradient = x.T @ (p - truth) + ridge @ w
-        step = np.linalg.solve((x * (p * (1 - p))[:, None]).T @ x + ridge, gradient)
-        w = w - step
+        p = sigmoid(x @ weights)
+        gradient = x.T @ (p - truth) + ridge @ weights
+        hessian = (x * (p * (1 - p))[:, None]).T @ x + ridge
+        step = np.linalg.solve(hessian, gradient)
+        weights = weights - step
         if np.abs(step).max() < 1e-8:
             break
-    return LogisticModel(w[:-1], float(w[-1]))
+    return LogisticModel(weights[:-1], bias=float(weights[-1]))
 
 
 @dataclass(frozen=True)
 class SkrGate(Gate):
-    """Retrieves if retrieval made more of the k most similar logged questions right than wrong.
+    """Retrieves if retrieval corrected more of the k most similar logged questions (neighbors) than it spoiled.
 
-    Logged questions whose answer did not change with retrieval are ignored, and so are expired ones. The modes:
+    The log records for each question whether the LLM answers it right without and with passages. Questions for which
+    both are the same are ignored, and so are expired ones. The modes:
 
     - 'smooth', the default, weights the neighbors by similarity and trust. The need for retrieval takes values between
       0 and 1, so that a threshold can be chosen.
@@ -112,7 +114,10 @@ class SkrGate(Gate):
         return [tuple(neighbors[: self.k]) for neighbors in changed]
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-        """Compute the need for retrieval of each question by vote of its neighbors, or with the classifier."""
+        """Compute the need for retrieval of each question, with the classifier or by a vote of its neighbors.
+
+        The neighbors are similar logged questions, and they vote by whether retrieval helped them.
+        """
         if self.classifier is not None:
             return self.classifier.predict(self._store.embed([item.text for item in questions])) if questions else []
         vote = majority_vote if self.mode == "vote" else smooth_vote
@@ -150,9 +155,10 @@ def fit_classifier(store: HistoryStore, scope: HistoryScope) -> LogisticModel:
 
 
 def majority_vote(neighbors: Sequence[Neighbor]) -> float:
-    """Return the need for retrieval by majority: 1 if retrieval helped more neighbors than it hurt, 0 if fewer.
+    """Return the need for retrieval of a question: 1 if retrieval helped most of its neighbors, 0 if it hurt most.
 
-    Ties, and questions without neighbors, get a need just above 0.5, so that they are retrieved for.
+    A neighbor is a similar logged question. If there are none, or as many helped as hurt, the need is just above 0.5,
+    so that passages are retrieved.
     """
     n_helped = sum(neighbor.outcome == RetrievalOutcome.BETTER for neighbor in neighbors)
     n_hurt = len(neighbors) - n_helped  # neighbors that retrieval neither helped nor hurt are not passed
@@ -160,9 +166,10 @@ def majority_vote(neighbors: Sequence[Neighbor]) -> float:
 
 
 def smooth_vote(neighbors: Sequence[Neighbor]) -> float:
-    """Return the need for retrieval: the share of neighbors that retrieval helped, weighted by similarity and trust.
+    """Return the need for retrieval of a question: the weighted share of its neighbors that retrieval helped.
 
-    A neighbor is a similar logged question. If there are few, a prior pulls the result towards 0.5.
+    A neighbor is a similar logged question. It is weighted by its similarity and by how far its entry in the log can be
+    trusted. If there are few neighbors, a prior pulls the result towards 0.5.
     """
     weights = [max(0.0, neighbor.similarity) * neighbor.weight for neighbor in neighbors]
     is_helped = [neighbor.outcome == RetrievalOutcome.BETTER for neighbor in neighbors]

@@ -164,9 +164,12 @@ class AdaptiveRAG:
     def decide_stream(
         self, questions: Iterable[str | Question], batch: int = BATCH_SIZE, *, first: int | None = None
     ) -> Iterator[DecidedQuestion]:
-        """Yield each question with the decision whether to retrieve for it, in order. Questions are decided in batches.
+        """Yield each question with the decision whether to retrieve for it, in order. Nothing is retrieved or answered.
 
-        `batch` is the number of questions per batch. With `first`, batches start at that size and double up to `batch`.
+        Args:
+            questions: Any iterable; it is read on demand.
+            batch: Number of questions that are decided together.
+            first: Size of the first batch; the following ones double up to `batch`. Default: `batch`.
         """
         for question_batch in batch_questions(questions, batch, first):
             states = self._decide(question_batch, [self.bound_gate])
@@ -212,7 +215,10 @@ class AdaptiveRAG:
         return state.passages
 
     def replace(self, **changes: Any) -> AdaptiveRAG:
-        """Return a copy with other arguments, such as gate or threshold. Both use their shared parts one at a time."""
+        """Return a copy with other arguments, such as gate or threshold.
+
+        The copy shares the lock of this pipeline, because the parts that both use may not be thread-safe.
+        """
         other = dataclasses.replace(self, **changes)
         object.__setattr__(other, "_lock", self._lock)
         is_same_gate = changes.keys().isdisjoint({"gate", "model", "prompts"})
@@ -258,9 +264,10 @@ class AdaptiveRAG:
 
     @functools.cached_property
     def bound_arbiter(self) -> Arbiter | None:
-        """The arbiter, which chooses between the answers with and without passages, checked for use with this model.
+        """The arbiter, ready to choose between the answers with and without passages of this model.
 
-        The arbiter of a policy (a gate with its own arbiter) replaces the default one. None: passages always win.
+        If the gate was fitted together with an arbiter (a policy), that one replaces the default arbiter. None if there
+        is no arbiter, so that the answer with passages is always given.
         """
         arbiter = self.arbiter
         if arbiter is RULES_ARBITER:
@@ -269,7 +276,7 @@ class AdaptiveRAG:
 
     @property
     def guarantee(self) -> str:
-        """What is proven about the gate's threshold and whether it holds for this pipeline; '' without a guarantee."""
+        """A text on how much accuracy the gate loses at most, and whether this holds here; '' if nothing is proven."""
         return deployment.describe_guarantee(self.bound_gate, self._deployment)
 
     @property
@@ -279,7 +286,7 @@ class AdaptiveRAG:
 
     @property
     def proven_loss(self) -> float | None:
-        """Maximum loss of accuracy (0 to 1) by skipping retrieval that the gate guarantees, against always retrieving.
+        """How much accuracy (0 to 1) this pipeline is proven to lose at most, compared with always retrieving.
 
         None if the gate has no guarantee, or if it does not hold for the LLM, index and settings of this pipeline.
         """
@@ -360,7 +367,8 @@ class AdaptiveRAG:
     def _decide(self, questions: Sequence[Question], readers: Sequence[Gate]) -> list[QuestionState]:
         """Decide for each question whether to retrieve: by the gate, unless a rule or shadow mode (`shadow`) overrides it.
 
-        First the LLM reads all questions in one pass, which gives the signals (such as a draft) that `readers` request.
+        First the LLM reads all questions in one pass, to get the signals (such as a draft) that the gates in `readers`
+        request. The first of them decides.
         """
         gate, states = self.bound_gate, [QuestionState(question) for question in questions]
         with measure_time(states, "read"):
@@ -378,7 +386,10 @@ class AdaptiveRAG:
 
     @property
     def _draft_readers(self) -> list[Gate]:
-        """A helper gate that requests a complete answer without passages (draft), if log or arbiter needs it, or []."""
+        """A helper gate that makes the LLM write a complete answer without passages (draft), for log or arbiter.
+
+        The list is empty if neither needs one.
+        """
         arbiter = self.bound_arbiter
         log_needs_drafts = self.log is not None and self.log.drafts
         arbiter_needs_drafts = arbiter is not None and arbiter.makes_drafts and self.retriever is not None
@@ -391,8 +402,8 @@ class AdaptiveRAG:
     def _retrieve_further(self, states: list[QuestionState], generate: GenerateFunction) -> Iterator[StreamEvent]:
         """Run further rounds of retrieval: search with the question and its last answer, then answer again.
 
-        A question is finished when no new passages are found, its answer stays the same or its rounds are used up. Its
-        final answer must be yielded once: while it is generated, or, if only afterwards it turns out to be final, here.
+        A question is finished when no new passages are found, its answer stays the same, or its rounds are used up. Its
+        answer is yielded as text only if it is the final one.
         """
         current = 1
         while remaining := [state for state in states if state.max_rounds > current]:
@@ -408,10 +419,10 @@ class AdaptiveRAG:
                 state.notes.append(DecisionNote.RETRIEVED_AGAIN)
                 was_streamed = has_new and current == state.max_rounds  # Only the answer of the last round is streamed.
                 if not has_new or normalize(state.text) == previous_text:
-                    state.max_rounds = current
-                # An answer that turned out to be the last one was not streamed, so it is yielded now. If the arbiter may
-                # still replace it (`may_show`), it is yielded after that choice instead.
-                if state.max_rounds == current and state.text and not (was_streamed or state.may_show):
+                    state.max_rounds = current  # no further rounds
+                is_final = current == state.max_rounds
+                # If the arbiter may still replace the answer (`may_show`), it is yielded after that choice.
+                if is_final and state.text and not was_streamed and not state.may_show:
                     yield TextEvent(state.text)
 
     def _answer_closed_book(self, states: list[QuestionState], generate: GenerateFunction) -> Iterator[StreamEvent]:

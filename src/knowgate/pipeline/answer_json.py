@@ -70,7 +70,10 @@ def _timing_record(answer: Answer) -> dict[str, Any]:
 
 
 def _count_prompt_tokens(answer: Answer, rag: AdaptiveRAG) -> dict[str, int]:
-    """Count the tokens of the prompts, without those of a chat template. Empty if the model has no tokenizer."""
+    """Count the tokens of the prompts without passages (closed) and, if some were retrieved, with passages (open).
+
+    Tokens of the chat template are not counted. Empty if the model has no tokenizer.
+    """
     if not isinstance(rag.model, TokenizingModel):
         return {}
     prompts = {"closed_prompt": rag.prompts.closed(answer.question)}
@@ -80,9 +83,9 @@ def _count_prompt_tokens(answer: Answer, rag: AdaptiveRAG) -> dict[str, int]:
 
 
 def _get_complete_draft(answer: Answer, max_tokens: int) -> str | None:
-    """Return the complete answer without passages, if the question was also answered with passages; else None.
+    """Return the draft, i.e. the answer without passages, if it is complete and there is an answer with passages, too.
 
-    `knowgate replay` reads this field.
+    None otherwise. `knowgate replay` reads this field.
     """
     draft = answer.draft
     if answer.passages and draft is not None and is_complete_draft(draft, max_tokens):
@@ -102,8 +105,6 @@ def _choice_record(choice: ArbiterChoice) -> dict[str, Any]:
         "open_answer": choice.open,
     }
     if choice.closed_probability is not None and choice.open_probability is not None:
-        record["believed"] = {
-            "draft": round(choice.closed_probability, 6),
-            "passages": round(choice.open_probability, 6),
-        }
+        draft, passages = round(choice.closed_probability, 6), round(choice.open_probability, 6)
+        record["believed"] = {"draft": draft, "passages": passages}
     return record

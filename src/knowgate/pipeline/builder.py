@@ -89,9 +89,10 @@ def build_pipeline(
 
 
 def build_arbiter(settings: PipelineOptions) -> Arbiter | None:
-    """Load the arbiter, which chooses between two answers after retrieval. Returns None for 'none'.
+    """Load the arbiter, which chooses between the answers with and without passages after retrieval.
 
-    Without a setting it is the rules arbiter, which costs nothing.
+    Returns:
+        The arbiter that the settings name; None if they say 'none'. Default: the rules arbiter, which costs nothing.
     """
     if settings.arbiter is None:
         return RULES_ARBITER
@@ -99,7 +100,7 @@ def build_arbiter(settings: PipelineOptions) -> Arbiter | None:
 
 
 def build_rules(settings: DecisionOptions) -> RuleSet | None:
-    """Load the rules that decide before the gate. Returns None for 'none'."""
+    """Load the rules that decide before the gate, such as the one for small talk. Returns None for 'none'."""
     if settings.rules == "none":
         return None
     return load_rules(None if settings.rules == "packaged" else settings.rules)
@@ -120,14 +121,14 @@ def build_log(settings: PipelineOptions) -> TrafficLog | None:
 
 
 def build_reranker(spec: str, model: Model) -> Reranker:
-    """Load a reranker. Logs a warning if it was aligned to another LLM than this one."""
+    """Load a reranker, and log a warning if it was trained to choose passages for another LLM than this one."""
     if warning := describe_llm_mismatch(spec, model.name, model.fingerprint):
         log.warning(warning)
     return load_reranker(spec)
 
 
 def load_second_look(folder: str, model: Model, prompts: AnswerPrompts) -> PassageFilter:
-    """Load a fitted kbm gate as a filter that looks at the passages after retrieval and drops them if they are useless.
+    """Load the second look: a fitted kbm gate that reads the passages after retrieval and drops useless ones.
 
     Args:
         folder: Folder of the gate.
@@ -141,7 +142,7 @@ def load_second_look(folder: str, model: Model, prompts: AnswerPrompts) -> Passa
 
 
 def build_model(spec: str, record: Path | None = None) -> Model:
-    """Load a model, wrapped in a recorder if `record` names a folder."""
+    """Load a model. If `record` names a folder, all outputs of the model are also written there."""
     model = load_model(spec)
     if record is None:
         return model
@@ -162,9 +163,10 @@ def build_retriever(settings: PipelineOptions) -> Retriever | None:
 
 
 def build_cached_index(docs: Path, kind: str) -> Path:
-    """Build or update the cached index of documents and return its folder.
+    """Build or update an index of documents in the cache folder, and return the folder of the index.
 
-    Concurrent processes take turns. Documents that could not be read are logged as a warning.
+    A lock file keeps other processes from building it at the same time. Documents that cannot be read are logged as a
+    warning.
     """
     key = sha256_text(str(docs.resolve()), kind)[:16]
     out = cache_dir() / "indexes" / f"{docs.resolve().name}-{key}"
@@ -243,7 +245,7 @@ def _apply_cbdr(settings: PipelineOptions) -> PipelineOptions:
 
 
 def _find_probe_folder(gate: str) -> str:
-    """Return the folder of the fitted probe that a gate spec names.
+    """Return the folder of a fitted probe, given as the spec of a gate, such as 'my-probe'.
 
     Raises:
         BadSetting: The spec names another gate, or a probe that does not predict whether the LLM knows the answer.

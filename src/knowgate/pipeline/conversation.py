@@ -59,10 +59,10 @@ def rewrite_follow_up(model: Model, exchanges: Sequence[Exchange], text: str) ->
 
 
 def _is_plausible(rewritten: str, exchanges: Sequence[Exchange], text: str) -> bool:
-    """Return whether the rewrite of a follow-up question can be used.
+    """Return whether the LLM's rewrite of a follow-up question can be used.
 
-    It must be a question, keep the words of the follow-up except for pronouns and the like, add a word of the
-    conversation, and not repeat an earlier question.
+    It must be a question that keeps the content words of the follow-up (`text`), adds a word of the conversation, and
+    does not repeat an earlier question.
     """
     if not QUESTION_END.search(rewritten):
         return False
@@ -98,9 +98,9 @@ def _concatenate(exchanges: Sequence[Exchange], text: str) -> str:
 
 
 def _rewrite_question(model: Model, exchanges: Sequence[Exchange], text: str, id: str) -> Question:
-    """Build the question to answer.
+    """Rewrite a follow-up question to stand alone, and return it as a `Question` with this id.
 
-    If it was rewritten, `meta["asked"]` holds the original text, and `meta["earlier"]` the questions of the conversation
+    If the text changed, `meta["asked"]` holds the original one, and `meta["earlier"]` the questions of the conversation
     that the new text may repeat.
     """
     rewritten = rewrite_follow_up(model, exchanges, text)
@@ -128,7 +128,7 @@ class Conversation:
     exchanges: list[Exchange] = field(default_factory=list)
 
     def rewrite(self, text: str, id: str = "") -> Question:
-        """Return the stand-alone question that will be answered; its `meta` holds the original text if it differs."""
+        """Rewrite a follow-up question to stand alone, without answering it; `meta` holds the original text."""
         return _rewrite_question(self.rag.model, self.exchanges, text, id)
 
     def ask(self, text: str) -> Answer:
@@ -138,7 +138,7 @@ class Conversation:
         return answer
 
     def remember(self, answer: Answer) -> None:
-        """Add a question and its answer to the conversation; only the last four are kept."""
+        """Add a question and its answer to the conversation; only the last MAX_EXCHANGES are kept."""
         self.exchanges = [*self.exchanges, Exchange(answer.question.text, answer.text)][-MAX_EXCHANGES:]
 
 

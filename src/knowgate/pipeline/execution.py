@@ -83,13 +83,15 @@ GenerateFunction = Callable[[Model, Sequence[GenerationTask], int], Iterable[Tex
 def generate_batch(model: Model, tasks: Sequence[GenerationTask], max_tokens: int) -> Iterable[TextEvent]:
     """Generate the answers of all tasks in one call of the model, and store them in the states of the tasks.
 
-    Either all tasks continue an answer (`resume`), or none. There are no text events, in contrast to `generate_stream`.
+    The tasks must all continue an answer that the model began (`resume`), or all begin a new one. Returns no text
+    events, in contrast to `generate_stream`.
     """
     prompts, handles = [task.prompt for task in tasks], [task.resume for task in tasks]
+    resume = None if None in handles else handles
     with measure_time([task.state for task in tasks], "answer"):
-        rows = model.generate(prompts, max_tokens=max_tokens, resume=None if None in handles else handles)
+        rows = model.generate(prompts, max_tokens=max_tokens, resume=resume)
     for task, completions in zip(tasks, rows, strict=True):
-        task.state.take_completion(completions[0])
+        task.state.take_completion(completions[0])  # there is one completion per prompt
     return ()
 
 
@@ -108,10 +110,11 @@ def generate_stream(model: Model, tasks: Sequence[GenerationTask], max_tokens: i
 
 
 def _stream_text(state: QuestionState, stream: TextStream) -> Generator[TextEvent, None, Completion]:
-    """Yield the text of a stream, and return the complete answer.
+    """Yield the text of a stream piece by piece, and return the complete answer.
 
-    An arbiter may replace the answer later. As long as that is possible, the text is held back. Only the time of the model
-    is measured, not what the caller does with the text.
+    If an arbiter may replace the answer later, `state.may_show` is a function that tells whether an answer with a given
+    beginning is safe from that. Until it returns True, the text is held back. Only the time of the model is measured,
+    not what the caller does with the text.
     """
     pending = ""  # text that is held back
     try:
@@ -123,10 +126,8 @@ def _stream_text(state: QuestionState, stream: TextStream) -> Generator[TextEven
                     completion: Completion = end.value
                     return completion
             pending += piece
-            # `may_show`, if set, tells whether the arbiter is sure to keep an answer that begins like this.
-            if state.may_show is not None and not state.is_shown:
-                state.is_shown = state.may_show(pending)
-            if state.may_show is None or state.is_shown:
+            if state.may_show is None or state.is_shown or state.may_show(pending):
+                state.is_shown = True
                 yield TextEvent(pending)
                 pending = ""
     finally:
@@ -149,7 +150,10 @@ def exhaust_generator(steps: Generator[Any, None, Result]) -> Result:
 
 
 async def run_in_model_thread(model: Model, work: Callable[[], Result]) -> Result:
-    """Run blocking work in a thread of the model. If cancelled, an LLM that has started stops before its next token or layer."""
+    """Run blocking work in a thread of the model and return its result.
+
+    If the task is cancelled meanwhile, the model stops before its next token or layer.
+    """
     with open_stoppable_context() as context:
         return await asyncio.get_running_loop().run_in_executor(model.workers, lambda: context.run(work))
 
@@ -157,8 +161,8 @@ async def run_in_model_thread(model: Model, work: Callable[[], Result]) -> Resul
 async def iterate_in_model_thread(model: Model, steps: Generator[Item, None, None]) -> AsyncGenerator[Item, None]:
     """Yield the items of a blocking generator, which runs in a thread of the model.
 
-    Each item is a separate job of the thread, so that several streams of one model take turns. If this generator is
-    cancelled or closed, the current job stops before the next token or layer, and then `steps` is closed.
+    The thread computes one item at a time, so that several streams of one model take turns. If this generator is
+    cancelled or closed, the model stops before its next token or layer, and then `steps` is closed.
     """
     running = None
     with open_stoppable_context() as context:

@@ -39,10 +39,10 @@ class QuestionState:
         notes: Facts about how the decision was carried out.
         completion: The last generated answer.
         choice: The arbiter's choice between two answers, if there was one.
-        may_show: Set if an arbiter may still replace the open-book answer. Returns whether the text generated so far
-            can be shown, because it will not be replaced.
+        may_show: A function if an arbiter may still replace the open-book answer, else None. It returns whether an
+            answer that begins with a given text can be shown, because it will not be replaced.
         is_computed: True if the answer was computed, as for arithmetic, so that the LLM need not generate it.
-        is_shown: True once text of the open-book answer was shown to the caller.
+        is_shown: True once text of the answer was streamed to the caller.
     """
 
     question: Question
@@ -80,7 +80,10 @@ class QuestionState:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the answer that the user gets ended by itself, and was not cut off by the token limit."""
+        """Whether the answer ended by itself, and was not cut off by the token limit.
+
+        The answer is the draft (without passages) if the arbiter chose it, otherwise the last generated answer.
+        """
         uses_draft = self.choice is not None and self.choice.is_closed_book
         answer = self.reading.draft if uses_draft else self.completion
         return answer is None or answer.finished
@@ -91,7 +94,7 @@ class QuestionState:
         self.n_tokens += completion.n_tokens
 
     def quote(self, text: str) -> None:
-        """Replace the open-book answer by a quotation from the passages, unless it is the same text."""
+        """Replace the answer with passages by a quotation from the passages, and note this, unless both are equal."""
         if text == self.text or self.completion is None:
             return
         self.text, self.completion = text, replace(self.completion, text=text, finished=True)
@@ -115,7 +118,10 @@ class QuestionState:
 
 @contextmanager
 def measure_time(states: Sequence[QuestionState], stage: str) -> Iterator[None]:
-    """Measure the time of a block and add it to a stage of the questions, in equal shares."""
+    """Measure the time that a `with` block takes, and add it to the seconds of a stage.
+
+    Each of the questions, which are processed together, gets an equal share of the time.
+    """
     start = time.perf_counter()
     try:
         yield
@@ -126,17 +132,18 @@ def measure_time(states: Sequence[QuestionState], stage: str) -> Iterator[None]:
 
 
 def is_complete_draft(draft: Completion, max_tokens: int) -> bool:
-    """Return whether a draft is the whole closed-book answer, not only its beginning."""
+    """Return whether a draft is the whole answer without passages, not only its beginning.
+
+    It is if it ended by itself, or if it has the maximum length of an answer, `max_tokens`.
+    """
     return draft.finished or draft.n_tokens >= max_tokens
 
 
 def describe_notes(notes: Sequence[DecisionNote]) -> list[str]:
-    """Describe each distinct note once, in the order of appearance.
+    """Describe each kind of note once in words, in the order of appearance.
 
-    RETRIEVED_AGAIN is noted once per round after the first, so its count matters.
+    RETRIEVED_AGAIN is noted for every round of retrieval after the first, so the number of rounds is one more.
     """
-    texts = {
-        **NOTE_TEXTS,
-        DecisionNote.RETRIEVED_AGAIN: f"{1 + notes.count(DecisionNote.RETRIEVED_AGAIN)} rounds of retrieval",
-    }
+    n_rounds = 1 + notes.count(DecisionNote.RETRIEVED_AGAIN)
+    texts = {**NOTE_TEXTS, DecisionNote.RETRIEVED_AGAIN: f"{n_rounds} rounds of retrieval"}
     return [texts[note] for note in dict.fromkeys(notes)]

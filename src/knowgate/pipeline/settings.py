@@ -115,7 +115,13 @@ def load_settings(config: str | Path | None = None, **values: Any) -> PipelineOp
 
 
 def _read_config(config: str | Path | None) -> dict[str, Any]:
-    """Read and check a settings file. Without `config`, reads ./knowgate.toml, or returns {} if it does not exist."""
+    """Read a settings file in TOML and check its keys and values.
+
+    Without `config`, `knowgate.toml` in the current folder is read. If it does not exist, the result is {}.
+
+    Raises:
+        BadSetting: The file cannot be read, or a key or value is not allowed.
+    """
     if config is None and not CONFIG_FILE.is_file():
         return {}
     path = expand_path(config) if config is not None else CONFIG_FILE
@@ -132,7 +138,6 @@ def _read_config(config: str | Path | None) -> dict[str, Any]:
             f"{', '.join(PipelineOptions.model_fields)}."
         )
     # `load_settings` checks the values again. They are checked here, too, so that errors name the file.
-    read_options(
-        PipelineOptions, {key: value for key, value in values.items() if value != ""}, f"the config file '{path}'"
-    )
+    not_empty = {key: value for key, value in values.items() if value != ""}
+    read_options(PipelineOptions, not_empty, f"the config file '{path}'")
     return values

@@ -104,7 +104,10 @@ def _count_digits(need: float, threshold: float) -> int:
 
 
 def apply_rules(rules: RuleSet, states: Sequence[QuestionState]) -> None:
-    """Let rules override the gate for questions that they match. The gate's score stays in the decision."""
+    """Let rules, such as the one for small talk, override the gate for questions that they match.
+
+    The need for retrieval that the gate scored stays in the decision.
+    """
     for state in states:
         match = rules.decide(state.question.text)
         if match is not None and state.decision is not None:
@@ -124,7 +127,12 @@ def compute_answers(states: Sequence[QuestionState]) -> Iterator[TextEvent]:
 
 
 def force_retrieval(reason: str, states: Sequence[QuestionState]) -> None:
-    """Retrieve for every question, and note on the decision where the gate would have skipped (shadow mode)."""
+    """Decide to retrieve for every question (shadow mode), and note where retrieval would have been skipped.
+
+    Args:
+        reason: Why, as the start of the reason of each changed decision.
+        states: The questions with their decisions.
+    """
     for state in states:
         if state.decision is not None and not state.decision.retrieve:
             state.decision = replace(state.decision, retrieve=True, reason=f"{reason}: {state.decision.reason}")
@@ -135,10 +143,11 @@ def force_retrieval(reason: str, states: Sequence[QuestionState]) -> None:
 
 
 def bind_arbiter(arbiter: Arbiter | None, gate: Gate, model: Model, prompts: AnswerPrompts) -> Arbiter | None:
-    """Check that an arbiter, which chooses between two answers, works with this model, and return it ready for use.
+    """Return an arbiter, which chooses between the answers with and without passages, ready for use with this model.
 
-    Returns None if there is no arbiter. The default arbiter is also left out if the guarantee of the gate was proven
-    without an arbiter, because the guarantee would not hold with it.
+    Returns:
+        The arbiter; None if there is none. The default arbiter is also left out if the gate has a guarantee on accuracy
+        that was proven without an arbiter, because the guarantee would not hold with it.
 
     Raises:
         UnsupportedSignal: The arbiter needs signals that the model does not provide.
@@ -155,10 +164,10 @@ def bind_arbiter(arbiter: Arbiter | None, gate: Gate, model: Model, prompts: Ans
 
 
 def mark_replaceable_answers(arbiter: Arbiter | None, states: Sequence[QuestionState], max_tokens: int) -> None:
-    """Mark the questions whose answer with passages may be replaced by the draft, because an arbiter will choose.
+    """Mark questions that also have a complete answer without passages (draft), which an arbiter may choose later.
 
-    A mark is the function `may_show`: it tells for the beginning of an answer whether the arbiter is sure to keep it. The
-    text of a marked answer is streamed only then.
+    The mark is the function `may_show`. Given the beginning of an answer with passages, it tells whether the arbiter is
+    sure to choose that answer. The answer is streamed only then.
     """
     if arbiter is None:
         return
@@ -168,7 +177,7 @@ def mark_replaceable_answers(arbiter: Arbiter | None, states: Sequence[QuestionS
 
 
 def arbitrate(arbiter: Arbiter | None, states: Sequence[QuestionState]) -> Iterator[TextEvent]:
-    """Let the arbiter choose between the draft and the answer with passages, for questions that have both.
+    """Let the arbiter choose between the answers without passages (draft) and with passages, if a question has both.
 
     Yields the chosen answers, except those that were already streamed.
     """
@@ -244,16 +253,20 @@ class RetrievalStage:
                     state.notes.append(DecisionNote.NO_PASSAGE_FITS)
 
     def retrieve_again(self, states: Sequence[QuestionState]) -> list[bool]:
-        """Run a further round of retrieval, with question and last answer as the query.
+        """Run a further round of retrieval: search with the question and its last answer.
 
-        Returns for each question whether it got new passages.
+        Returns:
+            For each question, whether it got new passages.
         """
         queries = [build_follow_up_query(state.question.text, state.text) for state in states]
         results = self._search(states, queries)
         return [self._add_new_passages(state, passages) for state, passages in zip(states, results, strict=True)]
 
     def _add_new_passages(self, state: QuestionState, passages: Sequence[Passage]) -> bool:
-        """Use other passages for a question if some of them are new and fit the context window. Return whether they do."""
+        """Replace the passages of a question by those of a further search, cut to the context window.
+
+        If none of them is new, the question keeps its passages. Returns whether they were replaced.
+        """
         fitting = self.fit_passages(state.question, passages)
         has_new = has_new_passages(state.passages, fitting)
         if has_new:
@@ -261,9 +274,9 @@ class RetrievalStage:
         return has_new
 
     def _search(self, states: Sequence[QuestionState], queries: Sequence[str]) -> list[list[Passage]]:
-        """Search with a query for each question, and return its k best passages.
+        """Search passages with one query per question, rerank them if there is a reranker, and return the best k.
 
-        In later rounds, the new passages are merged with those that the question already has.
+        In later rounds, the passages that a question already has are merged with the new ones before the reranking.
         """
         count = self.k if self.reranker is None else RERANK_CANDIDATES
         with self.lock, measure_time(states, "retrieve"):
@@ -281,8 +294,8 @@ class RetrievalStage:
     ) -> list[list[Passage]]:
         """Order the passages of each question with the reranker, and keep the best k.
 
-        In the first round, reranking is skipped if the best passage leads the second by `rerank_margin`. In later rounds the
-        scores come from several searches, so they cannot be compared.
+        In the first round, a question is left as it is if the score of its best passage leads that of the second by
+        `rerank_margin`. In later rounds the scores come from several searches, so they cannot be compared.
         """
         chosen = []  # indices of the questions to rerank
         for i, state in enumerate(states):

@@ -39,7 +39,7 @@ class CompleteDraftGate(Gate):
         return SignalRequest(draft_tokens=self.max_tokens)
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-        """Return zeros."""
+        """Return 0 for every question, because this gate decides nothing."""
         return [0.0 for _ in questions]
 
 
@@ -84,9 +84,14 @@ class TrafficLog:
             log.warning("Questions cannot be logged: %s", error)
 
     def log_answers(self, answers: Sequence[Answer], scope: HistoryScope, max_tokens: int) -> None:
-        """Label questions by whether their two answers agree, and log them in the background. Thread-safe.
+        """Label questions as known if their answers with and without passages agree, and log them. Thread-safe.
 
-        Questions that cannot be labeled are counted, but not logged.
+        Questions without both answers cannot be labeled. They are counted, but not logged.
+
+        Args:
+            answers: The answers.
+            scope: LLM, prompts and tenant under which the questions are logged.
+            max_tokens: Maximum length of an answer, to recognize incomplete ones.
         """
         entries = []
         for answer in answers:
@@ -129,7 +134,10 @@ class TrafficLog:
 
 
 def close_connection(store: HistoryStore) -> None:
-    """Close the connection of this thread to a history in an SQLite file. Other histories share their connections."""
+    """Close the connection of the current thread to a history (log of questions) in an SQLite file.
+
+    Other kinds of histories share their connections between threads, so theirs stay open.
+    """
     from knowgate.data.history.sqlite_store import SqliteHistory
 
     if isinstance(store, SqliteHistory):

@@ -65,7 +65,7 @@ WeightedMetric = Callable[[WeightMatrix], Mapping[str, FloatArray]]
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """Bootstrap resamples of `n` questions.
+    """Bootstrap resamples of `n` questions: each draws n questions at random, some of them several times.
 
     The resamples are drawn in portions, which are computed in parallel. Portion 0 is the original sample, so the first
     value of every result is the value on the original sample.
@@ -115,13 +115,18 @@ class Bootstrap:
 
     def resample(self, metrics: Sequence[WeightedMetric]) -> list[dict[str, FloatArray]]:
         """Compute each metric on every resample, without the original sample."""
+        # Portion 0 is the original sample.
         return self._compute(range(1, self.n_portions), metrics) if self.resamples else [{} for _ in metrics]
 
     def _compute(self, portions: Sequence[int], metrics: Sequence[WeightedMetric]) -> list[dict[str, FloatArray]]:
-        """Compute metrics on some portions of the resamples, each portion in a thread.
+        """Compute metrics on the resamples of some portions, each portion in a thread.
+
+        Args:
+            portions: Numbers of the portions.
+            metrics: Functions that compute one or more named values for each resample.
 
         Returns:
-            For each metric, its values over all resamples of the portions, by name.
+            For each function, its values over all resamples of the portions, by name.
         """
 
         def compute_portion(number: int) -> list[list[Mapping[str, FloatArray]]]:
@@ -143,7 +148,8 @@ def summarize_resamples(values: FloatArray) -> Estimate:
         values: Value on the original sample, followed by the values on the resamples. Values of resamples that are not
             finite are ignored.
     """
-    original, resampled = values[0], values[1:][np.isfinite(values[1:])]
+    original, resampled = values[0], values[1:]
+    resampled = resampled[np.isfinite(resampled)]
     if not np.isfinite(original):
         return Estimate(None)
     if not len(resampled):
@@ -194,10 +200,10 @@ def estimate_means(columns: Sequence[FloatArray], resamples: int = DEFAULT_RESAM
     """Estimate the mean of each column, with a bootstrap interval.
 
     Columns of equal length share their resamples, so they take little more time than one column. NaN marks a missing
-    value, which is left out. The estimate of a column without values is not defined.
+    value, which is left out. The estimate of a column without values has the value None.
     """
     estimates: dict[int, Estimate] = {}  # by column number
-    by_size: dict[int, dict[int, FloatArray]] = {}  # by length and column number: columns that share their resamples
+    by_size: dict[int, dict[int, FloatArray]] = {}  # columns that share their resamples, by length and column number
     for number, column in enumerate(columns):
         known = column[~np.isnan(column)]
         if not len(known):
@@ -254,7 +260,13 @@ def estimate_quality(needed: BoolArray, needs: FloatArray, resamples: int = DEFA
 
 
 def estimate_auroc(needed: BoolArray, needs: FloatArray, resamples: int = DEFAULT_RESAMPLES) -> Estimate:
-    """Estimate the AUROC of needs (scores from 0 to 1) as predictors of which questions really needed retrieval."""
+    """Estimate the AUROC of a gate's scores: how well they tell which questions need retrieval.
+
+    Args:
+        needed: Whether each question really needed retrieval.
+        needs: The gate's score of each question, from 0 (the LLM knows) to 1 (retrieve).
+        resamples: Number of bootstrap resamples.
+    """
     if not len(needs):
         return Estimate(None)
     ranking = NeedRanking(needs)
@@ -266,15 +278,17 @@ def estimate_auroc(needed: BoolArray, needs: FloatArray, resamples: int = DEFAUL
 
 
 def _estimate(metric: WeightedMetric, bootstrap: Bootstrap) -> dict[str, Estimate]:
-    """Compute named metrics on all resamples, and return the estimate with its interval of each name."""
+    """Estimate each value that a metric function computes, with a bootstrap interval, by name."""
     return {name: summarize_resamples(values) for name, values in bootstrap.apply([metric])[0].items()}
 
 
 def bootstrap_p_value(differences: FloatArray) -> float:
-    """Return the two-sided p-value of the hypothesis that a difference is 0.
+    """Return the two-sided bootstrap p-value of the hypothesis that two systems do not differ.
+
+    The p-value is small if nearly all resamples have a difference of the same sign. It is 1 without resamples.
 
     Args:
-        differences: Difference on the original sample, followed by the differences on the resamples.
+        differences: Difference on the original sample, which is not used, followed by those on the resamples.
     """
     resampled = differences[1:][np.isfinite(differences[1:])]
     if not len(resampled):

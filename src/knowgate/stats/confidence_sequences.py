@@ -85,8 +85,11 @@ class MeanConfidenceSequence:
         return 1.0 - self._find_lower_bound(self.n - self.total)  # the mirror image of the lower bound
 
     def _find_lower_bound(self, total: float) -> float:
-        """Find the lower bound by bisection: the largest mean that the observations exclude as too small."""
-        low, high = 0.0, total / self.n if self.n else 0.0  # no mean above the observed one is excluded
+        """Find the lower bound of the mean of observations with this sum: the largest mean that is too small for them.
+
+        Bisection finds it between 0 and the observed mean.
+        """
+        low, high = 0.0, total / self.n if self.n else 0.0
         for _ in range(BISECTION_STEPS):
             middle = (low + high) / 2
             if self._is_excluded(total, middle):
@@ -96,11 +99,10 @@ class MeanConfidenceSequence:
         return low
 
     def _is_excluded(self, total: float, mean: float) -> bool:
-        """Return whether the observations, whose sum is `total`, are so large that the true mean is not this one.
+        """Return whether the observations, whose sum is `total`, are too large to have this true mean.
 
-        If it were, the evidence exp(log_evidence), averaged over several parameters lambda, would start at 1 and not grow
-        in the long run (a supermartingale). By Ville's inequality it would ever reach 2 / delta with probability at most
-        delta / 2. The module docstring has the formula.
+        The evidence for that, averaged over several parameters lambda, starts at 1. With this true mean, it would ever
+        reach 2 / delta with probability at most delta / 2 (Ville's inequality for supermartingales).
         """
         log_evidence = LAMBDAS * (total - self.n * mean) - PSI * self.variation  # one value per lambda
         return _log_mean_exp(log_evidence) >= math.log(2 / self.delta)
@@ -158,14 +160,17 @@ class GuaranteeTest:
 
     @property
     def evidence_share(self) -> float:
-        """Evidence on a log scale, as a share of what a violation takes: from 0 (none) to 1 (violated)."""
+        """How close the evidence is to a violation, on a log scale from 0 (no evidence) to 1 (violated)."""
         if self.is_violated:
             return 1.0
         return min(1.0, max(0.0, math.log(self.evidence) / math.log(1 / self.delta)))
 
 
 def _unspent_capital(n: int) -> float:
-    """Return the share of the initial capital that is not yet bet after n observations; it falls ever more slowly."""
+    """Return the share of the initial capital that is not yet bet after n observations.
+
+    It is 1 at the start, and falls ever more slowly towards 0.
+    """
     return 1 / (1 + math.log1p(n))
 
 

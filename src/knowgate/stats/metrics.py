@@ -72,15 +72,25 @@ def weighted_accuracy(weights: WeightMatrix, needed: BoolArray, needs: FloatArra
 
 
 def weighted_brier(weights: WeightMatrix, needed: BoolArray, needs: FloatArray) -> FloatArray:
-    """Return the Brier score of each row of weights: the mean squared difference of need (0 to 1) and truth (0 or 1)."""
+    """Return the Brier score of each resample: the mean squared difference of prediction and truth.
+
+    Args:
+        weights: Weights of the questions in each resample (resamples x questions).
+        needed: The truth: whether each question really needed retrieval.
+        needs: Predicted need for retrieval of each question, from 0 to 1.
+    """
     return weighted_mean(weights, (needs - needed) ** 2)
 
 
 def weighted_ece(weights: WeightMatrix, needed: BoolArray, needs: FloatArray) -> FloatArray:
     """Return the expected calibration error (ECE) of each bootstrap resample, over N_ECE_BINS bins of equal width.
 
-    Needs (0 to 1) are the predictions, `needed` the truth. `weights` (resamples x questions) says how often each resample
-    draws each question. The questions are processed in blocks, to save memory.
+    The questions are processed in blocks, to save memory.
+
+    Args:
+        weights: How often each resample draws each question (resamples x questions).
+        needed: The truth: whether each question really needed retrieval.
+        needs: Predicted need for retrieval of each question, from 0 to 1.
     """
     # For each resample (row) and bin (column), the sum of prediction minus truth.
     gaps: NDArray[Any] = np.zeros((len(weights), N_ECE_BINS), dtype=weights.dtype)
@@ -118,10 +128,14 @@ class NeedRanking:
         return np.flatnonzero(np.diff(self.needs[self.order], prepend=np.nan) != 0)  # NaN: the first always starts one
 
     def sort(self, weights: WeightMatrix) -> WeightMatrix:
-        """Convert weights of questions to the form that `auroc` and `areas` expect.
+        """Transpose weights of questions and sort them by need, as `auroc` and `areas` expect them.
 
-        Weights (resamples x questions) say how often each resample draws each question. The result has one row per
-        question, from the lowest need up. So cumulative sums add whole rows, which is several times faster.
+        Args:
+            weights: How often each resample draws each question (resamples x questions).
+
+        Returns:
+            One row per question, from the lowest need up, and one column per resample. In this form, cumulative sums
+            over the questions add whole rows, which is several times faster.
         """
         return weights.T[self.order]
 
@@ -130,6 +144,10 @@ class NeedRanking:
 
         This is the probability that a question that needed retrieval has a higher need than one that did not. Equal
         needs count half.
+
+        Args:
+            sorted_weights: Weights from `sort` (questions x resamples).
+            needed: Whether each question really needed retrieval, in the original order.
         """
         positive, negative = self._group(sorted_weights, needed)
         return self._auroc(positive, negative, _cumulate(negative))
@@ -181,10 +199,11 @@ class NeedRanking:
         return len(self.starts) < len(self.needs)
 
     def _group(self, sorted_weights: WeightMatrix, needed: BoolArray) -> tuple[WeightMatrix, WeightMatrix]:
-        """Sum the weights within each group of equal needs.
+        """Sum the weights of questions with equal needs, separately for those that really needed retrieval.
 
         Returns:
-            (positive, negative): the sums over the questions that needed retrieval, and over those that did not.
+            (positive, negative): the sums over the questions that needed retrieval, and over those that did not. Both
+            have one row per group of equal needs.
         """
         positive = sorted_weights * needed[self.order, None].astype(sorted_weights.dtype)
         negative = sorted_weights - positive
@@ -204,10 +223,10 @@ class NeedRanking:
 
 
 def _cumulate(rows: WeightMatrix) -> WeightMatrix:
-    """Return the cumulative sums over the rows, like np.cumsum(rows, axis=0), but for many columns in half of its time.
+    """Return the cumulative sums over the rows, like np.cumsum(rows, axis=0), but twice as fast for many columns.
 
     The rows are summed within blocks of about sqrt(n) rows, and then the totals of earlier blocks are added. The
-    results are exactly those of np.cumsum, because the weights are counts.
+    results are exactly those of np.cumsum, because the weights are whole numbers.
     """
     if rows.shape[1] < MIN_BLOCK_COLUMNS:
         return np.cumsum(rows, axis=0, dtype=rows.dtype)
@@ -244,16 +263,29 @@ def _column_sum(weights: WeightMatrix) -> FloatArray:
 
 
 def auroc(needed: BoolArray, needs: FloatArray) -> float | None:
-    """Return the area under the ROC curve of needs (scores), as predictors of which questions needed retrieval.
+    """Return the area under the ROC curve of a gate's scores: how well they tell which questions need retrieval.
 
-    None if all or none of the questions needed retrieval.
+    Args:
+        needed: Whether each question really needed retrieval.
+        needs: The gate's score of each question, from 0 (the LLM knows) to 1 (retrieve).
+
+    Returns:
+        The area; None if all or none of the questions needed retrieval.
     """
     ranking = NeedRanking(needs)
     return _first(ranking.auroc(ranking.sort(unit_weights(len(needs))), needed)) if len(needs) else None
 
 
 def accuracy(needed: BoolArray, needs: FloatArray) -> float | None:
-    """Return how often 'the need is above 0.5' correctly predicts `needed`; None without questions."""
+    """Return how often a gate's score above 0.5 correctly predicts that a question needs retrieval.
+
+    Args:
+        needed: Whether each question really needed retrieval.
+        needs: The gate's score of each question, from 0 (the LLM knows) to 1 (retrieve).
+
+    Returns:
+        The share of correct predictions; None without questions.
+    """
     return _first(weighted_accuracy(unit_weights(len(needs)), needed, needs))
 
 
@@ -269,13 +301,14 @@ def _first(values: FloatArray) -> float | None:
 
 @dataclass(frozen=True)
 class Frontier:
-    """Accuracy of the answers at every retrieval rate, if passages are retrieved for the highest needs first.
+    """Accuracy of the answers at every retrieval rate, i.e. share of questions for which passages are retrieved.
 
-    A need is a gate's score from 0 (the LLM knows) to 1 (retrieve). The retrieval rate is the share of questions for
-    which passages are retrieved.
+    Passages are retrieved for the questions with the highest needs first. A need is a gate's score of a question, from
+    0 (the LLM knows) to 1 (retrieve).
 
     Attributes:
-        accuracies: Accuracy at the retrieval rates k / n, for k = 0 to n. Questions with equal needs share their mean gain.
+        accuracies: Accuracy if passages are retrieved for k of n questions, for k = 0 to n. Questions with equal needs
+            are retrieved for in random order, so that each has their mean gain.
         area: Area under the curve, which is the mean accuracy over all retrieval rates.
         random_area: The same area if the questions to retrieve for are chosen at random.
     """
@@ -291,15 +324,17 @@ class Frontier:
 
 
 def compute_frontier(closed_right: BoolArray, open_right: BoolArray, needs: FloatArray) -> Frontier:
-    """Compute the frontier of a gate: the accuracy at every retrieval rate, if the highest needs are retrieved for first.
+    """Compute the accuracy of a gate at every retrieval rate, i.e. share of questions that it retrieves for.
+
+    Questions with a higher need for retrieval are retrieved for first.
 
     Args:
-        closed_right: Whether each closed-book answer is correct.
+        closed_right: Whether each answer without passages is correct.
         open_right: Whether each answer with passages is correct.
         needs: The gate's need for retrieval of each question. There must be at least one question.
     """
     n = len(needs)
-    gains = open_right.astype(float) - closed_right.astype(float)
+    gains = open_right.astype(float) - closed_right.astype(float)  # 1 if retrieval helps, 0, or -1 if it harms
     order = np.argsort(-needs, kind="stable")
     # Every order within a tie is equally likely, so tied questions share the mean gain of their tie.
     starts = np.flatnonzero(np.diff(-needs[order], prepend=np.nan) != 0)  # first question of each tie
@@ -312,9 +347,13 @@ def compute_frontier(closed_right: BoolArray, open_right: BoolArray, needs: Floa
 
 
 def compute_oracle_frontier(closed_right: BoolArray, open_right: BoolArray) -> Frontier:
-    """Compute the best possible accuracy at every retrieval rate, of a gate that knows which questions retrieval helps.
+    """Compute the best possible accuracy at every retrieval rate, i.e. share of questions that are retrieved for.
 
-    Retrieval starts with the questions that it helps and ends with those that it harms.
+    A perfect gate (oracle) retrieves first for the questions that retrieval helps, and last for those that it harms.
+
+    Args:
+        closed_right: Whether each answer without passages is correct.
+        open_right: Whether each answer with passages is correct.
     """
     gains = open_right.astype(float) - closed_right.astype(float)  # 1 if retrieval helps, 0, or -1 if it harms
     return compute_frontier(closed_right, open_right, needs=(gains + 1) / 2)

@@ -61,7 +61,7 @@ def wilson_interval(hits: int, n: int) -> tuple[float, float]:
 def upper_confidence_limit(hits: int, n: int, error: float) -> float:
     """Return the one-sided upper confidence limit of a proportion (Clopper and Pearson 1934).
 
-    If the true share were the limit, so few hits would have the probability `error`. Bisection finds that share.
+    The limit is the share for which at most `hits` hits in n cases have the probability `error`. Bisection finds it.
 
     Args:
         hits: Number of cases that count.
@@ -155,7 +155,12 @@ def measure_agreement(side: str, names: tuple[str, str], pairs: Sequence[tuple[b
 def cohens_kappa(pairs: Sequence[tuple[bool, bool]]) -> float | None:
     """Return Cohen's kappa, the agreement of two graders beyond chance (Cohen 1960).
 
-    None without pairs, or if both graders always give the same verdict, so that chance explains all agreement.
+    Args:
+        pairs: For each answer, whether the first and the second grader accept it.
+
+    Returns:
+        1 if the graders always agree, 0 if they agree as often as by chance. None without pairs, or if both graders
+        always give the same verdict, so that kappa is not defined.
     """
     n = len(pairs)
     if not n:
@@ -206,23 +211,27 @@ def mcnemar_test(first: BoolArray, second: BoolArray) -> tuple[float, int, int]:
         second: Whether the second system answers each question correctly.
 
     Returns:
-        (p-value, only_first, only_second), where the last two are the numbers of questions that only the first system and
+        The p-value, the number of questions that only the first system answers correctly, and the number of those that
         only the second system answers correctly.
     """
     with require_extra("comparing gates", "train"):
         from scipy.stats import binomtest
     only_first, only_second = int(np.sum(first & ~second)), int(np.sum(second & ~first))
     n = only_first + only_second
-    return (float(binomtest(only_first, n, 0.5).pvalue) if n else 1.0), only_first, only_second
+    p_value = float(binomtest(only_first, n, 0.5).pvalue) if n else 1.0
+    return p_value, only_first, only_second
 
 
 def holm_correction(p_values: Sequence[float]) -> list[float]:
-    """Return the p-values corrected for multiple tests (Holm 1979), in the same order."""
+    """Return the p-values corrected for multiple tests (Holm 1979), in the same order.
+
+    The smallest of n p-values is multiplied by n, the next one by n - 1, and so on. Their order stays the same.
+    """
     order = sorted(range(len(p_values)), key=lambda number: p_values[number])
     corrected, highest = [0.0] * len(p_values), 0.0
     for rank, number in enumerate(order):  # from the smallest p-value
         n_remaining = len(p_values) - rank
-        highest = max(highest, min(1.0, p_values[number] * n_remaining))  # corrected p-values must not decrease
+        highest = max(highest, min(1.0, p_values[number] * n_remaining))
         corrected[number] = highest
     return corrected
 

@@ -80,9 +80,9 @@ class Gate(ABC):
     """
 
     def __init_subclass__(cls) -> None:
-        """Raise TypeError if a subclass was written for version 0.1 and uses a name that a member no longer has.
+        """Raise TypeError if a subclass defines a method or property under the name that it had in version 0.1.
 
-        Without the error, that member of the subclass would silently have no effect.
+        Without the error, it would silently have no effect.
         """
         super().__init_subclass__()
         for name in RENAMED_MEMBERS.keys() & vars(cls).keys():
@@ -103,7 +103,7 @@ class Gate(ABC):
         """
 
     def score_with_raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> GateScores:
-        """Score the questions like `score`, and also return the scores before calibration if there are any."""
+        """Score the need for retrieval of each question like `score`; fitted gates also return uncalibrated scores."""
         return GateScores(self.score(questions, readings))
 
     # --- properties -------------------------------------------------------------------------------
@@ -125,14 +125,14 @@ class Gate(ABC):
         Default: a draft of 32 tokens if the gate needs drafts, and 10 samples if it needs samples. A gate that needs
         hidden states must override this and name the layers.
         """
-        needs_draft, needs_samples = self.needs & {Signal.DRAFT, Signal.LOGPROBS}, Signal.SAMPLES in self.needs
-        return SignalRequest(
-            draft_tokens=DEFAULT_DRAFT_TOKENS if needs_draft else 0, samples=DEFAULT_SAMPLES if needs_samples else 0
-        )
+        needs_draft = bool(self.needs & {Signal.DRAFT, Signal.LOGPROBS})
+        draft_tokens = DEFAULT_DRAFT_TOKENS if needs_draft else 0
+        samples = DEFAULT_SAMPLES if Signal.SAMPLES in self.needs else 0
+        return SignalRequest(draft_tokens=draft_tokens, samples=samples)
 
     @default_property
     def threshold(self) -> float:
-        """Default threshold: passages are retrieved if the need is above it. Users may choose another one."""
+        """Need for retrieval (0 to 1) above which passages are retrieved, unless the user sets another threshold."""
         return 0.5
 
     @default_property
@@ -155,7 +155,7 @@ class Gate(ABC):
         return ""
 
     def bind(self, model: ModelIdentity, prompts: str) -> Self:
-        """Return the gate prepared for an LLM and its prompts. Default: the gate itself.
+        """Return a gate that is ready to decide for an LLM and its prompts. Default: the gate itself.
 
         Args:
             model: The LLM.
@@ -181,18 +181,18 @@ class Gate(ABC):
         return ()
 
     def build_label_prompts(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
-        """Make the prompts of a gate that asks the LLM a question with fixed answer words, the labels.
+        """Return prompts that ask the LLM a question with fixed answer words (labels), such as yes and no.
 
-        Needed only for gates with `Signal.LABELS`. `score` gets the logits of the labels in `Reading.labels`, under the
-        name of the gate.
+        Only gates that need `Signal.LABELS` have such prompts. `score` gets the logits of the labels in
+        `Reading.labels`, under the name of the gate.
         """
         return []
 
     @default_property
     def recorded_signal(self) -> str:
-        """Key of `Reading.signals` that may hold the LLM's answer to the prompt of `build_label_prompts`.
+        """Key of `Reading.signals` under which the LLM's answer to the prompt of this gate may be recorded.
 
-        Label runs record such answers. If all readings have one, the LLM is not called. Empty if none is ever recorded.
+        If it is recorded for all questions, the LLM is not asked again. Empty if such answers are never recorded.
         """
         return ""
 

@@ -18,7 +18,7 @@ def render_html_table(columns: Sequence[str], rows: Sequence[Sequence[str]], cap
 
     Args:
         columns: Column titles; no header row is written if all are empty.
-        rows: Cells. The last cell of a row with too few cells spans the remaining columns.
+        rows: Cells of each row. If a row has too few cells, its last cell spans the remaining columns.
         caption: Title of the table.
     """
     title = f"<caption>{escape_html(caption)}</caption>" if caption else ""

@@ -27,10 +27,9 @@ TextStream = Generator[str, None, Completion]  # yields pieces of text and retur
 
 
 class ModelIdentity(Protocol):
-    """Identity of an LLM, to check that a fitted gate belongs to it.
+    """Name and fingerprint of an LLM, to check that a gate was fitted on it.
 
-    Models implement it, and so do label runs (recorded answers), for the LLM that they were made with. It is a protocol and not a
-    record, because the fingerprint of a model behind a server may require a request.
+    Models implement this protocol. So do label runs (recorded answers), for the LLM that wrote the answers.
     """
 
     @property
@@ -88,16 +87,16 @@ class Model(ModelIdentity, Protocol):
         """Thread pool of the model, with `concurrency` threads. Concurrent calls must run in it."""
 
     def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
-        """Return for each prompt whether it and an answer of `max_tokens` fit into the context window.
+        """Return for each prompt whether it fits into the context window, together with an answer of `max_tokens`.
 
         True if the size of the context window is unknown.
         """
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        """Return how probably the LLM answers with each label, at the end of each piece of the prompts.
+        """Return how probably the LLM continues each prompt with each of several answer words (labels).
 
         Args:
-            prompts: Prompts in one or more pieces.
+            prompts: Prompts in one or more pieces. At the end of each piece, the LLM answers with a label.
             labels: Answer words, such as yes and no.
 
         Returns:
@@ -208,7 +207,7 @@ class Runner(Protocol):
 
 
 class PassageFilter(Protocol):
-    """Judges after retrieval whether the passages are useful for answering (KBM paper, section 5.4)."""
+    """Decides after retrieval whether the passages are useful or should be dropped (KBM paper, section 5.4)."""
 
     def are_useful(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[bool]:
         """Return for each question whether to keep its passages."""
@@ -216,13 +215,13 @@ class PassageFilter(Protocol):
 
 @dataclass(frozen=True)
 class AnswerPair:
-    """Closed-book (without passages) and open-book (with passages) answer to the same question.
+    """Two answers of the LLM to the same question: without passages (closed-book) and with passages (open-book).
 
     Attributes:
         question: The question.
         closed: Answer without passages.
         open: Answer with passages.
-        passages: The passages that the open-book answer was given.
+        passages: The passages that the LLM was shown for `open`.
     """
 
     question: Question
@@ -254,7 +253,7 @@ class Belief:
 
 
 class Arbiter(Protocol):
-    """Chooses between the closed-book and the open-book answer after retrieval.
+    """Chooses after retrieval between the answer without passages (closed-book) and with passages (open-book).
 
     An arbiter is called only if the two answers differ. A subclass must implement `name`, `fingerprint` and `estimate`.
     """
@@ -265,7 +264,7 @@ class Arbiter(Protocol):
     def fingerprint(self) -> str:
         """Hash that identifies the behavior of the arbiter.
 
-        The proof that a gate with an arbiter loses few answers (its guarantee) holds only for this fingerprint.
+        A gate may be proven to lose few right answers with an arbiter. This holds only for an arbiter with this hash.
         """
 
     def estimate(self, answers: Sequence[AnswerPair]) -> list[Belief]:
@@ -287,7 +286,7 @@ class Arbiter(Protocol):
         return True
 
     def bind(self, model: ModelIdentity, prompts: str) -> Self:
-        """Return the arbiter prepared for an LLM and its prompts. Default: the arbiter itself.
+        """Return an arbiter that is ready to choose between answers of an LLM. Default: the arbiter itself.
 
         Args:
             model: The LLM.
@@ -299,8 +298,8 @@ class Arbiter(Protocol):
         return self
 
     def accepts_beginning(self, beginning: str) -> bool:
-        """Return whether the arbiter will choose the open-book answer, whatever follows this beginning of it.
+        """Return whether the arbiter is sure to choose an open-book answer (with passages) that begins with this text.
 
-        Such an answer can be streamed to the user before it is complete.
+        If so, the answer can be streamed to the user before it is complete.
         """
         return False

@@ -89,13 +89,13 @@ class Prompt:
 class LabelPrompt:
     """Prompt that asks the LLM one or more questions with fixed answer words (labels), such as yes and no.
 
-    The logits of the labels are read at the end of each piece of the text.
+    At the end of each piece of the prompt, the logits of the labels are read: how probably the LLM continues with each.
 
     Attributes:
         parts: Pieces of the text, such as ("Is it true? ", "yes. Is it new? "). Every piece except the first begins with
-            the label that was given as the answer to the piece before.
-        raw: If False, there is one piece, which is a chat message of the user. The logits are then read at the start of
-            the LLM's answer.
+            the answer to the piece before it.
+        raw: Whether the LLM continues the text. If False, the text is a chat message of the user in one piece, and the
+            logits are read at the start of the LLM's reply.
         prefix: Text before the first piece that many prompts share, so that a backend can cache its computation.
     """
 
@@ -196,8 +196,8 @@ class SignalRequest:
     def __or__(self, other: SignalRequest) -> SignalRequest:
         """Combine two requests into one that reads all signals of both.
 
-        Lengths and numbers are the larger of the two. What can have only one value, such as the sampling parameters, is
-        that of `self` if it requests the signal.
+        Lengths and numbers are the larger of the two. If only one value is possible, as for the seed, that of `self` is
+        used, or that of `other` if `self` has none.
         """
         return SignalRequest(
             draft_tokens=max(self.draft_tokens, other.draft_tokens),
@@ -246,7 +246,8 @@ class Reading:
         samples: Sampled answers.
         labels: Logits (marked positions x labels), keyed by the name of the gate that asked for them.
         neighbors: Similar logged questions, most similar first, keyed by the name of the gate that searched for them.
-        signals: Numbers that a label run computed and stored in place of larger signals, keyed by name.
+        signals: Numbers by name that a label run (recorded answers) stores in place of larger signals, such as the
+            uncertainty in place of hidden states.
         resume: Handle with which `Model.generate` continues the draft without processing the prompt again; None if the
             LLM cannot.
         sample_states: Hidden state at the end of each sampled answer (samples x dimensions).
@@ -316,7 +317,7 @@ class Decision:
 
     @property
     def _facts(self) -> list[tuple[str, str]]:
-        """(name, value) of each part of the decision, for display."""
+        """The parts of the decision as (name, value) pairs for display, such as ("gate", "probe")."""
         facts = [("decision", format_verdict(self.retrieve)), ("because", self.reason), ("gate", self.gate)]
         for neighbor in self.neighbors:
             facts.append((f"similar, {neighbor.label}", f"{neighbor.question} ({neighbor.similarity:.2f})"))
@@ -325,7 +326,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class ArbiterChoice:
-    """Choice between the closed-book and the open-book answer after retrieval.
+    """Which answer an arbiter chose after retrieval: closed-book (without passages) or open-book (with passages).
 
     Attributes:
         is_closed_book: Whether the closed-book answer was chosen.
@@ -335,7 +336,7 @@ class ArbiterChoice:
         open: Text of the open-book answer.
         closed_probability: Probability that the closed-book answer is correct. None if the two answers agree, because
             the arbiter is not called then.
-        open_probability: Probability that the open-book answer is correct, or None.
+        open_probability: Probability that the open-book answer is correct; None in the same case.
     """
 
     is_closed_book: bool
@@ -348,7 +349,10 @@ class ArbiterChoice:
 
     @property
     def was_arbitrated(self) -> bool:
-        """Whether the two answers differ, so that the arbiter was called, and it found one of them more probable."""
+        """Whether the arbiter found one answer more probably correct than the other.
+
+        This is False if both are equally probable, or if they agree, so that both probabilities are None.
+        """
         return self.closed_probability != self.open_probability
 
 
@@ -382,7 +386,7 @@ class Answer:
 
     @property
     def open_text(self) -> str:
-        """Text of the open-book answer if an arbiter chose between two answers; otherwise `text`."""
+        """Text of the answer with passages, even if an arbiter chose the one without. Otherwise the same as `text`."""
         return self.text if self.choice is None else self.choice.open
 
     def __repr__(self) -> str:

@@ -91,16 +91,17 @@ class RulesArbiter(Arbiter):
         return any(phrase in start for phrase in self.phrases)
 
     def estimate(self, answers: Sequence[AnswerPair]) -> list[Belief]:
-        """Return beliefs that prefer the closed-book answer if only the open-book answer abstains.
+        """Return for each pair of answers how probably they are right; the more probable one is given to the user.
 
-        All other pairs get equal beliefs, so that the open-book answer is given.
+        The closed-book answer (without passages) gets the higher probability if only the open-book answer (with
+        passages) says that it cannot tell. Otherwise both get the same, and the open-book answer is given.
         """
         beliefs = []
         for pair in answers:
             if self.abstains(pair.open.text) and not self.abstains(pair.closed.text):
-                beliefs.append(Belief(NEUTRAL_BELIEF, 0.0, ABSTENTION_REASON))
+                beliefs.append(Belief(closed=NEUTRAL_BELIEF, open=0.0, reason=ABSTENTION_REASON))
             else:
-                beliefs.append(Belief(NEUTRAL_BELIEF, NEUTRAL_BELIEF, OPEN_BOOK_REASON))
+                beliefs.append(Belief(closed=NEUTRAL_BELIEF, open=NEUTRAL_BELIEF, reason=OPEN_BOOK_REASON))
         return beliefs
 
     def accepts_beginning(self, beginning: str) -> bool:
@@ -117,7 +118,13 @@ RULES_ARBITER = RulesArbiter()  # the default arbiter
 
 
 def _read_phrases(file: str) -> list[str]:
-    """Read abstention phrases from a text file, one per line; lines without letters or digits are skipped."""
+    """Read phrases such as 'not mentioned', by which an answer says that it cannot tell, from a text file.
+
+    There is one phrase per line. Lines without letters or digits are skipped.
+
+    Raises:
+        BadSetting: The file cannot be read, or it contains no phrase.
+    """
     try:
         lines = [line.strip() for line in read_text(expand_path(file)).splitlines()]
     except (OSError, BadInput) as error:

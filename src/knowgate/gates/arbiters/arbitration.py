@@ -37,7 +37,11 @@ def compute_beliefs(arbiter: Arbiter, answers: Sequence[AnswerPair]) -> list[Bel
 
 
 def _estimate(arbiter: Arbiter, answers: Sequence[AnswerPair]) -> list[Belief]:
-    """Call the arbiter, which may be a plugin, and check the number and the range of its beliefs."""
+    """Ask an arbiter how probably each answer is right, and check what it returns, because it may be a plugin.
+
+    Raises:
+        ModelError: The arbiter did not return one belief per pair of answers, or a probability is not from 0 to 1.
+    """
     with wrap_plugin_errors(arbiter, "arbiter"):
         beliefs = arbiter.estimate(answers)
     if len(beliefs) != len(answers):
@@ -62,11 +66,17 @@ def choose_answers(arbiter: Arbiter, answers: Sequence[AnswerPair]) -> list[Arbi
 
 
 def _choose(arbiter: str, pair: AnswerPair, belief: Belief | None) -> ArbiterChoice:
-    """Choose the answer that is more likely to be right; the open-book answer if the answers agree (`belief` is None)."""
+    """Choose the answer to give: the one that an arbiter finds more likely to be right.
+
+    Args:
+        arbiter: Name of the arbiter.
+        pair: The closed-book answer (without passages) and the open-book answer (with passages).
+        belief: How probably each of them is right. None if they agree; then the open-book answer is chosen.
+    """
     closed, opened = pair.closed.text, pair.open.text
     if belief is None:
         reason = "the answers with and without passages agree"
-        return ArbiterChoice(False, arbiter, reason, closed, opened)
+        return ArbiterChoice(is_closed_book=False, arbiter=arbiter, reason=reason, closed=closed, open=opened)
     side = "from memory" if belief.prefers_closed else "with passages"
     cause = belief.reason or format_probabilities(belief.closed, belief.open)
     reason = f"the arbiter {arbiter} gives the answer {side}: {cause}"
@@ -74,6 +84,9 @@ def _choose(arbiter: str, pair: AnswerPair, belief: Belief | None) -> ArbiterCho
 
 
 def format_probabilities(closed: float, opened: float, note: str = "") -> str:
-    """Format the probabilities that the closed-book and the open-book answer are right."""
+    """Say how probably the answer from memory (`closed`) and the answer with passages (`opened`) are right.
+
+    A note, for example that the arbiter was fitted on another LLM, is appended.
+    """
     text = f"right with probability {closed:.2f} from memory, {opened:.2f} with passages"
     return f"{text}; {note}" if note else text

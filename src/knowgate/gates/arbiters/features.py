@@ -30,7 +30,10 @@ MIN_PROBABILITY = 1e-6
 
 
 def _log_statistic(answer: Completion, statistic: Callable[[Sequence[Token]], float]) -> float | None:
-    """Return the logarithm of a probability that `statistic` computes from the tokens; None without log-probabilities."""
+    """Return the logarithm of a statistic of an answer's token probabilities, such as their mean.
+
+    Returns None if the LLM gave no token probabilities. An empty answer gets the logarithm of MIN_PROBABILITY.
+    """
     if answer.tokens is None:
         return None
     probability = statistic(answer.tokens) if answer.tokens else 0.0
@@ -44,7 +47,7 @@ def _question_overlap(answer: Completion, pair: AnswerPair) -> float:
 
 
 def _passage_share(answer: Completion, pair: AnswerPair) -> float | None:
-    """Return the share of the passages that contain one answer; None without passages."""
+    """Return the share of the retrieved passages that contain the answer; None if there are no passages."""
     if not pair.passages:
         return None
     words = " ".join(tokenize(answer.text))
@@ -75,19 +78,19 @@ def _rank_scores(pair: AnswerPair) -> list[float]:
 
 def _best_score(pair: AnswerPair) -> float | None:
     """Return the best retrieval score, None without scores."""
-    scores = _rank_scores(pair)
-    return scores[0] if scores else None
+    return max(_rank_scores(pair), default=None)
 
 
 def _score_lead(pair: AnswerPair) -> float | None:
-    """Return the lead of the best passage's retrieval score over the second best, relative to the best.
+    """Return how far the best retrieval score leads the second best, relative to the best: (best - second) / best.
 
-    The result is 1 with a single scored passage and None without scores.
+    The result is 1 if a single passage has a score, and None if no passage has one.
     """
     scores = _rank_scores(pair)
     if len(scores) < 2:
         return 1.0 if scores else None
-    return (scores[0] - scores[1]) / max(abs(scores[0]), MIN_PROBABILITY)
+    best, second = scores[:2]
+    return (best - second) / max(abs(best), MIN_PROBABILITY)
 
 
 # Artifacts refer to a feature of one answer by its side and its name here, such as 'closed_mean' or 'open_words'.
@@ -112,11 +115,16 @@ PASSAGE_FEATURES = frozenset({"closed_in_passages", "open_in_passages", "best_sc
 
 
 def compute_answer_feature(name: str, pair: AnswerPair) -> float | None:
-    """Compute one of the `ANSWER_FEATURES`; None if it needs log-probabilities or passages that are missing."""
+    """Compute a feature of a pair of answers by its name.
+
+    Names such as 'closed_words' are features of the answer without passages, 'open_words' of the answer with passages.
+    All other names are features of both. Returns None if log-probabilities or passages that it needs are missing.
+    """
     if name in PAIR_FEATURES:
         return PAIR_FEATURES[name](pair)
     side, _, kind = name.partition("_")
-    return SIDE_FEATURES[kind](pair.closed if side == "closed" else pair.open, pair)
+    answer = pair.closed if side == "closed" else pair.open
+    return SIDE_FEATURES[kind](answer, pair)
 
 
 def list_answer_features(answers: Sequence[AnswerPair]) -> list[str]:
@@ -159,7 +167,10 @@ class FeaturesArbiter(FittedArbiter):
     """
 
     def check(self, tensors: TensorValidator) -> None:
-        """Raise BadInput if a feature is unknown or the tensors of a classifier are wrong."""
+        """Raise BadInput if the folder of the arbiter names an unknown feature, or if its tensors are wrong.
+
+        It has two classifiers: one for answers without passages ('closed') and one for answers with them ('open').
+        """
         names = read_record(FeaturesArbiterOptions, self.artifact.options, "options").features
         if not names or not set(names) <= set(ANSWER_FEATURES):
             raise BadInput(f"the list of features is empty or has an unknown name: {', '.join(names)[:80] or 'none'}.")

@@ -26,7 +26,10 @@ ARBITER_KIND = "a fitted arbiter"
 
 @dataclass(frozen=True)
 class SideCalibrations:
-    """How raw scores become probabilities, separately for the closed-book and the open-book answer."""
+    """How an arbiter turns raw scores into probabilities that answers are right.
+
+    There is one function for closed-book answers (without passages) and one for open-book answers (with passages).
+    """
 
     closed: gate_manifest.CalibrationRecord
     open: gate_manifest.CalibrationRecord
@@ -117,10 +120,13 @@ class FittedArbiter(Arbiter):
 
     @property
     def name(self) -> str:
-        """Name of the arbiter: that of its folder or, for the arbiter of a policy, its kind, such as 'features'."""
+        """Name of the arbiter, which is the name of its folder.
+
+        An arbiter that lies inside the folder of a gate is called by its kind instead, such as 'features'.
+        """
         folder = self.artifact.path
-        is_in_policy = is_artifact(folder.parent)
-        return str(self.artifact.manifest["arbiter"]) if is_in_policy else folder.name
+        is_in_gate_folder = is_artifact(folder.parent)
+        return str(self.artifact.manifest["arbiter"]) if is_in_gate_folder else folder.name
 
     @property
     def fingerprint(self) -> str:
@@ -155,7 +161,9 @@ class FittedArbiter(Arbiter):
         """
 
     def estimate(self, answers: Sequence[AnswerPair]) -> list[Belief]:
-        """Return the calibrated probability that each answer is right.
+        """Return the probabilities that the closed-book and the open-book answer to each question are right.
+
+        `raw` computes scores for both, and the calibrations in the manifest turn them into probabilities.
 
         Raises:
             ModelError: `raw` did not return two finite numbers per pair of answers.
@@ -183,11 +191,15 @@ class FittedRulesArbiter(FittedArbiter):
     """
 
     def raw(self, answers: Sequence[AnswerPair]) -> FloatArray:
-        """Return how much the rules believe in the closed-book (first column) and the open-book answer (second)."""
+        """Return how probably each answer is right; columns: closed-book, open-book."""
         return estimate_by_rules(answers)
 
 
 def estimate_by_rules(answers: Sequence[AnswerPair]) -> FloatArray:
-    """Return the beliefs (from 0 to 1) of the rules arbiter that each answer is right; columns: closed-book, open-book."""
+    """Return how probably each answer is right, as the arbiter `rules` sees it.
+
+    Returns:
+        One row per pair of answers with two columns: closed-book (without passages), open-book (with passages).
+    """
     beliefs = RULES_ARBITER.estimate(answers)
     return np.array([[belief.closed, belief.open] for belief in beliefs]).reshape(len(answers), 2)

@@ -54,7 +54,11 @@ class LoraArbiter(FittedArbiter):
         return load_judge(self.artifact.path / ADAPTER_FOLDER, self.artifact.options, ARBITER_TEMPLATES, self.llm)
 
     def raw(self, answers: Sequence[AnswerPair]) -> FloatArray:
-        """Ask the judge whether the closed-book (first column) and the open-book answer (second) are right."""
+        """Ask the judge how probably each answer is right.
+
+        Returns:
+            One row per pair of answers with two columns: closed-book (without passages), open-book (with passages).
+        """
         tokens, passages = self.artifact.options["tokens"], self.artifact.options["passages"]
         columns = [
             self.judge.predict_known(encode_answer_pairs(self.judge, answers, side, tokens, passages))

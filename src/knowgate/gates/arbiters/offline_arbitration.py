@@ -92,9 +92,10 @@ def arbitrate(
     plug_in: bool = False,
     on_progress: ProgressCallback = lambda done, total: None,
 ) -> ArbiterChoices:
-    """Choose between the closed-book and the open-book answer for every row of a label table.
+    """Choose between the answer without passages (closed-book) and with passages (open-book) for every row of a table.
 
-    Beliefs that the label runs do not record yet are computed and written into them.
+    The arbiter estimates how probably each answer is right. The label runs (folders of graded answers) record these
+    estimates, so that it is asked only about rows for which there are none yet.
 
     Args:
         table: Rows with closed-book and open-book answers.
@@ -116,6 +117,7 @@ def arbitrate(
         rows = [table.rows[number] for number in run.numbers.tolist()]
         beliefs = _complete_beliefs(run.path, rows, named, on_progress)
         from_memory[run.numbers] = [row.id in beliefs.from_memory for row in rows]
+    # The grade of the chosen answer: of the closed-book answer, or of the one that always retrieving gives.
     right = np.where(from_memory, table.closed_right, table.always_right)
     return ArbiterChoices(named.name, named.fingerprint, from_memory, right)
 
@@ -132,8 +134,9 @@ def _resolve_arbiter(table: LabelTable, arbiter: str | Arbiter, plug_in: bool) -
     Raises:
         BadSetting: The arbiter was fitted on questions of the table.
     """
+    # A text that is neither a folder nor a spec can be the name of an arbiter whose beliefs are recorded.
     if isinstance(arbiter, str) and not is_arbiter_folder(arbiter) and split_spec(arbiter)[0] not in ARBITERS:
-        for run in reversed(table.runs):
+        for run in reversed(table.runs):  # the newest first
             for beliefs in reversed(read_beliefs(Path(run))):
                 if beliefs.arbiter == arbiter:
                     return _NamedArbiter(arbiter, beliefs.fingerprint, None)
@@ -150,8 +153,11 @@ def _complete_beliefs(
 ) -> RecordedBeliefs:
     """Return an arbiter's beliefs (how probably each answer is right) for the rows of a label run.
 
-    Beliefs that the run does not record yet are computed and written into it. Rows without an open-book answer are
-    skipped.
+    Beliefs that the run already records are reused. The others are computed and written into the run. Rows without an
+    answer with passages (`row.open`) are skipped, because the arbiter has nothing to choose there.
+
+    Raises:
+        BadInput: Beliefs are missing, but there is no arbiter to compute them: the user gave only its recorded name.
     """
     identity = (named.name, named.fingerprint)
     recorded = [item for item in read_beliefs(run) if (item.arbiter, item.fingerprint) == identity]
@@ -178,9 +184,10 @@ def _complete_beliefs(
 
 
 def _add_beliefs(recorded: RecordedBeliefs, rows: Sequence[LabelRow], arbiter: Arbiter) -> RecordedBeliefs:
-    """Ask an arbiter about further rows and return its recorded beliefs with these added.
+    """Return an arbiter's recorded beliefs (how probably each answer is right) together with those for further rows.
 
-    The arbiter is not asked about answers that agree. Their belief is None, and only the ids of their rows are recorded.
+    If the two answers of a row agree, the arbiter is not asked and its belief is None. The id of the row is then
+    recorded in `agreed`.
     """
     computed = compute_beliefs(arbiter, [get_answer_pair(row) for row in rows])
     closed, opened, agreed = dict(recorded.closed), dict(recorded.open), list(recorded.agreed)

@@ -39,7 +39,11 @@ def get_policy_arbiter(gate: str | Gate) -> str | None:
 
 
 def load_policy_arbiter(gate: Gate, default: Arbiter | None) -> Arbiter | None:
-    """Load the arbiter that belongs to a policy; return `default` if the gate is not a policy."""
+    """Load the arbiter that was fitted together with a gate.
+
+    Such a gate is called a policy. For every other gate, `default` is returned. The result is None if the policy
+    says that no arbiter is used.
+    """
     spec = get_policy_arbiter(gate)
     if spec is None:
         return default

@@ -50,13 +50,16 @@ QUESTIONS_KEY = "questions"  # metadata field of the reference file that holds t
 
 
 def choose_distance_source(layers: Sequence[int]) -> dict[str, Any]:
-    """Choose what is compared to tell how unlike the training questions a question is.
+    """Choose the features by which questions are compared with the training questions of a gate.
 
-    This is the hidden state of the lowest layer that the gate reads. If the gate reads none, it is the 'look' of the
-    question: surface features such as its length. The result is stored as `distance` in the manifest.
+    A question that is far from all training questions may be decided wrong. The features are the hidden state of the
+    lowest layer that the gate reads. If it reads none, they are the 'look' of the question, such as its length.
 
     Args:
         layers: The layers whose hidden states the gate reads.
+
+    Returns:
+        The field `distance` of the manifest.
     """
     return {"of": "state", "layer": min(layers)} if layers else {"of": "look"}
 
@@ -64,14 +67,21 @@ def choose_distance_source(layers: Sequence[int]) -> dict[str, Any]:
 def read_distance_features(
     source: Mapping[str, Any], questions: Sequence[Question], readings: Sequence[Reading]
 ) -> Vector:
-    """Return the features that the distance is computed on, one row per question; `source` says which."""
+    """Return the features by which questions are compared with the training questions, one row per question.
+
+    Args:
+        source: The field `distance` of the manifest: 'state' is a hidden state of the LLM, 'look' are features of the
+            text, such as its length.
+        questions: The questions.
+        readings: Signals of the LLM for each question, with its hidden states.
+    """
     if source["of"] == "state":
-        return stack_hidden_states(readings, source["layer"], "pre")
+        return stack_hidden_states(readings, source["layer"], "pre")  # the state before the answer
     return surface_features(questions)
 
 
 def require_distance_tensors(tensors: TensorValidator, source: Mapping[str, Any] | None) -> None:
-    """Check the tensors with which a gate computes how far a question is from its training questions.
+    """Check that the tensors with which a gate measures how far a question is from its training questions are valid.
 
     `compute_distances` explains their names.
 
@@ -90,19 +100,18 @@ def require_distance_tensors(tensors: TensorValidator, source: Mapping[str, Any]
 
 
 def fit_distance(features: Vector, held_out: Vector) -> dict[str, Vector]:
-    """Fit the tensors with which `compute_distances` measures how unlike the training questions a question is.
+    """Fit a Mahalanobis distance, which measures how far a question is from the training questions.
 
-    The distance is a Mahalanobis distance. It uses a variance for each of the first principal directions of the
-    features, and one common variance for all other directions.
+    It uses the variance along each of the first principal directions of the features (`along`), and one common
+    variance for all other directions (`across`). Distances are divided by `edge`, so that 99 % of `held_out` are below
+    1.
 
     Args:
         features: Features of the training questions, one row per question.
-        held_out: Features of questions of the same kind that the gate was not trained on. Most of them have a distance
-            below 1.
+        held_out: Features of questions of the same kind that the gate was not trained on.
 
     Returns:
-        Mean and scale of the features, principal directions, variances along and across these directions, and the
-        distance that is scaled to 1 (`edge`).
+        The tensors that `compute_distances` needs, by name.
     """
     step = math.ceil(len(features) / MAX_ROWS)
     rows = features[::step].astype(np.float64)  # at most MAX_ROWS, evenly spaced
@@ -120,7 +129,7 @@ def fit_distance(features: Vector, held_out: Vector) -> dict[str, Vector]:
         "directions": directions[:, :count],
         "along": np.maximum(variances[:count], 1e-6),
         "across": np.array([max(float(remaining.mean()) if len(remaining) else 0.0, 1e-6)]),
-        "edge": np.array([1.0]),  # for the distances that determine the real value, below
+        "edge": np.array([1.0]),  # until the distances of held-out questions are known
     }
     tensors = {f"{DISTANCE_PREFIX}{name}": array.astype(np.float32) for name, array in arrays.items()}
     edge = np.quantile(compute_distances(tensors, held_out), EDGE_QUANTILE)
@@ -153,12 +162,15 @@ def compute_far_share(distances: Sequence[float | None]) -> float | None:
 
 
 def format_far_warning(gate: str, share: float | None, n: int) -> str:
-    """Return a warning if clearly more questions are unlike the training questions than by chance, else ''.
+    """Return a warning if many questions are unlike those that a gate was trained on.
 
     Args:
         gate: Name of the gate.
         share: Share of questions that are far from the training questions; None if unknown.
         n: Number of questions.
+
+    Returns:
+        The warning; '' if the share is unknown or at most MIN_REPORTED_SHARE.
     """
     if share is None or share <= MIN_REPORTED_SHARE:
         return ""
@@ -202,13 +214,16 @@ class StateAgreement:
 def build_reference_files(
     questions: Sequence[Question], readings: Sequence[Reading], layers: Sequence[int]
 ) -> dict[str, bytes]:
-    """Build the reference file: ten evenly spaced training questions with their hidden states.
+    """Build a file of ten training questions with their hidden states, to be stored in the folder of a gate.
+
+    With it, the gate can later check that a server runs the same LLM: the states must be the same.
 
     Returns:
-        The content of the file by its name. Empty if there are no questions or the readings lack a layer.
+        The content of the file by its name. Empty if there are no questions, or if a hidden state is missing.
     """
     if not questions or not layers:
         return {}
+    # The numbers of ten evenly spaced questions; fewer if there are not as many.
     rows = sorted(set(np.linspace(0, len(questions) - 1, REFERENCE_COUNT).astype(int).tolist()))
     if any(layer not in readings[row].hidden for row in rows for layer in layers):
         return {}
@@ -291,7 +306,10 @@ def check_state_agreement(artifact: Artifact, model: Model, prompts: AnswerPromp
 def measure_state_agreement(
     reference: ReferenceStates, readings: Sequence[Reading], layers: Sequence[int]
 ) -> StateAgreement:
-    """Compare hidden states that a server returns with those that a gate stores for the same questions.
+    """Compare the hidden states that a server returns with those that a gate stores, for the same questions.
+
+    In each layer, two things are measured: the cosine of both states of a question, and whether the stored state of
+    the same question is the closest one.
 
     Args:
         reference: The stored questions and states.

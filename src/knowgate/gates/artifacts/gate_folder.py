@@ -157,7 +157,12 @@ def _read_manifest(
 
 
 def _parse_tensors(data: bytes, make_error: Callable[[str], ArtifactError]) -> Tensors:
-    """Parse the content of the weights file and check that all numbers are finite; no content means no tensors."""
+    """Parse the content of a weights file in the safetensors format, and check that all numbers are finite.
+
+    Args:
+        data: The content; empty if the gate or arbiter has no weights.
+        make_error: Builds the error to raise from a description of the problem.
+    """
     try:
         tensors: Tensors = load(data) if data else {}
     except (SafetensorError, KeyError, ValueError, TypeError) as error:  # numpy lacks some number types
@@ -223,13 +228,9 @@ def revise_artifact(
     if not in_place:
         check_replaceable(out, artifact.format.manifest_file, f"a fitted {artifact.format.kind}")
     with atomic_folder(out.resolve()) as folder:
-        shutil.copytree(
-            artifact.path,
-            folder,
-            ignore=shutil.ignore_patterns(*(folders or {})),
-            dirs_exist_ok=True,
-            copy_function=_link_or_copy if in_place else shutil.copy2,
-        )
+        ignore = shutil.ignore_patterns(*(folders or {}))
+        copy_file = _link_or_copy if in_place else shutil.copy2
+        shutil.copytree(artifact.path, folder, ignore=ignore, dirs_exist_ok=True, copy_function=copy_file)
         for name, source in (folders or {}).items():
             shutil.move(source, folder / name)
         for name, text in texts.items():
@@ -238,7 +239,7 @@ def revise_artifact(
 
 
 def _link_or_copy(source: str, target: str) -> None:
-    """Create a hard link, because a judge can have gigabytes, or copy the file if links are not supported."""
+    """Create a hard link to a file, which saves disk space, or copy the file if links are not supported."""
     try:
         os.link(source, target)
     except OSError:
@@ -293,21 +294,29 @@ def check_binding(artifact: Artifact, model: ModelIdentity, prompts: str, *, plu
 
 
 class FittedGateSpec(NamedTuple):
-    """A parsed spec of a fitted gate, 'DIR' or 'DIR,verdict=own': its folder and the score that it decides by."""
+    """The parsed spec of a fitted gate: 'FOLDER' or 'FOLDER,verdict=own'.
+
+    Attributes:
+        folder: Folder of the gate.
+        verdict: 'need' decides by the calibrated need for retrieval, 'own' by whether the raw score exceeds 0.5.
+    """
 
     folder: str
     verdict: Verdict = "need"
 
 
 def parse_fitted_spec(spec: str) -> FittedGateSpec | None:
-    """Parse the spec of a fitted gate, 'FOLDER' or 'FOLDER,verdict=own'; None if there is no such folder.
+    """Parse the spec of a fitted gate: its folder, alone or followed by an option, as in 'my-gate,verdict=own'.
+
+    Returns:
+        The folder and the option; None if there is no such folder, or if it holds no fitted gate.
 
     Raises:
         BadSetting: The folder is followed by an unknown option.
     """
     if is_artifact(spec):
         return FittedGateSpec(spec)
-    folder, comma, option = spec.rpartition(",")
+    folder, comma, option = spec.rpartition(",")  # the name of the folder may contain commas, too
     if not comma or not is_artifact(folder):
         return None
     name, _, value = option.partition("=")

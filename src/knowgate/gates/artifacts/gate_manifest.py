@@ -67,7 +67,9 @@ class ReadRequestRecord:
 
 @dataclass(frozen=True)
 class RunMetricsRecord:
-    """Quality of a gate on the test questions of one label run. It is recorded if the gate was fitted on several.
+    """Quality of a gate on the test questions of one label run (a folder of graded answers).
+
+    It is recorded for each run if the gate was fitted on several runs.
 
     Attributes:
         n: Number of test questions.
@@ -180,9 +182,10 @@ class GateManifest(FittedManifest):
 
 @dataclass(frozen=True)
 class PolicyRecord:
-    """The part of `gate.json` about the arbiter that was chosen together with the gate.
+    """Which arbiter was chosen together with a gate. An arbiter picks one of the answers with and without passages.
 
-    `arbiter` is 'none', a spec such as 'rules', or 'arbiter' for the fitted one in the same folder.
+    Attributes:
+        arbiter: 'none', a name such as 'rules', or 'arbiter' for a fitted arbiter in the folder of the gate.
     """
 
     ignore_unknown: ClassVar[bool] = True
@@ -236,7 +239,9 @@ class RetrieverRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class ChangedAnswersRecord:
-    """Upper bound on the share of answers that a gate changes. A running server warns if its traffic exceeds it.
+    """Upper bound on the share of answers that a gate changes, compared with always retrieving.
+
+    A running server warns if the share in its traffic exceeds the bound.
 
     Attributes:
         n: Number of held-out questions.
@@ -288,7 +293,8 @@ class GuaranteeRecord(EvidenceRecord):
         p_value: p-value of the test at the threshold.
         form: 'harm' ignores answers that skipping gains, 'net' subtracts them from the loss.
         gained: Questions that the threshold answers right and always retrieving answers wrong.
-        proven: False if, with this arbiter, not even always retrieving is proven to lose at most `epsilon`.
+        proven: Whether the guarantee holds. It can be False only with an arbiter, whose choices may lose more than
+            `epsilon` even if passages are always retrieved.
     """
 
     epsilon: UnitInterval
@@ -326,7 +332,14 @@ def read_gate_manifest(value: Mapping[str, Any], where: str) -> GateManifest:
 
 
 def check_calibration(calibration: CalibrationRecord, where: str) -> None:
-    """Raise BadInput if a calibration lacks its parameters, or if those of an isotonic one do not increase."""
+    """Raise BadInput if a calibration, which maps scores to probabilities, has missing or invalid parameters.
+
+    A 'platt' calibration needs slope and offset. An 'isotonic' one needs points (x, y), both in increasing order.
+
+    Args:
+        calibration: The calibration.
+        where: What error messages call the file.
+    """
     if calibration.kind == "platt" and (calibration.a is None or calibration.b is None):
         raise BadInput(f"{where}: `calibration` lacks its slope `a` or its offset `b`.")
     x, y = calibration.x, calibration.y

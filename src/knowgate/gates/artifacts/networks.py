@@ -90,8 +90,8 @@ def check_feature_width(features: Vector, width: int) -> None:
 def require_network(tensors: TensorValidator, prefix: str = "", width: int | None = None) -> None:
     """Check that the tensors of an ensemble of networks are present and valid.
 
-    These are 'mean' and 'scale', which standardize the features, and the weights and biases of each layer of each
-    network (member), such as '0.1.weight' for member 0, layer 1.
+    An ensemble has one or more networks (members) with one or more layers. Its tensors are 'mean' and 'scale', which
+    standardize the features, and weights and biases such as '0.1.weight' for member 0, layer 1.
 
     Args:
         tensors: The tensors of the gate or arbiter.
@@ -141,13 +141,15 @@ def apply_network(tensors: Tensors, features: Vector, prefix: str = "") -> Float
 
 
 def compute_contributions(tensors: Tensors, features: Vector, prefix: str = "") -> FloatArray | None:
-    """Compute how much each feature of each row adds to the logit of a linear classifier: weight x feature.
+    """Compute how much each feature adds to the logit of a linear classifier: its weight times its value.
 
-    If the classifier is an ensemble, the contributions are averaged over its members. Returns None if it has hidden
-    layers.
+    If the classifier is an ensemble, the contributions are averaged over its members.
+
+    Returns:
+        One row per question and one column per feature; None if the classifier is not linear.
     """
     members, slopes = _list_members(tensors, prefix), []
-    if any(f"{prefix}{member}.1.weight" in tensors for member in members):
+    if any(f"{prefix}{member}.1.weight" in tensors for member in members):  # a second layer
         return None
     for member in members:
         weight = tensors[f"{prefix}{member}.0.weight"].astype(np.float64)  # one row per output
@@ -168,9 +170,12 @@ def _list_members(tensors: Tensors, prefix: str) -> list[str]:
 
 
 def _apply_member(tensors: Tensors, prefix: str, inputs: FloatArray) -> FloatArray:
-    """Apply one network of an ensemble to standardized features and return the probability of the second class.
+    """Apply one network of an ensemble to standardized features, one row per question.
 
     The network has ReLU between its layers, and one or two outputs. Its tensors are named like '<prefix>0.weight'.
+
+    Returns:
+        The probability that retrieval is needed, which is the second of two classes.
     """
     depth = sum(name.startswith(prefix) and name.endswith(".weight") for name in tensors)
     outputs = inputs
@@ -187,8 +192,8 @@ def apply_calibration(raw: FloatArray, calibration: Mapping[str, Any]) -> FloatA
 
     Args:
         raw: Uncalibrated scores in [0, 1].
-        calibration: Its `kind` is 'platt': sigmoid(a * logit(raw) + b), where raw scores closer than `floor` to 0 or 1
-            are clipped first. Older gates may have 'isotonic': linear between the points (x, y). 'none' changes nothing.
+        calibration: How to map them. Its `kind` is 'platt' for sigmoid(a * logit(raw) + b), where `floor` keeps scores
+            away from 0 and 1, 'isotonic' for straight lines between the points (x, y), or 'none' for no change.
     """
     if calibration["kind"] == "isotonic":
         probabilities = np.interp(raw, calibration["x"], calibration["y"])

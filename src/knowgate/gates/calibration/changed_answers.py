@@ -46,23 +46,23 @@ def bound_changed_answers(
 
     Args:
         table: The label table.
-        is_skipped: Whether the gate skips each question.
-        choices: Choices of the arbiter after retrieval, if there is one.
+        is_skipped: Whether the gate skips retrieval for each question.
+        choices: For each question, which answer an arbiter picks after retrieval; None without an arbiter.
         is_held: Whether each question is held out.
-        delta: Probability of a false warning of the server. Half of it is the probability that the bound is too low.
+        delta: Probability of a false warning. Half of it is spent here: the probability that the bound is too low.
 
     Returns:
         The fields of `ChangedAnswersRecord`. None if no question is held out, or if the label runs contain no texts of
         answers.
     """
-    sends_closed = is_skipped if choices is None else is_skipped | choices.from_memory
+    gives_closed = is_skipped if choices is None else is_skipped | choices.from_memory
     n, n_changed, has_texts = int(is_held.sum()), 0, False
-    for index in np.flatnonzero(sends_closed & is_held):
+    for index in np.flatnonzero(gives_closed & is_held):
         row = table.rows[int(index)]
         if row.closed is not None and row.open is not None:
             has_texts = has_texts or bool(row.closed.text or row.open.text)
             n_changed += answers_differ(row.closed.text, row.open.text)
-    if not n or (n_changed and not has_texts):
+    if not n or (n_changed and not has_texts):  # answers without texts would count as changed
         return None
     bound = upper_confidence_limit(n_changed, n, delta / 2)
     return {"n": n, "changed": n_changed, "bound": bound, "delta": delta / 2}

@@ -110,14 +110,20 @@ def summarize_threshold(threshold: float, kind: TargetKind, evidence: Mapping[st
         kind: What it was chosen for: 'guarantee', 'budget' or 'accuracy'.
         evidence: How it was chosen, as stored in `gate.json`.
     """
-    n = sum(int(counts["n"]) for counts in (evidence.get("chosen_on"), evidence.get("held_out")) if counts)
-    caveat = describe_synthetic(evidence.get("synthetic") or 0, n)
+    n_questions = sum(int(counts["n"]) for counts in (evidence.get("chosen_on"), evidence.get("held_out")) if counts)
+    caveat = describe_synthetic(evidence.get("synthetic") or 0, n_questions)
     summary = _summarize_choice(threshold, kind, evidence)
     return f"{summary} {caveat}" if caveat else summary
 
 
 def _summarize_choice(threshold: float, kind: TargetKind, evidence: Mapping[str, Any]) -> str:
-    """Say in a sentence what a threshold achieves, depending on what it was chosen for (`kind`)."""
+    """Say in a sentence what a threshold achieves.
+
+    Args:
+        threshold: The threshold.
+        kind: What it was chosen for: a 'guarantee' on accuracy, a 'budget' of searches, or the best 'accuracy'.
+        evidence: How it was chosen, as stored in `gate.json`.
+    """
     if kind == "guarantee":
         return _summarize_guarantee(threshold, evidence)
     goal = f"a retrieval rate of {_format_percent(evidence['wanted'])}" if kind == "budget" else "the best accuracy"
@@ -161,19 +167,25 @@ def _format_percent(share: float) -> str:
 
 
 def build_calibration_table(threshold: float, chosen: ThresholdResult, held_out: ThresholdResult | None) -> TextTable:
-    """Build a table of what a threshold does to the questions it was chosen on and to the held-out questions.
+    """Build a table of the accuracy and the retrieval rate that a gate has with a threshold.
 
-    Shares are shown with 95 % Wilson intervals.
+    There is a column for the questions that the threshold was chosen on, and one for the held-out questions if there
+    are any. Shares are shown with 95 % Wilson intervals.
     """
     rule = "always retrieve" if threshold == ALWAYS_RETRIEVE else f"{threshold:g}"
-    columns = [_make_cells(result) for result in (chosen, held_out) if result is not None]
+    results = {"chosen on": chosen, "held out": held_out}
+    columns = {title: _make_cells(result) for title, result in results.items() if result is not None}
     rows = [("threshold", *(rule for _ in columns))]
-    rows += [(title, *(cells[title] for cells in columns)) for title in columns[0]]
-    return TextTable("Threshold", ("", "chosen on", "held out")[: len(columns) + 1], tuple(rows))
+    rows += [(title, *(cells[title] for cells in columns.values())) for title in columns["chosen on"]]
+    return TextTable("Threshold", ("", *columns), tuple(rows))
 
 
 def _make_cells(result: ThresholdResult) -> dict[str, str]:
-    """Return the cells of one column of the table, by the title of their row."""
+    """Return the cells of one column of the table of a threshold's results, by the title of their row.
+
+    'always' and 'never' are the accuracies of always and never retrieving. 'harmed' counts the questions that only
+    always retrieving answers right, 'gained' those that only the gate with this threshold answers right.
+    """
     cells = {
         "questions": str(result.n),
         "retrieval rate": _format_share(result.retrieved, result.n),

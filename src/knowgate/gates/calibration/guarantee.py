@@ -25,6 +25,7 @@ losses; fixed-sequence testing needs no correction for the number of thresholds)
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Literal
@@ -63,7 +64,8 @@ class Guarantee:
         p_value: p-value of the test at the threshold.
         form: 'harm' ignores answers that skipping gains, 'net' subtracts them from the loss.
         gained: Questions that the threshold answers right and always retrieving answers wrong.
-        proven: False if, with this arbiter, not even always retrieving is proven to lose at most `epsilon`.
+        proven: Whether the guarantee holds. It can be False only with an arbiter, whose choices may lose more than
+            `epsilon` even if passages are always retrieved.
     """
 
     threshold: float
@@ -99,9 +101,8 @@ def learn_then_test(
         p_values = [float(p) for p in compute_harm_p_values(harmed, n, epsilon)]
     else:
         p_values = _walk_net_p_values(harmed, gained, n, epsilon, delta)
-    index = 0  # of the highest threshold that passes; the first one always retrieves
-    while index + 1 < len(p_values) and p_values[index] <= delta and p_values[index + 1] <= delta:
-        index += 1
+    passed = list(itertools.takewhile(lambda p_value: p_value <= delta, p_values))
+    index = max(0, len(passed) - 1)  # of the highest threshold that passes; the first one always retrieves
     if not (outcomes.needs <= grid[index]).any():
         index = 0  # a threshold that skips no question is reported as "always retrieve"
     # Without an arbiter, always retrieving loses nothing against itself.
@@ -112,13 +113,13 @@ def learn_then_test(
 
 
 def _walk_net_p_values(harmed: IntArray, gained: IntArray, n: int, epsilon: float, delta: float) -> list[float]:
-    """Compute p-values for the net loss (lost minus gained questions), one per threshold, up to the first above delta.
+    """Compute the p-value of each threshold in the form 'net': of the net loss, lost minus gained questions.
 
-    `learn_then_test` stops at the first p-value above delta, so later ones, which are expensive, are not needed.
+    The list ends with the first p-value above delta. `learn_then_test` stops there, and later ones are expensive.
 
     Args:
-        harmed: Number of lost questions at each threshold.
-        gained: Number of gained questions at each threshold.
+        harmed: Number of lost questions at each threshold, which only always retrieving answers right.
+        gained: Number of gained questions at each threshold, which only the threshold answers right.
         n: Number of questions.
         epsilon: Net loss to test against, as a share of the questions.
         delta: Maximum probability that the guarantee is wrong.
@@ -132,10 +133,10 @@ def _walk_net_p_values(harmed: IntArray, gained: IntArray, n: int, epsilon: floa
 
 
 def compute_harm_p_values(harmed: IntArray, n: int, epsilon: float) -> FloatArray:
-    """Compute the p-value of each threshold in the form 'harm'.
+    """Compute the p-value of each threshold in the form 'harm'; a small one shows that the loss is below epsilon.
 
-    It is the probability that at most `harmed` of n questions are harmed if the true share of harmed questions is
-    epsilon. A small p-value shows that the true share is below epsilon.
+    A question is harmed if always retrieving answers it right and the threshold answers it wrong. The p-value is the
+    probability that at most `harmed` of n questions are harmed if the true share of harmed questions is epsilon.
 
     Args:
         harmed: Number of harmed questions at each threshold.
@@ -148,7 +149,7 @@ def compute_harm_p_values(harmed: IntArray, n: int, epsilon: float) -> FloatArra
 
 
 def compute_required_rows(epsilon: float, delta: float, form: LossForm = "harm") -> int:
-    """Compute the smallest number of questions with which a guarantee can be proven if none of them is lost.
+    """Compute how many questions it takes at least to prove a guarantee: if not one of them is answered worse.
 
     Args:
         epsilon: Maximum loss of accuracy against always retrieving.
@@ -179,11 +180,11 @@ def check_loss_and_confidence(epsilon: float, delta: float) -> None:
 
 @functools.lru_cache(maxsize=1 << 16)
 def compute_net_p_value(lost: int, gained: int, n: int, epsilon: float, delta: float) -> float:
-    """Compute a p-value; if it is small, the net loss (lost minus gained questions) is below epsilon.
+    """Compute a p-value of the net loss, lost minus gained questions; a small one shows that it is below epsilon.
 
-    It is the probability that lost - gained is as small as observed, or smaller, if the true net loss is epsilon. This
-    probability also depends on the unknown share of changed questions, i.e. those that are lost or gained. So several
-    values of this share are tried, and the largest probability is returned.
+    It is the probability that lost - gained is at most what was observed, if the true net loss is epsilon. This
+    probability depends on the unknown share of changed questions, which are lost or gained. So several values of this
+    share are tried, and the largest probability is returned.
 
     Args:
         lost: Number of questions that the threshold answers wrong and always retrieving answers right.

@@ -42,7 +42,10 @@ DEFAULT_CONFIDENCE = 0.95
 
 
 class CalibrationOptions(Options):
-    """Options of `calibrate`. Exactly one of `max_loss`, `retrieval_rate` and `best_accuracy` is needed."""
+    """Options of `calibrate`, which chooses the threshold above which a gate retrieves.
+
+    Exactly one of `max_loss`, `retrieval_rate` and `best_accuracy` must be set: what the threshold is chosen for.
+    """
 
     max_loss: float | None = option(
         None, "Maximum share of lost answers, for example 0.02, as a guarantee. Gained ones count only with `net`."
@@ -72,12 +75,12 @@ class CalibrationOptions(Options):
         Raises:
             BadSetting: Not exactly one target is set, or `confidence` or `net` is set without `max_loss`.
         """
-        is_set: dict[TargetKind, bool] = {
+        is_chosen: dict[TargetKind, bool] = {
             "guarantee": self.max_loss is not None,
             "budget": self.retrieval_rate is not None,
             "accuracy": self.best_accuracy,
         }
-        kinds = [kind for kind, value in is_set.items() if value]
+        kinds = [kind for kind in is_chosen if is_chosen[kind]]
         if len(kinds) != 1:
             raise BadSetting(
                 "set exactly one of `max_loss`, `retrieval_rate` and `best_accuracy`, the possible goals of the "
@@ -220,7 +223,10 @@ def find_threshold(
     arbiter: str | Arbiter | None = None,
     on_progress: ProgressCallback = lambda done, total: None,
 ) -> Calibration:
-    """Choose a threshold on a part of the questions and test it on the others; `calibrate` explains the arguments."""
+    """Choose the threshold of a gate on a part of the questions, and test it on the others, which are held out.
+
+    Nothing is written. `calibrate` explains the arguments.
+    """
     folder = get_gate_folder(gate)
     artifact = read_artifact(folder) if folder is not None else None
     kind = options.kind
@@ -260,7 +266,11 @@ def save_calibration(calibration: Calibration, gate: str, out: Path | None = Non
 
 
 def _choose_threshold(outcomes: GateOutcomes, options: CalibrationOptions) -> tuple[float, dict[str, Any]]:
-    """Choose a threshold, and return it with the facts about the choice that `gate.json` records."""
+    """Choose the threshold of a gate: for a guaranteed accuracy, a retrieval rate, or the best accuracy.
+
+    Returns:
+        The threshold, and the facts about the choice that `gate.json` records, such as the p-value.
+    """
     if options.max_loss is not None:
         facts = asdict(learn_then_test(outcomes, options.max_loss, options.delta, form=options.form))
         return facts.pop("threshold"), facts
@@ -291,7 +301,7 @@ def load_calibration_rows(runs: Sequence[Path]) -> LabelTable:
 
 
 def _check_same_passages(runs: Sequence[Path]) -> None:
-    """Raise BadSetting if runs differ in the number of passages or in the prompts for them."""
+    """Raise BadSetting if label runs differ in the number of passages per question or in the prompts for passages."""
     settings = [RunFolder(run).settings() for run in runs]
     counts = [count_shown_passages(item.get("k"), item.get("retriever_fingerprint")) for item in settings]
     prompts = {item["open_prompts"] for item in settings if item.get("open_prompts")}  # older runs do not record them
@@ -311,7 +321,12 @@ def _check_same_passages(runs: Sequence[Path]) -> None:
 def select_usable_rows(
     table: LabelTable, artifact: Artifact | None, arbiter_folder: str | None = None
 ) -> tuple[LabelTable, dict[str, int]]:
-    """Keep each question once, without those that the gate or the arbiter was fitted on.
+    """Remove the questions that the gate or the arbiter was fitted on, and all but the first copy of each question.
+
+    Args:
+        table: Graded answers to the questions.
+        artifact: The fitted gate; None if the gate is not fitted.
+        arbiter_folder: Folder of the fitted arbiter, if there is one.
 
     Returns:
         The remaining rows, and for each reason the number of rows that were left out.
@@ -320,7 +335,7 @@ def select_usable_rows(
         _check_gate_matches_runs(artifact, table)
     is_seen = mark_seen_rows(table, artifact.path if artifact else None, arbiter_folder)
     keys = [fingerprint_question(question) for question in table.questions]
-    _, first_rows = np.unique(keys, return_index=True)  # of each question
+    _, first_rows = np.unique(keys, return_index=True)  # the first row of each question
     is_first = np.isin(np.arange(len(keys)), first_rows)
     n_repeated = int((~is_first & ~is_seen).sum())
     left_out = {**table.left_out, "fitted on": int(is_seen.sum()), "asked twice": n_repeated}
@@ -332,9 +347,13 @@ def select_usable_rows(
 
 
 def _check_enough_questions(n: int, n_usable: int, options: CalibrationOptions, left_out: Mapping[str, int]) -> None:
-    """Raise BadInput if `n`, the number of questions to choose a threshold on, is too low.
+    """Raise BadInput if there are too few questions to choose a threshold on.
 
-    `n_usable` also counts the questions that are held out for the test. If it is enough, the message says so.
+    Args:
+        n: Number of questions to choose the threshold on.
+        n_usable: The same, plus the questions that are held out to test the threshold.
+        options: Options of `calibrate`, which determine how many questions are required.
+        left_out: Number of questions that cannot be used, by reason.
     """
     required = options.min_questions
     if n >= required:
@@ -349,7 +368,7 @@ def _check_enough_questions(n: int, n_usable: int, options: CalibrationOptions, 
 
 
 def _check_any_harm(outcomes: GateOutcomes) -> None:
-    """Raise BadInput if skipping retrieval harms no question, so that there is no trade-off to calibrate."""
+    """Raise BadInput if no question has a right answer only with passages: then no threshold can lose accuracy."""
     if not outcomes.harmed.any():
         raise BadInput(
             f"retrieval corrected none of the {len(outcomes)} answers, so skipping it loses nothing. Check the "
@@ -376,11 +395,11 @@ def _check_gate_matches_runs(artifact: Artifact, table: LabelTable) -> None:
 
 
 def _check_reading_lengths(manifest: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """Raise BadSetting if drafts or samples in the label runs do not have the length and number that the gate reads.
+    """Raise BadSetting if the label runs have longer or shorter drafts, or more or fewer samples, than the gate reads.
 
     Args:
         manifest: Content of `gate.json`; `want` says how much the gate reads from the LLM.
-        settings: Settings of the label runs.
+        settings: Settings of the label runs, which are folders of recorded answers.
     """
     request, features = manifest["want"], manifest["options"].get("features", ())
     expected = {}
@@ -398,9 +417,12 @@ def _check_reading_lengths(manifest: Mapping[str, Any], settings: Mapping[str, A
 
 
 def describe_setup(table: LabelTable, outcomes: GateOutcomes, keys: Sequence[str]) -> dict[str, Any]:
-    """Return the setup that a threshold is valid for (LLM, prompts, retriever, ...), for the evidence in `gate.json`.
+    """Return the setup that a threshold is valid for (LLM, prompts, retriever, ...), to be stored in `gate.json`.
 
-    `outcomes` and `keys` are the grades and fingerprints of the questions that the threshold was chosen on.
+    Args:
+        table: Recorded answers, with the settings with which they were generated.
+        outcomes: Grades of the questions that the threshold was chosen on.
+        keys: Fingerprints of these questions.
     """
     settings = table.settings
     reranker = None

@@ -66,10 +66,11 @@ class NetLoss:
         return _upper_limit(self.lost / self.n, self.gained / self.n, self.n, confidence)
 
     def count_required_rows(self, limits: SafetyLimits) -> int | None:
-        """Return how many questions would show that this loss is within the limits.
+        """Return how many questions it takes to show that the loss is within the limits.
 
-        Assumes that the shares of lost and gained questions stay as they are. Returns None if the loss itself is above a
-        limit, or if more than MAX_REQUIRED_ROWS questions are required.
+        The more questions, the lower is the upper confidence limit of the loss. The shares of lost and gained questions
+        are assumed to stay as they are. Returns None if the loss itself is above a limit, or if more than
+        MAX_REQUIRED_ROWS questions are required.
         """
         lost, gained = self.lost / self.n, self.gained / self.n
 
@@ -83,9 +84,9 @@ class NetLoss:
 
 
 def find_smallest_count(is_enough: Callable[[int], bool]) -> int:
-    """Find the smallest positive number that is enough, if all larger numbers are enough, too.
+    """Find the smallest positive number for which `is_enough` returns True; it must be True for all larger ones, too.
 
-    The number is doubled until it is enough, and then found by bisection.
+    A number is doubled until it is enough. Bisection then finds the smallest one.
     """
     too_small, enough = 0, 1
     while not is_enough(enough):
@@ -97,24 +98,25 @@ def find_smallest_count(is_enough: Callable[[int], bool]) -> int:
 
 
 def count_net_loss(right: BoolArray, open_right: BoolArray) -> NetLoss:
-    """Count the questions that a rule loses and gains against always retrieving.
+    """Count the questions that a rule, such as a gate with a threshold, loses and gains against always retrieving.
 
     Args:
         right: Whether the rule answers each question right.
-        open_right: Whether the open-book answer to each question is right.
+        open_right: Whether always retrieving answers each question right.
     """
-    return NetLoss(int(np.count_nonzero(open_right & ~right)), int(np.count_nonzero(right & ~open_right)), len(right))
+    n_lost, n_gained = int(np.count_nonzero(open_right & ~right)), int(np.count_nonzero(right & ~open_right))
+    return NetLoss(n_lost, n_gained, len(right))
 
 
 def _upper_limit(lost: float, gained: float, n: int, confidence: float) -> float:
-    """Return the upper confidence limit of the net loss, lost - gained, by a normal approximation.
+    """Return the upper confidence limit of the net loss (lost - gained) by a normal approximation.
 
-    Each question has the loss 1 if it is lost, -1 if it is gained and 0 otherwise. One lost question is added, because
-    the limit would otherwise be 0 if no question was lost.
+    Each question has the loss 1 if it is lost, -1 if it is gained and 0 otherwise. The data is extended by one lost
+    question, because the limit would otherwise be 0 if no question was lost.
 
     Args:
-        lost: Share of lost questions.
-        gained: Share of gained questions.
+        lost: Share of lost questions, which only always retrieving answers right.
+        gained: Share of gained questions, which always retrieving answers wrong.
         n: Number of questions.
         confidence: Confidence of the limit, such as 0.95.
     """
@@ -161,12 +163,12 @@ class GateOutcomes:
 
     @property
     def harmed(self) -> BoolArray:
-        """Whether skipping loses a right answer: the open-book answer is right, the closed-book answer wrong."""
+        """Whether skipping retrieval loses a right answer: only the answer with passages is right."""
         return self.open_right & ~self.closed_right
 
     @property
     def harmed_anyway(self) -> BoolArray:
-        """Whether a right open-book answer is lost even after retrieval, because the arbiter chooses the other one."""
+        """Whether a right answer with passages is lost after retrieval, because the arbiter picks the other answer."""
         return self.open_right & ~self.retrieved_right
 
     def select(self, rows: BoolArray) -> GateOutcomes:
@@ -251,10 +253,10 @@ def list_candidate_thresholds(needs: FloatArray) -> FloatArray:
 
 
 def _midpoints(low: FloatArray, high: FloatArray) -> FloatArray:
-    """Compute for each pair of neighboring needs a threshold between them: low <= threshold < high.
+    """Compute for each pair of neighboring needs for retrieval a threshold between them: low <= threshold < high.
 
-    A question with the need `low` is skipped then, and one with the need `high` is retrieved for. The threshold is the
-    midpoint, rounded to THRESHOLD_DIGITS if it still lies between the two.
+    With it, retrieval is skipped for a question with the need `low`, but not for one with the need `high`. The
+    threshold is the midpoint, rounded to THRESHOLD_DIGITS if the rounded value still lies between the two.
     """
     middle = (low + high) / 2
     rounded = np.round(middle, THRESHOLD_DIGITS)
@@ -282,32 +284,37 @@ def choose_for_rate(needs: FloatArray, rate: float) -> float:
 
 
 def choose_for_accuracy(outcomes: GateOutcomes) -> float:
-    """Choose the threshold with the most right answers; of equally good ones, the one that retrieves least."""
+    """Choose the threshold with which a gate gives the most right answers.
+
+    If several are equally good, the highest one is chosen, because it retrieves for the fewest questions.
+    """
     _check_not_empty(len(outcomes))
     thresholds = list_candidate_thresholds(outcomes.needs)
     n_right = _count_by_threshold(outcomes.needs, outcomes.closed_right, outcomes.retrieved_right, thresholds)
-    best = np.flatnonzero(n_right == n_right.max())
-    return float(thresholds[best[-1]])
+    best = thresholds[n_right == n_right.max()]
+    return float(best.max())
 
 
 def choose_safe(outcomes: GateOutcomes, limits: SafetyLimits) -> float:
-    """Choose the highest threshold up to which all thresholds are safe; ALWAYS_RETRIEVE if none is.
+    """Choose the highest threshold that, like all lower ones, loses little accuracy against always retrieving.
 
-    A threshold is safe if it answers hardly fewer questions right than always retrieving: this net loss and its upper
-    confidence limit must be within the limits.
+    The net loss (lost minus gained right answers) and its upper confidence limit must be within `limits`. If no
+    threshold is safe in this sense, the result is ALWAYS_RETRIEVE.
     """
     _check_not_empty(len(outcomes))
     thresholds = list_candidate_thresholds(outcomes.needs)
     losses = _count_losses(outcomes, thresholds)
     # The first threshold always retrieves and is not tested, so there is a threshold before each unsafe one.
     unsafe = [index for index, loss in enumerate(losses) if index > 0 and not limits.accepts(loss)]
-    return float(thresholds[unsafe[0] - 1 if unsafe else -1])
+    last_safe = unsafe[0] - 1 if unsafe else len(thresholds) - 1
+    return float(thresholds[last_safe])
 
 
 def count_required_rows(outcomes: GateOutcomes, limits: SafetyLimits) -> int | None:
-    """Return how many questions like these would show that some threshold is safe; None if no number would.
+    """Return how many questions it takes to show that some threshold loses little against always retrieving.
 
-    Thresholds that skip at most a share MIN_SAVING of the searches are not worth more labels, so they do not count.
+    Thresholds that save only a few searches (at most a share MIN_SAVING) do not count. Returns None if no threshold can
+    be shown to be within `limits`, however many questions are labeled.
     """
     thresholds = list_candidate_thresholds(outcomes.needs)
     skipped_shares = np.searchsorted(np.sort(outcomes.needs), thresholds, side="right") / len(outcomes)
@@ -326,7 +333,10 @@ def _count_losses(outcomes: GateOutcomes, thresholds: FloatArray) -> list[NetLos
 
 
 def count_harmed(outcomes: GateOutcomes, thresholds: FloatArray) -> IntArray:
-    """Count for each threshold the questions that it answers wrong while always retrieving answers them right."""
+    """Count for each threshold the questions that it answers wrong while always retrieving answers them right.
+
+    A question can be harmed if retrieval is skipped, or after retrieval, if an arbiter picks the wrong answer.
+    """
     return _count_by_threshold(outcomes.needs, outcomes.harmed, outcomes.harmed_anyway, thresholds)
 
 
@@ -336,9 +346,9 @@ def count_gained(outcomes: GateOutcomes, thresholds: FloatArray) -> IntArray:
     A question is gained if it is skipped and the closed-book answer is right, or if it is retrieved for and the arbiter
     gives a right answer instead of the wrong open-book answer.
     """
-    wrong = ~outcomes.open_right  # what always retrieving answers wrong
-    if_skipped = outcomes.closed_right & wrong
-    if_retrieved = outcomes.retrieved_right & wrong
+    always_wrong = ~outcomes.open_right  # always retrieving gives the open-book answer
+    if_skipped = outcomes.closed_right & always_wrong
+    if_retrieved = outcomes.retrieved_right & always_wrong
     return _count_by_threshold(outcomes.needs, if_skipped, if_retrieved, thresholds)
 
 
@@ -356,7 +366,8 @@ def _count_by_threshold(
         thresholds: The thresholds.
     """
 
-    def count_skipped(values: FloatArray) -> IntArray:  # number of needs up to each threshold
+    def count_skipped(values: FloatArray) -> IntArray:
+        # For each threshold, the number of needs that are at most as high.
         return np.asarray(np.searchsorted(np.sort(values), thresholds, side="right"))
 
     n_retrieved: IntArray = if_retrieved.sum() - count_skipped(needs[if_retrieved])

@@ -65,7 +65,10 @@ class AnswerJudge(Protocol):
     """
 
     def encode_answer(self, question: str, answer: str | None, text: str) -> LabelPromptTokens:
-        """Tokenize the input of the judge: question and answer for encoders, the prompt `text` for causal models."""
+        """Tokenize the input of the judge.
+
+        Encoders read `question` and `answer`. Causal models read `text`, a prompt that contains both.
+        """
 
     def truncate(self, text: str, n_tokens: int) -> str:
         """Return the start of a text, cut after `n_tokens` tokens of the judge."""
@@ -122,7 +125,7 @@ def encode_answers(
 def score_answers(
     prompt_name: str, judge: AnswerJudge, questions: Sequence[Question], texts: Sequence[str], tokens: int
 ) -> FloatArray:
-    """Compute the uncalibrated need for retrieval of each question: 1 - the judge's P(known).
+    """Compute the uncalibrated need for retrieval of each question: 1 - P(the LLM knows), as the judge predicts it.
 
     Args:
         prompt_name: What to ask the judge, a key of `ANSWER_PROMPTS`.
@@ -135,7 +138,9 @@ def score_answers(
 
 
 def compute_gain_needs(known: FloatArray, document_right: FloatArray) -> FloatArray:
-    """Compute the uncalibrated need for retrieval from its expected gain, mapped from [-1, 1] to [0, 1].
+    """Compute the uncalibrated need for retrieval of questions from the expected gain of retrieval.
+
+    The gain, `document_right` - `known`, is mapped from [-1, 1] to [0, 1].
 
     Args:
         known: Probability that the LLM's answer is right.

@@ -45,7 +45,12 @@ MAX_DEVIATION = 0.1
 
 @dataclass(frozen=True)
 class ReferencePrompt:
-    """A tokenized prompt and the P(known) that the judge predicted for it before it was exported."""
+    """A prompt, with the prediction of the judge before its export, to check that the export predicts the same.
+
+    Attributes:
+        ids: Tokens of the prompt.
+        known: The predicted probability that the LLM knows the answer.
+    """
 
     ids: tuple[int, ...]
     known: UnitInterval
@@ -58,7 +63,7 @@ class GgufOptions:
     Attributes:
         kind: Quantization of the file.
         turn: Chat template of a user message.
-        pair: First token of the label for known and of that for unknown.
+        pair: Two tokens: the first one of the label for known (such as Yes) and the first one of that for unknown.
         checks: Reference prompts that show whether llama.cpp predicts the same as the original judge.
     """
 
@@ -108,19 +113,26 @@ class JudgeMember:
 
     @contextlib.contextmanager
     def activate(self) -> Iterator[HFModel]:
-        """Yield the model with this member's adapter switched on, and lock it meanwhile.
+        """Yield the model with this member's adapter switched on.
 
-        A member without an adapter is a model of its own, which needs no lock.
+        The model is locked meanwhile, because other members share it. A member without an adapter is a model of its own
+        and needs no lock.
         """
-        with self.model.adapters.activate(self.adapter) if self.adapter else contextlib.nullcontext():
+        if not self.adapter:
+            yield self.model
+            return
+        with self.model.adapters.activate(self.adapter):
             yield self.model
 
 
 @dataclass(frozen=True)
 class CausalJudge:
-    """A causal model that answers a prompt with one of two labels, (known, unknown).
+    """A causal language model that answers a prompt with one of two labels, such as Yes or No.
 
-    If there are several members, their predictions are averaged. They share the tokenizer of `model`.
+    Attributes:
+        model: The model, whose tokenizer is used.
+        labels: The label for known (the LLM's answer is right) and the label for unknown.
+        members: The models of an ensemble, whose predictions are averaged. If empty, `model` predicts alone.
     """
 
     model: HFModel
@@ -143,12 +155,15 @@ class CausalJudge:
             ) from None
 
     def encode(self, text: str, *parts: str) -> LabelPromptTokens:
-        """Tokenize a prompt and the start of its answer, and mark the positions where labels are predicted.
+        """Tokenize a prompt for the judge, with the positions of the tokens after which it predicts a label.
+
+        Usually there is one label, right after the prompt. If the answer has a fixed form with several labels, such as
+        '{"mastery": "True", "certainty": "', pass its text in `parts`.
 
         Args:
-            text: The user message. Without parts, one label is predicted right after it.
-            parts: Parts of the answer; a label is predicted after each. They are tokenized separately. Every part
-                except the first starts with the label that was predicted after the part before it.
+            text: The user message.
+            parts: Parts of the answer, each up to a label that is predicted. They are tokenized separately. Every part
+                except the first starts with the label that belongs after the part before it.
 
         Raises:
             BadSetting: The tokenizer merges a label with the text that follows it.
@@ -187,11 +202,17 @@ class CausalJudge:
         return self.encode(text)
 
     def predict_known(self, prompts: Sequence[LabelPromptTokens]) -> FloatArray:
-        """Predict P(known) / (P(known) + P(unknown)) at the last label of each prompt, averaged over the members."""
+        """Predict for each prompt how probably the LLM knows the answer, averaged over the members of the ensemble.
+
+        This is P(known) / (P(known) + P(unknown)) at the last label of the prompt.
+        """
         return np.asarray(np.mean([self.predict_member(i, prompts) for i in range(len(self.members) or 1)], axis=0))
 
     def predict_member(self, number: int, prompts: Sequence[LabelPromptTokens]) -> FloatArray:
-        """Predict P(known) / (P(known) + P(unknown)) at the last label of each prompt, with one ensemble member."""
+        """Predict for each prompt how probably the LLM knows the answer, with one member of the ensemble.
+
+        This is P(known) / (P(known) + P(unknown)) at the last label of the prompt.
+        """
         from knowgate.models.hf.local_model import read_label_logits
 
         member = self.members[number] if self.members else JudgeMember(self.model)
@@ -265,19 +286,27 @@ def load_judge(folder: Path, options: Mapping[str, Any], prompts: str, llm: Mode
 
 
 def _find_host(folder: Path, options: Mapping[str, Any], llm: ModelIdentity | None) -> HFModel | None:
-    """Return the LLM if it runs locally and the judge is an adapter that was trained on its weights, else None."""
+    """Return the LLM if the judge can share its weights, else None.
+
+    It can if the LLM runs locally, and the judge is an adapter that was trained on the same, equally quantized weights.
+    """
     from knowgate.models.hf.model import HFModel
 
-    if not isinstance(llm, HFModel) or llm.fingerprint != options["base_fingerprint"]:
+    if not isinstance(llm, HFModel) or not is_adapter_folder(folder):
         return None
-    return llm if is_adapter_folder(folder) and llm.bits == options.get("bits", 0) else None
+    has_same_weights = llm.fingerprint == options["base_fingerprint"] and llm.bits == options.get("bits", 0)
+    return llm if has_same_weights else None
 
 
 @functools.lru_cache(maxsize=2)
 def _load_cached(
     folders: tuple[Path, ...], digests: tuple[str, ...], base: str, fingerprint: str, labels: tuple[str, str], bits: int
 ) -> CausalJudge:
-    """Load a judge that does not share the weights of the LLM. The last two judges are cached."""
+    """Load a judge with weights of its own, not shared with the LLM. The last two judges are cached.
+
+    Each folder holds one member of the judge's ensemble: an adapter of the model `base`, or a complete model. The
+    digests of the folders are part of the cache key, so that changed files are loaded again.
+    """
     if not is_adapter_folder(folders[0]):
         members = tuple(JudgeMember(load_full_judge(folder)) for folder in folders)
         return CausalJudge(members[0].model, labels, members)
@@ -286,7 +315,11 @@ def _load_cached(
 
 
 def check_adapters(folder: Path, options: Mapping[str, Any]) -> tuple[tuple[Path, ...], tuple[str, ...]]:
-    """Return the folder of each member of a judge ensemble, and the digest of each folder.
+    """Check the files of a judge, and return the folder of each member of its ensemble and the digest of each folder.
+
+    Args:
+        folder: Folder of the first member.
+        options: Options of the gate or arbiter, with the expected digests.
 
     Raises:
         ArtifactError: The files in a folder do not match the digest in the manifest.

@@ -127,10 +127,12 @@ class EncoderJudge:
 
     def truncate(self, text: str, n_tokens: int) -> str:
         """Return the start of a text, cut after `n_tokens` tokens, with its original casing and spaces."""
+        text = text.strip()
         offsets = self.encoders[0].tokenizer(
-            text.strip(), add_special_tokens=False, truncation=True, max_length=n_tokens, return_offsets_mapping=True
+            text, add_special_tokens=False, truncation=True, max_length=n_tokens, return_offsets_mapping=True
         )["offset_mapping"]
-        return text.strip()[: offsets[-1][1]] if offsets else ""
+        end = offsets[-1][1] if offsets else 0  # where the last token ends in the text
+        return text[:end]
 
     def predict_member(self, number: int, prompts: Sequence[LabelPromptTokens]) -> FloatArray:
         """Return the probability that the LLM knows the answer, as predicted by one encoder."""

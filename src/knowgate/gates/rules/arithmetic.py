@@ -51,10 +51,15 @@ def compute_arithmetic(question: str) -> str | None:
 
 
 def _compute(node: ast.expr, source: str) -> Fraction:
-    """Compute a node of a syntax tree exactly; `source` is the text that was parsed.
+    """Compute the value of an arithmetic expression exactly, as a fraction.
+
+    Args:
+        node: The expression, parsed by Python.
+        source: The text that was parsed. Numbers are read from it, because the parser rounds decimals.
 
     Raises:
-        ValueError: The node is not a number or a known operation, or a number is too large.
+        ValueError: The expression has something else than numbers and operators, or a number is too large.
+        KeyError: The operator is unknown.
     """
     if isinstance(node, ast.Constant):
         value = Fraction(ast.get_source_segment(source, node) or "")
@@ -73,7 +78,7 @@ def _compute(node: ast.expr, source: str) -> Fraction:
 
 
 def _check_size(value: Fraction) -> Fraction:
-    """Raise ValueError if a number has too many digits to be computed quickly."""
+    """Return the number, or raise ValueError if it has too many digits to compute with quickly."""
     if max(abs(value.numerator), value.denominator) >= 10**MAX_DIGITS:
         raise ValueError("the number has too many digits")
     return value

@@ -130,12 +130,15 @@ class Rule:
         return False
 
     def _prepare(self, text: str) -> str:
-        """Remove the punctuation of a text if it must match as a whole."""
+        """Remove punctuation from a text if the rule must match the whole text."""
         return INNER_PUNCTUATION.sub(" ", text.strip(EDGE_CHARACTERS)).strip() if self.whole else text
 
     @property
     def is_small_talk(self) -> bool:
-        """Whether the rule skips whole messages, so that several can be combined in one, as in "Bye, thanks"."""
+        """Whether the rule recognizes whole messages that need no retrieval, such as "Thanks".
+
+        Messages of several such sentences, such as "Bye, thanks", need none either.
+        """
         return self.whole and self.action == "skip"
 
     @property
@@ -153,15 +156,18 @@ class PackagedRule(Rule):
         return re.compile(pattern, re.IGNORECASE)
 
     def matches(self, text: str, deadline: float) -> bool:
-        """Return whether any pattern matches a text. Of a long text, only the two ends are read."""
+        """Return whether any pattern matches a text. Only the start and the end of a long text are read.
+
+        The deadline is ignored, because these patterns are fast.
+        """
         if len(text) > 2 * PACKAGED_RULE_CHARS:
             if self.whole:
                 return False  # messages that consist of small talk or arithmetic only are short
             text = f"{text[:PACKAGED_RULE_CHARS]}\n{text[-PACKAGED_RULE_CHARS:]}"
         text = self._prepare(text)
-        return any(
-            pattern.fullmatch(text) if self.whole else pattern.search(text) for pattern in self.compiled_patterns
-        )
+        if self.whole:
+            return any(pattern.fullmatch(text) for pattern in self.compiled_patterns)
+        return any(pattern.search(text) for pattern in self.compiled_patterns)
 
 
 @dataclass(frozen=True)
@@ -206,9 +212,11 @@ class RuleSet:
         return self._find_first_match(text, deadline) or self._match_small_talk(text, deadline)
 
     def make_decision(self, question: str, gate: Gate, threshold: float) -> Decision | None:
-        """Return the decision of the first rule that matches a question, in place of a decision of the gate.
+        """Return the decision of the first rule that matches a question. It replaces the decision of the gate.
 
-        Returns None if no rule matches, or if the gate ignores rules.
+        Returns:
+            The decision. Its need for retrieval is 1 if the rule says to retrieve, else 0. None if no rule matches, or
+            if the gate ignores rules.
         """
         match = self.decide(question) if gate.obeys_rules else None
         if match is None:
@@ -221,7 +229,10 @@ class RuleSet:
         return next((rule.match for rule in self.rules if rule.matches(text, deadline)), None)
 
     def _match_small_talk(self, text: str, deadline: float) -> RuleMatch | None:
-        """Return the match of the first sentence if a short text consists of several sentences of small talk."""
+        """Return a decision to skip retrieval if a short text consists of several sentences of small talk.
+
+        The decision names the rule that matches the first sentence. None for other texts.
+        """
         sentences = [sentence for sentence in SENTENCE_BREAK.split(text) if sentence.strip()]
         if len(text) > MAX_SMALL_TALK or len(sentences) < 2:
             return None
@@ -288,7 +299,16 @@ def _load_packaged_rules() -> RuleSet:
 
 
 def _parse_rules(kind: type[Content], text: str, where: str) -> Content:
-    """Parse the TOML text of a rules file into a record of this kind; error messages call it `where`."""
+    """Parse the text of a rules file.
+
+    Args:
+        kind: Class of the result, `RuleFile` or `PackagedRuleFile`.
+        text: Content of the file, in TOML.
+        where: What error messages call the file.
+
+    Raises:
+        BadSetting: The text is not valid TOML, or a rule is invalid.
+    """
     try:
         return read_record(kind, parse_toml(text, where), where)
     except BadInput as error:
@@ -298,9 +318,10 @@ def _parse_rules(kind: type[Content], text: str, where: str) -> Content:
 def _build_word_pattern(word: str) -> str:
     """Build a regular expression that matches a word, but not inside a longer word.
 
-    No letter may come directly before or after the word. Ends of the word that are not ASCII are not checked, because
-    Chinese does not separate words.
+    No letter may come directly before or after the word. This is not required of words that start or end with a
+    character outside ASCII, because Chinese does not separate words.
     """
-    start = r"(?<![^\W\d_])" if word[:1].isascii() else ""
-    end = r"(?![^\W\d_])" if word[-1:].isascii() else ""
-    return f"{start}{re.escape(word)}{end}"
+    # [^\W\d_] is any letter: a word character that is neither a digit nor an underscore.
+    no_letter_before = r"(?<![^\W\d_])" if word[:1].isascii() else ""
+    no_letter_after = r"(?![^\W\d_])" if word[-1:].isascii() else ""
+    return f"{no_letter_before}{re.escape(word)}{no_letter_after}"
