@@ -290,9 +290,12 @@ def read_key_header(*variables: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def request_deadline(end: float) -> Iterator[None]:
-    """Set a deadline, a time of `time.monotonic`, for all network reads and writes of this thread in the `with` block.
+    """Set a deadline for all network reads and writes of this thread inside the `with` block.
 
-    Later reads and writes raise a timeout error.
+    Reads and writes after the deadline raise a timeout error.
+
+    Args:
+        end: The deadline, a time of `time.monotonic`.
     """
     token = REQUEST_DEADLINE.set(end)
     try:

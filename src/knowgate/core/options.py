@@ -113,7 +113,7 @@ def with_options(model: type[Options], argument: str = "options") -> Callable[[F
     def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
         signature = _expand_signature(inspect.signature(function), model, argument)
         known = {*model.model_fields, *model.renamed}
-        # If so, unknown names are not errors here, because another decorator or the function itself checks them.
+        # If the function takes more options, another decorator or the function itself checks unknown names.
         takes_more_options = hasattr(function, "__options__") or any(
             parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()
         )

@@ -244,7 +244,9 @@ def keep_object(value: dict[str, Any]) -> dict[str, Any]:
 
 def _may_have_surrogates(text: str) -> bool:
     """Return whether JSON text may contain lone surrogates. This check is fast but may return True for none."""
-    return not (text.isascii() and "\\u" not in text) and SURROGATES.search(text) is not None
+    if text.isascii() and "\\u" not in text:
+        return False
+    return SURROGATES.search(text) is not None
 
 
 def _reject_constant(name: str) -> NoReturn:

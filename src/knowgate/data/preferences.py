@@ -170,9 +170,9 @@ def to_cbdr_record(row: Preference) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class PassageSelection:
-    """Indices of the candidate passages that help the LLM (positives) and of those that do not (negatives).
+    """Indices of the candidate passages of a question that help the LLM (positives) or hurt it (negatives).
 
-    See `select_passages` for the order, and for what helping means.
+    `select_passages` chooses them.
     """
 
     positives: tuple[int, ...]
@@ -182,10 +182,10 @@ class PassageSelection:
 def select_passages(
     shifts: Sequence[float], correct: Sequence[bool | None], top: int = DEFAULT_TOP
 ) -> PassageSelection:
-    """Select the candidates that raise or lower the LLM's confidence most (CBDR, section 3.2.2).
+    """Select the passages that help an LLM most (positives) and those that hurt it most (negatives).
 
-    If answers were graded, candidates that lead to a right answer are positives and the others are negatives, whatever
-    their shift.
+    A passage helps if it raises the LLM's confidence in its answer, and hurts if it lowers it (CBDR, section 3.2.2). If
+    answers were graded, a passage helps if the answer with it is right, and hurts if that answer is wrong.
 
     Args:
         shifts: Confidence with each candidate minus the confidence without it.

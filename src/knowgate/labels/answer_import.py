@@ -96,9 +96,11 @@ def parse_tokens(value: Any, where: str) -> tuple[Token, ...] | None:
 
 
 def _make_chat_token(item: Any) -> dict[str, Any]:
-    """Convert a recorded token to the format of OpenAI's chat responses: -0.1 -> {"token": "", "logprob": -0.1}.
+    """Convert a recorded token to an object as in OpenAI's chat responses: `token`, `logprob` and `top_logprobs`.
 
-    The most probable tokens of an object may be a mapping from token to log-probability, a list of pairs, or of objects.
+    Args:
+        item: A log-probability, or an object with `logprob`, `token` and perhaps the most probable tokens as
+            `top_logprobs` or `top`: a mapping from token to log-probability, a list of pairs, or a list of objects.
     """
     if not isinstance(item, Mapping):
         return {"token": "", "logprob": item}
@@ -219,9 +221,11 @@ class ImportOptions(Options):
     open_seconds: str = option("", "Field of the seconds that the open-book answer took.", metavar="KEY")
 
     def get_key(self, answer: str, suffix: str = "") -> str:
-        """Return the option that names the field of an answer ('closed', 'open' or 'iterative'), or '' if it is not set.
+        """Return the name of the field that holds an answer, its grade or its cost; '' if the user named none.
 
-        With a suffix, it is the field of the answer's grade ('_correct') or cost ('_tokens', '_seconds').
+        Args:
+            answer: Which answer: 'closed', 'open' or 'iterative'.
+            suffix: '' for the answer itself, '_correct' for its grade, '_tokens' or '_seconds' for its cost.
         """
         return str(getattr(self, answer + suffix, ""))
 
@@ -261,10 +265,10 @@ def import_answers(
     options: ImportOptions,
     extra_fields: Mapping[str, ExtraFields] | None = None,
 ) -> int:
-    """Write answers that were recorded elsewhere as a label run, i.e. as a folder with a row of graded answers per question.
+    """Write answers that were recorded elsewhere as a label run: a folder with a row of graded answers per question.
 
-    Recorded grades count if `options` names their field. Otherwise the verdicts of `grader` count; they are also stored
-    beside recorded grades.
+    If the grades were recorded, too, they count, and the verdicts of `grader` are only stored beside them. Otherwise
+    the verdicts of `grader` count.
 
     Args:
         folder: Run folder; an interrupted import continues.
@@ -297,7 +301,7 @@ def import_answers(
 
 
 def _make_row(record: RecordedQuestion, grader: Grader, options: ImportOptions) -> LabelRow:
-    """Make the label row of a question from its recorded answers: without passages, with passages, and iterative.
+    """Make the label row of a question from its recorded answers: closed (without passages), open, and iterative.
 
     Log-probabilities are removed from `meta`, because they are stored with the answer without passages.
     """
@@ -327,7 +331,7 @@ def _make_answer(record: RecordedQuestion, name: str, grader: Grader, options: I
     Args:
         record: The question with its recorded fields.
         name: Which answer it is: 'closed', 'open' or 'iterative'.
-        grader: Compares the answer with the gold answer. Its verdict is only stored if grades were recorded.
+        grader: Compares the answer with the gold answer. Its verdict counts unless a grade was recorded.
         options: Names of the recorded fields.
     """
     key = options.get_key(name)

@@ -62,11 +62,11 @@ class PassageFinder:
 
     @property
     def can_prefetch(self) -> bool:
-        """Whether passages can be searched in advance: there is an index, and no iterative search uses it meanwhile."""
+        """Whether passages can be searched in advance: there is an index, and no later round of retrieval uses it."""
         return self.retriever is not None and not self.options.closed_book and not self.options.iterative
 
     def find(self, questions: Sequence[Question]) -> list[SearchResult]:
-        """Find the passages of each question without reranking them, and count how often its answer occurs."""
+        """Find the passages of each question, not yet reranked, and count how often its answer occurs in the corpus."""
         passages = self._find_passages(questions)
         frequencies = self._count_frequencies(questions)
         return [SearchResult(found, count) for found, count in zip(passages, frequencies, strict=True)]

@@ -168,9 +168,13 @@ def list_nodes(ray: Any) -> list[ClusterNode]:
 
 
 def plan_workers(resources: WorkerResources, nodes: Sequence[ClusterNode]) -> WorkerResources:
-    """Decide how many workers to start, and with how many cores and GPUs, where the user has not decided it.
+    """Decide how many workers to start, and how many cores and GPUs each gets.
 
-    Raises BadSetting if they do not fit on the cluster, because Ray would wait forever for free resources.
+    Raises BadSetting if the workers do not fit on the cluster, because Ray would wait forever for free resources.
+
+    Args:
+        resources: What the user has asked for. Numbers left open (0 or None) are chosen here.
+        nodes: The machines of the cluster.
     """
     has_gpus = any(node.gpus >= 1 for node in nodes)
     gpus = resources.gpus if resources.gpus is not None else float(has_gpus)

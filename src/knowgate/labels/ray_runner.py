@@ -62,7 +62,9 @@ def connect_early(runner: Runner | None, folder: Path) -> AbstractContextManager
 
     Does nothing for other runners, or if the folder exists already.
     """
-    return runner.connect() if isinstance(runner, RayRunner) and not folder.exists() else nullcontext()
+    if isinstance(runner, RayRunner) and not folder.exists():
+        return runner.connect()
+    return nullcontext()
 
 
 def require_name(what: str, value: Any) -> str | None:
@@ -126,7 +128,7 @@ class QuestionBatch:
 
     Attributes:
         questions: The questions.
-        deaths: Number of workers that died over the question, if the batch is a single question that is run again.
+        deaths: Number of workers that died while they ran this question, if the batch is a single question.
     """
 
     questions: tuple[Question, ...]
@@ -282,8 +284,8 @@ class RayScheduler(Generic[Result]):
     def _handle_result(self, worker: WorkerHandle, value: Any) -> Iterator[Result]:
         """Handle what a worker returned, and yield it if it is the result of a batch.
 
-        A worker that is starting (without a batch) first returns the id of its machine, a text, and then the fingerprints
-        of its model and index.
+        A worker that has no batch is starting. It first returns the id of its machine (a string) and is told to load
+        the model. Then it returns the fingerprints of its model and index (a dict), and is ready for batches.
         """
         if worker.batch is not None:
             self.deaths = 0
@@ -311,11 +313,12 @@ class RayScheduler(Generic[Result]):
             )
 
     def _handle_error(self, worker: WorkerHandle, result: WorkerResult[Any]) -> Iterator[Result]:
-        """Handle an error that a worker reported, and stop the run if other questions would fail in the same way.
+        """Handle an error that a worker reported; unlike a dead worker, it can continue.
 
-        This is the case if the worker was starting, and for errors of knowgate, because the job itself turns knowgate's
-        errors about a single question into failed rows. After other errors the questions of the batch are run again one by
-        one, and a single question gets a failed result.
+        An unexpected error may come from a single question. So the questions of the batch are run again one by one, and
+        a question that fails alone gets a failed result. The run stops if other questions would fail in the same way:
+        if the worker was starting, or for an error of knowgate. (The job itself turns knowgate's errors about a single
+        question into failed rows.)
         """
         reason = str(result.error)
         if result.error_class:

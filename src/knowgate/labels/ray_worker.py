@@ -77,11 +77,9 @@ class WorkerResult(Generic[Result]):
     error_class: str = ""
 
     def to_exception(self) -> KnowgateError:
-        """Return an exception of the same class, with the same message.
-
-        The constructor of the class may need other arguments, so it is not called.
-        """
+        """Return the error as an exception of its class, with its message."""
         error_class = getattr(errors, self.error_class, KnowgateError)
+        # The constructor of the class may need arguments other than a message, so it is not called.
         error: KnowgateError = error_class.__new__(error_class)
         KnowgateError.__init__(error, str(self.error))
         return error

@@ -316,7 +316,8 @@ def _write_search_files(
 
     Vectors of unchanged passages are taken from the previous index, if the same embedding model made them.
     """
-    folder, store = scan.folder, PassageStore(scan.folder)
+    folder = scan.folder
+    store = PassageStore(folder)
     if manifest.kind != "dense":
         progress("bm25", 0, len(store))
         with tempfile.TemporaryDirectory(dir=folder) as scratch:

@@ -207,9 +207,9 @@ class PostgresDatabase:
 
     @contextlib.contextmanager
     def _get_live_connection(self) -> Iterator[Connection]:
-        """Get a connection that was checked to work.
+        """Take a connection from the pool that was checked to work, and put it back at the end of the block.
 
-        After a restart of the server, all connections of the pool are dead and must be replaced.
+        After a restart of the server, all connections of the pool are dead and are replaced.
         """
         pool = self._open_pool()
         connection = pool.getconn()
@@ -217,7 +217,7 @@ class PostgresDatabase:
             ConnectionPool.check_connection(connection)
         except psycopg.Error:
             pool.putconn(connection)
-            pool.check()
+            pool.check()  # replaces dead connections
             connection = pool.getconn()
         try:
             yield connection

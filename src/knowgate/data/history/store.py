@@ -100,15 +100,19 @@ class HistoryStore:
         return self._embedder.spec if isinstance(self._embedder, SentenceEmbedder | RemoteEmbedder) else ""
 
     def _record_embedding(self, transaction: Any) -> None:
-        """Record the embedding in the log, unless one is recorded; raises BadSetting if that one differs."""
-        # INSERT_META does nothing if the key exists.
+        """Record which embedding the log is filled with. If another one is recorded already, raise BadSetting."""
+        # INSERT_META does nothing if the key exists, so the fingerprint that is then read may be an older one.
         transaction.execute(INSERT_META, [FINGERPRINT_KEY, self._embedder.fingerprint])
         self._check_embedding(transaction.execute(SELECT_META, [FINGERPRINT_KEY]).fetchone()[0])
         if self._embedder_name:
             transaction.execute(INSERT_META, [NAME_KEY, self._embedder_name])
 
     def _check_embedding(self, stored: str | None) -> None:
-        """Raise BadSetting if the fingerprint stored in the log differs from that of the embedding in use."""
+        """Raise BadSetting if the log was filled with another embedding than the one in use.
+
+        Args:
+            stored: Fingerprint of the embedding that the log was filled with; None for an empty log.
+        """
         fingerprint = self._embedder.fingerprint
         self._is_embedder_checked = stored == fingerprint
         if stored in (None, fingerprint):
@@ -165,7 +169,14 @@ class HistoryStore:
     # --- reading ----------------------------------------------------------------------------------
 
     def entries(self, scope: HistoryScope | None = None, limit: int | None = None) -> Iterator[LogEntry]:
-        """Yield entries, newest first. They are read in pages, which end at the id where the next page begins."""
+        """Yield entries, newest first.
+
+        They are read in pages of at most `PAGE_ROWS` rows: each query continues below the lowest id read so far.
+
+        Args:
+            scope: Yield only the entries of this model, prompts and tenant; None for all.
+            limit: Maximum number of entries; None for all.
+        """
         condition, values = ("true", []) if scope is None else (IN_SCOPE, self._scope_values(scope))
         query = f"SELECT {SELECTED_COLUMNS} FROM entries WHERE {condition} AND id < ? ORDER BY id DESC LIMIT ?"
         remaining = MAX_ID if limit is None else limit
@@ -193,7 +204,7 @@ class HistoryStore:
         return {HistoryScope(model, prompts, tenant): count for model, prompts, tenant, count in rows}
 
     def find_ids(self, key: str) -> list[int]:
-        """Return the ids of a question in all scopes, by its `question_key`."""
+        """Return the row ids of all entries of a question, in every scope. `key` is its `question_key`."""
         return [row[0] for row in self._database.read("SELECT id FROM entries WHERE key = ? ORDER BY id", [key])]
 
     def count(self, scope: HistoryScope) -> int:
@@ -216,16 +227,16 @@ class HistoryStore:
     def sample(
         self, k: int, scope: HistoryScope, seed: int = 0, exclude: Collection[KnowledgeLabel] = ()
     ) -> tuple[Neighbor, ...]:
-        """Draw k logged questions of a scope at random, for use without similar questions (cold start).
+        """Draw k logged questions of a scope at random, for use when no similar questions are known (cold start).
 
-        Expired entries and entries with an excluded label are left out. The same seed draws the same questions as long
-        as the log does not change.
+        They have similarity 0. Expired entries and entries with an excluded label are left out. The same seed draws the
+        same questions as long as the log does not change.
         """
         query = f"SELECT id, label FROM entries WHERE {IN_SCOPE} AND {NOT_EXPIRED} ORDER BY id"
         rows = self._database.read(query, [*self._scope_values(scope), time.time()])
         ids = [row_id for row_id, label in rows if label not in exclude]
         shuffled = [ids[index] for index in np.random.default_rng(seed).permutation(len(ids))]
-        drawn = shuffled[: k * MAX_ENTRIES]
+        drawn = shuffled[: k * MAX_ENTRIES]  # a question may have several entries, of which only one is kept
         entries = self._load_entries(drawn)
         candidates = [(entries[row_id], 0.0) for row_id in drawn if row_id in entries]
         return tuple(deduplicate_neighbors(candidates)[:k])

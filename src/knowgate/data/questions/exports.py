@@ -142,7 +142,8 @@ def _read_golds(file: str) -> Iterator[tuple[str, list[Any]]]:
     path = find_file(file)
     for number, record in read_jsonl(path):
         answers = record.get("answers")
-        yield _get_request_id(record, f"{path} line {number}"), answers if isinstance(answers, list) else [answers]
+        golds = answers if isinstance(answers, list) else [answers]
+        yield _get_request_id(record, f"{path} line {number}"), golds
 
 
 def _get_request_id(record: dict[str, Any], where: str) -> str:
@@ -162,13 +163,13 @@ ExtraFields = Mapping[str, Any]
 
 
 def read_extra_fields(spec: str) -> dict[str, ExtraFields]:
-    """Read what the records of a data source hold beside the question, such as scores and timings.
+    """Read the fields of each record of a data source that are not part of the question, such as scores and timings.
 
     Args:
         spec: Data spec of JSON lines, a Parquet table, or an export. Other sources have no extra fields.
 
     Returns:
-        The fields by question id; empty for other sources.
+        The extra fields of each question, by question id; empty for other sources.
 
     Raises:
         BadInput: The file is missing or invalid.
@@ -194,9 +195,10 @@ def _read_export_fields(kind: str, value: str) -> Iterator[tuple[str, ExtraField
 
 
 def read_scores(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Collect the scores, feedback and annotations of an exported record by name.
+    """Collect the scores of an exported record by name.
 
-    Langfuse lists `scores`, Phoenix `annotations`, and LangSmith `feedback` or averages in `feedback_stats`.
+    Each tool has a field of its own for them: Langfuse `scores`, Phoenix `annotations`, and LangSmith `feedback` or
+    `feedback_stats`, which holds averages.
 
     Args:
         record: An exported trace, run or span.

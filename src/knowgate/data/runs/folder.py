@@ -150,7 +150,7 @@ class RunSettings:
 
 
 def hash_settings(settings: Mapping[str, Any]) -> str:
-    """Hash the settings of a run; equal hashes mean equal results."""
+    """Hash the settings of a run. Runs with equal hashes have equal settings and therefore equal rows."""
     return sha256_text(*(f"{key}={settings[key]!r}" for key in sorted(settings)))[:16]
 
 

@@ -70,7 +70,7 @@ def retrieval_benefit(closed: bool | None, opened: bool | None) -> int | None:
 
 
 def canonical_answer(answer: str, question: Question) -> str:
-    """Return a form by which answers are compared: the letter of a choice, otherwise the normalized text."""
+    """Return a form in which equal answers are equal texts: the letter of a choice, otherwise the normalized text."""
     letter = parse_choice_letter(answer, question.choices) if question.choices else None
     return letter or normalize(answer)
 

@@ -227,8 +227,9 @@ class EngineRetriever(ABC):
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Return up to k passages for each query, best first."""
         check_k(k)
-        # A field without allowed values can match no record. This happens if two filters exclude each other.
-        if not queries or not all(self.where.values()):
+        # If two filters exclude each other, no value of a field is allowed, so no record matches.
+        can_match = all(self.where.values())
+        if not queries or not can_match:
             return [[] for _ in queries]
         with wrap_errors(self._description):
             results = self._find_hits([cut_query(query) for query in queries], k)

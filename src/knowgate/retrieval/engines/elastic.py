@@ -77,7 +77,9 @@ class ElasticRetriever(EngineRetriever):
     def _make_knn_body(self, vector: Vector, k: int) -> dict[str, Any]:
         candidates = max(MIN_CANDIDATES, CANDIDATES_PER_RESULT * k)
         knn = {"field": self.fields.vector, "query_vector": vector.tolist(), "k": k, "num_candidates": candidates}
-        return {"knn": {**knn, **({"filter": self._make_filters()} if self.where else {})}}
+        if self.where:
+            knn["filter"] = self._make_filters()
+        return {"knn": knn}
 
     def _make_filters(self) -> list[dict[str, Any]]:
         return [{"terms": {name: values}} for name, values in self.where.items()]
@@ -154,5 +156,8 @@ def _make_auth_headers() -> dict[str, str]:
     key = os.environ.get("KNOWGATE_SEARCH_KEY", "").strip()
     login = os.environ.get("KNOWGATE_SEARCH_LOGIN", "").strip()
     if key:
-        return {"Authorization": key if " " in key else f"ApiKey {key}"}
-    return {"Authorization": f"Basic {base64.b64encode(login.encode()).decode()}"} if login else {}
+        is_whole_header = " " in key
+        return {"Authorization": key if is_whole_header else f"ApiKey {key}"}
+    if login:
+        return {"Authorization": f"Basic {base64.b64encode(login.encode()).decode()}"}
+    return {}
