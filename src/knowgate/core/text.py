@@ -71,7 +71,8 @@ def normalize_unicode(text: str, form: Literal["NFKC", "NFKD"] = "NFKC") -> str:
     if LONG_MARK_RUN.search(text):
         chars: list[str] = []
         for is_mark, run in itertools.groupby(text, _is_combining_mark):
-            chars += itertools.islice(run, MAX_COMBINING_MARKS if is_mark else None)
+            limit = MAX_COMBINING_MARKS if is_mark else None
+            chars += itertools.islice(run, limit)
         text = "".join(chars)
     return unicodedata.normalize(form, text)
 

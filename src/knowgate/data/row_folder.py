@@ -106,12 +106,12 @@ class RowFolder:
             raise self.make_error(str(error)) from None
 
     def records(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield each row in file order, as its location for error messages and its JSON object."""
+        """Yield (location, JSON object) for each row, in file order. The location is for error messages."""
         for where, record, _ in self.records_with_offsets():
             yield where, record
 
     def records_with_offsets(self) -> Iterator[tuple[str, dict[str, Any], int]]:
-        """Yield each row as its location, its JSON object and its byte offset in the uncompressed file.
+        """Yield (location, JSON object, byte offset) for each row. The offset counts uncompressed bytes.
 
         An incomplete last line, which a killed process leaves, is left out. A packed (compressed) file is complete.
         """

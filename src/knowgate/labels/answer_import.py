@@ -105,6 +105,7 @@ def _make_chat_token(item: Any) -> dict[str, Any]:
     if not isinstance(item, Mapping):
         return {"token": "", "logprob": item}
     top = item.get("top_logprobs") or item.get("top") or ()
+    # Each entry is an object, or a pair of a token and its log-probability.
     entries = top.items() if isinstance(top, Mapping) else top
     top_tokens = [
         entry if isinstance(entry, Mapping) else {"token": entry[0], "logprob": entry[1]} for entry in entries

@@ -258,7 +258,8 @@ class Labeler:
         Args:
             prompts: The prompts.
             n_samples: Number of sampled answers to return.
-            with_states: Also record hidden states, including those of sampled answers that SeaKR compares.
+            with_states: Also record hidden states. With the option `seakr`, this includes those of 20 sampled answers:
+                SeaKR measures uncertainty by how much they differ.
         """
         options = self.options
         # SeaKR may need more samples than are returned.

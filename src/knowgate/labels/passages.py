@@ -112,7 +112,7 @@ class PassageFinder:
             return [None for _ in questions]
         golds = [list_gold_answers(question) for question in questions]
         first_golds = [answers[0] for answers in golds if answers]
-        # One count for each question that has a gold answer, in the same order.
+        # One count for each question that has a gold answer, in the same order. The others get None.
         counts = iter(count_passages_containing(self.retriever, first_golds, FREQUENCY_CAP))
         return [next(counts) if answers else None for answers in golds]
 

@@ -225,7 +225,7 @@ class RayScheduler(Generic[Result]):
         return WorkerEnvironment(str(Path.cwd()), has_gpu=bool(self.pool.gpus))
 
     def _start_worker(self) -> None:
-        """Start a worker; its first call asks on which machine it runs."""
+        """Start a worker, and call it to ask on which machine it runs. `busy` maps the call to the worker."""
         actor_class = self.ray.remote(RayWorker).options(
             num_cpus=self.pool.cpus, num_gpus=self.pool.gpus, max_restarts=0, scheduling_strategy="SPREAD"
         )
@@ -233,7 +233,7 @@ class RayScheduler(Generic[Result]):
         self.busy[worker.actor.get_node.remote()] = worker
 
     def _create_job(self, worker: WorkerHandle, node: str) -> None:
-        """Let a worker load its model, with the index actor of its machine."""
+        """Call a worker to load its model. It searches with the index actor of its machine, if the job has an index."""
         index = self._get_index(node) if self.runner.job.index else None
         self.busy[worker.actor.create_job.remote(self.runner.job, self._environment, index)] = worker
 

@@ -129,7 +129,7 @@ class WorkerProcesses:
         """Start all workers, and wait until they have opened the index."""
         finder, retriever = self._finder, self._finder.retriever
         assert isinstance(retriever, Bm25Retriever)
-        index = [
+        first_request = [
             str(retriever.folder),
             retriever.fingerprint,
             finder.options.candidates if finder.reranker else finder.options.k,
@@ -140,7 +140,7 @@ class WorkerProcesses:
         with self._lock, contextlib.suppress(OSError):  # without a Python to start, there are no workers
             while len(self._workers) < self.count:
                 self._workers.append(subprocess.Popen(COMMAND, stdin=PIPE, stdout=PIPE, **options))  # nosec B603
-        self.is_ready = bool(self._request([index] * len(self._workers))) and self.count > 0
+        self.is_ready = bool(self._request([first_request] * len(self._workers))) and self.count > 0
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,15 @@ def main() -> None:
 
 
 def _search(finder: PassageFinder, items: list[Any]) -> list[Any]:
-    """Return the fields of the passages, and the frequency of the answer, for each question and its gold answers."""
+    """Find the passages of questions, and count how often their answers occur in the corpus.
+
+    Args:
+        finder: Searches the index.
+        items: The text and the gold answers of each question.
+
+    Returns:
+        For each question, a list of passages (each a list of its fields) and the count; None if it was not counted.
+    """
     results = finder.find([Question(text, answers=tuple(answers)) for text, answers in items])
     return [[[astuple(passage) for passage in result.passages], result.frequency] for result in results]
 

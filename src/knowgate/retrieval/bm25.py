@@ -92,11 +92,11 @@ class Postings:
         return [self.vocabulary.setdefault(term, len(self.vocabulary)) for term in terms]
 
     def compute_scores(self) -> dict[str, Any]:
-        """Return the sparse matrix of BM25 scores (Lucene's variant) in the format of bm25s.
+        """Compute the BM25 score of each term in each passage, as a sparse matrix in the format of bm25s (CSC).
 
-        Terms are columns and passages are rows. The scores of a term are stored next to each other. So the blocks are
-        read twice: first to count in how many passages each term occurs, which gives the place of its scores, and then
-        to compute the scores.
+        The scores of a term are stored next to each other in the array `data`, and the passage of each score in
+        `indices`; `indptr` says where each term begins. So the blocks are read twice: first to count how many scores
+        each term has, and then to compute the scores.
         """
         n_terms = len(self.vocabulary)
         frequencies = np.zeros(n_terms, dtype=np.int64)  # how many passages contain each term
@@ -136,6 +136,7 @@ def _assign_slots(terms: IntArray, next_slots: NDArray[np.int64]) -> NDArray[np.
     """
     n_entries = np.bincount(terms, minlength=len(next_slots))  # of each term
     first_entries = np.cumsum(n_entries) - n_entries  # where the entries of each term begin in the block
+    # The entry at position p of the block is entry number p - first_entries[term] of its term.
     slots: NDArray[np.int64] = np.arange(len(terms)) + (next_slots - first_entries)[terms]
     next_slots += n_entries
     return slots

@@ -89,8 +89,7 @@ def _pack(text: str, level: int, limit: int) -> list[str]:
             continue
         # The piece does not fit: finish the current passage and start the next one with the piece.
         body, heading = "".join(current), ""
-        is_word_level = level == len(_SEPARATORS) - 1
-        if not is_word_level:  # words are no headings
+        if level < len(_SEPARATORS) - 1:  # at the last level, the pieces are words, which are no headings
             body, heading = _split_trailing_heading(body)
         parts = _pack(heading + piece, level + 1, limit)
         passages += [body, *parts[:-1]]

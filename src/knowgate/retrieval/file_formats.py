@@ -148,8 +148,9 @@ def tokenize_html(markup: str) -> Iterator[HtmlToken]:
     position = 0
     while position < len(markup):
         start = markup.find("<", position)
-        if start != position:
-            yield HtmlToken(_unescape(markup[position : start if start >= 0 else len(markup)]))
+        text_end = start if start >= 0 else len(markup)
+        if text_end > position:
+            yield HtmlToken(_unescape(markup[position:text_end]))
         if start < 0:
             return
         tag = _TAG.match(markup, start)

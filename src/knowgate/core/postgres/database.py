@@ -102,6 +102,7 @@ class PostgresDatabase:
             with self._open_pool().connection() as connection:
                 return connection.execute(to_psycopg_query(query), list(values)).fetchall()
         except psycopg.OperationalError as error:
+            # Without a code, the error does not come from the server, which means that the connection is lost.
             if error.sqlstate is not None and not error.sqlstate.startswith(LOST_CONNECTION_STATES):
                 raise translate_error(self.address, error) from None
         except DATABASE_ERRORS as error:

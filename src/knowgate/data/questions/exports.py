@@ -65,7 +65,7 @@ def read_phoenix(value: str) -> Iterator[Question]:
 
 
 def read_export_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the records of an exported file, each after its location for error messages.
+    """Yield (location, record) for each record of an exported file. The location is for error messages.
 
     The suffix of the file decides its format; files with an unknown suffix are read as JSON Lines.
     """
@@ -81,7 +81,7 @@ def read_export_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _read_json_list(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the objects of a JSON list, which may be a field of an object, such as 'data' or 'runs'."""
+    """Yield (location, record) for each object of a JSON list, or of a list in a field such as 'data' or 'runs'."""
     content = read_json(path)
     if isinstance(content, dict):
         content = next((content[name] for name in LIST_FIELDS if name in content), content)

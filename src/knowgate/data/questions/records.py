@@ -152,7 +152,7 @@ def convert_records(records: Iterator[tuple[str, dict[str, Any]]], mapping: Fiel
     """Convert records of other tools to questions. Their other text fields are stored in the `meta` of the question.
 
     Args:
-        records: Records, each after its location for error messages.
+        records: Pairs of a location, for error messages, and a record.
         mapping: Which fields to use.
     """
     for number, (where, record) in enumerate(records, start=1):

@@ -36,8 +36,8 @@ class GradedAnswer:
         correct: Grade of the greedy answer; None without gold answer or with an unparsable verdict.
         samples: Sampled answers.
         sample_correct: Grades of the samples.
-        mastery: Share of correct samples.
-        certainty: One minus the entropy of the samples.
+        mastery: Share of correct samples; None if none was graded.
+        certainty: How much the samples agree: 1 if all are equal, 0 if all differ; None for fewer than two.
         other_grades: Verdicts of further graders on the greedy answer, by the name of the grader.
         n_tokens: Number of generated tokens if `tokens` is None; None if it was not recorded.
         prompt_tokens: Number of tokens that the LLM read; None if it was not recorded.
@@ -69,7 +69,9 @@ class LabelRow:
         mask: Answer with passages in which the gold answers are masked.
         iterative: Answer after several rounds of retrieval.
         rounds: Rounds of retrieval of the iterative answer.
-        benefit: Open-book minus closed-book grade: 1 if retrieval helps, -1 if it hurts.
+        effect_mastery: Whether passages raised or lowered the share of correct samples.
+        effect_certainty: Whether passages raised or lowered the agreement of the samples.
+        benefit: 1 if only the open-book answer is right, -1 if only the closed-book answer is; otherwise 0.
         cut: Number of passages dropped or shortened to fit the context window.
         guarded: Number of answers graded as wrong because they only repeat the question, which contains the gold answer.
         unparsable: Number of judge verdicts that could not be parsed.

@@ -397,8 +397,7 @@ def _load_gate_columns(
         rows_of_run = np.flatnonzero(run_index == run)
         columns_of_run: dict[str, GateColumn] = {}
         for item in iterate_needs(path):
-            is_first_run = run == 0
-            column = _start_gate_column(item, len(ids)) if is_first_run else columns.get(item.gate)
+            column = _start_gate_column(item, len(ids)) if run == 0 else columns.get(item.gate)
             if column is None:  # an earlier run has not recorded the gate
                 continue
             column.needs[rows_of_run] = [item.needs.get(row_id, np.nan) for row_id in ids[rows_of_run]]

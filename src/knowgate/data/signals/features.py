@@ -64,7 +64,8 @@ def _compute_length(question: Question, reading: Reading) -> float | None:
     """Return the log length of the draft in tokens, or in words if the backend gives no tokens."""
     if reading.draft is None:
         return None
-    return math.log1p(len(reading.draft.text.split()) if reading.draft.tokens is None else len(reading.draft.tokens))
+    parts = reading.draft.text.split() if reading.draft.tokens is None else reading.draft.tokens
+    return math.log1p(len(parts))
 
 
 def _compute_certainty(question: Question, reading: Reading) -> float | None:

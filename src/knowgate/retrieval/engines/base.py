@@ -228,8 +228,7 @@ class EngineRetriever(ABC):
         """Return up to k passages for each query, best first."""
         check_k(k)
         # If two filters exclude each other, no value of a field is allowed, so no record matches.
-        can_match = all(self.where.values())
-        if not queries or not can_match:
+        if not queries or not all(self.where.values()):
             return [[] for _ in queries]
         with wrap_errors(self._description):
             results = self._find_hits([cut_query(query) for query in queries], k)

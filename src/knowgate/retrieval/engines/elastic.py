@@ -156,8 +156,7 @@ def _make_auth_headers() -> dict[str, str]:
     key = os.environ.get("KNOWGATE_SEARCH_KEY", "").strip()
     login = os.environ.get("KNOWGATE_SEARCH_LOGIN", "").strip()
     if key:
-        is_whole_header = " " in key
-        return {"Authorization": key if is_whole_header else f"ApiKey {key}"}
+        return {"Authorization": key if " " in key else f"ApiKey {key}"}  # a space: it is a whole header
     if login:
         return {"Authorization": f"Basic {base64.b64encode(login.encode()).decode()}"}
     return {}

@@ -192,10 +192,11 @@ class WebReplayRetriever:
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Return up to k recorded passages for each query; raise BadInput if a query was not recorded."""
         check_k(k)
-        normalized = [_normalize_query(query) for query in queries]
-        return [convert_results(self._find(query))[:k] if query else [] for query in normalized]
+        return [convert_results(self._find(_normalize_query(query)))[:k] for query in queries]
 
     def _find(self, query: str) -> list[WebResult]:
+        if not query:
+            return []
         key = _make_recording_key(query)
         results = self._recording.find(key, expired=True)
         if results is None:
