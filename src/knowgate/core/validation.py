@@ -195,7 +195,9 @@ def _format_setting(name: str, value: Any) -> str:
     For the Python argument `samples`, this is 'samples=0 is not allowed'. The command line translates it to
     '--samples 0'. Names with spaces give a sentence: 'the window is 0'.
     """
-    return f"{name}={format_value(value)} is not allowed" if name.isidentifier() else f"{name} is {format_value(value)}"
+    if name.isidentifier():
+        return f"{name}={format_value(value)} is not allowed"
+    return f"{name} is {format_value(value)}"
 
 
 def expand_path(text: str | Path) -> Path:

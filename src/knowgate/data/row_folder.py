@@ -27,7 +27,12 @@ Record = TypeVar("Record")
 
 @dataclass(frozen=True)
 class FolderManifest:
-    """Fields that every manifest has: the settings that the rows were made with, and totals such as counts."""
+    """The fields that all manifests have in common. A manifest is a JSON file that describes the rows of a folder.
+
+    Attributes:
+        settings: Settings that the rows were made with.
+        totals: Totals over all rows, such as the number of failed questions.
+    """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     totals: Mapping[str, float | None] = field(default_factory=dict)
@@ -35,7 +40,12 @@ class FolderManifest:
 
 @dataclass(frozen=True)
 class RowHeader:
-    """Fields that every row has: the id of the question, and why it failed (None if it did not)."""
+    """The fields that all rows have in common.
+
+    Attributes:
+        id: Id of the question.
+        error: Why the question failed; None if it did not fail.
+    """
 
     id: str
     error: str | None = None

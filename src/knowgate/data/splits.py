@@ -71,7 +71,14 @@ def fingerprint_question(question: Question) -> str:
 
 @dataclass(frozen=True)
 class Split:
-    """Row numbers of the four disjoint parts into which training data is split."""
+    """Row numbers of the four disjoint parts into which training data is split.
+
+    Attributes:
+        train: Rows for fitting the weights of a model.
+        dev: Rows for choosing its settings, such as the number of epochs.
+        calibration: Rows for turning its scores into probabilities.
+        test: Rows for measuring it.
+    """
 
     train: NDArray[np.int64]
     dev: NDArray[np.int64]

@@ -25,7 +25,7 @@ PIECE_PATTERNS = (
 
 
 class TextPiece(NamedTuple):
-    """A word, line or other piece of a text, with the tokens that the grader would see."""
+    """A word, line or other piece of a text, with its tokens as the grader of answers compares them."""
 
     text: int  # number of the text that the piece belongs to
     start: int  # position of its first character

@@ -52,9 +52,10 @@ class WorkerEnvironment:
     has_gpu: bool
 
     def activate(self) -> None:
-        """Change to the working directory of the caller, if it exists here, so that relative paths work.
+        """Apply the environment to this process.
 
-        A worker without GPUs must not see any, so they are hidden.
+        The working directory becomes that of the caller, if it exists on this machine, so that relative paths work.
+        GPUs are hidden from a worker that may not use any.
         """
         if Path(self.folder).is_dir():
             os.chdir(self.folder)

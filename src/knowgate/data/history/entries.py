@@ -46,12 +46,12 @@ class RetrievalOutcome(StrEnum):
 
 
 class LabelSource(StrEnum):
-    """Where a label comes from, from most to least trusted."""
+    """Where a label (whether the LLM knows the answer) comes from, from most to least trusted."""
 
-    HUMAN = "human"
-    GOLD = "gold"
-    JUDGE = "judge"
-    AGREEMENT = "agreement"
+    HUMAN = "human"  # a person decided
+    GOLD = "gold"  # the answer was compared with a gold answer
+    JUDGE = "judge"  # another LLM decided
+    AGREEMENT = "agreement"  # the answer was compared with the LLM's own answer with passages
 
 
 SOURCE_WEIGHTS = {LabelSource.HUMAN: 1.0, LabelSource.GOLD: 1.0, LabelSource.JUDGE: 0.8, LabelSource.AGREEMENT: 0.5}

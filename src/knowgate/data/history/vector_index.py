@@ -76,7 +76,7 @@ class AnnManifest:
     Attributes:
         token: Part of the file name, new for every version of the index.
         stamp: Identifies the log whose questions are indexed.
-        last: Highest id of a question that the index has had. Deleted ids are not used again.
+        last: Highest row id that was ever added, even if the row was deleted later. Ids are never used again.
         size: Size of the file in bytes.
     """
 
@@ -280,7 +280,8 @@ class VectorIndex:
         The rows are copied to new arrays, because a builder thread may still read the old ones.
         """
         with self._lock:
-            self._keep_rows(np.isin(self._get_rows()[0], list(ids)))
+            ids_in_memory, _ = self._get_rows()
+            self._keep_rows(np.isin(ids_in_memory, list(ids)))
 
     def nearest(self, queries: Vector, k: int) -> list[list[Hit]]:
         """Return the row id and cosine similarity of the k rows nearest to each query.
@@ -350,7 +351,8 @@ class VectorIndex:
         if ann is None or ann.manifest.last <= self.last_indexed_id:
             return
         with self._lock:
-            self._keep_rows(self._get_rows()[0] > ann.manifest.last)  # ids ascend: larger ones are not in the index
+            ids_in_memory, _ = self._get_rows()
+            self._keep_rows(ids_in_memory > ann.manifest.last)  # ids ascend: larger ones are not in the index
             self._ann = ann
 
     def _get_rows(self) -> tuple[RowIds, Vector]:

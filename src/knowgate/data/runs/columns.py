@@ -174,7 +174,11 @@ class LabelColumns:
         return _share_equal(_list_token_statistics(reading) for reading in self.readings)
 
     def list_caveats(self) -> list[str]:
-        """List what readers of a result must know: synthetic questions, and grades by agreement."""
+        """List the warnings that a result on these rows needs; empty for real questions with gold answers.
+
+        There is a warning if an LLM wrote questions (synthetic), and one if answers were graded by agreement: without a
+        gold answer, an answer counts as right if it equals the open-book answer (the one given with passages).
+        """
         total = len(self.rows)
         n_agreement = int(self.is_graded_by_agreement.sum())
         caveats = [describe_synthetic(int(self.is_synthetic.sum()), total)]

@@ -114,7 +114,7 @@ class RecordedBeliefs:
 
     Attributes:
         arbiter: Name of the arbiter.
-        fingerprint: Fingerprint of the arbiter; a refitted arbiter has another one and judges again.
+        fingerprint: Fingerprint of the arbiter. If it is fitted again, it changes, and this record is outdated.
         closed: Probability that the closed-book answer is right, by question id.
         open: Probability that the open-book answer is right, by question id.
         agreed: Ids of questions whose two answers are the same, so that no choice was needed.
@@ -139,11 +139,11 @@ class RecordedBeliefs:
 
 @dataclass(frozen=True)
 class RecordedUsefulness:
-    """Whether a judge found the retrieved passages useful, by question id.
+    """Whether a judge (a model that reads passages) found the retrieved passages of each question useful.
 
     Attributes:
         judge: Name of the judge.
-        fingerprint: Fingerprint of the judge; a refitted judge has another one and judges again.
+        fingerprint: Fingerprint of the judge. If the judge is fitted again, it changes, and this record is outdated.
         useful: Verdict by question id.
     """
 
