@@ -126,7 +126,12 @@ def parse_passages(value: Any) -> tuple[Passage, ...]:
 
 
 def _parse_passage(item: Any, number: int) -> Passage:
-    """Parse a text, or an object with text and title in one of the usual fields; `number` is the id if it has none."""
+    """Parse a recorded passage: a text, or an object with a text, a title and an id.
+
+    Args:
+        item: The passage. Tools name the fields of text and title differently, so all usual names are tried.
+        number: Used as the id of a passage that has none.
+    """
     if not isinstance(item, Mapping):
         return Passage(str(number), item if isinstance(item, str) else "")
     text = extract_text(get_first_field(item, PASSAGE_TEXT_FIELDS))
@@ -376,7 +381,10 @@ def _check_all_have_text(records: Sequence[RecordedQuestion], key: str) -> None:
 
 
 def _check_any_has(records: Sequence[RecordedQuestion], key: str) -> None:
-    """Raise BadInput if no question has a grade in the field that the key names. An empty key means: not recorded."""
+    """Raise BadInput if no question has a grade in the field that `key` names, because the name must be wrong then.
+
+    An empty key means that no grades were recorded.
+    """
     if key and records and all(record.get(key) is None for record in records):
         raise BadInput(
             f"no question has a grade in the field '{key}'. The fields of the first question are: "

@@ -67,9 +67,7 @@ def mask_texts(texts: Sequence[str], answers: Sequence[list[str]], pattern: re.P
         pattern: How texts are cut into pieces.
     """
     masked = list(texts)
-    all_numbers = range(len(texts))
-    without_titles = range(1, len(texts), 2)
-    for numbers in (all_numbers, without_titles):
+    for numbers in (range(len(texts)), range(1, len(texts), 2)):  # all texts, then those without the titles
         if contains_answer(" ".join(masked[number] for number in numbers), answers):
             pieces = [piece for number in numbers for piece in _cut_into_pieces(masked[number], number, pattern)]
             masked = _replace_spans(masked, pieces, _find_answer_spans(pieces, answers))

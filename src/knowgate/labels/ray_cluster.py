@@ -217,7 +217,10 @@ def _share_cores(nodes: Sequence[ClusterNode], gpus: float, size: int) -> float:
 
 
 def check_versions(ray: Any, nodes: Sequence[ClusterNode]) -> None:
-    """Raise BadSetting if a machine has no knowgate or another version of it, whose results could differ."""
+    """Raise BadSetting unless all machines of the cluster have the same version of knowgate as this one.
+
+    The results of other versions could differ.
+    """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     # Ray sends the code of a nested function. A function of this module would be imported on the other machine, which

@@ -250,7 +250,13 @@ class RayScheduler(Generic[Result]):
         return self.indexes[node]
 
     def _handle_death(self, worker: WorkerHandle, error: Exception) -> Iterator[Result]:
-        """Replace a dead worker and schedule its batch again; raise ModelError after too many deaths in a row."""
+        """Replace a dead worker, and schedule the questions of its batch again.
+
+        Yields a failed result if the batch was a single question that has killed too many workers.
+
+        Raises:
+            ModelError: Too many workers died in a row, without finishing a batch.
+        """
         reason = " ".join(str(error).split())
         self.deaths += 1
         max_deaths = MAX_STARTUP_DEATHS if worker.batch is None else MAX_DEATHS + self.pool.workers

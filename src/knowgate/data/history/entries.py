@@ -158,7 +158,7 @@ def entry_from_row(row: Sequence[Any]) -> LogEntry:
 
 
 def entry_to_row(entry: LogEntry) -> list[Any]:
-    """Convert an entry to the values of the SQL statement `INSERT_ENTRY`, except the last one, the vector."""
+    """Convert an entry to the values of the SQL statement `INSERT_ENTRY`. The caller appends the last, the vector."""
     scope = entry.scope
     outcome = None if entry.outcome is None else entry.outcome.value
     names = [entry.key, entry.question, entry.label.value, outcome, entry.source.value]

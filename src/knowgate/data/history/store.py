@@ -134,7 +134,15 @@ class HistoryStore:
     # --- writing ----------------------------------------------------------------------------------
 
     def add(self, entries: Sequence[LogEntry], vectors: Vector | None = None) -> int:
-        """Add entries; earlier ones of the same question, scope and source are replaced."""
+        """Add entries to the log. An entry replaces an earlier one with the same question, scope and source.
+
+        Args:
+            entries: The entries.
+            vectors: Embedding of each question; None to compute them.
+
+        Returns:
+            The number of entries.
+        """
         if not entries:
             return 0
         if vectors is None:
@@ -143,14 +151,28 @@ class HistoryStore:
         return len(entries)
 
     def forget(self, *, ids: Sequence[int] = (), contains: str | None = None) -> int:
-        """Delete entries by id or text, and erase them and their vectors from the files of the log."""
+        """Delete entries for good: they are also erased from the files of the log, with their vectors.
+
+        Args:
+            ids: Delete the entries with these ids.
+            contains: Also delete all entries whose question contains this text; None deletes none by text.
+
+        Returns:
+            The number of deleted entries.
+        """
         n_deleted = self._delete(self.has_listed_id, [json.dumps(list(ids))]) if ids else 0
         if contains:
             n_deleted += self._delete(self.contains_text, [self._encode_text(contains)])
         return n_deleted
 
     def prune(self, *, now: float | None = None, keep_scope: HistoryScope | None = None) -> int:
-        """Delete expired entries; with `keep_scope`, also the entries of the same tenant for other models or prompts."""
+        """Delete entries that are of no use any more, and return their number.
+
+        Args:
+            now: Delete entries that expire at or before this Unix time; None for the current time.
+            keep_scope: Also delete the entries of the same tenant that belong to other models or prompts. None deletes
+                no such entries.
+        """
         n_deleted = self._delete("expires <= ?", [now or time.time()])
         if keep_scope is not None:
             condition = "tenant = ? AND NOT (model = ? AND prompts = ?)"
@@ -186,7 +208,7 @@ class HistoryStore:
             yield from (self._parse_entry(row) for row in rows)
             if len(rows) < PAGE_ROWS:
                 return
-            before_id = rows[-1][0]
+            before_id = rows[-1][0]  # the lowest id of this page
             remaining -= len(rows)
 
     def batches(self, size: int = 1000) -> Iterator[tuple[list[LogEntry], Vector]]:
@@ -194,7 +216,7 @@ class HistoryStore:
         query = f"SELECT {SELECTED_COLUMNS}, {self.vector_column} FROM entries WHERE id > ? ORDER BY id LIMIT ?"
         last_id = 0
         while rows := self._database.read(query, [last_id, size]):
-            last_id = rows[-1][0]
+            last_id = rows[-1][0]  # the highest id of this batch
             yield [self._parse_entry(row[:-1]) for row in rows], self._parse_vectors([row[-1] for row in rows])
 
     def scopes(self) -> dict[HistoryScope, int]:

@@ -262,7 +262,7 @@ class RunFolder(RowFolder):
             raise BadSetting(f"'{self.path}' has no hidden states '{name}'. It has: {', '.join(sorted(states))}.")
         row_states: dict[str, Vector] = {}
         for row in rows:
-            _, index = row.vector or (shard, 0)  # where the states of the row are in the shard
+            _, index = row.vector or (shard, 0)  # the line of the shard's arrays that holds the states of the row
             if index >= len(states[name]):
                 raise self.make_error(f"row '{row.id}' uses row {index} of {shard}, which has {len(states[name])} rows")
             if row.states and row.states != digest_states(row.id, states, index):

@@ -183,7 +183,7 @@ def write_needs(run: Path, recorded: Sequence[RecordedNeeds]) -> None:
 
 
 def _needs_to_dict(item: RecordedNeeds) -> dict[str, Any]:
-    """Convert the recorded scores of a gate to a JSON object; empty fields are left out."""
+    """Convert the needs that a gate recorded to a JSON object. Optional fields that are empty are left out."""
     record: dict[str, Any] = {"gate": item.gate, "threshold": item.threshold, "needs": _round_scores(item.needs)}
     optional = {
         "raw": _round_scores(item.raw) or None,

@@ -206,7 +206,10 @@ class LabelTable(LabelColumns):
         return fill_columns(subset, {name: column[chosen] for name, column in self.computed_columns.items()})
 
     def _select_rows(self, chosen: storage.RowNumbers) -> tuple[Sequence[LabelRow], Sequence[Reading]]:
-        """Return the chosen rows and their readings, in memory unless there are more than `MAX_ROWS_IN_MEMORY`."""
+        """Return the rows with these indices, and their readings (what the LLM gave for each question).
+
+        Rows on disk are read into memory, unless there are more than `MAX_ROWS_IN_MEMORY`.
+        """
         if not isinstance(self.rows, storage.StoredRows):
             return [self.rows[number] for number in chosen], [self.readings[number] for number in chosen]
         assert isinstance(self.readings, storage.StoredReadings)
@@ -334,7 +337,10 @@ class _TableBuilder:
                     self._convert_to_columns()
 
     def _convert_to_columns(self) -> None:
-        """Replace the rows in memory by their columns, which take much less memory, in chunks of `CHUNK_ROWS` rows."""
+        """Replace the rows in memory by arrays of their columns, which take much less memory.
+
+        Each chunk of `CHUNK_ROWS` rows gives one array per column.
+        """
         while self._rows:
             rows = self._rows[:CHUNK_ROWS]
             self._rows = self._rows[CHUNK_ROWS:]
@@ -346,13 +352,17 @@ class _TableBuilder:
     def build(
         self, folders: Sequence[RunFolder], layers: Sequence[int] | None
     ) -> tuple[LabelColumns, NDArray[np.int32]]:
-        """Return the collected rows with their readings, and the index of the run that each row belongs to.
+        """Build the columns of all collected rows.
 
-        If there are too many rows, they stay on disk with their readings and are read on access.
+        If there are more than `max_in_memory` rows, they stay on disk and are read on access, and so are their readings
+        (what the LLM gave for each question).
 
         Args:
             folders: Folders of the runs.
             layers: Layers whose hidden states are read; None for all recorded ones.
+
+        Returns:
+            The columns, and for each row the index of the run that it belongs to.
         """
         run_index = np.array(self._run_index, dtype=np.int32)
         run_layers = [storage.list_recorded_layers(folder) if layers is None else layers for folder in folders]
@@ -362,7 +372,7 @@ class _TableBuilder:
             return LabelColumns(self._rows, readings.load(np.arange(len(self)), self._rows)), run_index
         self._convert_to_columns()
         chunks = self._column_chunks
-        # Each column is joined from its chunks. `pop` frees the chunks at once, because all of them take much memory.
+        # Each column is joined from its chunks, which `pop` frees, because all of them together take much memory.
         known = {name: np.concatenate([chunk.pop(name) for chunk in chunks]) for name in list(chunks[0])}
         return fill_columns(LabelColumns(rows, readings), known), run_index
 
