@@ -165,7 +165,8 @@ class JsonClient:
             accept: Status codes besides 2xx that are not errors: their body is returned, too.
 
         Raises:
-            ServerError: The server failed, or did not answer in time. RejectionError: It rejected this request.
+            ServerError: The server failed, or did not answer in time.
+            RejectionError: The server rejected this request.
         """
         url = path if path.startswith(("http://", "https://")) else self.url + path
         request = self._client.build_request(method, url, json=body, params=params)

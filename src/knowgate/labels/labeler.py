@@ -184,7 +184,8 @@ class Labeler:
         errors: list[KnowgateError] = []
         for question in questions:
             try:
-                batches.append(self._answer([question])())
+                finish = self._answer([question])
+                batches.append(finish())
             except DeviceError:
                 raise
             except KnowgateError as error:

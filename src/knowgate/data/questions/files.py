@@ -54,7 +54,7 @@ def read_text_file(file: str) -> Iterator[Question]:
 
 
 def read_csv(value: str) -> Iterator[Question]:
-    """Read a CSV file with a header."""
+    """Read the questions of a CSV file with a header. `value` is the file, and perhaps options after a '?'."""
     path, query = parse_file_spec(value)
     options = records.parse_query_options(query, (*TABLE_OPTIONS, "sep"), "csv")
     if len(options.get("sep", ",")) != 1:
@@ -65,7 +65,7 @@ def read_csv(value: str) -> Iterator[Question]:
 
 
 def read_parquet(value: str) -> Iterator[Question]:
-    """Read a Parquet file (extra `parquet`)."""
+    """Read the questions of a Parquet file. `value` is the file, and perhaps options after a '?'."""
     path, query = parse_file_spec(value)
     fields = records.override_fields(TABLE_FIELDS, records.parse_query_options(query, TABLE_OPTIONS, "parquet"))
     return records.convert_records(read_parquet_rows(path), fields)

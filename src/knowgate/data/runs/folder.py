@@ -94,7 +94,7 @@ def digest_states(question_id: str, states: Mapping[str, Vector], index: int) ->
     """
     digest = hashlib.sha256(question_id.encode(errors="surrogatepass"))
     for name in sorted(states):
-        digest.update(_describe_block(name, states[name].dtype, states[name].shape[1:]))
+        digest.update(_describe_block(name, states[name].dtype, states[name].shape[1:]))  # name, type and size
         digest.update(states[name][index].tobytes())
     return digest.hexdigest()[:DIGEST_DIGITS]
 
@@ -316,7 +316,7 @@ def open_run(path: str | Path) -> RunFolder:
         >>> run = open_run("runs/mine")  # doctest: +SKIP
     """
     folder = RunFolder(expand_path(path))
-    folder.manifest()
+    folder.manifest()  # raises ArtifactError if the folder is not a label run
     return folder
 
 

@@ -83,7 +83,8 @@ def _compute_agreement(question: Question, reading: Reading) -> float | None:
 def _make_seakr_feature(name: str) -> Feature:
     """Make a feature: how much the hidden states of sampled answers differ (SeaKR).
 
-    Uses the recorded signal `name`, or computes it from the hidden states if it is not recorded.
+    Uses the recorded signal `name`, or computes it from the hidden states if it is not recorded. The feature is None
+    if neither is available.
     """
 
     def compute(question: Question, reading: Reading) -> float | None:
