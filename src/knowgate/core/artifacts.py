@@ -39,11 +39,9 @@ def check_artifact_folder(folder: Path, make_error: ErrorFactory) -> None:
 
 def links_outside(path: Path, folder: Path) -> bool:
     """Return whether a path is a symbolic link that points outside the folder, or a circular link."""
-    if not path.is_symlink():
-        return False
     target = Path(os.path.realpath(path))  # `Path.resolve` raises on circular links
     is_circular = target.is_symlink()  # realpath stops at a link if the links form a circle
-    return is_circular or not target.is_relative_to(os.path.realpath(folder))
+    return path.is_symlink() and (is_circular or not target.is_relative_to(os.path.realpath(folder)))
 
 
 def walk_files(folder: Path) -> Iterator[Path]:

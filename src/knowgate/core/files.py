@@ -237,8 +237,7 @@ def check_output_folder(path: Path, markers: Collection[str], kind: str, argumen
     """
     if path.exists() and not path.is_dir():
         raise ArtifactError(f"'{path}' is a file, not a folder. Choose another `{argument}`.")
-    has_marker = any((path / name).exists() for name in markers)
-    if path.exists() and not has_marker and any(_iter_content(path)):
+    if path.exists() and not any((path / name).exists() for name in markers) and any(_iter_content(path)):
         raise ArtifactError(
             f"the folder '{path}' contains other files and is not {kind}. Choose an empty folder for `{argument}`."
         )

@@ -166,8 +166,7 @@ def _expect(schema: CoreSchema, description: str) -> CoreSchema:
 
 def _make_range_schema(schema: CoreSchema, allowed: NumberRange) -> CoreSchema:
     """Add the bounds of a NumberRange to the schema of a number."""
-    low = allowed.low
-    high = None if allowed.high == math.inf else allowed.high
+    low, high = allowed.low, None if allowed.high == math.inf else allowed.high
     bounds: CoreSchema = core_schema.float_schema(ge=low, le=high)
     if schema is _PLAIN_SCHEMAS[int]:
         bounds = core_schema.int_schema(ge=math.ceil(low), le=None if high is None else math.floor(high))

@@ -71,8 +71,7 @@ def normalize_unicode(text: str, form: Literal["NFKC", "NFKD"] = "NFKC") -> str:
     if LONG_MARK_RUN.search(text):
         chars: list[str] = []
         for is_mark, run in itertools.groupby(text, _is_combining_mark):
-            limit = MAX_COMBINING_MARKS if is_mark else None
-            chars += itertools.islice(run, limit)
+            chars += itertools.islice(run, MAX_COMBINING_MARKS if is_mark else None)
         text = "".join(chars)
     return unicodedata.normalize(form, text)
 

@@ -195,9 +195,7 @@ def _format_setting(name: str, value: Any) -> str:
     For the Python argument `samples`, this is 'samples=0 is not allowed'. The command line translates it to
     '--samples 0'. Names with spaces give a sentence: 'the window is 0'.
     """
-    if name.isidentifier():
-        return f"{name}={format_value(value)} is not allowed"
-    return f"{name} is {format_value(value)}"
+    return f"{name}={format_value(value)} is not allowed" if name.isidentifier() else f"{name} is {format_value(value)}"
 
 
 def expand_path(text: str | Path) -> Path:
@@ -246,9 +244,7 @@ def keep_object(value: dict[str, Any]) -> dict[str, Any]:
 
 def _may_have_surrogates(text: str) -> bool:
     """Return whether JSON text may contain lone surrogates. False is certain; True needs a closer check."""
-    if text.isascii() and "\\u" not in text:
-        return False
-    return SURROGATES.search(text) is not None
+    return not (text.isascii() and "\\u" not in text) and SURROGATES.search(text) is not None
 
 
 def _reject_constant(name: str) -> NoReturn:

@@ -184,8 +184,7 @@ class Labeler:
         errors: list[KnowgateError] = []
         for question in questions:
             try:
-                finish = self._answer([question])
-                batches.append(finish())
+                batches.append(self._answer([question])())  # `_answer` returns a function that makes the batch
             except DeviceError:
                 raise
             except KnowgateError as error:
@@ -430,9 +429,8 @@ class Labeler:
         if self.second_grader is None:
             return answers
         grades = self.second_grader.grade([answer.text for answer in answers], questions)
-        name = self.second_grader.name
         pairs = zip(answers, grades, strict=True)
-        return [replace(answer, other_grades={name: grade.correct}) for answer, grade in pairs]
+        return [replace(answer, other_grades={self.second_grader.name: grade.correct}) for answer, grade in pairs]
 
 
 def join_batches(batches: Sequence[LabeledBatch]) -> LabeledBatch:

@@ -191,6 +191,5 @@ class LabelingPipeline:
             return
         questions, grading = self._last
         self._last = None
-        grading_error = grading.result()  # None if the batch was graded and written
-        if grading_error is not None:
+        if grading.result() is not None:  # the error with which grading failed
             self._write(self._labeler.label(questions))

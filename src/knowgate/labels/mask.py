@@ -96,9 +96,7 @@ def _cut_into_pieces(text: str, number: int, pattern: re.Pattern[str]) -> Iterat
 
 def _is_separate_word(text: str, match: re.Match[str]) -> bool:
     """Return whether a match has no Chinese character next to it: the 'a' of 维生素a is not an article."""
-    before = text[match.start() - 1 : match.start()]
-    after = text[match.end() : match.end() + 1]
-    return not (CJK.match(before) or CJK.match(after))
+    return not (CJK.match(text[match.start() - 1 : match.start()]) or CJK.match(text[match.end() : match.end() + 1]))
 
 
 def _find_answer_spans(pieces: Sequence[TextPiece], answers: Sequence[list[str]]) -> list[PieceSpan]:

@@ -62,9 +62,7 @@ def connect_early(runner: Runner | None, folder: Path) -> AbstractContextManager
 
     Does nothing for other runners, or if the folder exists already.
     """
-    if isinstance(runner, RayRunner) and not folder.exists():
-        return runner.connect()
-    return nullcontext()
+    return runner.connect() if isinstance(runner, RayRunner) and not folder.exists() else nullcontext()
 
 
 def require_name(what: str, value: Any) -> str | None:

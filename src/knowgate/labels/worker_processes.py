@@ -42,8 +42,7 @@ def count_workers(finder: PassageFinder, n_questions: int) -> int:
     the retriever is a BM25 index on disk: other retrievers need a GPU or a server, or exist only in this process.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    retriever = finder.retriever
-    can_search = finder.can_prefetch and isinstance(retriever, Bm25Retriever) and retriever.folder
+    can_search = finder.can_prefetch and isinstance(finder.retriever, Bm25Retriever) and finder.retriever.folder
     if not can_search or n_questions < MIN_QUESTIONS or cores < MIN_CORES:
         return 0
     return min(MAX_WORKERS, cores // 2)

@@ -319,8 +319,7 @@ def _write_search_files(
 
     Vectors of unchanged passages are taken from the previous index, if the same embedding model made them.
     """
-    folder = scan.folder
-    store = PassageStore(folder)
+    folder, store = scan.folder, PassageStore(scan.folder)
     if manifest.kind != "dense":
         progress("bm25", 0, len(store))
         with tempfile.TemporaryDirectory(dir=folder) as scratch:

@@ -280,8 +280,7 @@ class VectorIndex:
         The rows are copied to new arrays, because a builder thread may still read the old ones.
         """
         with self._lock:
-            ids_in_memory, _ = self._get_rows()
-            self._keep_rows(np.isin(ids_in_memory, list(ids)))
+            self._keep_rows(np.isin(self._ids[: self._size], list(ids)))
 
     def nearest(self, queries: Vector, k: int) -> list[list[Hit]]:
         """Return the row id and cosine similarity of the k rows nearest to each query.
@@ -351,8 +350,7 @@ class VectorIndex:
         if ann is None or ann.manifest.last <= self.last_indexed_id:
             return
         with self._lock:
-            ids_in_memory, _ = self._get_rows()
-            self._keep_rows(ids_in_memory > ann.manifest.last)  # ids ascend: larger ones are not in the index
+            self._keep_rows(self._ids[: self._size] > ann.manifest.last)  # larger ids are not in the index
             self._ann = ann
 
     def _get_rows(self) -> tuple[RowIds, Vector]:

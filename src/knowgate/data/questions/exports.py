@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -43,25 +44,20 @@ MAPPINGS = {"langsmith": LANGSMITH, "langfuse": LANGFUSE, "phoenix": PHOENIX, "p
 
 
 def _read_export(source: str, value: str) -> Iterator[Question]:
-    """Read the runs, traces or spans that a tool exported. `value` is the file, and perhaps options after a '?'."""
+    """Read the runs, traces or spans that a tool exported.
+
+    Args:
+        source: Name of the tool: 'langsmith', 'langfuse' or 'phoenix'.
+        value: The file, and perhaps options after a '?'.
+    """
     path, query = parse_file_spec(value)
     options = records.parse_query_options(query, EXPORT_OPTIONS, source)
     return records.convert_records(read_export_records(path), records.override_fields(MAPPINGS[source], options))
 
 
-def read_langsmith(value: str) -> Iterator[Question]:
-    """Read runs exported from LangSmith."""
-    return _read_export("langsmith", value)
-
-
-def read_langfuse(value: str) -> Iterator[Question]:
-    """Read traces exported from Langfuse."""
-    return _read_export("langfuse", value)
-
-
-def read_phoenix(value: str) -> Iterator[Question]:
-    """Read spans exported from Phoenix."""
-    return _read_export("phoenix", value)
+read_langsmith = functools.partial(_read_export, "langsmith")
+read_langfuse = functools.partial(_read_export, "langfuse")
+read_phoenix = functools.partial(_read_export, "phoenix")
 
 
 def read_export_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -224,8 +224,7 @@ def count_answer_tokens(answer: GradedAnswer | None) -> float:
         return 0.0
     if answer.tokens is not None:
         return float(len(answer.tokens))
-    n_words = len(answer.text.split())
-    return float(n_words if answer.n_tokens is None else answer.n_tokens)
+    return float(len(answer.text.split()) if answer.n_tokens is None else answer.n_tokens)
 
 
 def _count_passage_tokens(row: LabelRow) -> float:
