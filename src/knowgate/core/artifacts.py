@@ -40,8 +40,8 @@ def check_artifact_folder(folder: Path, make_error: ErrorFactory) -> None:
 def links_outside(path: Path, folder: Path) -> bool:
     """Return whether a path is a symbolic link that points outside the folder, or a circular link."""
     target = Path(os.path.realpath(path))  # `Path.resolve` raises on circular links
-    is_inside = target.is_relative_to(os.path.realpath(folder)) and not target.is_symlink()  # a circle ends in a link
-    return path.is_symlink() and not is_inside
+    is_circular = target.is_symlink()  # realpath stops at a link if the links form a circle
+    return path.is_symlink() and (is_circular or not target.is_relative_to(os.path.realpath(folder)))
 
 
 def walk_files(folder: Path) -> Iterator[Path]:

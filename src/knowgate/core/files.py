@@ -115,10 +115,10 @@ def atomic_file(path: Path, *, mode: int = 0o644) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def _name_target(path: Path) -> Iterator[None]:
-    """Make OS errors in the block name `path`, the file or folder that the user asked for.
+    """Make OS errors that are raised in the `with` block name `path`, the file or folder that the user asked for.
 
-    Files are written under a temporary name first. Without this, an error names the temporary file, or no file at all if
-    the disk is full.
+    Files are first written under a temporary name, which the user does not know. An error would name that file, or no
+    file at all if the disk is full.
     """
     try:
         yield

@@ -165,7 +165,8 @@ class JsonClient:
             accept: Status codes besides 2xx that are not errors: their body is returned, too.
 
         Raises:
-            ServerError: The server failed, or did not answer in time. RejectionError: It rejected this request.
+            ServerError: The server failed, or did not answer in time.
+            RejectionError: The server rejected this request.
         """
         url = path if path.startswith(("http://", "https://")) else self.url + path
         request = self._client.build_request(method, url, json=body, params=params)
@@ -290,9 +291,12 @@ def read_key_header(*variables: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def request_deadline(end: float) -> Iterator[None]:
-    """Set a deadline, a time of `time.monotonic`, for all network reads and writes of this thread in the `with` block.
+    """Set a deadline for all network reads and writes of this thread inside the `with` block.
 
-    Later reads and writes raise a timeout error.
+    Reads and writes after the deadline raise a timeout error.
+
+    Args:
+        end: The deadline, a time of `time.monotonic`.
     """
     token = REQUEST_DEADLINE.set(end)
     try:

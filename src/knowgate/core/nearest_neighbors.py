@@ -120,9 +120,13 @@ def _select_near_top(scores: NDArray[Any], k: int, slack: float) -> RowIndices:
 
 
 def _bound_rounding_error(query: Vector, max_norm: float) -> float:
-    """Bound how much rounding can change the difference of two inner products in single precision.
+    """Return the maximum rounding error of the difference of two inner products of a query, in single precision.
 
     This is twice the error bound of one inner product (Higham 2002, section 3.1).
+
+    Args:
+        query: The query.
+        max_norm: The largest norm of a vector that it is multiplied with.
     """
     norm = float(np.linalg.norm(query.astype(np.float64)))
     return 2 * (len(query) + _EXTRA_ROUNDINGS) * _FLOAT32_ROUNDOFF * norm * max_norm

@@ -19,7 +19,7 @@ import functools
 import inspect
 import numbers
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
@@ -113,7 +113,7 @@ def with_options(model: type[Options], argument: str = "options") -> Callable[[F
     def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
         signature = _expand_signature(inspect.signature(function), model, argument)
         known = {*model.model_fields, *model.renamed}
-        # If so, unknown names are not errors here, because another decorator or the function itself checks them.
+        # If the function takes more options, another decorator or the function itself checks unknown names.
         takes_more_options = hasattr(function, "__options__") or any(
             parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()
         )
@@ -123,7 +123,7 @@ def with_options(model: type[Options], argument: str = "options") -> Callable[[F
             fields = {name: keywords.pop(name) for name in list(keywords) if name in known}
             for name in keywords:
                 if name not in signature.parameters and not takes_more_options:
-                    raise BadSetting(_describe_unknown(name, signature.parameters))
+                    raise BadSetting(str(UnknownName("option", name, signature.parameters)))
             options = keywords.pop(argument, None)
             if options is None:
                 options = model(**fields)
@@ -165,7 +165,7 @@ def explain_option_error(detail: ErrorDetails, fields: Mapping[str, FieldInfo]) 
     """
     name = str(detail["loc"][0]) if detail["loc"] else "options"
     if detail["type"] == "extra_forbidden":
-        return _describe_unknown(name, fields)
+        return str(UnknownName("option", name, fields))  # suggests the most similar name
     if detail["type"] == "missing":
         return f"the required option `{name}` is missing. Give it a value."
     return f"{name}={format_value(detail['input'])} is not allowed: {describe_requirement(detail)}."
@@ -183,11 +183,6 @@ def describe_requirement(detail: ErrorDetails) -> str:
         if name in context:
             return f"it must be {words}{context[name]}"
     return detail["msg"].removeprefix("Value error, ").rstrip(".")
-
-
-def _describe_unknown(name: str, known: Iterable[str]) -> str:
-    """Return the message for an unknown option, with the most similar known name if there is one."""
-    return str(UnknownName("option", name, known))
 
 
 def _expand_signature(signature: inspect.Signature, model: type[Options], argument: str) -> inspect.Signature:

@@ -90,10 +90,11 @@ def describe_expected(detail: ErrorDetails) -> str | None:
 def _explain(detail: ErrorDetails) -> str:
     """Describe an error of pydantic as 'PATH is VALUE, not EXPECTED', where PATH leads to the wrong field."""
     path = [str(part)[:MAX_VALUE_CHARS] for part in detail["loc"]]
+    parent = ".".join(path[:-1]) or "the object"
     if detail["type"] == "missing_argument":
-        return f"{'.'.join(path[:-1]) or 'the object'} has no field '{path[-1]}'"
+        return f"{parent} has no field '{path[-1]}'"
     if detail["type"] == "unexpected_keyword_argument":
-        return f"{'.'.join(path[:-1]) or 'the object'} has an unknown field '{path[-1]}'"
+        return f"{parent} has an unknown field '{path[-1]}'"
     value = repr(detail["input"])
     value = value if len(value) <= MAX_VALUE_CHARS else f"{value[:MAX_VALUE_CHARS]}…"
     return f"{'.'.join(path) or 'the value'} is {value}, not {describe_expected(detail) or detail['msg']}"

@@ -78,7 +78,7 @@ def normalize_unicode(text: str, form: Literal["NFKC", "NFKD"] = "NFKC") -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _is_combining_mark(char: str) -> bool:
-    """Return whether a character is a combining mark, or is replaced by one in a normalized text."""
+    """Return whether a character is a combining mark, such as an accent, or becomes one by normalization."""
     return unicodedata.combining(unicodedata.normalize("NFKD", char)[0]) > 0
 
 
@@ -190,12 +190,11 @@ def grade_contains(answer: str, question: Question) -> ContainmentGrade:
 def _grade_contains(answer: str, question: str, golds: tuple[str, ...]) -> ContainmentGrade:
     """Grade an answer as `grade_contains` does. The arguments are hashable, so that grades can be cached."""
     answer_tokens = join_tokens(answer)
-    are_in_question = [
-        is_in_question for gold, is_in_question in _prepare_golds(question, golds).items() if gold in answer_tokens
-    ]
-    if not are_in_question:  # the answer contains no gold answer
+    is_in_question = _prepare_golds(question, golds)  # by gold answer
+    contained = [gold for gold in is_in_question if gold in answer_tokens]
+    if not contained:
         return ContainmentGrade(correct=False)
-    if not all(are_in_question):  # then the answer does not just repeat the question
+    if not all(is_in_question[gold] for gold in contained):  # then the answer does not just repeat the question
         return ContainmentGrade(correct=True)
     repeats_question = is_echo(tokenize(answer), tokenize(question))
     return ContainmentGrade(correct=not repeats_question, guarded=repeats_question)
@@ -210,13 +209,13 @@ def _prepare_golds(question: str, golds: tuple[str, ...]) -> dict[str, bool]:
 
 
 def is_echo(answer: Sequence[str], question: Sequence[str]) -> bool:
-    """Return whether an answer (a list of tokens) repeats a part of the question.
+    """Return whether an answer repeats a part of the question. Both are lists of tokens.
 
-    A part is five tokens in a row, or half of the tokens of a question with fewer than ten. To a question of one or two
-    tokens, only the question itself is a repetition.
+    A part is five tokens in a row, or half of the question if it has fewer than ten tokens. An answer to a question of
+    one or two tokens must equal the whole question.
     """
     half = (len(question) + 1) // 2
-    length = min(5, half)
+    length = min(5, half)  # of a part
     if length <= 1:
         return list(answer) == list(question)
     parts = {tuple(question[start : start + length]) for start in range(len(question) - length + 1)}

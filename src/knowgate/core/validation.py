@@ -243,7 +243,7 @@ def keep_object(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _may_have_surrogates(text: str) -> bool:
-    """Return whether JSON text may contain lone surrogates. This check is fast but may return True for none."""
+    """Return whether JSON text may contain lone surrogates. False is certain; True needs a closer check."""
     return not (text.isascii() and "\\u" not in text) and SURROGATES.search(text) is not None
 
 

@@ -98,7 +98,10 @@ class Preference:
         return tuple(sorted({*self.positives, *self.negatives}))
 
     def keep_pool(self) -> Preference:
-        """Return the row with only the candidates in the pool, which leaves ranking metrics unchanged."""
+        """Return a copy that has only the positive and negative candidates (the pool); drops all other passages.
+
+        Ranking metrics do not change, because they look only at the pool.
+        """
         # Positives and negatives are indices of candidates, so they are renumbered.
         new_index = {old: new for new, old in enumerate(self.pool)}
         return replace(
@@ -170,9 +173,9 @@ def to_cbdr_record(row: Preference) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class PassageSelection:
-    """Indices of the candidate passages that help the LLM (positives) and of those that do not (negatives).
+    """Indices of the candidate passages of a question that help the LLM (positives) or hurt it (negatives).
 
-    See `select_passages` for the order, and for what helping means.
+    `select_passages` chooses them.
     """
 
     positives: tuple[int, ...]
@@ -182,10 +185,10 @@ class PassageSelection:
 def select_passages(
     shifts: Sequence[float], correct: Sequence[bool | None], top: int = DEFAULT_TOP
 ) -> PassageSelection:
-    """Select the candidates that raise or lower the LLM's confidence most (CBDR, section 3.2.2).
+    """Select the passages that help an LLM most (positives) and those that hurt it most (negatives).
 
-    If answers were graded, candidates that lead to a right answer are positives and the others are negatives, whatever
-    their shift.
+    A passage helps if it raises the LLM's confidence in its answer, and hurts if it lowers it (CBDR, section 3.2.2). If
+    answers were graded, a passage helps if the answer with it is right, and hurts if that answer is wrong.
 
     Args:
         shifts: Confidence with each candidate minus the confidence without it.
@@ -221,7 +224,7 @@ def hash_preferences(rows: Sequence[Preference]) -> str:
 
 
 def load_common_settings(folders: Sequence[PreferenceFolder]) -> dict[str, Any]:
-    """Return the settings of the first folder, after checking that the folders can be combined.
+    """Check that the rows of several preference folders can be combined, and return the settings of the first.
 
     Raises:
         BadSetting: Another folder differs in one of the `COMMON_SETTINGS`.
@@ -291,11 +294,13 @@ def rank_hits(row: Preference, scores: Sequence[float]) -> list[bool]:
 
 
 def compute_rank_metrics(rows: Sequence[Preference], scores: Sequence[Sequence[float]]) -> dict[str, FloatArray]:
-    """Compute all ranking metrics (P, R and MRR at 1, 3 and 5) for every row.
+    """Compute how well scores rank the passages of each question: helpful passages should come first.
+
+    The metrics are precision (P), recall (R) and reciprocal rank (MRR) among the first 1, 3 and 5 passages.
 
     Args:
-        rows: Rows with positives and negatives.
-        scores: For each row, the score of every candidate.
+        rows: Questions with helpful passages (positives) and harmful ones (negatives).
+        scores: For each row, the score of every candidate passage; higher is better.
 
     Returns:
         The values of each metric by its name, such as 'P@3', with one number per row.

@@ -27,7 +27,12 @@ Record = TypeVar("Record")
 
 @dataclass(frozen=True)
 class FolderManifest:
-    """Fields that every manifest has: the settings that the rows were made with, and totals such as counts."""
+    """The fields that all manifests have in common. A manifest is a JSON file that describes the rows of a folder.
+
+    Attributes:
+        settings: Settings that the rows were made with.
+        totals: Totals over all rows, such as the number of failed questions.
+    """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     totals: Mapping[str, float | None] = field(default_factory=dict)
@@ -35,7 +40,12 @@ class FolderManifest:
 
 @dataclass(frozen=True)
 class RowHeader:
-    """Fields that every row has: the id of the question, and why it failed (None if it did not)."""
+    """The fields that all rows have in common.
+
+    Attributes:
+        id: Id of the question.
+        error: Why the question failed; None if it did not fail.
+    """
 
     id: str
     error: str | None = None
@@ -93,29 +103,29 @@ class RowFolder:
         return path
 
     def make_error(self, problem: str) -> ArtifactError:
-        """Make the error message for a folder that cannot be used because of a problem."""
+        """Make the error for a folder that cannot be used; `problem` says why."""
         return ArtifactError(
             f"the {self.folder_type} '{self.path}' cannot be used: {problem.rstrip('.')}. Make a new one: {self.command}"
         )
 
     def _validate(self, kind: type[Record], value: Any, where: str) -> Record:
-        """Convert a JSON value to a dataclass, of which it may have further fields; raises ArtifactError."""
+        """Convert a JSON value to a dataclass, ignoring unknown fields; raises ArtifactError if it is invalid."""
         try:
             return read_record(kind, value, where, ignore_unknown=True)
         except BadInput as error:
             raise self.make_error(str(error)) from None
 
     def records(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield each row in file order, as its location for error messages and its JSON object."""
+        """Yield (location, JSON object) for each row, in file order. The location is for error messages."""
         for where, record, _ in self.records_with_offsets():
             yield where, record
 
     def records_with_offsets(self) -> Iterator[tuple[str, dict[str, Any], int]]:
-        """Yield each row as its location, its JSON object and its byte offset in the uncompressed file.
+        """Yield (location, JSON object, byte offset) for each row. The offset counts uncompressed bytes.
 
-        An incomplete last line, which a killed process leaves, is left out.
+        An incomplete last line, which a killed process leaves, is left out. A packed (compressed) file is complete.
         """
-        self.manifest()
+        self.manifest()  # raises ArtifactError if the folder cannot be used
         if not self.is_packed and not self.file(self.rows_name).is_file():
             return
         offset = 0
@@ -163,9 +173,9 @@ class RowFolder:
         return record
 
     def done(self) -> dict[str, str | None]:
-        """Return the error of each question that has a row, by question id; None if it did not fail.
+        """Return which questions have a row already, as a mapping from question id to error.
 
-        A folder without manifest has no rows, so the result is empty.
+        The error is None if the question did not fail. The result is empty for a folder that was not started.
         """
         if not (self.path / self.manifest_name).is_file():
             return {}

@@ -43,7 +43,7 @@ def fingerprint_text(question: str) -> str:
 def fingerprint_text_loosely(question: str) -> str:
     """Return a hash of a question's text that ignores case, spaces, punctuation, accents and invisible characters.
 
-    So "icecream" and "ice cream" have the same hash, unlike with `fingerprint_text`, which older gates record.
+    So "icecream" and "ice cream" have the same hash. With the stricter `fingerprint_text` they differ.
     """
     # Category "Cf" holds invisible format characters such as the zero-width joiner.
     visible = "".join(char for char in question.casefold() if unicodedata.category(char) != "Cf")
@@ -71,7 +71,14 @@ def fingerprint_question(question: Question) -> str:
 
 @dataclass(frozen=True)
 class Split:
-    """Row numbers of the four disjoint parts into which training data is split."""
+    """Row numbers of the four disjoint parts into which training data is split.
+
+    Attributes:
+        train: Rows for fitting the weights of a model.
+        dev: Rows for choosing its settings, such as the number of epochs.
+        calibration: Rows for turning its scores into probabilities.
+        test: Rows for measuring it.
+    """
 
     train: NDArray[np.int64]
     dev: NDArray[np.int64]
@@ -84,11 +91,14 @@ class Split:
 
 
 def split_questions(texts: Sequence[str], seed: int) -> Split:
-    """Split questions into train, dev, calibration and test; questions with equal text fall into the same part."""
-    shares = np.array([hash_to_unit(str(seed), fingerprint_text(text)) for text in texts])
-    edges = np.cumsum(list(SPLIT_SHARES.values()))[:-1]  # boundaries between the parts: 0.6, 0.7, 0.85
-    part = np.searchsorted(edges, shares, side="right")
-    return Split(*(np.flatnonzero(part == number) for number in range(len(SPLIT_SHARES))))
+    """Split questions into train, dev, calibration and test; questions with equal text fall into the same part.
+
+    The hash of a question is a random number from 0 to 1, which decides its part: below 0.6 it is in train, and so on.
+    """
+    hashes = np.array([hash_to_unit(str(seed), fingerprint_text(text)) for text in texts])
+    boundaries = np.cumsum(list(SPLIT_SHARES.values()))[:-1]  # between the parts: 0.6, 0.7, 0.85
+    part_numbers = np.searchsorted(boundaries, hashes, side="right")
+    return Split(*(np.flatnonzero(part_numbers == number) for number in range(len(SPLIT_SHARES))))
 
 
 def mark_dev_rows(ids: Sequence[str]) -> BoolArray:
@@ -97,8 +107,14 @@ def mark_dev_rows(ids: Sequence[str]) -> BoolArray:
 
 
 def mark_held_out(fingerprints: Sequence[str], share: float, seed: int = 0) -> BoolArray:
-    """Return a mask of the questions that are held out from calibration, about `share` of them.
+    """Return for each question whether it is held out, which means not used for calibration.
 
-    The salt differs from that of `split_questions`. Otherwise all test questions of a fit would fall on one side.
+    The hash of a question decides, so the result is random but repeatable. It is independent of `split_questions`,
+    which hashes with another salt.
+
+    Args:
+        fingerprints: Fingerprint of each question.
+        share: Share of the questions to hold out, from 0 to 1.
+        seed: Another seed holds out other questions.
     """
     return np.array([hash_to_unit("calibrate", str(seed), key) for key in fingerprints]) < share

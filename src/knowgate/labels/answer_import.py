@@ -96,13 +96,16 @@ def parse_tokens(value: Any, where: str) -> tuple[Token, ...] | None:
 
 
 def _make_chat_token(item: Any) -> dict[str, Any]:
-    """Convert a recorded token to the format of OpenAI's chat responses: -0.1 -> {"token": "", "logprob": -0.1}.
+    """Convert a recorded token to an object as in OpenAI's chat responses: `token`, `logprob` and `top_logprobs`.
 
-    The most probable tokens of an object may be a mapping from token to log-probability, a list of pairs, or of objects.
+    Args:
+        item: A log-probability, or an object with `logprob`, `token` and perhaps the most probable tokens as
+            `top_logprobs` or `top`: a mapping from token to log-probability, a list of pairs, or a list of objects.
     """
     if not isinstance(item, Mapping):
         return {"token": "", "logprob": item}
     top = item.get("top_logprobs") or item.get("top") or ()
+    # Each entry is an object, or a pair of a token and its log-probability.
     entries = top.items() if isinstance(top, Mapping) else top
     top_tokens = [
         entry if isinstance(entry, Mapping) else {"token": entry[0], "logprob": entry[1]} for entry in entries
@@ -123,7 +126,12 @@ def parse_passages(value: Any) -> tuple[Passage, ...]:
 
 
 def _parse_passage(item: Any, number: int) -> Passage:
-    """Parse a text, or an object with text and title in one of the usual fields; `number` is the id if it has none."""
+    """Parse a recorded passage: a text, or an object with a text, a title and an id.
+
+    Args:
+        item: The passage. Tools name the fields of text and title differently, so all usual names are tried.
+        number: Used as the id of a passage that has none.
+    """
     if not isinstance(item, Mapping):
         return Passage(str(number), item if isinstance(item, str) else "")
     text = extract_text(get_first_field(item, PASSAGE_TEXT_FIELDS))
@@ -219,9 +227,11 @@ class ImportOptions(Options):
     open_seconds: str = option("", "Field of the seconds that the open-book answer took.", metavar="KEY")
 
     def get_key(self, answer: str, suffix: str = "") -> str:
-        """Return the option that names the field of an answer ('closed', 'open' or 'iterative'), or '' if it is not set.
+        """Return the name of the field that holds an answer, its grade or its cost; '' if the user named none.
 
-        With a suffix, it is the field of the answer's grade ('_correct') or cost ('_tokens', '_seconds').
+        Args:
+            answer: Which answer: 'closed', 'open' or 'iterative'.
+            suffix: '' for the answer itself, '_correct' for its grade, '_tokens' or '_seconds' for its cost.
         """
         return str(getattr(self, answer + suffix, ""))
 
@@ -261,10 +271,10 @@ def import_answers(
     options: ImportOptions,
     extra_fields: Mapping[str, ExtraFields] | None = None,
 ) -> int:
-    """Write answers that were recorded elsewhere as a label run, i.e. as a folder with a row of graded answers per question.
+    """Write answers that were recorded elsewhere as a label run: a folder with a row of graded answers per question.
 
-    Recorded grades count if `options` names their field. Otherwise the verdicts of `grader` count; they are also stored
-    beside recorded grades.
+    If the grades were recorded, too, they count, and the verdicts of `grader` are only stored beside them. Otherwise
+    the verdicts of `grader` count.
 
     Args:
         folder: Run folder; an interrupted import continues.
@@ -297,7 +307,7 @@ def import_answers(
 
 
 def _make_row(record: RecordedQuestion, grader: Grader, options: ImportOptions) -> LabelRow:
-    """Make the label row of a question from its recorded answers: without passages, with passages, and iterative.
+    """Make the label row of a question from its recorded answers: closed (without passages), open, and iterative.
 
     Log-probabilities are removed from `meta`, because they are stored with the answer without passages.
     """
@@ -327,7 +337,7 @@ def _make_answer(record: RecordedQuestion, name: str, grader: Grader, options: I
     Args:
         record: The question with its recorded fields.
         name: Which answer it is: 'closed', 'open' or 'iterative'.
-        grader: Compares the answer with the gold answer. Its verdict is only stored if grades were recorded.
+        grader: Compares the answer with the gold answer. Its verdict counts unless a grade was recorded.
         options: Names of the recorded fields.
     """
     key = options.get_key(name)
@@ -371,7 +381,10 @@ def _check_all_have_text(records: Sequence[RecordedQuestion], key: str) -> None:
 
 
 def _check_any_has(records: Sequence[RecordedQuestion], key: str) -> None:
-    """Raise BadInput if no question has a grade in the field that the key names. An empty key means: not recorded."""
+    """Raise BadInput if no question has a grade in the field that `key` names, because the name must be wrong then.
+
+    An empty key means that no grades were recorded.
+    """
     if key and records and all(record.get(key) is None for record in records):
         raise BadInput(
             f"no question has a grade in the field '{key}'. The fields of the first question are: "

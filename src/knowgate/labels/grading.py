@@ -100,13 +100,13 @@ class JudgeGrader:
     def grade(self, answers: Sequence[str], questions: Sequence[Question]) -> list[Grade]:
         """Ask the judge whether each answer is right. Equal prompts are sent to the judge only once.
 
-        Answers to questions without gold answer are not sent (their prompt is None), and stay without a grade.
+        Answers to questions without a gold answer are not sent, and get no grade.
         """
         prompts = [
             self._make_prompt(answer, question) if has_gold_answer(question) else None
             for answer, question in zip(answers, questions, strict=True)
         ]
-        grades: dict[str | None, Grade] = {None: Grade(None)}  # prompt -> grade
+        grades: dict[str | None, Grade] = {None: Grade(None)}  # by prompt; None means that no prompt was sent
         unique = list(dict.fromkeys(prompt for prompt in prompts if prompt is not None))
         if unique:
             completions = self.model.generate([Prompt(text) for text in unique], max_tokens=VERDICT_TOKENS)

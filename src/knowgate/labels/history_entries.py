@@ -37,10 +37,11 @@ def entries_from_rows(rows: Iterable[LabelRow], scope: HistoryScope, rule: Known
         if row.error is not None or row.closed is None:
             continue
         known = is_known(row.closed, rule)
-        if known is None or (known and is_time_sensitive(row.meta)):
+        changes_over_time = is_time_sensitive(row.meta)
+        if known is None or (known and changes_over_time):
             continue
         label = KnowledgeLabel.KNOWN if known else KnowledgeLabel.UNKNOWN
-        if is_time_sensitive(row.meta):
+        if changes_over_time:
             label = KnowledgeLabel.TIME_SENSITIVE
         source = LabelSource.JUDGE if row.grader.startswith("judge") else LabelSource.GOLD
         outcome = None if row.benefit is None else OUTCOME_BY_BENEFIT[row.benefit]

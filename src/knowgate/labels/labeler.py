@@ -135,9 +135,10 @@ class Labeler:
         return self.start(questions, can_defer=False)()
 
     def start(self, questions: Sequence[Question], *, can_defer: bool = True) -> BatchFinisher:
-        """Let the LLM answer a batch, and return a function (the finisher) that grades the answers into label rows.
+        """Let the LLM answer a batch, and return a function (the finisher) that grades the answers.
 
-        If the batch fails, its questions are labeled one by one, and those that fail get a row with the error.
+        The finisher returns the label rows. It may be called in another thread while the LLM answers the next batch. If
+        the batch fails, its questions are labeled one by one, and those that fail get a row with the error.
 
         Args:
             questions: The batch.
@@ -171,7 +172,7 @@ class Labeler:
 
     @property
     def _compares_strings(self) -> bool:
-        """Whether no grader calls an LLM."""
+        """Whether all graders compare strings, so that none calls an LLM."""
         return all(isinstance(grader, StringGrader | None) for grader in (self.grader, self.second_grader))
 
     def _label_one_by_one(self, questions: Sequence[Question]) -> LabeledBatch:
@@ -183,7 +184,7 @@ class Labeler:
         errors: list[KnowgateError] = []
         for question in questions:
             try:
-                batches.append(self._answer([question])())
+                batches.append(self._answer([question])())  # `_answer` returns a function that makes the batch
             except DeviceError:
                 raise
             except KnowgateError as error:
@@ -204,20 +205,21 @@ class Labeler:
     # --- one batch --------------------------------------------------------------------------------
 
     def _answer(self, questions: Sequence[Question]) -> BatchFinisher:
-        """Answer without passages (closed) and with passages (opened); return a function that finishes the label rows.
+        """Let the LLM answer questions without passages (closed) and with passages (opened).
 
-        A second thread works while the LLM generates: it searches the passages, and later grades the closed-book answers.
-        It also selects the passages that fit, unless that needs a reranker or a tokenizer that only one thread may use.
+        Returns a function that grades the answers and makes the label rows. While the LLM generates, a second thread
+        searches the passages and grades the closed answers. It also selects the passages that fit into the prompt,
+        unless that needs a reranker or a tokenizer that must not be used in two threads.
         """
         start = time.perf_counter()
-        can_select = self.reranker is None and getattr(self.model, "encodes_in_threads", False)
+        can_select_in_thread = self.reranker is None and getattr(self.model, "encodes_in_threads", False)
         with ThreadPoolExecutor(1, "knowgate-label") as thread:
             search = thread.submit(self.find_passages or self.passage_finder.find, questions)
 
             def select() -> tuple[list[Evidence], list[Prompt]]:
                 return self._select_evidence(questions, search.result())
 
-            selection = thread.submit(select) if can_select else None
+            selection = thread.submit(select) if can_select_in_thread else None
             closed_prompts = [self.prompts.closed(question) for question in questions]
             closed = self._read(closed_prompts, self.options.samples, with_states=True)
             empty_rows = [self._make_empty_row(question) for question in questions]
@@ -256,7 +258,8 @@ class Labeler:
         Args:
             prompts: The prompts.
             n_samples: Number of sampled answers to return.
-            with_states: Also record hidden states, including those of sampled answers that SeaKR compares.
+            with_states: Also record hidden states. With the option `seakr`, this includes those of 20 sampled answers:
+                SeaKR measures uncertainty by how much they differ.
         """
         options = self.options
         # SeaKR may need more samples than are returned.
@@ -401,7 +404,7 @@ class Labeler:
         """
         answers = [build_ungraded_answer(reading.draft or Completion(""), reading.samples) for reading in readings]
         answers = self._add_second_grades(answers, questions)
-        # All texts are graded in one call; then each row takes as many grades as it has texts.
+        # All texts are graded in one call. Below, each row takes its grades: one for the greedy answer, one per sample.
         texts: list[str] = []
         text_questions: list[Question] = []
         for answer, question in zip(answers, questions, strict=True):
@@ -422,13 +425,12 @@ class Labeler:
         return graded_rows
 
     def _add_second_grades(self, answers: list[GradedAnswer], questions: Sequence[Question]) -> list[GradedAnswer]:
-        """Add the verdicts of the second grader, if there is one, to the greedy answers; they are only stored."""
+        """Store the verdicts of the second grader, if there is one, in the answers. They do not count as grades."""
         if self.second_grader is None:
             return answers
         grades = self.second_grader.grade([answer.text for answer in answers], questions)
-        name = self.second_grader.name
         pairs = zip(answers, grades, strict=True)
-        return [replace(answer, other_grades={name: grade.correct}) for answer, grade in pairs]
+        return [replace(answer, other_grades={self.second_grader.name: grade.correct}) for answer, grade in pairs]
 
 
 def join_batches(batches: Sequence[LabeledBatch]) -> LabeledBatch:

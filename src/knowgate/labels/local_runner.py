@@ -30,10 +30,10 @@ SWITCH_INTERVAL = 0.0005
 
 @dataclass(frozen=True)
 class LocalRunner:
-    """Runs batches in this process and makes them larger until a batch takes `seconds`.
+    """Runs batches in this process, and makes each larger than the last until a batch takes `seconds`.
 
-    A GPU takes as long for four questions as for hundreds, so the batch size doubles after a fast batch and grows
-    fourfold after a very fast one. A slow machine writes its first rows soon, and a fast machine stays busy.
+    The right size depends on the machine: a GPU takes as long for four questions as for hundreds, but a slow machine
+    should write its first rows soon. So the first batch is small, and `next_size` says how batches grow.
 
     Attributes:
         first: Number of questions in the first batch.
@@ -87,8 +87,11 @@ class PassagePrefetcher:
         self._searches: dict[str, Future[dict[str, SearchResult]]] = {}
 
     def find(self, questions: Sequence[Question]) -> list[SearchResult]:
-        """Return the passages of each question. Waits for searches that the thread has not finished."""
-        n_ahead = max(PREFETCH_SIZE, PREFETCH_BATCHES * len(questions))
+        """Return the passages of each question, and start searches in the thread for the questions that come next.
+
+        Waits for searches of these questions that the thread has not finished.
+        """
+        n_ahead = max(PREFETCH_SIZE, PREFETCH_BATCHES * len(questions))  # questions to search in advance
         while self._portions and len(self._searches) < len(questions) + n_ahead:
             portion = self._portions.popleft()
             search = self._thread.submit(self._search, portion)
@@ -140,11 +143,11 @@ class LabelingPipeline:
         self._last: tuple[Sequence[Question], Future[KnowgateError | None]] | None = None
 
     def __call__(self, questions: Sequence[Question]) -> int:
-        """Let the LLM answer a batch, and return its size. Another thread grades the answers and writes the rows.
+        """Let the LLM answer a batch, and leave grading and writing to another thread. Returns the size of the batch.
 
-        Meanwhile the LLM may answer the next batch, but not more, so that memory stays bounded.
+        The LLM is at most one batch ahead of that thread, so that memory stays bounded.
         """
-        finish = self._labeler.start(questions)
+        finish = self._labeler.start(questions)  # returns a function that grades the answers
         self._wait_for_last()
         self._last = (questions, self._thread.submit(self._finish, finish))
         return len(questions)
@@ -167,7 +170,11 @@ class LabelingPipeline:
             self._workers.close()
 
     def _finish(self, finish: BatchFinisher) -> KnowgateError | None:
-        """Grade and write a batch, in the thread. Returns the error if it could not be graded, otherwise None."""
+        """Grade a batch with its finisher and write it. Runs in the thread.
+
+        Returns:
+            The error if the batch could not be graded; None if it was graded and written.
+        """
         try:
             batch = finish()
         except KnowgateError as error:
@@ -176,13 +183,13 @@ class LabelingPipeline:
         return None
 
     def _wait_for_last(self) -> None:
-        """Wait until the last batch is written. Raises the error if it could not be written.
+        """Wait until the thread has graded and written the last batch. Raises an error if it could not be written.
 
-        A batch that could not be graded is labeled again, which also tries its questions one by one.
+        A batch that could not be graded is labeled again, in this thread, and its questions one by one if necessary.
         """
         if self._last is None:
             return
         questions, grading = self._last
         self._last = None
-        if grading.result() is not None:
+        if grading.result() is not None:  # the error with which grading failed
             self._write(self._labeler.label(questions))

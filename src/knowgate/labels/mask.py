@@ -25,7 +25,7 @@ PIECE_PATTERNS = (
 
 
 class TextPiece(NamedTuple):
-    """A word, line or other piece of a text, with the tokens that the grader would see."""
+    """A word, line or other piece of a text, with its tokens as the grader of answers compares them."""
 
     text: int  # number of the text that the piece belongs to
     start: int  # position of its first character
@@ -58,8 +58,8 @@ def mask_passages(passages: Sequence[Passage], golds: Sequence[str]) -> list[Pas
 def mask_texts(texts: Sequence[str], answers: Sequence[list[str]], pattern: re.Pattern[str]) -> list[str]:
     """Replace gold answers by MASK, also where an answer begins in one text and ends in the next.
 
-    Which text is next depends on whether a prompt shows the titles of passages. So the texts are masked twice: with and
-    without the titles.
+    A prompt may show the passages with or without their titles, so the next text may be a title or not. Therefore the
+    answers are replaced twice: in all texts one after another, and then in the texts without the titles.
 
     Args:
         texts: Titles and texts of passages, alternating: title, text, title, text.
@@ -67,8 +67,7 @@ def mask_texts(texts: Sequence[str], answers: Sequence[list[str]], pattern: re.P
         pattern: How texts are cut into pieces.
     """
     masked = list(texts)
-    all_numbers, numbers_without_titles = range(len(texts)), range(1, len(texts), 2)
-    for numbers in (all_numbers, numbers_without_titles):
+    for numbers in (range(len(texts)), range(1, len(texts), 2)):  # all texts, then those without the titles
         if contains_answer(" ".join(masked[number] for number in numbers), answers):
             pieces = [piece for number in numbers for piece in _cut_into_pieces(masked[number], number, pattern)]
             masked = _replace_spans(masked, pieces, _find_answer_spans(pieces, answers))
@@ -101,9 +100,11 @@ def _is_separate_word(text: str, match: re.Match[str]) -> bool:
 
 
 def _find_answer_spans(pieces: Sequence[TextPiece], answers: Sequence[list[str]]) -> list[PieceSpan]:
-    """Find spans of consecutive pieces of text that contain one of the answers. Overlapping spans are merged.
+    """Find where the answers occur in a text, as spans of consecutive pieces. Overlapping spans are merged.
 
-    Each answer is a list of tokens. A span covers all pieces that have a token of the answer.
+    Args:
+        pieces: The pieces of the text, such as words, in order.
+        answers: The tokens of each answer. A span covers all pieces that have a token of the answer.
     """
     tokens = [token for piece in pieces for token in piece.tokens]
     piece_of = [number for number, piece in enumerate(pieces) for _ in piece.tokens]  # token position -> piece number

@@ -62,11 +62,11 @@ class PassageFinder:
 
     @property
     def can_prefetch(self) -> bool:
-        """Whether passages can be searched in advance: there is an index, and no iterative search uses it meanwhile."""
+        """Whether passages can be searched in advance: there is an index, and no later round of retrieval uses it."""
         return self.retriever is not None and not self.options.closed_book and not self.options.iterative
 
     def find(self, questions: Sequence[Question]) -> list[SearchResult]:
-        """Find the passages of each question without reranking them, and count how often its answer occurs."""
+        """Find the passages of each question, not yet reranked, and count how often its answer occurs in the corpus."""
         passages = self._find_passages(questions)
         frequencies = self._count_frequencies(questions)
         return [SearchResult(found, count) for found, count in zip(passages, frequencies, strict=True)]
@@ -85,7 +85,7 @@ class PassageFinder:
         return [list(question.contexts[:count]) for question in questions]
 
     def rank(self, questions: Sequence[Question], passages: list[list[Passage]]) -> list[list[Passage]]:
-        """Rerank found passages and keep the best `k`; without a reranker, return them unchanged."""
+        """Rerank the passages found for each question and keep the best `k`. Without a reranker, nothing is changed."""
         if self.reranker is None or self.options.closed_book:
             return passages
         queries = [question.text for question in questions]
@@ -112,7 +112,7 @@ class PassageFinder:
             return [None for _ in questions]
         golds = [list_gold_answers(question) for question in questions]
         first_golds = [answers[0] for answers in golds if answers]
-        # One count for each question that has a gold answer, in the same order.
+        # One count for each question that has a gold answer, in the same order. The others get None.
         counts = iter(count_passages_containing(self.retriever, first_golds, FREQUENCY_CAP))
         return [next(counts) if answers else None for answers in golds]
 
@@ -168,7 +168,10 @@ class IterativeAnswerer:
     finder: PassageFinder
 
     def refine(self, answers: Sequence[IterativeAnswer]) -> None:
-        """Continue from the answers of the first round and update them in place; each round is one batch."""
+        """Improve the answers of the first round in further rounds. The `answers` are updated in place.
+
+        In each round, all questions that are not done are searched and answered together.
+        """
         for round_number in range(2, MAX_ROUNDS + 1):
             active = [state for state in answers if not state.is_done]
             if not active:
@@ -177,7 +180,10 @@ class IterativeAnswerer:
             self._answer_again([state for state in active if not state.is_done])
 
     def _search_again(self, active: Sequence[IterativeAnswer], round_number: int) -> None:
-        """Search with question and current answer, and update the passages; without new ones, a question is done."""
+        """Search again with each question and its current answer, and add the passages found to its best ones.
+
+        A question for which the search finds no new passage is done.
+        """
         options = self.finder.options
         results = self.finder.search(
             [build_follow_up_query(state.question.text, state.answer.text) for state in active]
@@ -192,7 +198,7 @@ class IterativeAnswerer:
                 state.is_done = True
 
     def _answer_again(self, active: Sequence[IterativeAnswer]) -> None:
-        """Answer with the current passages; a question is done if its answer stays the same."""
+        """Answer each question again with its current passages. A question whose answer stays the same is done."""
         prompts = [self.prompts.open(state.question, state.passages) for state in active]
         completions = self.model.generate(prompts, max_tokens=self.finder.options.max_tokens)
         for state, (answer,) in zip(active, completions, strict=True):

@@ -168,9 +168,13 @@ def list_nodes(ray: Any) -> list[ClusterNode]:
 
 
 def plan_workers(resources: WorkerResources, nodes: Sequence[ClusterNode]) -> WorkerResources:
-    """Decide how many workers to start, and with how many cores and GPUs, where the user has not decided it.
+    """Decide how many workers to start, and how many cores and GPUs each gets.
 
-    Raises BadSetting if they do not fit on the cluster, because Ray would wait forever for free resources.
+    Raises BadSetting if the workers do not fit on the cluster, because Ray would wait forever for free resources.
+
+    Args:
+        resources: What the user has asked for. Numbers left open (0 or None) are chosen here.
+        nodes: The machines of the cluster.
     """
     has_gpus = any(node.gpus >= 1 for node in nodes)
     gpus = resources.gpus if resources.gpus is not None else float(has_gpus)
@@ -213,7 +217,10 @@ def _share_cores(nodes: Sequence[ClusterNode], gpus: float, size: int) -> float:
 
 
 def check_versions(ray: Any, nodes: Sequence[ClusterNode]) -> None:
-    """Raise BadSetting if a machine has no knowgate or another version of it, whose results could differ."""
+    """Raise BadSetting unless all machines of the cluster have the same version of knowgate as this one.
+
+    The results of other versions could differ.
+    """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     # Ray sends the code of a nested function. A function of this module would be imported on the other machine, which

@@ -126,7 +126,7 @@ class QuestionBatch:
 
     Attributes:
         questions: The questions.
-        deaths: Number of workers that died over the question, if the batch is a single question that is run again.
+        deaths: Number of workers that died while they ran this question, if the batch is a single question.
     """
 
     questions: tuple[Question, ...]
@@ -223,7 +223,7 @@ class RayScheduler(Generic[Result]):
         return WorkerEnvironment(str(Path.cwd()), has_gpu=bool(self.pool.gpus))
 
     def _start_worker(self) -> None:
-        """Start a worker; its first call asks on which machine it runs."""
+        """Start a worker, and call it to ask on which machine it runs. `busy` maps the call to the worker."""
         actor_class = self.ray.remote(RayWorker).options(
             num_cpus=self.pool.cpus, num_gpus=self.pool.gpus, max_restarts=0, scheduling_strategy="SPREAD"
         )
@@ -231,7 +231,7 @@ class RayScheduler(Generic[Result]):
         self.busy[worker.actor.get_node.remote()] = worker
 
     def _create_job(self, worker: WorkerHandle, node: str) -> None:
-        """Let a worker load its model, with the index actor of its machine."""
+        """Call a worker to load its model. It searches with the index actor of its machine, if the job has an index."""
         index = self._get_index(node) if self.runner.job.index else None
         self.busy[worker.actor.create_job.remote(self.runner.job, self._environment, index)] = worker
 
@@ -248,7 +248,13 @@ class RayScheduler(Generic[Result]):
         return self.indexes[node]
 
     def _handle_death(self, worker: WorkerHandle, error: Exception) -> Iterator[Result]:
-        """Replace a dead worker and schedule its batch again; raise ModelError after too many deaths in a row."""
+        """Replace a dead worker, and schedule the questions of its batch again.
+
+        Yields a failed result if the batch was a single question that has killed too many workers.
+
+        Raises:
+            ModelError: Too many workers died in a row, without finishing a batch.
+        """
         reason = " ".join(str(error).split())
         self.deaths += 1
         max_deaths = MAX_STARTUP_DEATHS if worker.batch is None else MAX_DEATHS + self.pool.workers
@@ -282,8 +288,8 @@ class RayScheduler(Generic[Result]):
     def _handle_result(self, worker: WorkerHandle, value: Any) -> Iterator[Result]:
         """Handle what a worker returned, and yield it if it is the result of a batch.
 
-        A worker that is starting (without a batch) first returns the id of its machine, a text, and then the fingerprints
-        of its model and index.
+        A worker that has no batch is starting. It first returns the id of its machine (a string) and is told to load
+        the model. Then it returns the fingerprints of its model and index (a dict), and is ready for batches.
         """
         if worker.batch is not None:
             self.deaths = 0
@@ -311,11 +317,12 @@ class RayScheduler(Generic[Result]):
             )
 
     def _handle_error(self, worker: WorkerHandle, result: WorkerResult[Any]) -> Iterator[Result]:
-        """Handle an error that a worker reported, and stop the run if other questions would fail in the same way.
+        """Handle an error that a worker reported; unlike a dead worker, it can continue.
 
-        This is the case if the worker was starting, and for errors of knowgate, because the job itself turns knowgate's
-        errors about a single question into failed rows. After other errors the questions of the batch are run again one by
-        one, and a single question gets a failed result.
+        An unexpected error may come from a single question. So the questions of the batch are run again one by one, and
+        a question that fails alone gets a failed result. The run stops if other questions would fail in the same way:
+        if the worker was starting, or for an error of knowgate. (The job itself turns knowgate's errors about a single
+        question into failed rows.)
         """
         reason = str(result.error)
         if result.error_class:

@@ -52,9 +52,10 @@ class WorkerEnvironment:
     has_gpu: bool
 
     def activate(self) -> None:
-        """Change to the working directory of the caller, if it exists here, so that relative paths work.
+        """Apply the environment to this process.
 
-        A worker without GPUs must not see any, so they are hidden.
+        The working directory becomes that of the caller, if it exists on this machine, so that relative paths work.
+        GPUs are hidden from a worker that may not use any.
         """
         if Path(self.folder).is_dir():
             os.chdir(self.folder)
@@ -77,11 +78,9 @@ class WorkerResult(Generic[Result]):
     error_class: str = ""
 
     def to_exception(self) -> KnowgateError:
-        """Return an exception of the same class, with the same message.
-
-        The constructor of the class may need other arguments, so it is not called.
-        """
+        """Return the error as an exception of its class, with its message."""
         error_class = getattr(errors, self.error_class, KnowgateError)
+        # The constructor of the class may need arguments other than a message, so it is not called.
         error: KnowgateError = error_class.__new__(error_class)
         KnowgateError.__init__(error, str(self.error))
         return error

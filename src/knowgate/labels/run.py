@@ -210,10 +210,10 @@ def describe_label_run(labeler: Labeler, questions: Sequence[Question], data: st
 
 
 def match_started_settings(folder: RunFolder, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings as the version of knowgate that started this run recorded them, so that they can be compared.
+    """Adapt the settings of a run to those that an older version of knowgate recorded when it started the run.
 
-    A run can be continued only with equal settings. Older versions recorded `k`, the number of passages, as None if it was
-    not given, and did not record the open-book prompts. Settings of a new run are returned unchanged.
+    A run can be continued only with equal settings. Older versions did not record `open_prompts`, and recorded `k`, the
+    number of passages, as None if the user gave none. The settings of a new run are returned unchanged.
     """
     is_started = (folder.path / folder.manifest_name).is_file()
     if not is_started:

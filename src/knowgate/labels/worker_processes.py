@@ -36,21 +36,23 @@ COMMAND = (sys.executable, "-P", "-m", "knowgate.labels.worker_processes")
 
 
 def count_workers(finder: PassageFinder, n_questions: int) -> int:
-    """Return how many workers a label run should have; 0 if threads of this process do as well.
+    """Return how many worker processes a label run should have: one for two cores, but at most `MAX_WORKERS`.
 
-    Workers search only BM25 indexes on disk. Other retrievers need a GPU or a server, or exist only in this process.
+    Returns 0 for short runs and for machines with few cores, where workers would save no time. Also returns 0 unless
+    the retriever is a BM25 index on disk: other retrievers need a GPU or a server, or exist only in this process.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    retriever = finder.retriever
-    can_search = finder.can_prefetch and isinstance(retriever, Bm25Retriever) and retriever.folder
-    return min(MAX_WORKERS, cores // 2) if can_search and n_questions >= MIN_QUESTIONS and cores >= MIN_CORES else 0
+    can_search = finder.can_prefetch and isinstance(finder.retriever, Bm25Retriever) and finder.retriever.folder
+    if not can_search or n_questions < MIN_QUESTIONS or cores < MIN_CORES:
+        return 0
+    return min(MAX_WORKERS, cores // 2)
 
 
 class WorkerProcesses:
-    """Searches passages and grades answers in workers. The results equal those of this process.
+    """Searches passages and grades answers in other processes, the workers. The results equal those of this process.
 
-    This process does the work itself until the workers are ready, and after one of them has failed. So errors are the
-    same as without workers.
+    This process does the work itself until the workers are ready, and after one of them has failed. So a run with
+    workers succeeds or fails exactly as one without.
 
     Args:
         finder: Finds the passages. If there are workers, its retriever must be a BM25 index on disk.
@@ -87,15 +89,28 @@ class WorkerProcesses:
         return [SearchResult([Passage(*fields) for fields in passages], frequency) for passages, frequency in results]
 
     def run(self, task: str, items: Sequence[Any]) -> list[Any] | None:
-        """Divide the items of a task among the workers, and return one result per item; None if no worker is ready."""
+        """Divide the items of a task among the workers, and return one result per item.
+
+        Returns None if the workers are not ready or one of them fails. The caller then does the work itself.
+
+        Args:
+            task: "search" or "grade".
+            items: The items, as JSON values.
+        """
         if not self.is_ready or not items:
             return None
-        size = math.ceil(len(items) / len(self._workers))
+        size = math.ceil(len(items) / len(self._workers))  # items per worker
         replies = self._request([[task, items[start : start + size]] for start in range(0, len(items), size)])
         return None if replies is None else [result for reply in replies for result in reply]
 
     def _request(self, requests: Sequence[Any]) -> list[Any] | None:
-        """Send a request to each of the first workers, and return their replies; None if a worker failed."""
+        """Send each request to a worker of its own, and return the replies in the same order.
+
+        Returns None if a worker failed. All workers are then closed, and this process does the work itself.
+
+        Args:
+            requests: The requests, at most one per worker.
+        """
         replies = None
         with self._lock:
             try:
@@ -113,7 +128,7 @@ class WorkerProcesses:
         """Start all workers, and wait until they have opened the index."""
         finder, retriever = self._finder, self._finder.retriever
         assert isinstance(retriever, Bm25Retriever)
-        index = [
+        first_request = [
             str(retriever.folder),
             retriever.fingerprint,
             finder.options.candidates if finder.reranker else finder.options.k,
@@ -124,7 +139,7 @@ class WorkerProcesses:
         with self._lock, contextlib.suppress(OSError):  # without a Python to start, there are no workers
             while len(self._workers) < self.count:
                 self._workers.append(subprocess.Popen(COMMAND, stdin=PIPE, stdout=PIPE, **options))  # nosec B603
-        self.is_ready = bool(self._request([index] * len(self._workers))) and self.count > 0
+        self.is_ready = bool(self._request([first_request] * len(self._workers))) and self.count > 0
 
 
 @dataclass(frozen=True)
@@ -134,7 +149,10 @@ class WorkerGrader(StringGrader):
     workers: WorkerProcesses = field(kw_only=True)
 
     def grade(self, answers: Sequence[str], questions: Sequence[Question]) -> list[Grade]:
-        """Grade answers. Answers to one question that follow each other are graded by the same worker."""
+        """Grade each answer, as an answer to the question at the same position.
+
+        Consecutive answers to the same question are sent to a worker as one item.
+        """
         items = []
         for _, pairs in itertools.groupby(zip(answers, questions, strict=True), key=lambda pair: id(pair[1])):
             group = list(pairs)
@@ -152,7 +170,7 @@ class WorkerGrader(StringGrader):
 
 
 def main() -> None:
-    """Work until stdin is closed. The first line names the index."""
+    """Run a worker: answer the requests on stdin until it is closed. The first line names the index."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     folder, fingerprint, k = json.loads(sys.stdin.readline())
     retriever = open_bm25(folder)
@@ -166,7 +184,15 @@ def main() -> None:
 
 
 def _search(finder: PassageFinder, items: list[Any]) -> list[Any]:
-    """Return the fields of the passages, and the frequency of the answer, for each question and its gold answers."""
+    """Find the passages of questions, and count how often their answers occur in the corpus.
+
+    Args:
+        finder: Searches the index.
+        items: The text and the gold answers of each question.
+
+    Returns:
+        For each question, a list of passages (each a list of its fields) and the count; None if it was not counted.
+    """
     results = finder.find([Question(text, answers=tuple(answers)) for text, answers in items])
     return [[[astuple(passage) for passage in result.passages], result.frequency] for result in results]
 

@@ -38,12 +38,12 @@ IntArray = NDArray[np.int32]
 class PostingsBlock(NamedTuple):
     """How often each term occurs in each passage of a block.
 
-    An entry says that a term occurs so often in a passage. Entries are stored in three arrays of equal length, sorted by
-    term and then by passage.
+    The three arrays have equal lengths. At the same position, they say: this term occurs in this passage so often.
+    Positions are sorted by term and then by passage.
 
     Args:
-        terms: The term of each entry, as a number (its column in the score matrix).
-        passages: The passage of each entry, as its row in the index.
+        terms: Numbers of terms (columns in the score matrix).
+        passages: Numbers of passages (rows in the index).
         counts: How often the term occurs in the passage.
     """
 
@@ -92,11 +92,11 @@ class Postings:
         return [self.vocabulary.setdefault(term, len(self.vocabulary)) for term in terms]
 
     def compute_scores(self) -> dict[str, Any]:
-        """Return the sparse matrix of BM25 scores (Lucene's variant) in the format of bm25s.
+        """Compute the BM25 score of each term in each passage, as a sparse matrix in the format of bm25s (CSC).
 
-        Terms are columns and passages are rows. The scores of a term are stored next to each other. So the blocks are
-        read twice: first to count in how many passages each term occurs, which gives the place of its scores, and then
-        to compute the scores.
+        The scores of a term are stored next to each other in the array `data`, and the passage of each score in
+        `indices`; `indptr` says where each term begins. So the blocks are read twice: first to count how many scores
+        each term has, and then to compute the scores.
         """
         n_terms = len(self.vocabulary)
         frequencies = np.zeros(n_terms, dtype=np.int64)  # how many passages contain each term
@@ -126,14 +126,17 @@ class Postings:
 
 
 def _assign_slots(terms: IntArray, next_slots: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the slot of each entry of a block: the entries of a term get its next free slots, one after another.
+    """Return the position in the output arrays at which the score of each entry of a block is stored.
+
+    All scores of a term are stored next to each other, so the entries of a term get its next free positions.
 
     Args:
         terms: The term of each entry, in increasing order.
-        next_slots: The next free slot of each term. It is updated.
+        next_slots: The next free position of each term. It is updated.
     """
     n_entries = np.bincount(terms, minlength=len(next_slots))  # of each term
     first_entries = np.cumsum(n_entries) - n_entries  # where the entries of each term begin in the block
+    # The entry at position p of the block is entry number p - first_entries[term] of its term.
     slots: NDArray[np.int64] = np.arange(len(terms)) + (next_slots - first_entries)[terms]
     next_slots += n_entries
     return slots
@@ -178,11 +181,11 @@ def _compute_length_norms(lengths: IntArray) -> NDArray[np.float64]:
 
 
 def select_candidate_rows(scores: NDArray[Any], k: int) -> NDArray[np.intp]:
-    """Return the rows that may be among the k best, in increasing order, without sorting all scores.
+    """Return the rows that may have one of the k best scores, in increasing order, without sorting all scores.
 
-    The result contains the k best rows with a positive score, all rows tied with them, and possibly more. To find them
-    quickly, the scores are divided into segments. The k-th highest maximum of a segment is a threshold: at least k rows
-    reach it, so rows below it cannot be among the k best. With a million passages, this halves the time of a search.
+    Rows without a positive score are left out. To be fast, the scores are divided into segments, and the maximum of
+    each segment is computed. The k-th highest of these maxima is a threshold: at least k rows reach it, so rows below
+    it cannot be among the k best. With a million passages, this halves the time of a search.
     """
     n_segments = len(scores) // SEGMENT_ROWS
     if k > n_segments:
@@ -268,10 +271,10 @@ def build_bm25_matrix(passages: Iterable[Passage], tokenizer: Tokenizer, scratch
 
 
 def import_bm25s() -> Any:
-    """Import bm25s, but not jax, which bm25s would run at once if it is installed.
+    """Import bm25s in such a way that it does not import jax.
 
-    jax reserves three quarters of the GPU's memory when it runs first, and the LLM needs that memory. Importing bm25s takes
-    0.2 s, so knowgate does it when an index is used.
+    If jax is installed, bm25s would import and run it, and jax would reserve three quarters of the GPU's memory, which
+    the LLM needs. Importing bm25s takes 0.2 s, so knowgate does it only when an index is used.
     """
     hides_jax = "jax" not in sys.modules
     if hides_jax:

@@ -67,10 +67,11 @@ def _count_units(text: str) -> int:
 
 
 def _pack(text: str, level: int, limit: int) -> list[str]:
-    """Split a text into passages of at most `limit` units, preferably between paragraphs.
+    """Split a text into passages of at most `limit` units, between paragraphs if possible.
 
-    The text is split at one kind of separator, and as many pieces as fit are packed into each passage. A piece that is
-    too long by itself is split at the next kind of separator. A heading at the end of a passage moves to the next one.
+    The text is cut at one kind of separator, such as paragraph ends, and as many pieces as fit are packed into each
+    passage. A piece that is too long by itself is cut at the next kind of separator, by a recursive call. A heading at
+    the end of a passage moves to the next one.
 
     Args:
         text: The text to split.
@@ -88,7 +89,7 @@ def _pack(text: str, level: int, limit: int) -> list[str]:
             continue
         # The piece does not fit: finish the current passage and start the next one with the piece.
         body, heading = "".join(current), ""
-        if level < len(_SEPARATORS) - 1:  # between words there are no headings
+        if level < len(_SEPARATORS) - 1:  # at the last level, the pieces are words, which are no headings
             body, heading = _split_trailing_heading(body)
         parts = _pack(heading + piece, level + 1, limit)
         passages += [body, *parts[:-1]]

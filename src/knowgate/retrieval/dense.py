@@ -52,7 +52,8 @@ class HybridRetriever:
         """Return up to k passages for each query, best first, with their fused scores."""
         check_k(k)
         results = [retriever.search(queries, max(k, HYBRID_DEPTH)) for retriever in self._retrievers]
-        return [fuse_rankings([rankings[i] for rankings in results])[:k] for i in range(len(queries))]
+        # Each retriever returns one ranking per query. zip groups the rankings of a query.
+        return [fuse_rankings(rankings)[:k] for rankings in zip(*results, strict=True)]
 
 
 def fuse_rankings(rankings: Sequence[Sequence[Passage]]) -> list[Passage]:

@@ -101,7 +101,7 @@ def find_documents(source: Path) -> Corpus:
 def _find_in_folder(folder: Path) -> Corpus:
     """Find the documents of a folder and its subfolders, except hidden ones (names that start with a dot).
 
-    Files with other suffixes are counted. A file that is not safe to read is a problem if it has a supported suffix.
+    Files of unsupported types are counted in `skipped`. Files that are not safe to read are listed in `problems`.
 
     Raises:
         BadInput: The folder contains no documents.

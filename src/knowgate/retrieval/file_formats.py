@@ -80,7 +80,10 @@ class HtmlPage:
 
 
 def read_html(markup: str) -> HtmlPage:
-    """Extract the title and the visible text of an HTML page."""
+    """Extract the title and the visible text of an HTML page.
+
+    A tag becomes the white space that it stands for: <br> is a line break. The <title> is not part of the text.
+    """
     tokens = list(_drop_hidden(tokenize_html(markup)))
     title = _find_element_text(tokens, "title") or _find_element_text(tokens, "h1")
     pieces: list[str] = []
@@ -99,7 +102,7 @@ def read_html(markup: str) -> HtmlPage:
 
 
 def _drop_hidden(tokens: Iterable[HtmlToken]) -> Iterator[HtmlToken]:
-    """Yield all tokens except those inside of elements that are not visible, such as <script>."""
+    """Yield all tokens except those inside of elements that are not visible, such as the text of a <script>."""
     open_tags: list[str] = []  # the hidden elements around the current token; the innermost comes last
     for token in tokens:
         if token.opens and token.tag in _HIDDEN_TAGS:
@@ -145,8 +148,9 @@ def tokenize_html(markup: str) -> Iterator[HtmlToken]:
     position = 0
     while position < len(markup):
         start = markup.find("<", position)
-        if start != position:
-            yield HtmlToken(_unescape(markup[position : start if start >= 0 else len(markup)]))
+        text_end = start if start >= 0 else len(markup)
+        if text_end > position:
+            yield HtmlToken(_unescape(markup[position:text_end]))
         if start < 0:
             return
         tag = _TAG.match(markup, start)

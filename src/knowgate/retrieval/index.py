@@ -75,7 +75,10 @@ class IndexReport:
     problems: dict[str, str] = field(default_factory=dict)
 
     def summarize_problems(self) -> str:
-        """Return a line that counts the documents that could not be read and names the first five; '' if none."""
+        """Describe the documents that could not be read in a line: their number, and the first five with the reasons.
+
+        Returns '' if all documents could be read.
+        """
         if not self.problems:
             return ""
         n = len(self.problems)
@@ -326,7 +329,7 @@ def _write_search_files(
     if embedder is None:
         return
     previous_vectors = scan.previous.get_vectors(embedder)
-    all_new = np.full(len(store), -1)  # no passage has a vector in the previous index
+    all_new = np.full(len(store), -1)  # -1 means that a passage has no vector in the previous index
     dense.write_vectors(
         folder / index_folder.VECTORS_FILE,
         store,

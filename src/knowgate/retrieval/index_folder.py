@@ -236,8 +236,8 @@ def _read_manifest_for(kind: str, folder: Path, required: str, names: Collection
     Args:
         kind: `bm25` or `dense`.
         folder: The index folder.
-        required: The file or subfolder that only indexes for this kind of search have.
-        names: The files and subfolders that this kind of search reads. Their digests are checked.
+        required: A file or subfolder that exists only if the index was built for this kind of search.
+        names: All files and subfolders that this kind of search reads. Their digests are checked.
     """
     manifest = read_index_manifest(folder)
     if not (folder / required).exists():
@@ -310,8 +310,8 @@ def iterate_passages_by_document(folder: str | Path, seed: int = 0) -> Iterator[
 def _shuffle_rows(document: DocumentRow, seed: int) -> list[int]:
     """Return the rows of a document's passages in random order.
 
-    The order does not change if other documents are added before this one. So it depends on the number of a passage
-    within its document, and not on its row.
+    The order depends on the number of a passage within its document, and not on its row in the index. So it stays the
+    same if other documents are added to the index.
     """
     numbers = sorted(range(document.count), key=lambda number: _hash_for_order(seed, f"{document.id} {number}"))
     return [document.first + number for number in numbers]

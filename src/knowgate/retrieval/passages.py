@@ -22,7 +22,7 @@ def check_k(k: int) -> None:
 
 
 def cut_query(query: str, max_chars: int = MAX_QUERY_CHARS, max_words: int = MAX_QUERY_WORDS) -> str:
-    """Return the beginning of a query, as much as search and rerank servers accept. A short query stays as it is."""
+    """Cut a query to the length that search and rerank servers accept. A short query stays as it is."""
     words = query[:max_chars].split()
     return " ".join(words[:max_words]) if len(words) > max_words else query[:max_chars]
 
@@ -95,8 +95,7 @@ def count_passages_containing(retriever: Retriever, phrases: Sequence[str], k: i
 def _count_containing(phrase: str, passages: Sequence[Passage]) -> int:
     """Count the passages that contain a phrase word for word.
 
-    Tokenizing a text is slow, and most texts lack one of the phrase's words. So only texts in which a plain search finds
-    all words of the phrase are tokenized.
+    Tokenizing texts is slow. So texts that lack a word of the phrase, which is quick to find out, are left out first.
     """
     phrase_tokens = join_tokens(phrase)
     if not phrase_tokens.strip():

@@ -102,6 +102,7 @@ class PostgresDatabase:
             with self._open_pool().connection() as connection:
                 return connection.execute(to_psycopg_query(query), list(values)).fetchall()
         except psycopg.OperationalError as error:
+            # Without a code, the error does not come from the server, which means that the connection is lost.
             if error.sqlstate is not None and not error.sqlstate.startswith(LOST_CONNECTION_STATES):
                 raise translate_error(self.address, error) from None
         except DATABASE_ERRORS as error:
@@ -207,9 +208,9 @@ class PostgresDatabase:
 
     @contextlib.contextmanager
     def _get_live_connection(self) -> Iterator[Connection]:
-        """Get a connection that was checked to work.
+        """Take a connection from the pool that was checked to work, and put it back at the end of the block.
 
-        After a restart of the server, all connections of the pool are dead and must be replaced.
+        After a restart of the server, all connections of the pool are dead and are replaced.
         """
         pool = self._open_pool()
         connection = pool.getconn()
@@ -217,7 +218,7 @@ class PostgresDatabase:
             ConnectionPool.check_connection(connection)
         except psycopg.Error:
             pool.putconn(connection)
-            pool.check()
+            pool.check()  # replaces dead connections
             connection = pool.getconn()
         try:
             yield connection

@@ -46,12 +46,12 @@ class RetrievalOutcome(StrEnum):
 
 
 class LabelSource(StrEnum):
-    """Where a label comes from, from most to least trusted."""
+    """Where a label (whether the LLM knows the answer) comes from, from most to least trusted."""
 
-    HUMAN = "human"
-    GOLD = "gold"
-    JUDGE = "judge"
-    AGREEMENT = "agreement"
+    HUMAN = "human"  # a person decided
+    GOLD = "gold"  # the answer was compared with a gold answer
+    JUDGE = "judge"  # another LLM decided
+    AGREEMENT = "agreement"  # the answer was compared with the LLM's own answer with passages
 
 
 SOURCE_WEIGHTS = {LabelSource.HUMAN: 1.0, LabelSource.GOLD: 1.0, LabelSource.JUDGE: 0.8, LabelSource.AGREEMENT: 0.5}
@@ -158,7 +158,7 @@ def entry_from_row(row: Sequence[Any]) -> LogEntry:
 
 
 def entry_to_row(entry: LogEntry) -> list[Any]:
-    """Convert an entry to the values of the SQL statement `INSERT_ENTRY`, except the last one, the vector."""
+    """Convert an entry to the values of the SQL statement `INSERT_ENTRY`. The caller appends the last, the vector."""
     scope = entry.scope
     outcome = None if entry.outcome is None else entry.outcome.value
     names = [entry.key, entry.question, entry.label.value, outcome, entry.source.value]

@@ -79,7 +79,10 @@ class HnswIndex:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the index can be used; if there is none, the first call starts to build it in a thread."""
+        """Whether searches can use the index now. If it does not exist yet, the first access starts to build it.
+
+        It is built in a thread, so this never waits. If the build is impossible, the result stays False.
+        """
         if self._is_ready or self._has_given_up:
             return self._is_ready
         self._is_ready = self._is_valid()
@@ -99,14 +102,14 @@ class HnswIndex:
         return bool(rows and rows[0][0])
 
     def _build(self) -> None:
-        """Build the index, unless another process has built it.
+        """Build the index, unless another process has built it. Runs in a thread.
 
-        Without an index, searches stay exact and slower. That is so if the build fails, if the log is empty, and if the
-        vectors are too long for pgvector's index.
+        Gives up if the log is empty, if its vectors are too long for pgvector's index, or if the database reports an
+        error. Searches then stay exact, which is slower.
         """
         try:
-            width = self._database.read("SELECT value FROM meta WHERE key = 'width'")
-            self._has_given_up = not width or int(width[0][0]) > MAX_HNSW_WIDTH
+            rows = self._database.read("SELECT value FROM meta WHERE key = 'width'")  # the length of a vector
+            self._has_given_up = not rows or int(rows[0][0]) > MAX_HNSW_WIDTH
             if not self._has_given_up and not self._is_valid():
                 self._database.execute_outside_transaction(BUILD_STATEMENTS, log.info, lock="graph")
         except KnowgateError as error:
@@ -196,9 +199,9 @@ class PostgresHistory(store.HistoryStore):
         ]
 
     def _estimate_size(self, scope: HistoryScope) -> int:
-        """Return the number of entries of a scope, but at most `exact_rows` + 1, because counting more would be slow.
+        """Count the entries of a scope, but stop at `exact_rows` + 1, because counting more would be slow.
 
-        Scopes of up to `exact_rows` entries are searched exactly, so the exact size of larger ones does not matter.
+        The caller only needs to know whether there are more. Scopes that once had more are remembered.
         """
         if scope not in self._large_scopes:
             query = f"SELECT count(*) FROM (SELECT FROM entries WHERE {store.IN_SCOPE} LIMIT ?) AS few"
@@ -225,8 +228,8 @@ class PostgresHistory(store.HistoryStore):
             k: Number of neighbors.
             scope: Entries to search.
             exclude: Labels to leave out.
-            is_exact: Search exactly, without the index. Without it, the search is repeated exactly if the index returns
-                too few entries.
+            is_exact: True reads all entries of the scope. False uses the approximate index, and reads all entries only
+                if the index returns too few.
         """
         # The operator <#> is the negative inner product, which is minus the cosine similarity of unit vectors.
         # PostgreSQL does not use the index to order by a sum, so adding zero makes the search exact.
@@ -237,7 +240,7 @@ class PostgresHistory(store.HistoryStore):
         )
         labels = [str(label) for label in exclude]
         own_key = question_key(self._encode_text(question))
-        depth = k * store.MAX_ENTRIES
+        depth = k * store.MAX_ENTRIES  # a question may have several entries, of which only one is kept
         values = [vector, *self._scope_values(scope), time.time(), labels, own_key, depth]
         rows = self._database.read(query, values)
         if len(rows) < depth and not is_exact:

@@ -56,9 +56,8 @@ class SqliteHistory(HistoryStore):
         super().__init__(SqliteDatabase(self.path), embedder)
         self._lock = threading.Lock()
         self._indexes: dict[HistoryScope, VectorIndex] = {}
-        self._n_deletions: dict[
-            HistoryScope, str | None
-        ] = {}  # of the table, when the index of a scope was last updated
+        # The table's counter of deletions when the index of each scope was last updated.
+        self._n_deletions: dict[HistoryScope, str | None] = {}
         self._index_folder = self.path.with_name(f"{self.path.name}-lists")
 
     # --- writing ----------------------------------------------------------------------------------
@@ -112,11 +111,11 @@ class SqliteHistory(HistoryStore):
     # --- index ------------------------------------------------------------------------------------
 
     def _update_index(self, scope: HistoryScope) -> VectorIndex:
-        """Bring the vector index of a scope up to date with the table, and return it.
+        """Return the vector index of a scope, after updating it to the table, which other processes may have changed.
 
-        Other processes may have changed the table. Rows with higher ids than those of the index are new and are added, in
-        chunks. If the table's counter of deletions has changed, rows that no longer exist are dropped from memory. Rows in
-        the stored index (up to `last_indexed_id`) need not be: whoever deletes a row erases it there.
+        First, new rows are added: those with higher ids than the index has. Then, if the table's counter of deletions
+        has changed since the last update, rows that no longer exist are dropped from memory. The part of the index on
+        disk (rows up to `last_indexed_id`) needs no update, because whoever deletes a row erases it there, too.
         """
         n_deletions = self._read_meta("deletions")
         if scope not in self._indexes:
@@ -128,7 +127,7 @@ class SqliteHistory(HistoryStore):
             index.add([row[0] for row in rows], self._parse_vectors([row[1] for row in rows], index.width))
             if len(rows) < CHUNK_ROWS:
                 break
-        if n_deletions != self._n_deletions.setdefault(scope, n_deletions):
+        if self._n_deletions.setdefault(scope, n_deletions) != n_deletions:  # rows were deleted since the last update
             query = f"SELECT id FROM entries WHERE {IN_SCOPE} AND id > ?"
             index.keep({row[0] for row in self._database.read(query, [*values, index.last_indexed_id])})
             self._n_deletions[scope] = n_deletions
@@ -167,7 +166,7 @@ class SqliteHistory(HistoryStore):
         """
         if not blobs:
             return np.empty((0, 0), np.float32)
-        byte_counts = {len(blob) if isinstance(blob, bytes) else -1 for blob in blobs}  # -1: not a vector
+        byte_counts = {len(blob) if isinstance(blob, bytes) else -1 for blob in blobs}  # -1 stands for an invalid value
         expected = 4 * width if width is not None else max(byte_counts)
         if byte_counts != {expected} or expected <= 0 or expected % 4:
             raise self._make_error("the vectors differ in length, or come from another embedding model")
@@ -183,9 +182,10 @@ class SqliteHistory(HistoryStore):
 def _select_neighbors(
     question: str, hits: Sequence[Hit], entries: Mapping[int, LogEntry], exclude: Collection[KnowledgeLabel]
 ) -> tuple[Neighbor, ...]:
-    """Select the entries among the hits that may serve as neighbors of a question, in their order.
+    """Convert the hits of a vector search to neighbors of a question, in the same order.
 
-    The question itself, expired and deleted entries, excluded labels and duplicates of a question are dropped.
+    Left out are the question itself, entries that expired or were deleted, and entries with an excluded label. If
+    several entries have the same question, the one whose label is trusted most is kept.
     """
     own_key = question_key(question)
     now = time.time()

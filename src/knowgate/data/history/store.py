@@ -100,15 +100,19 @@ class HistoryStore:
         return self._embedder.spec if isinstance(self._embedder, SentenceEmbedder | RemoteEmbedder) else ""
 
     def _record_embedding(self, transaction: Any) -> None:
-        """Record the embedding in the log, unless one is recorded; raises BadSetting if that one differs."""
-        # INSERT_META does nothing if the key exists.
+        """Record which embedding the log is filled with. If another one is recorded already, raise BadSetting."""
+        # INSERT_META does nothing if the key exists, so the fingerprint that is then read may be an older one.
         transaction.execute(INSERT_META, [FINGERPRINT_KEY, self._embedder.fingerprint])
         self._check_embedding(transaction.execute(SELECT_META, [FINGERPRINT_KEY]).fetchone()[0])
         if self._embedder_name:
             transaction.execute(INSERT_META, [NAME_KEY, self._embedder_name])
 
     def _check_embedding(self, stored: str | None) -> None:
-        """Raise BadSetting if the fingerprint stored in the log differs from that of the embedding in use."""
+        """Raise BadSetting if the log was filled with another embedding than the one in use.
+
+        Args:
+            stored: Fingerprint of the embedding that the log was filled with; None for an empty log.
+        """
         fingerprint = self._embedder.fingerprint
         self._is_embedder_checked = stored == fingerprint
         if stored in (None, fingerprint):
@@ -130,7 +134,15 @@ class HistoryStore:
     # --- writing ----------------------------------------------------------------------------------
 
     def add(self, entries: Sequence[LogEntry], vectors: Vector | None = None) -> int:
-        """Add entries; earlier ones of the same question, scope and source are replaced."""
+        """Add entries to the log. An entry replaces an earlier one with the same question, scope and source.
+
+        Args:
+            entries: The entries.
+            vectors: Embedding of each question; None to compute them.
+
+        Returns:
+            The number of entries.
+        """
         if not entries:
             return 0
         if vectors is None:
@@ -139,14 +151,28 @@ class HistoryStore:
         return len(entries)
 
     def forget(self, *, ids: Sequence[int] = (), contains: str | None = None) -> int:
-        """Delete entries by id or text, and erase them and their vectors from the files of the log."""
+        """Delete entries for good: they are also erased from the files of the log, with their vectors.
+
+        Args:
+            ids: Delete the entries with these ids.
+            contains: Also delete all entries whose question contains this text; None deletes none by text.
+
+        Returns:
+            The number of deleted entries.
+        """
         n_deleted = self._delete(self.has_listed_id, [json.dumps(list(ids))]) if ids else 0
         if contains:
             n_deleted += self._delete(self.contains_text, [self._encode_text(contains)])
         return n_deleted
 
     def prune(self, *, now: float | None = None, keep_scope: HistoryScope | None = None) -> int:
-        """Delete expired entries; with `keep_scope`, also the entries of the same tenant for other models or prompts."""
+        """Delete entries that are of no use any more, and return their number.
+
+        Args:
+            now: Delete entries that expire at or before this Unix time; None for the current time.
+            keep_scope: Also delete the entries of the same tenant that belong to other models or prompts. None deletes
+                no such entries.
+        """
         n_deleted = self._delete("expires <= ?", [now or time.time()])
         if keep_scope is not None:
             condition = "tenant = ? AND NOT (model = ? AND prompts = ?)"
@@ -165,7 +191,14 @@ class HistoryStore:
     # --- reading ----------------------------------------------------------------------------------
 
     def entries(self, scope: HistoryScope | None = None, limit: int | None = None) -> Iterator[LogEntry]:
-        """Yield entries, newest first. They are read in pages, which end at the id where the next page begins."""
+        """Yield entries, newest first.
+
+        They are read in pages of at most `PAGE_ROWS` rows: each query continues below the lowest id read so far.
+
+        Args:
+            scope: Yield only the entries of this model, prompts and tenant; None for all.
+            limit: Maximum number of entries; None for all.
+        """
         condition, values = ("true", []) if scope is None else (IN_SCOPE, self._scope_values(scope))
         query = f"SELECT {SELECTED_COLUMNS} FROM entries WHERE {condition} AND id < ? ORDER BY id DESC LIMIT ?"
         remaining = MAX_ID if limit is None else limit
@@ -175,7 +208,7 @@ class HistoryStore:
             yield from (self._parse_entry(row) for row in rows)
             if len(rows) < PAGE_ROWS:
                 return
-            before_id = rows[-1][0]
+            before_id = rows[-1][0]  # the lowest id of this page
             remaining -= len(rows)
 
     def batches(self, size: int = 1000) -> Iterator[tuple[list[LogEntry], Vector]]:
@@ -183,7 +216,7 @@ class HistoryStore:
         query = f"SELECT {SELECTED_COLUMNS}, {self.vector_column} FROM entries WHERE id > ? ORDER BY id LIMIT ?"
         last_id = 0
         while rows := self._database.read(query, [last_id, size]):
-            last_id = rows[-1][0]
+            last_id = rows[-1][0]  # the highest id of this batch
             yield [self._parse_entry(row[:-1]) for row in rows], self._parse_vectors([row[-1] for row in rows])
 
     def scopes(self) -> dict[HistoryScope, int]:
@@ -193,7 +226,7 @@ class HistoryStore:
         return {HistoryScope(model, prompts, tenant): count for model, prompts, tenant, count in rows}
 
     def find_ids(self, key: str) -> list[int]:
-        """Return the ids of a question in all scopes, by its `question_key`."""
+        """Return the row ids of all entries of a question, in every scope. `key` is its `question_key`."""
         return [row[0] for row in self._database.read("SELECT id FROM entries WHERE key = ? ORDER BY id", [key])]
 
     def count(self, scope: HistoryScope) -> int:
@@ -216,16 +249,16 @@ class HistoryStore:
     def sample(
         self, k: int, scope: HistoryScope, seed: int = 0, exclude: Collection[KnowledgeLabel] = ()
     ) -> tuple[Neighbor, ...]:
-        """Draw k logged questions of a scope at random, for use without similar questions (cold start).
+        """Draw k logged questions of a scope at random, for use when no similar questions are known (cold start).
 
-        Expired entries and entries with an excluded label are left out. The same seed draws the same questions as long
-        as the log does not change.
+        They have similarity 0. Expired entries and entries with an excluded label are left out. The same seed draws the
+        same questions as long as the log does not change.
         """
         query = f"SELECT id, label FROM entries WHERE {IN_SCOPE} AND {NOT_EXPIRED} ORDER BY id"
         rows = self._database.read(query, [*self._scope_values(scope), time.time()])
         ids = [row_id for row_id, label in rows if label not in exclude]
         shuffled = [ids[index] for index in np.random.default_rng(seed).permutation(len(ids))]
-        drawn = shuffled[: k * MAX_ENTRIES]
+        drawn = shuffled[: k * MAX_ENTRIES]  # a question may have several entries, of which only one is kept
         entries = self._load_entries(drawn)
         candidates = [(entries[row_id], 0.0) for row_id in drawn if row_id in entries]
         return tuple(deduplicate_neighbors(candidates)[:k])

@@ -76,7 +76,7 @@ class AnnManifest:
     Attributes:
         token: Part of the file name, new for every version of the index.
         stamp: Identifies the log whose questions are indexed.
-        last: Highest id of a question that the index has had. Deleted ids are not used again.
+        last: Highest row id that was ever added, even if the row was deleted later. Ids are never used again.
         size: Size of the file in bytes.
     """
 
@@ -109,13 +109,11 @@ class AnnIndex:
         parameters = faiss.SearchParametersIVF(nprobe=min(self.index.nlist, n_lists))
         n_candidates = min(k + EXTRA_RESCORED, len(self))
         _, id_rows, vector_rows = self.index.search_and_reconstruct(query[None], n_candidates, params=parameters)
-        # There is only one query. Candidates are sorted by id, so that ties are broken as in exact search. faiss fills up
-        # with id -1 if it finds fewer rows.
-        by_id = np.argsort(id_rows[0], kind="stable")
-        by_id = by_id[id_rows[0][by_id] >= 0]
-        vectors = np.ascontiguousarray(vector_rows[0][by_id])
-        hits = score_rows(vectors, np.arange(len(by_id)), query).top(k)
-        return _make_hits(id_rows[0][by_id], hits)
+        ids, vectors = id_rows[0], vector_rows[0]  # there is only one query
+        order = np.argsort(ids, kind="stable")  # by id, so that ties are broken as in exact search
+        order = order[ids[order] >= 0]  # faiss fills up with id -1 if it finds fewer rows
+        hits = score_rows(np.ascontiguousarray(vectors[order]), np.arange(len(order)), query).top(k)
+        return _make_hits(ids[order], hits)
 
 
 def _import_faiss() -> Any:
@@ -214,7 +212,10 @@ def erase_rows(folder: Path, ids: Sequence[int]) -> None:
 
 
 class VectorIndex:
-    """Unit vectors with ascending row ids that can be added and removed.
+    """Finds the nearest vectors. Search is exact for few rows, and uses a faiss index on disk for many.
+
+    Rows consist of an id and a unit vector, and are added with ascending ids. New rows stay in memory, until there are
+    so many that a thread moves them into the faiss index.
 
     Args:
         width: Length of a vector.
@@ -248,7 +249,7 @@ class VectorIndex:
 
     @property
     def last_indexed_id(self) -> int:
-        """Highest id in the faiss index, up to which rows need not be added; -1 if there is no such index."""
+        """Highest row id in the faiss index; -1 if there is no such index. Rows with higher ids are in memory."""
         return self._ann.manifest.last if self._ann else -1
 
     @property
@@ -274,12 +275,12 @@ class VectorIndex:
             self._size = end
 
     def keep(self, ids: set[int]) -> None:
-        """Drop all other rows from memory. Rows in the faiss index are not affected.
+        """Keep only the rows with these ids in memory. Rows in the faiss index are not affected.
 
-        New arrays are created, because a builder thread may still read the old ones.
+        The rows are copied to new arrays, because a builder thread may still read the old ones.
         """
         with self._lock:
-            self._keep_rows(np.isin(self._get_rows()[0], list(ids)))
+            self._keep_rows(np.isin(self._ids[: self._size], list(ids)))
 
     def nearest(self, queries: Vector, k: int) -> list[list[Hit]]:
         """Return the row id and cosine similarity of the k rows nearest to each query.
@@ -317,10 +318,10 @@ class VectorIndex:
         return self._size > (self._exact_rows if self._ann is None else self._fresh_rows)
 
     def _build(self, location: IndexLocation) -> None:
-        """Build or extend the stored faiss index, unless another process is doing so; runs in a thread.
+        """Build the faiss index on disk, or add the rows in memory to it. Runs in a thread.
 
-        Several processes may use the log and share the stored index. So it is opened again before (it may be new enough
-        already) and after.
+        Other processes may share the file. If one of them has written it already, its version is opened. If one is just
+        writing it, nothing is written here.
         """
         try:
             self._reopen(location)  # another process may have built it
@@ -344,12 +345,12 @@ class VectorIndex:
         write_ann_index(location, ids[first:], vectors[first:], stored)
 
     def _reopen(self, location: IndexLocation) -> None:
-        """Open the stored index if it is newer than the open one, and drop from memory the rows that it contains."""
+        """Open the index on disk if it is newer than the open one. Drop the rows that it contains from memory."""
         ann = open_ann_index(location, self.width)
         if ann is None or ann.manifest.last <= self.last_indexed_id:
             return
         with self._lock:
-            self._keep_rows(self._get_rows()[0] > ann.manifest.last)  # ids ascend: larger ones are not in the index
+            self._keep_rows(self._ids[: self._size] > ann.manifest.last)  # larger ids are not in the index
             self._ann = ann
 
     def _get_rows(self) -> tuple[RowIds, Vector]:

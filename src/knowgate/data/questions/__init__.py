@@ -106,7 +106,7 @@ def describe_data(data: QuestionSource) -> str:
 
 
 def guess_data_spec(name: str) -> str:
-    """Convert a file name to a data spec by its suffix; a spec is returned as it is."""
+    """Convert a file name to a data spec by its suffix: 'a.csv' becomes 'csv:a.csv'. A spec is returned as it is."""
     kind, _ = split_spec(name)
     if kind in DATASETS or kind in find_plugins(PLUGIN_GROUP):
         return name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -43,29 +44,24 @@ MAPPINGS = {"langsmith": LANGSMITH, "langfuse": LANGFUSE, "phoenix": PHOENIX, "p
 
 
 def _read_export(source: str, value: str) -> Iterator[Question]:
-    """Read the runs, traces or spans that a tool exported. `value` is the file, and perhaps options after a '?'."""
+    """Read the runs, traces or spans that a tool exported.
+
+    Args:
+        source: Name of the tool: 'langsmith', 'langfuse' or 'phoenix'.
+        value: The file, and perhaps options after a '?'.
+    """
     path, query = parse_file_spec(value)
     options = records.parse_query_options(query, EXPORT_OPTIONS, source)
     return records.convert_records(read_export_records(path), records.override_fields(MAPPINGS[source], options))
 
 
-def read_langsmith(value: str) -> Iterator[Question]:
-    """Read runs exported from LangSmith."""
-    return _read_export("langsmith", value)
-
-
-def read_langfuse(value: str) -> Iterator[Question]:
-    """Read traces exported from Langfuse."""
-    return _read_export("langfuse", value)
-
-
-def read_phoenix(value: str) -> Iterator[Question]:
-    """Read spans exported from Phoenix."""
-    return _read_export("phoenix", value)
+read_langsmith = functools.partial(_read_export, "langsmith")
+read_langfuse = functools.partial(_read_export, "langfuse")
+read_phoenix = functools.partial(_read_export, "phoenix")
 
 
 def read_export_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the records of an exported file, each after its location for error messages.
+    """Yield (location, record) for each record of an exported file. The location is for error messages.
 
     The suffix of the file decides its format; files with an unknown suffix are read as JSON Lines.
     """
@@ -81,7 +77,7 @@ def read_export_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _read_json_list(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the objects of a JSON list, which may be a field of an object, such as 'data' or 'runs'."""
+    """Yield (location, record) for each object of a JSON list, or of a list in a field such as 'data' or 'runs'."""
     content = read_json(path)
     if isinstance(content, dict):
         content = next((content[name] for name in LIST_FIELDS if name in content), content)
@@ -142,7 +138,8 @@ def _read_golds(file: str) -> Iterator[tuple[str, list[Any]]]:
     path = find_file(file)
     for number, record in read_jsonl(path):
         answers = record.get("answers")
-        yield _get_request_id(record, f"{path} line {number}"), answers if isinstance(answers, list) else [answers]
+        golds = answers if isinstance(answers, list) else [answers]
+        yield _get_request_id(record, f"{path} line {number}"), golds
 
 
 def _get_request_id(record: dict[str, Any], where: str) -> str:
@@ -162,13 +159,13 @@ ExtraFields = Mapping[str, Any]
 
 
 def read_extra_fields(spec: str) -> dict[str, ExtraFields]:
-    """Read what the records of a data source hold beside the question, such as scores and timings.
+    """Read the fields of each record of a data source that are not part of the question, such as scores and timings.
 
     Args:
         spec: Data spec of JSON lines, a Parquet table, or an export. Other sources have no extra fields.
 
     Returns:
-        The fields by question id; empty for other sources.
+        The extra fields of each question, by question id; empty for other sources.
 
     Raises:
         BadInput: The file is missing or invalid.
@@ -194,9 +191,10 @@ def _read_export_fields(kind: str, value: str) -> Iterator[tuple[str, ExtraField
 
 
 def read_scores(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Collect the scores, feedback and annotations of an exported record by name.
+    """Collect the scores of an exported record by name.
 
-    Langfuse lists `scores`, Phoenix `annotations`, and LangSmith `feedback` or averages in `feedback_stats`.
+    Each tool has a field of its own for them: Langfuse `scores`, Phoenix `annotations`, and LangSmith `feedback` or
+    `feedback_stats`, which holds averages.
 
     Args:
         record: An exported trace, run or span.

@@ -54,7 +54,7 @@ def read_text_file(file: str) -> Iterator[Question]:
 
 
 def read_csv(value: str) -> Iterator[Question]:
-    """Read a CSV file with a header."""
+    """Read the questions of a CSV file with a header. `value` is the file, and perhaps options after a '?'."""
     path, query = parse_file_spec(value)
     options = records.parse_query_options(query, (*TABLE_OPTIONS, "sep"), "csv")
     if len(options.get("sep", ",")) != 1:
@@ -65,7 +65,7 @@ def read_csv(value: str) -> Iterator[Question]:
 
 
 def read_parquet(value: str) -> Iterator[Question]:
-    """Read a Parquet file (extra `parquet`)."""
+    """Read the questions of a Parquet file. `value` is the file, and perhaps options after a '?'."""
     path, query = parse_file_spec(value)
     fields = records.override_fields(TABLE_FIELDS, records.parse_query_options(query, TABLE_OPTIONS, "parquet"))
     return records.convert_records(read_parquet_rows(path), fields)
@@ -121,7 +121,7 @@ def parse_file_spec(value: str) -> tuple[Path, str]:
 
 
 def read_parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the rows of a Parquet file, each after its location for error messages."""
+    """Yield (location, row) for each row of a Parquet file. The location is for error messages."""
     with require_extra("reading Parquet files", "parquet"):
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
@@ -137,9 +137,11 @@ def read_parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def read_csv_rows(path: Path, separator: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the rows of a CSV file by column name, each after its location for error messages.
+    """Yield (location, row) for each row of a CSV file. A row maps column names to texts.
 
-    If `separator` is "", it is detected from the header.
+    Args:
+        path: The file.
+        separator: Separates the cells of a line; "" to detect it from the header.
     """
     csv.field_size_limit(MAX_CELL_CHARS)
     with open_text(path) as file:

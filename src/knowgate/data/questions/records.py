@@ -149,10 +149,10 @@ def override_fields(mapping: FieldMapping, options: Mapping[str, str]) -> FieldM
 
 
 def convert_records(records: Iterator[tuple[str, dict[str, Any]]], mapping: FieldMapping) -> Iterator[Question]:
-    """Convert records to questions; texts that are not part of the question are stored in its `meta`.
+    """Convert records of other tools to questions. Their other text fields are stored in the `meta` of the question.
 
     Args:
-        records: Records, each after its location for error messages.
+        records: Pairs of a location, for error messages, and a record.
         mapping: Which fields to use.
     """
     for number, (where, record) in enumerate(records, start=1):
@@ -173,7 +173,10 @@ def convert_records(records: Iterator[tuple[str, dict[str, Any]]], mapping: Fiel
 
 
 def find_field(record: Any, name: str) -> Any:
-    """Return a field of a record by its name, or by its path in nested records ('outputs.answer'); None if missing."""
+    """Return a field of a record by its name, or by its path in nested records: 'outputs.answer'. None if missing.
+
+    A nested record may also be a text that contains JSON.
+    """
     if isinstance(record, Mapping) and name in record:
         return record[name]
     first, dot, rest = name.partition(".")
@@ -197,8 +200,8 @@ def flatten_texts(record: Mapping[str, Any], prefix: str = "", depth: int = 0) -
 def extract_text(value: Any, depth: int = 0) -> str:
     """Extract the text of a recorded value; "" if there is none.
 
-    The value may be a text, a number, a list of chat messages (the last one counts), or an object with a text in one of
-    the `TEXT_FIELDS`.
+    The value may be a text, a number, a list of chat messages, or an object with a text in one of the `TEXT_FIELDS`. Of
+    a list, the last message counts; those of the system and of tools are ignored. `depth` counts the levels of nesting.
     """
     value = parse_nested_json(value)
     if isinstance(value, str):
@@ -243,7 +246,12 @@ def get_first_field(record: Mapping[str, Any], names: Sequence[str]) -> Any:
 
 
 def _split_answers(value: Any, separator: str) -> list[str]:
-    """Convert a recorded value to a list of gold answers."""
+    """Convert a recorded value to a list of gold answers.
+
+    Args:
+        value: A list of answers, or a text with one answer or several.
+        separator: Separates the answers in a text; "" if the text is one answer.
+    """
     value = parse_nested_json(value)
     if isinstance(value, list):
         return [text for text in map(extract_text, value) if text]

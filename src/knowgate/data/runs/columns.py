@@ -52,7 +52,9 @@ TOKEN_STATISTICS = ("entropy", "margin")  # statistics that servers with only th
 
 @dataclass(frozen=True)
 class LabelColumns:
-    """Label rows (answered and graded questions), and columns computed from them when first used.
+    """Label rows (answered and graded questions), and columns with one value per row.
+
+    A column is computed when it is first used. Closed-book means answered without passages, open-book with passages.
 
     Attributes:
         rows: Label rows, in memory or on disk.
@@ -131,7 +133,7 @@ class LabelColumns:
 
     @cached_property
     def loose_fingerprints(self) -> NDArray[np.str_]:
-        """Fingerprint that ignores spelling details of the question; "" for rows without text."""
+        """Fingerprint of each question that ignores case, spaces and punctuation; "" for rows without text."""
         texts = (question.text for question in self.questions)
         return np.array([fingerprint_text_loosely(text) if text else "" for text in texts], dtype=np.str_)
 
@@ -168,11 +170,15 @@ class LabelColumns:
 
     @cached_property
     def token_statistics(self) -> NDArray[np.object_]:
-        """Token statistics that all draft tokens of a reading have: "entropy", "margin"."""
+        """Names of the token statistics that all draft tokens of a row have: "entropy", "margin"."""
         return _share_equal(_list_token_statistics(reading) for reading in self.readings)
 
     def list_caveats(self) -> list[str]:
-        """List what readers of a result must know: synthetic questions, and grades by agreement."""
+        """List the warnings that a result on these rows needs; empty for real questions with gold answers.
+
+        There is a warning if an LLM wrote questions (synthetic), and one if answers were graded by agreement: without a
+        gold answer, an answer counts as right if it equals the open-book answer (the one given with passages).
+        """
         total = len(self.rows)
         n_agreement = int(self.is_graded_by_agreement.sum())
         caveats = [describe_synthetic(int(self.is_synthetic.sum()), total)]
@@ -213,7 +219,7 @@ def _get_final_answer(row: LabelRow) -> GradedAnswer | None:
 
 
 def count_answer_tokens(answer: GradedAnswer | None) -> float:
-    """Return the number of tokens of an answer; if it was not recorded, the number of words. 0 without an answer."""
+    """Return the length of an answer in tokens, or in words if tokens were not recorded; 0 without an answer."""
     if answer is None:
         return 0.0
     if answer.tokens is not None:
@@ -222,9 +228,10 @@ def count_answer_tokens(answer: GradedAnswer | None) -> float:
 
 
 def _count_passage_tokens(row: LabelRow) -> float:
-    """Return how many tokens the passages add to the prompt: the open-book minus the closed-book prompt.
+    """Return how many tokens the passages add to the prompt.
 
-    Prompt lengths that were not recorded are estimated from the texts.
+    That is the length of the open-book prompt (with passages) minus that of the closed-book prompt (without). A length
+    that was not recorded is estimated from the texts.
     """
     open_length = row.open.prompt_tokens if row.open else None
     closed_length: float | None = row.closed.prompt_tokens if row.closed else None
@@ -241,7 +248,7 @@ def _list_token_statistics(reading: Reading) -> frozenset[str]:
 
 
 def _share_equal(values: Iterable[Hashable]) -> NDArray[np.object_]:
-    """Build an object column that stores equal values once; millions of rows have few distinct ones."""
+    """Build a column whose equal values are one object, which saves memory: many rows have the same values."""
     distinct: dict[Hashable, Hashable] = {}
     shared = [distinct.setdefault(value, value) for value in values]
     column = np.empty(len(shared), dtype=object)

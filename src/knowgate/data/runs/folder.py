@@ -47,7 +47,7 @@ def write_shard(folder: Path, states: Mapping[str, Vector]) -> str:
     """
     data = save({name: np.ascontiguousarray(block) for name, block in states.items()})
     matches = [SHARD_NAME.fullmatch(path.name) for path in list_shards(folder)]
-    number = max((int(match[1]) for match in matches if match), default=-1) + 1
+    number = max((int(match[1]) for match in matches if match), default=-1) + 1  # group 1 is the number of a shard
     digest = hashlib.sha256(data).hexdigest()[:DIGEST_DIGITS]
     name = f"vectors-{number:07d}-{digest}.safetensors"
     write_bytes(folder / name, data)
@@ -94,7 +94,7 @@ def digest_states(question_id: str, states: Mapping[str, Vector], index: int) ->
     """
     digest = hashlib.sha256(question_id.encode(errors="surrogatepass"))
     for name in sorted(states):
-        digest.update(_describe_block(name, states[name].dtype, states[name].shape[1:]))
+        digest.update(_describe_block(name, states[name].dtype, states[name].shape[1:]))  # name, type and size
         digest.update(states[name][index].tobytes())
     return digest.hexdigest()[:DIGEST_DIGITS]
 
@@ -150,7 +150,7 @@ class RunSettings:
 
 
 def hash_settings(settings: Mapping[str, Any]) -> str:
-    """Hash the settings of a run; equal hashes mean equal results."""
+    """Hash the settings of a run. Runs with equal hashes have equal settings and therefore equal rows."""
     return sha256_text(*(f"{key}={settings[key]!r}" for key in sorted(settings)))[:16]
 
 
@@ -220,13 +220,14 @@ class RunFolder(RowFolder):
         Returns:
             An array with one row per label row.
         """
-        rows_by_shard: dict[str, list[LabelRow]] = {}  # every shard file is read once, for all of its rows
+        rows_by_shard: dict[str, list[LabelRow]] = {}  # every shard (file of states) is read once, for all of its rows
         for row in rows:
             if row.vector is None:
                 raise ArtifactError(
                     f"row '{row.id}' of '{self.path}' has no hidden states. Label the questions again with `layers`."
                 )
-            rows_by_shard.setdefault(row.vector[0], []).append(row)
+            shard, _ = row.vector
+            rows_by_shard.setdefault(shard, []).append(row)
         states: dict[str, Vector] = {}  # by the id of the row
         for shard, shard_rows in rows_by_shard.items():
             states |= self._read_states(shard, name, shard_rows)
@@ -243,7 +244,16 @@ class RunFolder(RowFolder):
             raise self.make_error(str(error)) from None
 
     def _read_states(self, shard: str, name: str, rows: Sequence[LabelRow]) -> dict[str, Vector]:
-        """Read the named hidden states of label rows from their shard file, by row id. Checks that they belong to the rows."""
+        """Read hidden states of label rows from a shard file, and check that they belong to these rows.
+
+        Args:
+            shard: Name of the shard file.
+            name: Name of the states, such as "before.12" for layer 12 before the draft.
+            rows: Rows whose states the shard holds.
+
+        Returns:
+            The states of each row, by its id.
+        """
         try:
             states = read_shard(self.file(shard))
         except BadInput as error:
@@ -252,7 +262,7 @@ class RunFolder(RowFolder):
             raise BadSetting(f"'{self.path}' has no hidden states '{name}'. It has: {', '.join(sorted(states))}.")
         row_states: dict[str, Vector] = {}
         for row in rows:
-            index = row.vector[1] if row.vector else 0
+            _, index = row.vector or (shard, 0)  # the line of the shard's arrays that holds the states of the row
             if index >= len(states[name]):
                 raise self.make_error(f"row '{row.id}' uses row {index} of {shard}, which has {len(states[name])} rows")
             if row.states and row.states != digest_states(row.id, states, index):
@@ -306,7 +316,7 @@ def open_run(path: str | Path) -> RunFolder:
         >>> run = open_run("runs/mine")  # doctest: +SKIP
     """
     folder = RunFolder(expand_path(path))
-    folder.manifest()
+    folder.manifest()  # raises ArtifactError if the folder is not a label run
     return folder
 
 
@@ -339,7 +349,7 @@ def strip_model_prefix(model: str) -> str:
     name = model.removeprefix(RECORDED_PREFIX)
     prefix, colon, rest = name.partition(":")
     name = rest if colon and prefix in MODELS else name
-    return re.split(r"@(?=https?://)|#", name)[0]
+    return re.split(r"@(?=https?://)|#", name)[0]  # what comes before the URL or a '#'
 
 
 def suggest_ask_options(model: str) -> str:

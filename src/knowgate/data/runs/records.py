@@ -19,12 +19,12 @@ log = logging.getLogger(__name__)
 
 
 def check_compatible(runs: Sequence[Path], settings: Sequence[Mapping[str, Any]], advice: Mapping[str, str]) -> None:
-    """Raise BadSetting if runs cannot be used together: one is named twice, or they differ in a setting.
+    """Raise BadSetting if label runs cannot be used together: one is named twice, or they differ in a setting.
 
     Args:
         runs: Folders of the runs.
         settings: Settings of each run.
-        advice: The settings that must be equal, each with what to do if they differ.
+        advice: Names of the settings that must be equal, each with a sentence for the error that says what to do.
     """
     check_unique_runs(runs)
     for key, suggestion in advice.items():
@@ -108,16 +108,16 @@ class RecordedNeeds:
 
 @dataclass(frozen=True)
 class RecordedBeliefs:
-    """How likely an arbiter believed each answer to a question to be right, by question id.
+    """The probability of being right that an arbiter gave to both answers of each question.
 
     An arbiter chooses between the closed-book answer (without passages) and the open-book answer (with passages).
 
     Attributes:
         arbiter: Name of the arbiter.
-        fingerprint: Fingerprint of the arbiter; a refitted arbiter has another one and judges again.
-        closed: Probability that the closed-book answer is right.
-        open: Probability that the open-book answer is right.
-        agreed: Questions whose two answers are the same, so that no choice was needed.
+        fingerprint: Fingerprint of the arbiter. If it is fitted again, it changes, and this record is outdated.
+        closed: Probability that the closed-book answer is right, by question id.
+        open: Probability that the open-book answer is right, by question id.
+        agreed: Ids of questions whose two answers are the same, so that no choice was needed.
     """
 
     arbiter: str
@@ -139,11 +139,11 @@ class RecordedBeliefs:
 
 @dataclass(frozen=True)
 class RecordedUsefulness:
-    """Whether a judge found the retrieved passages useful, by question id.
+    """Whether a judge (a model that reads passages) found the retrieved passages of each question useful.
 
     Attributes:
         judge: Name of the judge.
-        fingerprint: Fingerprint of the judge; a refitted judge has another one and judges again.
+        fingerprint: Fingerprint of the judge. If the judge is fitted again, it changes, and this record is outdated.
         useful: Verdict by question id.
     """
 
@@ -183,7 +183,7 @@ def write_needs(run: Path, recorded: Sequence[RecordedNeeds]) -> None:
 
 
 def _needs_to_dict(item: RecordedNeeds) -> dict[str, Any]:
-    """Convert the recorded scores of a gate to a JSON object; empty fields are left out."""
+    """Convert the needs that a gate recorded to a JSON object. Optional fields that are empty are left out."""
     record: dict[str, Any] = {"gate": item.gate, "threshold": item.threshold, "needs": _round_scores(item.needs)}
     optional = {
         "raw": _round_scores(item.raw) or None,
@@ -257,12 +257,12 @@ def _read_records(run: Path, name: str, kind: type[Record], content: str) -> Ite
 
 
 def _replace_lines(run: Path, name: str, key: str, records: Sequence[Mapping[str, Any]]) -> None:
-    """Rewrite a file of records so that new records replace older ones.
+    """Add records to a JSON Lines file of a run; each replaces an older record that has the same key.
 
     Args:
-        run: Folder of the label run, which is locked meanwhile.
+        run: Folder of the label run, which is locked while the file is rewritten.
         name: Name of the file.
-        key: Field that identifies a record, such as the name of a gate. A record replaces those with the same value.
+        key: Field that identifies a record, such as 'gate', which holds the name of a gate.
         records: The new records.
     """
     folder = RunFolder(run)

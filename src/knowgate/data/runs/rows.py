@@ -27,17 +27,17 @@ SCALAR_TYPES = frozenset({str, int, bool, type(None)})
 
 @dataclass(frozen=True)
 class GradedAnswer:
-    """An answer with its samples and grades.
+    """The answer of an LLM to a question, further answers that it gave by sampling, and their grades.
 
     Attributes:
-        text: Greedy answer.
+        text: Greedy answer (at temperature 0).
         tokens: Statistics of its tokens; None if the backend gives none.
         finished: Whether the LLM ended the answer; False if it was cut off at the maximum length.
         correct: Grade of the greedy answer; None without gold answer or with an unparsable verdict.
         samples: Sampled answers.
         sample_correct: Grades of the samples.
-        mastery: Share of correct samples.
-        certainty: One minus the entropy of the samples.
+        mastery: Share of correct samples; None if none was graded.
+        certainty: How much the samples agree: 1 if all are equal, 0 if all differ; None for fewer than two.
         other_grades: Verdicts of further graders on the greedy answer, by the name of the grader.
         n_tokens: Number of generated tokens if `tokens` is None; None if it was not recorded.
         prompt_tokens: Number of tokens that the LLM read; None if it was not recorded.
@@ -69,7 +69,9 @@ class LabelRow:
         mask: Answer with passages in which the gold answers are masked.
         iterative: Answer after several rounds of retrieval.
         rounds: Rounds of retrieval of the iterative answer.
-        benefit: Open-book minus closed-book grade: 1 if retrieval helps, -1 if it hurts.
+        effect_mastery: Whether passages raised or lowered the share of correct samples.
+        effect_certainty: Whether passages raised or lowered the agreement of the samples.
+        benefit: 1 if only the open-book answer is right, -1 if only the closed-book answer is; otherwise 0.
         cut: Number of passages dropped or shortened to fit the context window.
         guarded: Number of answers graded as wrong because they only repeat the question, which contains the gold answer.
         unparsable: Number of judge verdicts that could not be parsed.
@@ -129,17 +131,19 @@ def list_graders(row: LabelRow) -> list[str]:
 
 
 def select_grader(row: LabelRow, grader: str) -> LabelRow:
-    """Return the row with the verdicts of another grader; answers that it did not grade have no grade.
+    """Return a copy of a row in which the verdicts of another grader, stored in the row, count as the grades.
+
+    Answers that this grader did not grade have no grade in the copy. Multiple-choice questions stay as they are if
+    `grader` compares strings, because all such graders grade them by letter.
 
     Args:
         row: Label row.
         grader: Name of a grader, such as 'recorded', 'contains' or 'judge:implies:MODEL'. 'judge' means any judge.
-            Multiple-choice questions are graded by letter under every string rule, so they stay as they are.
     """
     if _is_named(row.grader, grader) or (row.grader == CHOICE_GRADER and grader in STRING_GRADERS):
         return row
-    names = [name for name in list_graders(row)[1:] if _is_named(name, grader)]
-    name = names[0] if names else grader
+    matches = [name for name in list_graders(row) if _is_named(name, grader)]
+    name = matches[0] if matches else grader
 
     def select(answer: GradedAnswer | None) -> GradedAnswer | None:
         return answer and dataclasses.replace(answer, correct=answer.other_grades.get(name))
@@ -170,7 +174,7 @@ def row_to_json(row: Any) -> dict[str, Any]:
 
 
 def _to_json(value: Any) -> Any:
-    """Convert a value by its exact type, which is faster than isinstance for the many values of a row."""
+    """Convert a value of a row to JSON. Most values are recognized by their exact type, which is fast."""
     kind = type(value)
     if kind in SCALAR_TYPES:
         return value
@@ -198,7 +202,7 @@ def _get_default(item: dataclasses.Field[Any]) -> Any:
 
 
 def _is_default(value: Any, default: Any) -> bool:
-    """Return whether a value equals its default in value and type: the float 0.0 is not the count 0."""
+    """Return whether a field has its default value. The type counts, too: 0.0 does not equal the default 0."""
     return value is default or (value == default and (type(value) is type(default) or isinstance(value, Mapping)))
 
 
@@ -233,10 +237,9 @@ def list_slices(row: LabelRow) -> dict[str, str]:
 
 
 def assign_frequency_thirds(counts: Sequence[int | None]) -> list[str | None]:
-    """Assign each row to a third by how many passages of the corpus contain its answer.
+    """Divide rows into thirds by how many passages of the corpus contain their answer: rare, middle and frequent.
 
-    A third ends with the count at rank one third (two thirds) of the known counts, rounded up. Equal counts stay
-    together, so a third can be empty.
+    Rows with equal counts are in the same third, so the thirds can differ in size, and one can be empty.
 
     Args:
         counts: Passages that contain the answer; None if unknown.
@@ -247,8 +250,8 @@ def assign_frequency_thirds(counts: Sequence[int | None]) -> list[str | None]:
     known = sorted(count for count in counts if count is not None)
     if len(set(known)) < 2:
         return [None] * len(counts)
-    last_rare = known[math.ceil(len(known) / 3) - 1]
-    last_middle = known[math.ceil(2 * len(known) / 3) - 1]
-    # The number of limits below a count is the number of its third.
-    limits = [last_rare, last_middle]
-    return [None if count is None else FREQUENCY_THIRDS[bisect_left(limits, count)] for count in counts]
+    max_rare = known[math.ceil(len(known) / 3) - 1]  # the highest count of the first third
+    max_middle = known[math.ceil(2 * len(known) / 3) - 1]
+    # bisect_left returns how many of both maxima are below a count: 0 for rare, 1 for middle, 2 for frequent.
+    maxima = [max_rare, max_middle]
+    return [None if count is None else FREQUENCY_THIRDS[bisect_left(maxima, count)] for count in counts]

@@ -32,7 +32,9 @@ def question_from_row(row: LabelRow) -> Question:
 
 
 def load_readings(folder: RunFolder, rows: Sequence[LabelRow], layers: Sequence[int] = ()) -> list[Reading]:
-    """Rebuild what the LLM gave for each question closed-book (draft, samples, signals), as the reading of the row.
+    """Rebuild the reading of each row: what the LLM gave for its question closed-book, that is without passages.
+
+    A reading holds the draft (greedy answer), the sampled answers, recorded signals, and hidden states.
 
     Args:
         folder: Label run that holds the rows.
@@ -173,7 +175,7 @@ class StoredReadings(LazySequence[Reading]):
         """
         readings = list[Reading]()
         for run, group in _group_by_run(self.rows.run_index, numbers):
-            start = len(readings)  # rows of the groups before
+            start = len(readings)  # where the group begins in `rows`
             group_rows = rows[start : start + len(group)]
             readings += load_readings(self.rows.folders[run], group_rows, self.layers[run])
         return readings
@@ -197,7 +199,11 @@ class StoredQuestions(LazySequence[Question]):
 
 
 def _group_by_run(run_index: NDArray[np.int32], numbers: RowNumbers) -> Iterator[tuple[int, RowNumbers]]:
-    """Split row numbers into groups of consecutive rows of the same run, so that each file is opened once per group.
+    """Split row numbers where the run changes, so that the file of a run is opened once per group and not per row.
+
+    Args:
+        run_index: Index of the run of every row.
+        numbers: The row numbers to split.
 
     Yields:
         The index of the run, and the row numbers of the group.

@@ -96,13 +96,13 @@ class RunRows:
 
 @dataclass(frozen=True)
 class LabelTable(LabelColumns):
-    """Graded questions of one model and prompt, answered closed-book and, where labeled so, open-book.
+    """Graded questions of one model, answered closed-book (without passages) and perhaps open-book (with passages).
 
     Attributes:
         settings: Settings that all runs share.
         runs: Paths of the label runs.
-        recorded_needs: Recorded gates that scored every run, by name.
-        left_out: Number of unused rows by reason.
+        recorded_needs: For each gate recorded in all runs, by name: how likely each row needs retrieval.
+        left_out: Number of rows that could not be used, by reason.
         run_index: Index into `runs` of each row; the first run for all rows by default.
     """
 
@@ -142,9 +142,10 @@ class LabelTable(LabelColumns):
     def iterative_right(self) -> BoolArray | None:
         """For each row, whether the answer after several rounds of retrieval (the iterative answer) is right.
 
-        If no passage was found for a row, its closed-book answer counts. None if the runs were labeled without passages
-        or without iterative answers: then a row with an open-book answer lacks an iterative one.
+        If no passage was found for a row, its closed-book answer (without passages) counts. None if the runs were
+        labeled without passages or without iterative answers.
         """
+        # If iterative answers were labeled, every row with an open-book answer (with passages) has one.
         is_complete = self.has_iterative_answer[self.has_open_answer].all()
         return self.final_iterative_right if self.has_open_answer.any() and is_complete else None
 
@@ -156,7 +157,7 @@ class LabelTable(LabelColumns):
 
     @property
     def n_without_passages(self) -> int:
-        """Number of rows answered closed-book either way, because retrieval found nothing."""
+        """Number of rows for which retrieval found no passage, so that only a closed-book answer exists."""
         return 0 if self.open_right is None else int((~self.has_open_answer).sum())
 
     @property
@@ -165,9 +166,11 @@ class LabelTable(LabelColumns):
         return bool(self.closed_tokens.any() or self.open_tokens.any())
 
     def find_recorded(self, gate: str) -> GateColumn | None:
-        """Return the recorded scores of a gate by its name; None if there are none.
+        """Return the needs for retrieval that a gate recorded for the rows; None if it recorded none.
 
-        The name 'NAME,verdict=own' means the variant of the gate NAME that decides by its scores before calibration.
+        Args:
+            gate: Name of the gate. 'NAME,verdict=own' means the variant of NAME that decides by its scores before
+                calibration.
         """
         column = self.recorded_needs.get(gate)
         if column is None and gate.endswith(OWN_VERDICT):
@@ -203,7 +206,10 @@ class LabelTable(LabelColumns):
         return fill_columns(subset, {name: column[chosen] for name, column in self.computed_columns.items()})
 
     def _select_rows(self, chosen: storage.RowNumbers) -> tuple[Sequence[LabelRow], Sequence[Reading]]:
-        """Return the chosen rows and their readings, in memory unless there are more than `MAX_ROWS_IN_MEMORY`."""
+        """Return the rows with these indices, and their readings (what the LLM gave for each question).
+
+        Rows on disk are read into memory, unless there are more than `MAX_ROWS_IN_MEMORY`.
+        """
         if not isinstance(self.rows, storage.StoredRows):
             return [self.rows[number] for number in chosen], [self.readings[number] for number in chosen]
         assert isinstance(self.readings, storage.StoredReadings)
@@ -221,7 +227,7 @@ class LabelTable(LabelColumns):
             yield self.subset(range(start, min(start + CHUNK_ROWS, len(self.rows))))
 
     def with_changes(self, **changes: Any) -> LabelTable:
-        """Return the same rows with other settings, records or counts."""
+        """Return a copy with some fields replaced. Columns that were computed already are kept."""
         return fill_columns(replace(self, **changes), self.computed_columns)
 
 
@@ -308,7 +314,12 @@ class _TableBuilder:
         return self.max_in_memory is not None and len(self) > self.max_in_memory
 
     def add_run(self, run: int, folder: RunFolder) -> None:
-        """Add the rows of run number `run` that did not fail and are graded; count the others in `left_out`."""
+        """Add the usable rows of a run: those that did not fail and are graded. The others are counted in `left_out`.
+
+        Args:
+            run: Index of the run among all runs.
+            folder: Folder of the run.
+        """
         for where, record, offset in folder.records_with_offsets():
             row = row_from_json(record, where)
             if self.grader:  # take its verdicts, and note which graders there are, for an error message
@@ -326,7 +337,10 @@ class _TableBuilder:
                     self._convert_to_columns()
 
     def _convert_to_columns(self) -> None:
-        """Replace the rows in memory by their columns, which take much less memory, in chunks of `CHUNK_ROWS` rows."""
+        """Replace the rows in memory by arrays of their columns, which take much less memory.
+
+        Each chunk of `CHUNK_ROWS` rows gives one array per column.
+        """
         while self._rows:
             rows = self._rows[:CHUNK_ROWS]
             self._rows = self._rows[CHUNK_ROWS:]
@@ -338,13 +352,17 @@ class _TableBuilder:
     def build(
         self, folders: Sequence[RunFolder], layers: Sequence[int] | None
     ) -> tuple[LabelColumns, NDArray[np.int32]]:
-        """Return the collected rows with their readings, and the index of the run that each row belongs to.
+        """Build the columns of all collected rows.
 
-        If there are too many rows, they stay on disk with their readings and are read on access.
+        If there are more than `max_in_memory` rows, they stay on disk and are read on access, and so are their readings
+        (what the LLM gave for each question).
 
         Args:
             folders: Folders of the runs.
             layers: Layers whose hidden states are read; None for all recorded ones.
+
+        Returns:
+            The columns, and for each row the index of the run that it belongs to.
         """
         run_index = np.array(self._run_index, dtype=np.int32)
         run_layers = [storage.list_recorded_layers(folder) if layers is None else layers for folder in folders]
@@ -354,13 +372,13 @@ class _TableBuilder:
             return LabelColumns(self._rows, readings.load(np.arange(len(self)), self._rows)), run_index
         self._convert_to_columns()
         chunks = self._column_chunks
-        # Each column is joined from its chunks. `pop` frees the chunks at once, because all of them take much memory.
+        # Each column is joined from its chunks, which `pop` frees, because all of them together take much memory.
         known = {name: np.concatenate([chunk.pop(name) for chunk in chunks]) for name in list(chunks[0])}
         return fill_columns(LabelColumns(rows, readings), known), run_index
 
 
 def _make_empty_error(runs: Sequence[Path], builder: _TableBuilder) -> BadInput:
-    """Make the error for runs without a graded row: choose another grader, or label questions with gold answers."""
+    """Make the error for runs without a graded row. It advises another grader, or questions with gold answers."""
     reasons = ", ".join(f"{count} {reason}" for reason, count in builder.left_out.items() if count) or "no rows"
     advice = "Label questions that have gold answers."
     if builder.grader:
@@ -375,21 +393,21 @@ def _make_empty_error(runs: Sequence[Path], builder: _TableBuilder) -> BadInput:
 def _load_gate_columns(
     runs: Sequence[Path], ids: NDArray[np.str_], run_index: NDArray[np.int32]
 ) -> dict[str, GateColumn]:
-    """Read the scores that gates recorded in the runs, as one column per gate with a value for each row of the table.
+    """Read the needs for retrieval that gates recorded in the runs, as one column per gate.
 
-    Only gates that every run has recorded are returned.
+    A column has a value for each row of the table. Gates that are not recorded in every run are left out.
 
     Args:
         runs: Folders of the runs.
         ids: Question id of each row.
         run_index: Index into `runs` of each row.
     """
-    columns: dict[str, GateColumn] = {}
+    columns: dict[str, GateColumn] = {}  # of the gates that all runs so far have recorded
     for run, path in enumerate(runs):
         rows_of_run = np.flatnonzero(run_index == run)
         columns_of_run: dict[str, GateColumn] = {}
         for item in iterate_needs(path):
-            column = columns.get(item.gate) if run else _start_gate_column(item, len(ids))
+            column = _start_gate_column(item, len(ids)) if run == 0 else columns.get(item.gate)
             if column is None:  # an earlier run has not recorded the gate
                 continue
             column.needs[rows_of_run] = [item.needs.get(row_id, np.nan) for row_id in ids[rows_of_run]]
@@ -407,9 +425,10 @@ def _start_gate_column(item: RecordedNeeds, n_rows: int) -> GateColumn:
 
 
 def _merge_record(column: GateColumn, item: RecordedNeeds, share: float) -> GateColumn:
-    """Merge what the next run recorded about a gate (its speed, its share of far questions) into the gate's column.
+    """Merge what the next run recorded about a gate into the gate's column: its speed, and its share of far questions.
 
-    Numbers are averaged over the runs: `share` is the weight of the next run. A fact that one run lacks becomes None.
+    Far questions are those unlike the gate's training questions. Numbers are averaged over the runs, and `share` is the
+    weight of the next run. If one of the runs lacks a number, the result is None.
     """
     seconds = far = None
     if column.seconds is not None and item.seconds is not None:

@@ -89,16 +89,20 @@ def mean_margin(tokens: Sequence[Token]) -> float:
 def self_assessment_logit(logits: Vector) -> float:
     """Return the logit of "known" minus the logit of "unknown"; positive if the LLM says that it can answer.
 
-    `logits` has one row per position in the prompt; the last row counts.
+    Args:
+        logits: One row per position in the prompt, with the logits of both labels. The last row counts.
     """
     known, unknown = map(float, logits[-1])
     return known - unknown
 
 
 def has_distinct_logits(logits: Vector) -> bool:
-    """Return whether the last row of logits holds different values.
+    """Return whether the labels have different logits; equal logits say nothing about which label is more likely.
 
-    A server that lists only the top tokens gives all missing ones the same upper bound, which says nothing.
+    They are equal if a server lists only its most likely tokens, and neither label is among them.
+
+    Args:
+        logits: One row per position in the prompt, with the logit of each label. The last row counts.
     """
     last = logits[-1]
     return bool((last != last[0]).any())

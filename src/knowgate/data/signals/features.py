@@ -26,10 +26,13 @@ FeatureFormatter = Callable[[float], str]
 
 
 def _make_token_feature(statistic: Callable[[Sequence[Token]], float], field: str = "logprob") -> Feature:
-    """Make a feature: the logarithm of a statistic over the tokens of the draft.
+    """Make a feature: the logarithm of a statistic over the tokens of the draft (a short closed-book answer).
 
-    The feature is None if the draft has no tokens, or a token lacks the field that the statistic reads: servers return
-    log-probabilities, but not always entropies and margins.
+    The feature is None if the token probabilities are unknown, or if a token lacks the field that the statistic reads.
+
+    Args:
+        statistic: Computes a number from 0 to 1 from the tokens.
+        field: Field of a token that the statistic reads. Servers do not always return `entropy` and `margin`.
     """
 
     def compute(question: Question, reading: Reading) -> float | None:
@@ -43,9 +46,10 @@ def _make_token_feature(statistic: Callable[[Sequence[Token]], float], field: st
 
 
 def _make_surprisal_feature(token_feature: Feature) -> Feature:
-    """Make a feature: the logarithm of the surprisal -log p, given the feature log p.
+    """Make a feature from a feature log p, where p is a probability: log(-log p), the logarithm of the surprisal.
 
-    It spreads the probabilities close to 1, where a capable LLM is most of the time. In cross-validation on ChatGPT's
+    Capable LLMs are certain of most tokens, so most p are close to 1. This feature tells them apart: p = 0.99 and 0.999
+    differ by only 0.009 in log p, but by 2.3 in log(-log p). In cross-validation on ChatGPT's
     answers to questions about songs, such features raise the AUROC of a logistic regression from .777 to .801.
     """
 
@@ -60,7 +64,8 @@ def _compute_length(question: Question, reading: Reading) -> float | None:
     """Return the log length of the draft in tokens, or in words if the backend gives no tokens."""
     if reading.draft is None:
         return None
-    return math.log1p(len(reading.draft.text.split()) if reading.draft.tokens is None else len(reading.draft.tokens))
+    parts = reading.draft.text.split() if reading.draft.tokens is None else reading.draft.tokens
+    return math.log1p(len(parts))
 
 
 def _compute_certainty(question: Question, reading: Reading) -> float | None:
@@ -78,7 +83,8 @@ def _compute_agreement(question: Question, reading: Reading) -> float | None:
 def _make_seakr_feature(name: str) -> Feature:
     """Make a feature: how much the hidden states of sampled answers differ (SeaKR).
 
-    Uses the recorded signal `name`, or computes it from the hidden states if it is not recorded.
+    Uses the recorded signal `name`, or computes it from the hidden states if it is not recorded. The feature is None
+    if neither is available.
     """
 
     def compute(question: Question, reading: Reading) -> float | None:
@@ -121,9 +127,9 @@ def available_features(questions: Sequence[Question], readings: Sequence[Reading
 
 
 def feature_matrix(names: Sequence[str], questions: Sequence[Question], readings: Sequence[Reading]) -> Vector:
-    """Compute a matrix with a row per question and a column per feature.
+    """Compute features as a matrix with a row per question and a column per feature name.
 
-    A feature that is missing (None) becomes NaN, so that gates reject it instead of taking it for a number.
+    A feature that a reading lacks becomes NaN, which gates reject.
     """
     rows = [
         [FEATURES[name](question, reading) for name in names]
@@ -172,12 +178,13 @@ FEATURE_FORMATTERS: dict[str, FeatureFormatter] = {
 def describe_feature(name: str, value: float) -> str:
     """Describe the value of a feature in words, for the explanation of a decision.
 
-    Features of the draft have texts of their own. The output of a probe, a classifier on hidden states, is described by
-    where the states come from. Any other feature is the logit of a need score and is shown as a percentage.
+    The features in `FEATURE_FORMATTERS` have texts of their own. The feature of a probe (a classifier on hidden states)
+    is described by where these states come from. Any other feature is the score of a gate: the logit of the need for
+    retrieval, which is shown as a percentage (100 % = retrieve).
     """
     if name in FEATURE_FORMATTERS:
         return FEATURE_FORMATTERS[name](value)
     probe = PROBE_NAME.fullmatch(name)
     if probe is None:
-        return f"{name} (need {100 * sigmoid(value):.0f} %)"
+        return f"{name} (need {100 * sigmoid(value):.0f} %)"  # sigmoid turns a logit into a probability
     return f"its hidden states {POSITION_WORDS[probe['position']]} the answer"

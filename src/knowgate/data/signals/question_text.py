@@ -38,7 +38,15 @@ def hash_word(word: str) -> int:
 
 
 def frequency_features(questions: Sequence[Question], frequencies: Vector) -> Vector:
-    """Compute the `FREQUENCY_FEATURES`: log frequency of the rarest word, of the mean word, of the rarest name."""
+    """Compute how frequent the words of each question are: of the rarest word, on average, and of the rarest name.
+
+    Args:
+        questions: The questions.
+        frequencies: Logarithmic frequency of each bucket of words, from `count_word_frequencies`.
+
+    Returns:
+        One row per question, with the `FREQUENCY_FEATURES` as columns.
+    """
     rows = [_describe_frequencies(question.text, frequencies) for question in questions]
     return np.array(rows, dtype=np.float32).reshape(len(questions), len(FREQUENCY_FEATURES))
 

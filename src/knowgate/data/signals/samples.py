@@ -24,7 +24,10 @@ MIN_MEAN_SQUARE = 1e-9
 
 
 class Effect(StrEnum):
-    """Whether retrieval raised (beneficial), kept (neutral) or lowered (harmful) mastery or certainty."""
+    """Whether retrieval raised (beneficial), kept (neutral) or lowered (harmful) a measure of sampled answers.
+
+    The measure is mastery (the share of right answers) or certainty (how much the answers agree).
+    """
 
     BENEFICIAL = "beneficial"
     NEUTRAL = "neutral"
@@ -51,7 +54,15 @@ def certainty(answers: Sequence[str]) -> float | None:
 
 
 def retrieval_effect(closed: float | None, opened: float | None) -> Effect | None:
-    """Compare mastery or certainty without (closed) and with passages (opened); None if one is unknown."""
+    """Return whether retrieval raised, kept or lowered a measure of sampled answers, such as the share of right ones.
+
+    Args:
+        closed: The measure for answers without passages; None if unknown.
+        opened: The measure for answers with passages; None if unknown.
+
+    Returns:
+        The effect of retrieval; None if one of the measures is unknown.
+    """
     if closed is None or opened is None:
         return None
     if math.isclose(closed, opened, abs_tol=1e-9):  # sums of logarithms differ in the last bit
@@ -60,9 +71,11 @@ def retrieval_effect(closed: float | None, opened: float | None) -> Effect | Non
 
 
 def retrieval_benefit(closed: bool | None, opened: bool | None) -> int | None:
-    """Return 1 if only the answer with passages is right, -1 if only the one without is, and 0 otherwise.
+    """Compare an answer without passages (closed) and one with passages (opened), each graded right or wrong.
 
-    Returns None if one of the two answers was not graded.
+    Returns:
+        1 if only the answer with passages is right, -1 if only the one without is right, and 0 if both are right or
+        both are wrong. None if one of the two answers was not graded.
     """
     if closed is None or opened is None:
         return None
@@ -70,7 +83,7 @@ def retrieval_benefit(closed: bool | None, opened: bool | None) -> int | None:
 
 
 def canonical_answer(answer: str, question: Question) -> str:
-    """Return a form by which answers are compared: the letter of a choice, otherwise the normalized text."""
+    """Return a form in which equal answers are equal texts: the letter of a choice, otherwise the normalized text."""
     letter = parse_choice_letter(answer, question.choices) if question.choices else None
     return letter or normalize(answer)
 

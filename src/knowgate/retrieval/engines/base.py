@@ -227,7 +227,7 @@ class EngineRetriever(ABC):
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Return up to k passages for each query, best first."""
         check_k(k)
-        # A field without allowed values can match no record. This happens if two filters exclude each other.
+        # If two filters exclude each other, no value of a field is allowed, so no record matches.
         if not queries or not all(self.where.values()):
             return [[] for _ in queries]
         with wrap_errors(self._description):
@@ -239,7 +239,11 @@ class EngineRetriever(ABC):
         return check_vectors(self.embedder.embed(queries), len(queries))
 
     def _make_passages(self, hits: Sequence[SearchHit]) -> list[Passage]:
-        """Convert hits to passages. Records without text are skipped; raise AdapterError if all have none."""
+        """Convert hits to passages. Records without a text are skipped.
+
+        Raises:
+            AdapterError: No record has a text, so the name of the text field must be wrong.
+        """
         converted = [self._make_passage(hit) for hit in hits]
         passages = [passage for passage in converted if passage is not None]
         if hits and not passages:

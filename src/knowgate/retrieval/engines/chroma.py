@@ -63,7 +63,7 @@ class ChromaRetriever(EngineRetriever):
         return [list(map(_make_hit, ids[i], documents[i], metadatas[i], distances[i])) for i in range(len(queries))]
 
     def _make_filter(self) -> dict[str, Any] | None:
-        """Return the filter for Chroma, which needs `$and` only for several conditions; None without a filter."""
+        """Return the filter in Chroma's format: one condition, or several joined by `$and`. None without a filter."""
         conditions = [{name: {"$in": values}} for name, values in self.where.items()]
         if len(conditions) > 1:
             return {"$and": conditions}

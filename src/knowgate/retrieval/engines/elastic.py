@@ -77,7 +77,8 @@ class ElasticRetriever(EngineRetriever):
     def _make_knn_body(self, vector: Vector, k: int) -> dict[str, Any]:
         candidates = max(MIN_CANDIDATES, CANDIDATES_PER_RESULT * k)
         knn = {"field": self.fields.vector, "query_vector": vector.tolist(), "k": k, "num_candidates": candidates}
-        return {"knn": {**knn, **({"filter": self._make_filters()} if self.where else {})}}
+        filters = {"filter": self._make_filters()} if self.where else {}
+        return {"knn": {**knn, **filters}}
 
     def _make_filters(self) -> list[dict[str, Any]]:
         return [{"terms": {name: values}} for name, values in self.where.items()]
@@ -154,5 +155,5 @@ def _make_auth_headers() -> dict[str, str]:
     key = os.environ.get("KNOWGATE_SEARCH_KEY", "").strip()
     login = os.environ.get("KNOWGATE_SEARCH_LOGIN", "").strip()
     if key:
-        return {"Authorization": key if " " in key else f"ApiKey {key}"}
+        return {"Authorization": key if " " in key else f"ApiKey {key}"}  # a space: it is a whole header
     return {"Authorization": f"Basic {base64.b64encode(login.encode()).decode()}"} if login else {}

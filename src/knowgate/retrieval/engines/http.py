@@ -82,10 +82,10 @@ class HttpRetriever:
         check_k(k)
         server = self._server
 
-        def search(query: str) -> list[Passage]:
+        def search_one(query: str) -> list[Passage]:
             return parse_search_response(self._request(query, k), server.name, server.redact)[:k]
 
-        return server.map(search, queries)
+        return server.map(search_one, queries)
 
     def _request(self, query: str, k: int) -> bytes:
         """Send one query, by GET if the URL contains {query}, else by POST; return the body of the response."""

@@ -140,7 +140,7 @@ class PgvectorRetriever:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the settings and of all rows that can be found; `version`, if given, replaces the rows."""
+        """A hash of the settings and of the rows of the table. If the spec has a `version`, it replaces the rows."""
         content = self._spec.version or self._compute_content_hash()
         return sha256_text(self.name, repr(self._spec), self.embedder.fingerprint, content)
 
@@ -164,7 +164,7 @@ class PgvectorRetriever:
             rows = self._select_rows(vector, k, exact=True)
         # A row is (id, text, title, distance). Rows with equal distances are sorted by id, so the order is repeatable.
         rows.sort(key=lambda row: (row[3], str(row[0])))
-        _, max_score = DISTANCES[self._spec.distance]
+        _, max_score = DISTANCES[self._spec.distance]  # a score is this number minus the distance
         return [
             Passage(str(row_id), str(text), str(title or ""), score=max_score - float(distance))
             for row_id, text, title, distance in rows

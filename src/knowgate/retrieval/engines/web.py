@@ -126,7 +126,7 @@ class WebRetriever:
     def delete_expired(self) -> None:
         """Delete expired responses from the cache.
 
-        Does nothing with the option `stale`, because expired responses are then used if the engine fails.
+        Does nothing if the option `stale` is set, because expired responses are then used when the engine fails.
         """
         if not self.options.stale:
             self._cache.delete_expired()
@@ -192,10 +192,11 @@ class WebReplayRetriever:
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Return up to k recorded passages for each query; raise BadInput if a query was not recorded."""
         check_k(k)
-        normalized = [_normalize_query(query) for query in queries]
-        return [convert_results(self._find(query))[:k] if query else [] for query in normalized]
+        return [convert_results(self._find(_normalize_query(query)))[:k] for query in queries]
 
     def _find(self, query: str) -> list[WebResult]:
+        if not query:
+            return []
         key = _make_recording_key(query)
         results = self._recording.find(key, expired=True)
         if results is None:
@@ -351,7 +352,11 @@ class SearchBudget:
             time.sleep(wait)
 
     def _try_spend(self) -> float:
-        """Count one search and return 0, or return the seconds to wait if the limit per minute is reached."""
+        """Count one search and return 0. If the limit per minute is reached, return the seconds to wait instead.
+
+        Raises:
+            SearchBudgetError: The limit per day is reached.
+        """
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with file_lock(self.file.with_suffix(".lock")):
             now = time.time()

@@ -75,8 +75,8 @@ def can_skip_reranking(passages: Sequence[Passage], margin: float | None) -> boo
 
     Args:
         passages: The retrieved passages with their scores.
-        margin: The lead, from 0 to 1, from which reranking is skipped: the difference between the best and the second
-            score, divided by the best. With None, reranking is never skipped.
+        margin: Skip reranking if the lead of the best passage (see `compute_score_lead`) is at least this, from 0 to 1.
+            None never skips it.
     """
     return margin is not None and compute_score_lead(passages) >= margin
 

@@ -192,8 +192,8 @@ class CrossEncoderReranker:
     def score(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[list[float]]:
         """Return one score for each passage of each question.
 
-        Each distinct pair of question and passage is scored only once. In different batches, the same pair could get
-        scores that differ in the last bits.
+        Each distinct pair of question and passage is scored only once, so that equal pairs get equal scores: the model
+        may round differently in different batches.
 
         Args:
             questions: The questions.
