@@ -292,8 +292,8 @@ class FakeModel(backend.Backend):
         p = math.exp(self._logprob(prompt.text))  # of the closed-book answer; the guesses share the rest equally
         p_guess = (1 - p) / WRONG_ANSWER_COUNT
         p_answer, *p_guesses = backend.apply_sampling(np.array([p] + [p_guess] * WRONG_ANSWER_COUNT), sampling)
-        n_possible = int(np.count_nonzero(p_guesses))  # guesses that top_k and top_p do not exclude
-        n_guesses = max(1, n_possible)  # `randrange` needs at least one
+        # top_k and top_p may exclude guesses. `randrange` needs at least one.
+        n_guesses = max(1, int(np.count_nonzero(p_guesses)))
         return [answer if rng.random() < p_answer else f"guess{rng.randrange(n_guesses)}" for _ in range(n)]
 
     def _complete(self, prompt: Prompt, answer: str, max_tokens: int) -> Completion:

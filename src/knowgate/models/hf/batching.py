@@ -184,12 +184,12 @@ def compute_batch_limits(model: Any, device: torch.device, *, shared: bool = Fal
         """Return how many items of `bytes_each` bytes fit into the planned memory, from 1 to `maximum`."""
         return max(1, min(maximum, int(planned_bytes / bytes_each)))
 
-    max_row_tokens = CUDA_LIMITS.row_tokens or 1  # it is never None; `or 1` tells the type checker so
     return BatchLimits(
         prompts=CUDA_LIMITS.prompts,
         prompt_tokens=limit(CUDA_LIMITS.prompt_tokens, cost.prompt_token),
         rows=limit(CUDA_LIMITS.rows, cost.row),
-        row_tokens=None if shared else limit(max_row_tokens, cost.row_token),
+        # `or 1` tells the type checker that this limit is not None.
+        row_tokens=None if shared else limit(CUDA_LIMITS.row_tokens or 1, cost.row_token),
         cached_tokens=limit(CUDA_LIMITS.cached_tokens, cost.row_token),
     )
 

@@ -22,6 +22,7 @@ from knowgate.models.hf.forward_pass import PartialPass, PrefixCache, run_lower_
 from knowgate.models.local_backend import GeneratedAnswer, TokenStep
 from knowgate.types import Sampling
 
+Answers = list[GeneratedAnswer]
 INITIAL_TOP_P_WIDTH = 256  # most probable tokens to try first; sorting a whole vocabulary is slow
 
 
@@ -151,11 +152,7 @@ def prefill(
 
 
 def decode_greedily(
-    batch: DecodingBatch,
-    answers: list[GeneratedAnswer],
-    max_tokens: int,
-    stop_ids: frozenset[int],
-    layers: Sequence[int],
+    batch: DecodingBatch, answers: Answers, max_tokens: int, stop_ids: frozenset[int], layers: Sequence[int]
 ) -> list[int]:
     """Extend answers greedily until they end or have `max_tokens` tokens.
 
@@ -175,11 +172,7 @@ def decode_greedily(
 
 
 def iter_greedy_steps(
-    batch: DecodingBatch,
-    answers: list[GeneratedAnswer],
-    max_tokens: int,
-    stop_ids: frozenset[int],
-    layers: Sequence[int],
+    batch: DecodingBatch, answers: Answers, max_tokens: int, stop_ids: frozenset[int], layers: Sequence[int]
 ) -> Iterator[None]:
     """Extend answers greedily like `decode_greedily`, but yield after each token, so that the caller can stream it.
 
@@ -206,9 +199,7 @@ def iter_greedy_steps(
     _store_last_states(batch, answers, active, layers)
 
 
-def _store_states(
-    batch: DecodingBatch, answers: list[GeneratedAnswer], active: list[int], layers: Sequence[int]
-) -> None:
+def _store_states(batch: DecodingBatch, answers: Answers, active: list[int], layers: Sequence[int]) -> None:
     """Store the hidden states that the last forward pass computed in the answers, in place of those stored before.
 
     Args:
@@ -222,9 +213,7 @@ def _store_states(
             answers[index].states = {layer: batch.hidden[layer][position] for layer in layers}
 
 
-def _store_last_states(
-    batch: DecodingBatch, answers: list[GeneratedAnswer], active: list[int], layers: Sequence[int]
-) -> None:
+def _store_last_states(batch: DecodingBatch, answers: Answers, active: list[int], layers: Sequence[int]) -> None:
     """Store the hidden states at the last tokens of answers that are still in the batch.
 
     These answers reached the token limit, so the model has not read their last tokens yet. It reads them now.
@@ -234,7 +223,7 @@ def _store_last_states(
         _store_states(batch, answers, active, layers)
 
 
-def _drop_finished(batch: DecodingBatch, answers: list[GeneratedAnswer], active: list[int]) -> list[int]:
+def _drop_finished(batch: DecodingBatch, answers: Answers, active: list[int]) -> list[int]:
     """Remove the rows of finished answers from the batch, and return the indices of the unfinished answers.
 
     Args:
@@ -332,8 +321,7 @@ def draw_tokens(logits: torch.Tensor, uniforms: NDArray[np.float64], sampling: S
     tokens, are_finite = draw_tokens_on_device(logits, numbers, sampling)
     if not bool(are_finite):
         raise make_nan_error()
-    drawn: list[int] = tokens[:, 0].tolist()
-    return drawn
+    return list(tokens[:, 0].tolist())
 
 
 def draw_tokens_on_device(

@@ -66,8 +66,7 @@ def load_transformers(name_or_dir: str, bits: int = 0) -> LoadedModel:
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):  # the class of decoder layers in transformers
             module.register_forward_pre_hook(_stop_before_layer, with_kwargs=True)
-    if not bits:  # a quantized model is already on the GPU
-        model = _move_to_device(model, device, name_or_dir)
+    model = model if bits else _move_to_device(model, device, name_or_dir)  # a quantized model is already on the GPU
     return LoadedModel(model.eval(), tokenizer, device)
 
 
@@ -78,8 +77,7 @@ def _stop_before_layer(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     Passes over a single token are checked elsewhere, because a check here would disturb the capture of CUDA graphs.
     """
     states = args[0] if args else kwargs["hidden_states"]
-    n_tokens = states.shape[1]
-    if n_tokens > 1:
+    if states.shape[1] > 1:  # number of tokens
         check_stop_flag()
 
 

@@ -235,8 +235,8 @@ class SharedGeneration:
             statistics: Logprob, entropy and margin of the next token (3 x prompts), changed in place.
         """
         indices = self.draft_indices
-        is_row_per_prompt = len(logits) == len(indices)
-        draft_logits = logits if is_row_per_prompt else logits[indices]
+        # There is one draft per prompt. If there are as many rows, each row belongs to a prompt.
+        draft_logits = logits if len(logits) == len(indices) else logits[indices]
         tokens[indices], logprobs, entropies, margins = compute_step_statistics(draft_logits)
         self.are_finite.append(torch.isfinite(logprobs).all())
         # `rows` are the original numbers of the answers, which are numbered prompt by prompt.

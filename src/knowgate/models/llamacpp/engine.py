@@ -371,6 +371,5 @@ def _get_log_error() -> str:
     """Return the first error that llama.cpp logged, which usually names the cause."""
     if not bindings.logged_errors:
         return "no reason given"
-    line = bindings.logged_errors[0]
-    message = line.partition(": ")[2]  # the text after the name of the C function
-    return (message or line).rstrip(".")
+    function, _, message = bindings.logged_errors[0].partition(": ")  # the line may begin with the name of a C function
+    return (message or function).rstrip(".")

@@ -47,8 +47,7 @@ class ApiClient:
 
     def __init__(self, url: str, *, retry: RetryPolicy, connections: int, transport: httpx.BaseTransport | None = None):
         self.url = url.rstrip("/")
-        self._retry = retry
-        self._connections, self._transport = connections, transport
+        self._retry, self._connections, self._transport = retry, connections, transport
 
     def get(self, path: str) -> Any:
         """Send a GET request and return the JSON response."""
