@@ -26,11 +26,11 @@ WORD_PATTERN = re.compile(r"\s*(?:[぀-ヿ㐀-鿿가-힣]|[^\s぀-ヿ㐀-鿿가-
 
 
 class Backend(ABC):
-    """Base class for LLM backends.
+    """Base class for LLM backends, with simple defaults for optional methods.
 
-    Provides a `stream` that yields the finished answer word by word, a `fits` for an unknown context window, and a
-    thread pool with one worker. Subclasses implement the rest of `knowgate.types.Model`, and override these defaults if
-    they know more, can really stream, or run requests in parallel.
+    By default, `stream` waits for the whole answer before it yields the words, `fits` always returns True, and only one
+    thread may use the model. Subclasses override these if they can do better. They implement all other methods of
+    `knowgate.types.Model`.
     """
 
     @abstractmethod
@@ -44,7 +44,9 @@ class Backend(ABC):
         seed: int | None = None,
         resume: Sequence[object] | None = None,
     ) -> list[list[Completion]]:
-        """Return `n` completions per prompt. With `resume`, continue the drafts of earlier readings instead.
+        """Return `n` completions per prompt.
+
+        With `resume`, the completions begin with drafts that `read` has returned, and only the rest is generated.
 
         Args:
             prompts: The prompts.
@@ -112,7 +114,10 @@ class RemoteDraft:
 
 
 def check_resume_options(temperature: float, n: int) -> None:
-    """Raise BadSetting if sampling options are used while a draft is continued, which always decodes greedily."""
+    """Raise BadSetting unless the options ask for one greedy answer (temperature=0, n=1).
+
+    Called before the draft of an answer is continued, because a draft is always continued greedily.
+    """
     if temperature > 0 or n != 1:
         raise BadSetting(f"resume continues one greedy draft. Leave out temperature={temperature} and n={n}.")
 
@@ -134,15 +139,12 @@ def check_resume_handle(handle: object, kind: type[Handle]) -> Handle:
 
 def check_sampling(sampling: Sampling) -> None:
     """Raise BadSetting unless temperature, top_p and top_k are in their valid ranges."""
-    temperature = sampling.temperature
-    top_p = sampling.top_p
-    top_k = sampling.top_k
-    if not (math.isfinite(temperature) and temperature > 0):
-        raise BadSetting(f"temperature={temperature} must be above 0 for sampling.")
-    if not 0 < top_p <= 1:
-        raise BadSetting(f"top_p={top_p} must be above 0 and at most 1 (1 keeps every token).")
-    if top_k < 0:
-        raise BadSetting(f"top_k={top_k} must be at least 0 (0 keeps every token).")
+    if not 0 < sampling.temperature < math.inf:
+        raise BadSetting(f"temperature={sampling.temperature} must be above 0 for sampling.")
+    if not 0 < sampling.top_p <= 1:
+        raise BadSetting(f"top_p={sampling.top_p} must be above 0 and at most 1 (1 keeps every token).")
+    if sampling.top_k < 0:
+        raise BadSetting(f"top_k={sampling.top_k} must be at least 0 (0 keeps every token).")
 
 
 def apply_sampling(probabilities: NDArray[np.float64], sampling: Sampling) -> NDArray[np.float64]:
@@ -165,10 +167,13 @@ def apply_sampling(probabilities: NDArray[np.float64], sampling: Sampling) -> ND
 
 
 def draw_uniforms(prompt: Prompt, request: SignalRequest) -> NDArray[np.float64]:
-    """Draw the random numbers in [0, 1) that choose the tokens of a prompt's samples (samples x tokens).
+    """Draw the random numbers from which the tokens of a prompt's sampled answers are chosen.
 
     Each number chooses one token, by comparison with the cumulative token probabilities. With a seed, the numbers
     depend only on the seed and the prompt's text. So a prompt gets the same samples in every batch and on every device.
+
+    Returns:
+        Numbers in [0, 1), one row per sample and one column per token.
     """
     shape = (request.samples, request.sample_tokens)
     if request.seed is None:

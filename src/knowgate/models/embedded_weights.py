@@ -128,7 +128,8 @@ def fetch_verified_file(name: str) -> Path:
         WeightsError: The download failed, or the cached file is corrupted.
     """
     file = fetch_weights(name) / get_weights(name).file
-    # A file that was converted from a pickle has another checksum than the download. `verify_weights` knows it.
+    # A checksum that differs from the published one is not always an error: a file that was converted from a pickle has
+    # its own checksum. `verify_weights` takes this into account.
     if cached_sha256_file(file) != get_weights(name).sha256:
         verify_weights(name)
     return file

@@ -69,7 +69,8 @@ class FakeEntry:
     def is_open(self, text: str) -> bool:
         """Return whether a prompt with this text gets the open-book answer.
 
-        It does if it contains the text `when`; without `when`, if it contains the answer itself.
+        It does if it contains the text `when`. If `when` is not set, it must contain the open-book answer itself, as
+        prompts with passages do.
         """
         if self.open is None:
             return False
@@ -165,9 +166,10 @@ class FakeModel(backend.Backend):
         seed: int | None = None,
         resume: Sequence[object] | None = None,
     ) -> list[list[Completion]]:
-        """Return `n` completions per prompt; with `resume`, continue the drafts of earlier readings.
+        """Return `n` completions per prompt: sampled ones if temperature > 0, else the same answer `n` times.
 
-        `max_tokens` counts the tokens of a resumed draft too, but a draft is never shortened.
+        With `resume`, the completions continue drafts (beginnings of answers) that `read` has returned. A completion is
+        never shorter than its draft, even if the draft has more than `max_tokens` tokens.
         """
         if resume is None and temperature > 0:
             return [self._sample(prompt, max_tokens, n, seed, Sampling(temperature)) for prompt in prompts]
@@ -208,9 +210,10 @@ class FakeModel(backend.Backend):
     def _read(self, prompt: Prompt, request: SignalRequest) -> Reading:
         """Return the requested signals of one prompt."""
         draft = None
+        draft_end = "after None"  # names the position after the draft; states after different drafts differ
         if request.draft_tokens:
             draft = self._complete(prompt, self._answer(prompt), request.draft_tokens)
-        draft_end = f"after {draft.text if draft else None}"  # states after different drafts differ
+            draft_end = f"after {draft.text}"
         samples = self._sample(prompt, request.sample_tokens, request.samples, request.seed, request.sampling)
         layers_after = request.layers if request.after_draft else ()
         return Reading(
@@ -286,7 +289,7 @@ class FakeModel(backend.Backend):
         if not n:
             return []
         rng = random.Random(_digest("samples", prompt.text, seed))
-        p = math.exp(self._logprob(prompt.text))
+        p = math.exp(self._logprob(prompt.text))  # of the closed-book answer; the guesses share the rest equally
         p_guess = (1 - p) / WRONG_ANSWER_COUNT
         p_answer, *p_guesses = backend.apply_sampling(np.array([p] + [p_guess] * WRONG_ANSWER_COUNT), sampling)
         # top_k and top_p may exclude guesses. `randrange` needs at least one.
@@ -306,8 +309,14 @@ class FakeModel(backend.Backend):
     def _state(self, prompt: Prompt, layer: int, position: str) -> Vector:
         """Return a made-up hidden state: noise that depends on the prompt, plus or minus a fixed direction.
 
-        The direction is added if the prompt's answer is known and subtracted if not, so a classifier can learn it.
-        `position` names the token that the state belongs to, such as 'before' (the draft).
+        The direction is added if the prompt's answer is known and subtracted if not, so a classifier can learn to tell
+        known from unknown answers.
+
+        Args:
+            prompt: The prompt.
+            layer: Number of the layer; negative numbers count from the end.
+            position: Any name for the place of the state in the text, such as 'before' for before the draft. The noise
+                depends on it too.
         """
         if not -self._layers - 1 <= layer <= self._layers:
             raise BadSetting(f"'{self.name}' has no layer {layer}. Its layers are 0 to {self._layers}.")

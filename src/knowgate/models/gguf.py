@@ -118,7 +118,7 @@ def _convert(file: Path, sha256: str, target: Path) -> None:
 
 
 def check_exportable(config: Any) -> None:
-    """Raise BadSetting for a model that cannot be exported to GGUF correctly.
+    """Raise BadSetting if a model cannot be exported to GGUF, because of its architecture or position embeddings.
 
     Args:
         config: The transformers configuration of the model.
@@ -200,10 +200,13 @@ def _write_sizes(writer: Any, config: Any) -> None:
 
 
 def _quantize_tensors(model: Any, number_format: GgufFormat) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the name in the GGUF file, the quantized values and the number format of each tensor of a model.
+    """Convert the tensors of a model to the number formats of a GGUF file.
 
-    Norms and biases (one dimension) keep full precision (F32). Matrices get the requested format. Q8_0 stores rows in
-    blocks of 32 values, so matrices whose rows cannot be split into whole blocks are stored as F16 instead.
+    Matrices get the requested format. Norms and biases, which have one dimension, keep full precision (F32). Q8_0
+    stores rows in blocks of 32 values, so matrices whose rows cannot be split into whole blocks are stored as F16.
+
+    Yields:
+        For each tensor, its name in the GGUF file, its converted values, and its number format.
     """
     import gguf
 

@@ -70,7 +70,10 @@ class GeneratedAnswer:
     states: dict[int, Any] = field(default_factory=dict)
 
     def cut(self, max_tokens: int) -> GeneratedAnswer:
-        """Return a copy with at most the first `max_tokens` tokens, without hidden states."""
+        """Return a copy with at most the first `max_tokens` tokens, without hidden states.
+
+        If tokens are cut off, the copy is not finished.
+        """
         is_whole = len(self.tokens) <= max_tokens
         return GeneratedAnswer(self.tokens[:max_tokens], self.steps[:max_tokens], self.finished and is_whole)
 
@@ -195,8 +198,10 @@ class LocalBackend(Backend):
     def encode_label_prompts(self, prompts: Sequence[LabelPrompt], label_ids: Sequence[int]) -> list[LabelPromptTokens]:
         """Tokenize label prompts so that every label in them is a separate token.
 
-        The prefix and the parts of a prompt are tokenized separately, because some tokenizers would otherwise merge the
-        end of one part with the label that begins the next. All parts go to the tokenizer in one call.
+        A label prompt asks the LLM for several labels, such as 'true' or 'false'. It has an optional prefix, and parts.
+        The LLM predicts a label at the end of each part, and the next part begins with the label that is there. Prefix
+        and parts are tokenized separately, because some tokenizers would otherwise merge the end of one part with the
+        label that begins the next. All parts of all prompts go to the tokenizer in one call.
 
         Args:
             prompts: The prompts.
@@ -257,11 +262,17 @@ class LocalBackend(Backend):
     def _continue_drafts(
         self, prompts: Sequence[Prompt], handles: Sequence[object], max_tokens: int
     ) -> list[Completion]:
-        """Continue drafts greedily until they end or have `max_tokens` tokens, including those of the draft."""
+        """Continue drafts (beginnings of answers) greedily, and return the whole answers.
+
+        Args:
+            prompts: The prompts.
+            handles: For each prompt, the handle of its draft (`Reading.resume`).
+            max_tokens: Maximum number of tokens per answer, including those of the draft.
+        """
         completions = []
         for prompt, handle in zip(prompts, handles, strict=True):
             answer, steps = self._start_stream(prompt, max_tokens, handle)
-            for _ in steps:
+            for _ in steps:  # each step adds one token to the answer
                 pass
             completions.append(self._make_completion(answer, with_tokens=True))
         return completions
@@ -292,8 +303,8 @@ class LocalBackend(Backend):
         answer_ids = [self.tokenize(answer.strip()) for answer in answers]
         if not all(answer_ids):
             raise BadInput("cannot compute the log-probability of an empty answer. Leave out empty answers.")
-        prompt_ids = self._encode(prompts, max(map(len, answer_ids), default=0))
-        return self._score_answers(prompt_ids, answer_ids)
+        longest = max(map(len, answer_ids), default=0)
+        return self._score_answers(self._encode(prompts, max_tokens=longest), answer_ids)
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
         """Return the logits of the labels after each part of each prompt (parts x labels).
@@ -368,7 +379,10 @@ class LocalBackend(Backend):
         return functools.cache(lambda token: str(self.tokenizer.decode([token], skip_special_tokens=False)))
 
     def _sample_layers(self, request: SignalRequest) -> list[int]:
-        """Return the layer whose hidden states at the ends of the samples are requested, as a list; empty if none is."""
+        """Return the requested layer of the samples' hidden states, in a list; an empty list if none is requested.
+
+        A request names at most one such layer. It is returned as a list, because the decoding functions take lists.
+        """
         if request.sample_layer is None or not request.samples:
             return []
         return self._resolve_layers([request.sample_layer])

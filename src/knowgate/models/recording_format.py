@@ -107,9 +107,9 @@ def parse_result(line: bytes, key: str) -> Any:
         BadInput: The line belongs to another key, or its result does not match its digest.
     """
     call = parse_json(line.decode(), "the line")
-    result, digest = call["result"], call.get("digest")
-    # Lines of earlier versions have no digest.
-    if call["key"] != key or digest not in (None, compute_result_digest(result)):
+    result, digest = call["result"], call.get("digest")  # lines of earlier versions have no digest
+    is_changed = digest is not None and digest != compute_result_digest(result)
+    if call["key"] != key or is_changed:
         raise BadInput("the line was changed or damaged after it was recorded.")
     return result
 

@@ -27,11 +27,11 @@ SHOWN_PROMPT_LENGTH = 60  # characters of a prompt in an error message
 
 @dataclass(frozen=True)
 class RecordedHandle:
-    """What is needed to continue a draft (the beginning of an answer) that was recorded or replayed.
+    """Identifies a draft (the beginning of an answer), so that it can be continued while recording or in a replay.
 
     Args:
-        key: Key of the recorded call that produced the draft.
-        inner: While recording, the handle with which the recorded model continues the draft; None in a replay.
+        key: Key of the recorded call that returned the draft.
+        inner: While recording, the recorded model's own handle of the draft; None in a replay, which has no model.
     """
 
     key: str
@@ -85,17 +85,17 @@ class RecordingModel(Backend):
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
         """Let the recorded model read the prompts, record the results, and return them.
 
-        A reading has a handle with which its draft can be continued. The handle is wrapped in a `RecordedHandle`, so
-        that a continuation can be recorded too.
+        A reading may have a handle (`resume`) with which its draft can be continued later. The handle is wrapped in a
+        `RecordedHandle`, so that the continuation can be recorded too.
         """
         self._prepare_folder()
-        readings = self._model.read(prompts, request)
+        readings = list(self._model.read(prompts, request))
         options = [_reading_options(request)] * len(prompts)
         keys = self._record("read", prompts, options, map(recording.encode_reading, readings))
-        return [
-            replace(reading, resume=None if reading.resume is None else RecordedHandle(key, reading.resume))
-            for key, reading in zip(keys, readings, strict=True)
-        ]
+        for index, (key, reading) in enumerate(zip(keys, readings, strict=True)):
+            if reading.resume is not None:
+                readings[index] = replace(reading, resume=RecordedHandle(key, reading.resume))
+        return readings
 
     def generate(
         self,
@@ -109,8 +109,8 @@ class RecordingModel(Backend):
     ) -> list[list[Completion]]:
         """Generate completions with the recorded model, record them, and return them.
 
-        With `resume`, drafts are continued. The handles are unwrapped first, because the recorded model knows only its
-        own handles.
+        With `resume`, the completions continue drafts that `read` returned. The recorded model gets its own handles of
+        these drafts, which `read` wrapped in `RecordedHandle`.
         """
         options = _generate_options(len(prompts), max_tokens, temperature, n, seed, resume)
         unwrapped = None if resume is None else [check_resume_handle(handle, RecordedHandle).inner for handle in resume]
@@ -126,7 +126,8 @@ class RecordingModel(Backend):
         """Stream an answer of the recorded model, and record it as if `generate` had returned it.
 
         The answer is recorded when the stream ends. A stream that is closed early is not recorded. With `resume`, the
-        answer continues a draft. Its handle is unwrapped first, because the recorded model knows only its own handles.
+        answer continues a draft. The recorded model gets its own handle of it, which `read` wrapped in
+        `RecordedHandle`.
         """
         handles = None if resume is None else [resume]
         options = _generate_options(1, max_tokens, temperature=0.0, n=1, seed=None, resume=handles)
@@ -277,17 +278,17 @@ class ReplayModel(Backend):
 
 
 def _reading_options(request: SignalRequest) -> dict[str, Any]:
-    """Return the fields of a reading's request that are part of its key.
+    """Return the fields of a request to `read` that are part of the key under which the result is recorded.
 
-    Fields that later releases added are left out while they have their default values, so that the keys of older
-    recordings stay valid.
+    Releases after the first added fields. These are left out if they have their default values, so that a request has
+    the same key as in older recordings.
     """
     options = asdict(request)
     sampling = options.pop("sampling")
     options["temperature"] = sampling["temperature"]
-    if not request.sampling.is_whole:  # top_k or top_p excludes tokens
+    if not request.sampling.is_whole:  # top_k or top_p, which later releases added, exclude tokens
         options |= sampling
-    for name in ("sample_layer", "entropies", "sample_end"):
+    for name in ("sample_layer", "entropies", "sample_end"):  # added by later releases
         if options[name] == getattr(SignalRequest(), name):
             del options[name]
     del options["resumable"]  # does not change what is read
@@ -297,9 +298,10 @@ def _reading_options(request: SignalRequest) -> dict[str, Any]:
 def _generate_options(
     n_prompts: int, max_tokens: int, temperature: float, n: int, seed: int | None, resume: Sequence[object] | None
 ) -> list[dict[str, Any]]:
-    """Return, for each prompt, the options of `generate` that are part of the key of its recorded result.
+    """Return, for each prompt, the options of a call of `generate`.
 
-    If drafts are continued, the options of a prompt include the key under which its draft was recorded.
+    A recorded result is found again by a key, which is a hash of the prompt and these options. If drafts are continued,
+    the options of a prompt include the key under which its draft was recorded.
     """
     common = {"max_tokens": max_tokens, "temperature": float(temperature), "n": n, "seed": seed}
     draft_keys: list[str | None] = [None] * n_prompts

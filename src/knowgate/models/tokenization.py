@@ -65,7 +65,8 @@ def join_label_parts(
 ) -> LabelPromptTokens:
     """Concatenate a prefix and the parts of a label prompt, and note where each part ends.
 
-    The LLM predicts a label at the end of each part. Every part but the first begins with the label of the part before.
+    The LLM predicts a label, such as 'true' or 'false', at the end of each part. Every part but the first begins with
+    the label of the part before it: 'Is 1 odd?', ' true\\nIs 2 odd?', ' false\\nIs 3 odd?'.
 
     Args:
         prefix: Token ids of the prefix.
@@ -75,7 +76,8 @@ def join_label_parts(
     Raises:
         BadSetting: A later part does not begin with a label.
     """
-    ids, positions = list(prefix), list[int]()
+    ids = list(prefix)
+    positions: list[int] = []
     for number, tokens in enumerate(parts):
         if number and (not tokens or tokens[0] not in label_ids):
             raise BadSetting(
@@ -87,11 +89,16 @@ def join_label_parts(
 
 
 def split_positions(values: Vector, prompts: Sequence[LabelPromptTokens]) -> list[Vector]:
-    """Split an array, which has the label positions of all prompts below each other, into one array per prompt."""
+    """Split an array with values for all label positions of all prompts into one array per prompt.
+
+    Args:
+        values: One row per label position. The positions of the first prompt come first.
+        prompts: The prompts.
+    """
     if not prompts:
         return []
-    next_starts = np.cumsum([len(prompt.positions) for prompt in prompts])[:-1]
-    return [rows.copy() for rows in np.split(values, next_starts)]
+    ends = np.cumsum([len(prompt.positions) for prompt in prompts])
+    return [rows.copy() for rows in np.split(values, ends[:-1])]
 
 
 # --- shared prefixes ------------------------------------------------------------------------------
@@ -155,9 +162,9 @@ def extract_turn_template(render: Callable[[str], str], special: Sequence[str], 
 
 
 def extract_fast_template(render: Callable[[str], str], special: Sequence[str], template: str) -> TurnTemplate | None:
-    """Return the texts before and after a message in a chat template, to render prompts faster than the template does.
+    """Return a fast replacement for a chat template, which only puts fixed texts before and after a message.
 
-    The result may be used only for plain messages, without brackets, braces and bars.
+    It may be used only for plain messages, without brackets, braces and bars.
 
     Args:
         render: Applies the model's chat template to a message.
@@ -165,7 +172,7 @@ def extract_fast_template(render: Callable[[str], str], special: Sequence[str], 
         template: Source of the chat template.
 
     Returns:
-        The texts, or None if they cannot replace the template, because it changes messages or prints the current date.
+        The replacement, or None if there is none, because the template changes messages or prints the current date.
     """
     try:
         turn = extract_turn_template(render, special, chat=True)
@@ -184,7 +191,8 @@ def is_plain_text(text: str) -> bool:
 def escape_special_tokens(text: str, special_tokens: Sequence[str]) -> str:
     """Insert a space into every special token in a text, so that user text cannot end its own chat message."""
     for token in special_tokens:
-        text = text.replace(token, f"{token[:1]} {token[1:]}") if len(token) > 1 else text
+        if len(token) > 1:
+            text = text.replace(token, f"{token[0]} {token[1:]}")
     return text
 
 
@@ -218,17 +226,20 @@ class IncrementalDecoder:
     emitted: int = 0
 
     def take(self, tokens: Sequence[int]) -> str:
-        """Return the new text since the last call; '' while later tokens may still change it.
+        """Return the text that was added to the answer since the last call.
 
         Args:
             tokens: All tokens of the answer so far.
+
+        Returns:
+            The new text, or '' while later tokens may still change it.
         """
         if _rewrites_spaces(self.tokenizer) or self._ends_in_byte(tokens):
             return ""
         text = self._decode(tokens)
         if text.endswith(REPLACEMENT_CHARACTER):  # it stands for a character that is still incomplete
             return ""
-        piece = self.finish(text.strip())
+        piece = text.strip()[self.emitted :]
         self.emitted += len(piece)
         return piece
 

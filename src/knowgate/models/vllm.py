@@ -127,6 +127,7 @@ class VllmModel(LocalBackend):
         beginnings = [prompt.ids[: position + 1] for prompt in prompts for position in prompt.positions]
         with self.lock:
             outputs = self._generate(beginnings, [1] * len(beginnings), temperature=0.0, logprob_token_ids=label_ids)
+        # Each request has one answer of one token, for which vLLM lists the labels.
         listed = [output.outputs[0].logprobs[0] for output in outputs]
         values = [[tokens[label].logprob for label in label_ids] for tokens in listed]
         return split_positions(np.array(values, dtype=np.float32), prompts)
@@ -168,12 +169,18 @@ class VllmModel(LocalBackend):
     def _decode_greedily(
         self, ids: Sequence[list[int]], limits: Sequence[int], top: int = MARGIN_TOP_TOKENS
     ) -> list[GeneratedAnswer]:
-        """Generate greedy answers with the statistics of their tokens, from the `top` most probable tokens."""
+        """Generate greedy answers, with statistics of their tokens such as the entropy.
+
+        Args:
+            ids: Token ids of each prompt.
+            limits: Maximum number of tokens of each answer.
+            top: Number of most probable tokens per position that the statistics are computed from.
+        """
         outputs = self._generate(ids, limits, temperature=0.0, logprobs=top)
         return [_parse_answer(output.outputs[0]) for output in outputs]
 
     def _draw_samples(self, ids: Sequence[list[int]], request: SignalRequest) -> list[list[GeneratedAnswer]]:
-        """Draw the samples of each prompt, which share its prefill."""
+        """Draw the samples of each prompt. vLLM computes the prompt only once for all of them."""
         sampling = request.sampling
         check_sampling(sampling)
         outputs = self._generate(
@@ -194,16 +201,16 @@ class VllmModel(LocalBackend):
         return [self._make_completion(answer, with_tokens=True) for answer in self._complete(drafts, max_tokens)]
 
     def _complete(self, drafts: Sequence[VllmResumeHandle], max_tokens: int) -> list[GeneratedAnswer]:
-        """Continue drafts to complete answers of at most `max_tokens` tokens, in one batch.
+        """Continue drafts (beginnings of answers) until they end or have `max_tokens` tokens, all in one batch.
 
-        Finished drafts stay as they are, and longer ones are cut.
+        Drafts that the model has ended stay as they are. Drafts with more than `max_tokens` tokens are cut.
         """
         answers = [handle.draft.cut(max_tokens) for handle in drafts]
         unfinished = [i for i, draft in enumerate(answers) if not draft.finished and len(draft.tokens) < max_tokens]
-        texts = [[*drafts[i].ids, *answers[i].tokens] for i in unfinished]  # token ids of prompt and draft
+        inputs = [[*drafts[i].ids, *answers[i].tokens] for i in unfinished]  # token ids of prompt and draft
         limits = [max_tokens - len(answers[i].tokens) for i in unfinished]
         with self.lock:
-            continuations = self._decode_greedily(texts, limits)
+            continuations = self._decode_greedily(inputs, limits)
         for i, added in zip(unfinished, continuations, strict=True):
             draft = answers[i]
             answers[i] = GeneratedAnswer([*draft.tokens, *added.tokens], [*draft.steps, *added.steps], added.finished)
@@ -223,10 +230,14 @@ class VllmModel(LocalBackend):
 
 
 def _parse_answer(output: Any) -> GeneratedAnswer:
-    """Convert a completion of vLLM. If the LLM ended it, its last token is an end token, which is left out."""
+    """Convert a completion of vLLM to an answer.
+
+    If the LLM ended the completion, its last token is an end token, which is left out.
+    """
     is_finished = output.finish_reason == "stop"
     tokens = list(output.token_ids)
-    tokens = tokens[:-1] if is_finished else tokens
+    if is_finished:
+        tokens.pop()
     # `logprobs` is None if none were requested. Otherwise it may have an entry for the end token, which is ignored.
     steps = [_make_step(token, listed) for token, listed in zip(tokens, output.logprobs or (), strict=False)]
     return GeneratedAnswer(tokens, steps, is_finished)

@@ -50,16 +50,19 @@ BatchWork = Callable[[list[int]], list[Result]]  # takes the indices of a batch'
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """Maximum size of one batch. Several answers may be generated to each of its prompts; each is a row.
+    """Maximum size of one batch of prompts, so that it fits the memory.
+
+    The model may generate several answers to each prompt in parallel. Each answer is a row of the batch. The model
+    keeps the attention keys and values of the prompts in a cache while it generates answers.
 
     Args:
         prompts: Maximum number of prompts.
         prompt_tokens: Maximum number of prompt tokens in one forward pass, including padding.
-        rows: Maximum number of answers to all prompts, which are generated in parallel.
-        row_tokens: If each answer has its own copy of its prompt's keys and values: maximum number of tokens of all
-            copies. None if the answers to a prompt share one copy.
-        cached_tokens: Maximum number of prompt tokens whose keys and values are kept, including padding. Several
-            forward passes may fill this cache before answers are generated.
+        rows: Maximum number of answers to all prompts together.
+        row_tokens: Maximum number of prompt tokens in the cache if each answer has its own copy of its prompt. None if
+            the answers to a prompt share one copy.
+        cached_tokens: Maximum number of prompt tokens in the cache, including padding. It may be larger than
+            `prompt_tokens`, because several forward passes may fill the cache before answers are generated.
     """
 
     prompts: int
@@ -129,12 +132,13 @@ def limit_gpu_memory(device: torch.device) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class MemoryCost:
-    """Estimated memory in bytes that a forward pass takes. Each answer to a prompt is a row.
+    """Estimated memory in bytes that it takes to read prompts and to generate answers (rows) to them.
 
     Args:
-        prompt_token: Bytes for each token of a prompt.
-        row_token: Bytes for each token of a prompt's keys and values, once more for each answer that has its own copy.
-        row: Bytes for each answer, for its logits and its own tokens.
+        prompt_token: Bytes to read one token of a prompt.
+        row_token: Bytes to keep the keys and values of one prompt token in the cache. If each answer has its own copy
+            of its prompt, they are needed once per answer.
+        row: Bytes for one answer, for its logits and its own tokens.
     """
 
     prompt_token: int
@@ -143,7 +147,10 @@ class MemoryCost:
 
 
 def estimate_memory_cost(model: Any) -> MemoryCost:
-    """Estimate how much memory a forward pass takes, from the sizes in the model's configuration."""
+    """Estimate how much memory prompts and answers take, from the sizes in the model's configuration.
+
+    The result is rough. It is used to choose the size of batches.
+    """
     config = model.config.get_text_config()
     bytes_per_number = torch.empty(0, dtype=model.dtype).element_size()
     heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
@@ -177,12 +184,12 @@ def compute_batch_limits(model: Any, device: torch.device, *, shared: bool = Fal
         """Return how many items of `bytes_each` bytes fit into the planned memory, from 1 to `maximum`."""
         return max(1, min(maximum, int(planned_bytes / bytes_each)))
 
-    max_row_tokens = CUDA_LIMITS.row_tokens or 1  # it is never None; `or 1` tells the type checker so
     return BatchLimits(
         prompts=CUDA_LIMITS.prompts,
         prompt_tokens=limit(CUDA_LIMITS.prompt_tokens, cost.prompt_token),
         rows=limit(CUDA_LIMITS.rows, cost.row),
-        row_tokens=None if shared else limit(max_row_tokens, cost.row_token),
+        # `or 1` tells the type checker that this limit is not None.
+        row_tokens=None if shared else limit(CUDA_LIMITS.row_tokens or 1, cost.row_token),
         cached_tokens=limit(CUDA_LIMITS.cached_tokens, cost.row_token),
     )
 
@@ -245,9 +252,9 @@ def _exceeds(limits: BatchLimits, prompts: int, length: int, rows: int) -> bool:
 
 
 def run_single(work: Callable[[], Result]) -> Result:
-    """Call `work`, which runs the model on one prompt, and return its result. GPU errors are translated.
+    """Call `work`, which runs the model on one prompt, and return its result.
 
-    PyTorch's inference mode applies to a thread, so each step of a stream enters it again.
+    It runs in PyTorch's inference mode. Errors of the GPU become DeviceError or OutOfMemory, with advice.
     """
     with torch.inference_mode():
         # A batch with a single index is never halved: if memory runs out, this raises OutOfMemory.
@@ -312,9 +319,8 @@ def pad_left(ids: Sequence[Sequence[int]], pad_id: int, device: torch.device) ->
     With pad_id=9, [[1, 2], [3]] becomes [[1, 2], [9, 3]] and [[1, 1], [0, 1]].
     """
     width = max(map(len, ids))
-    tokens_and_mask = np.zeros(
-        (2, len(ids), width), dtype=np.int64
-    )  # one array is copied to the device faster than two
+    # Tokens and mask are in one array, which is copied to the device faster than two.
+    tokens_and_mask = np.zeros((2, len(ids), width), dtype=np.int64)
     tokens, mask = tokens_and_mask
     tokens[:] = pad_id
     for row, row_ids in enumerate(ids):
@@ -335,7 +341,15 @@ def compute_positions(mask: torch.Tensor) -> torch.Tensor:
 def make_inputs(
     ids: Sequence[Sequence[int]], n_cached: int, cache: Any, pad_id: int, device: torch.device
 ) -> dict[str, Any]:
-    """Return the arguments of a forward pass over prompts, of which the first `n_cached` tokens are in the cache."""
+    """Return the arguments of a forward pass over prompts whose first tokens the model has already computed.
+
+    Args:
+        ids: Token ids of each whole prompt.
+        n_cached: Number of tokens at the start of each prompt whose keys and values are in the cache.
+        cache: The cache.
+        pad_id: Token for padding on the left.
+        device: The device that the model runs on.
+    """
     tokens, mask = pad_left([row[n_cached:] for row in ids], pad_id, device)
     mask = torch.cat([mask.new_ones(len(ids), n_cached), mask], dim=1)
     positions = compute_positions(mask)[:, n_cached:]

@@ -21,16 +21,18 @@ MIN_REPLAYS = 5  # capturing takes about as long as two steps, so it does not pa
 
 @dataclass
 class GraphedStep(Generic[Result]):
-    """Runs the same function on a GPU many times. From the second call on, it replays the recorded kernels if possible.
+    """Runs the same function on a GPU many times, faster than calling it each time.
 
-    The first call runs the function as usual, which loads its kernels. The second call records them as a CUDA graph and
-    replays it, like all later calls. If recording fails, each call runs the function as usual. The function must read
-    and write the same tensors in each call, and must not make the host wait for the device. The next call overwrites
-    the tensors that it returned.
+    The first call runs the function as usual. The second call captures the GPU kernels that it launches as a CUDA
+    graph. The graph is replayed then and in all later calls, which do not call the function any more. If the capture
+    fails, each call runs the function as usual.
+
+    The function must read and write the same tensors in each call, and must not make the host wait for the device. The
+    next call overwrites the tensors that it returned.
 
     Args:
         device: Where the function runs. Only CUDA devices have graphs; elsewhere each call runs the function.
-        graph: The captured kernels; None if there are none yet.
+        graph: The CUDA graph; None if there is none yet.
         output: What the captured function returned.
         n_calls: Number of calls so far.
     """
@@ -41,17 +43,18 @@ class GraphedStep(Generic[Result]):
     n_calls: int = 0
 
     def run(self, function: Callable[[], Result], n_left: int) -> Result:
-        """Run the function, or replay its recorded kernels.
+        """Run the function, or replay its captured kernels.
 
         Args:
             function: The function, the same in every call. It is not stored, because a reference to its tensors would
                 keep their memory from being freed.
-            n_left: Number of calls that may follow, including this one. If they are few, recording does not pay.
+            n_left: Number of calls that may follow, including this one. If they are few, a capture takes longer than it
+                saves.
         """
         self.n_calls += 1
         if self.device.type not in GRAPH_DEVICES:
             return function()
-        if self.n_calls == 1:  # kernels must have run once before they can be recorded
+        if self.n_calls == 1:  # kernels must have run once before they can be captured
             with use_capture_stream(self.device):
                 return function()
         if self.n_calls == 2 and n_left >= MIN_REPLAYS:
@@ -80,9 +83,12 @@ def _warn(reason: str) -> None:
 
 
 def capture_graph(function: Callable[[], Result], device: torch.device) -> tuple[Any, Result]:
-    """Record the kernels that a function launches, without running them; return the CUDA graph and the function's result.
+    """Capture the GPU kernels that a function launches, without running them.
 
     This does what `torch.cuda.graph` does, but keeps the memory that PyTorch has cached. Other threads may use the GPU.
+
+    Returns:
+        The CUDA graph, and what the function returned. Replaying the graph writes to the same tensors again.
     """
     graph = torch.cuda.CUDAGraph()
     with use_capture_stream(device):
@@ -96,9 +102,10 @@ def capture_graph(function: Callable[[], Result], device: torch.device) -> tuple
 
 @contextlib.contextmanager
 def use_capture_stream(device: torch.device) -> Iterator[None]:
-    """Run the block in a CUDA stream of its own, because CUDA cannot record the default stream.
+    """Run the block in a CUDA stream of its own, because CUDA cannot capture the default stream.
 
-    The block starts after earlier work of the current stream, and later work of the current stream waits for the block.
+    The order of work does not change: the block waits for earlier work of the current stream, and later work of the
+    current stream waits for the block.
     """
     stream = _get_capture_stream(device)
     current = torch.cuda.current_stream(device)

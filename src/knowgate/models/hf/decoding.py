@@ -22,22 +22,23 @@ from knowgate.models.hf.forward_pass import PartialPass, PrefixCache, run_lower_
 from knowgate.models.local_backend import GeneratedAnswer, TokenStep
 from knowgate.types import Sampling
 
+Answers = list[GeneratedAnswer]
 INITIAL_TOP_P_WIDTH = 256  # most probable tokens to try first; sorting a whole vocabulary is slow
 
 
 @dataclass
 class DecodingBatch:
-    """A batch of prompts for which answers are being generated.
+    """A batch of prompts for which answers are being generated, one per row.
 
     Args:
         model: The transformers model.
         cache: Keys and values of all tokens that the model has read so far.
         mask: Attention mask (rows x tokens).
-        logits: Logits of the next token; None while tokens are pending.
-        hidden: Hidden states at the last token, by layer.
-        pending: Tokens that were chosen but that the model has not read yet. It reads them only if more logits are
-            needed, which saves a forward pass at the end of an answer.
-        partial: The unfinished prefill, if only the lower layers have been run.
+        logits: Logits of the next token of each row; None if the model must read more first.
+        hidden: Hidden states at the last token of each row, by layer.
+        pending: The newest token of each row if the model has not read it yet, else None. The model reads it only when
+            the next token is needed, which saves a forward pass at the end of an answer.
+        partial: The unfinished forward pass over the prompts, if only the lower layers have been run; else None.
     """
 
     model: Any
@@ -52,10 +53,10 @@ class DecodingBatch:
         return int(self.mask.shape[0])
 
     def compute_logits(self, layers: Sequence[int] = ()) -> torch.Tensor:
-        """Return the logits of the next token of every row.
+        """Return the logits of the next token of every row, and compute them if that has not been done yet.
 
-        Tokens that were chosen but not fed to the model yet (`pending`) are fed first. If only the lower layers have read
-        the prompts (`partial`), the other layers are run first.
+        The model first reads tokens that were chosen but that it has not read yet (`pending`). If only the lower layers
+        have read the prompts (`partial`), the other layers are run.
 
         Args:
             layers: Layers whose hidden states at the pending tokens are stored in `hidden`.
@@ -151,13 +152,13 @@ def prefill(
 
 
 def decode_greedily(
-    batch: DecodingBatch, rows: list[GeneratedAnswer], max_tokens: int, stop_ids: frozenset[int], layers: Sequence[int]
+    batch: DecodingBatch, answers: Answers, max_tokens: int, stop_ids: frozenset[int], layers: Sequence[int]
 ) -> list[int]:
     """Extend answers greedily until they end or have `max_tokens` tokens.
 
     Args:
         batch: The decoding batch, with one row per answer. Rows of finished answers are removed from it.
-        rows: The answers of the batch, extended in place.
+        answers: The answers of the batch, extended in place.
         max_tokens: Maximum number of tokens per answer, including those it already has.
         stop_ids: Tokens that end an answer.
         layers: Layers whose hidden states at the last token of each answer are stored in `states`.
@@ -165,74 +166,72 @@ def decode_greedily(
     Returns:
         Indices of the unfinished answers. The rows that are left in the batch belong to them, in this order.
     """
-    for _ in iter_greedy_steps(batch, rows, max_tokens, stop_ids, layers):
+    for _ in iter_greedy_steps(batch, answers, max_tokens, stop_ids, layers):
         pass
-    return [index for index, row in enumerate(rows) if not row.finished]
+    return [index for index, answer in enumerate(answers) if not answer.finished]
 
 
 def iter_greedy_steps(
-    batch: DecodingBatch, rows: list[GeneratedAnswer], max_tokens: int, stop_ids: frozenset[int], layers: Sequence[int]
+    batch: DecodingBatch, answers: Answers, max_tokens: int, stop_ids: frozenset[int], layers: Sequence[int]
 ) -> Iterator[None]:
     """Extend answers greedily like `decode_greedily`, but yield after each token, so that the caller can stream it.
 
     Args:
         batch: The decoding batch, with one row per answer. Rows of finished answers are removed from it.
-        rows: The answers of the batch, extended in place.
+        answers: The answers of the batch, extended in place.
         max_tokens: Maximum number of tokens per answer, including those it already has.
         stop_ids: Tokens that end an answer.
         layers: Layers whose hidden states at the last token of each answer are stored in `states`.
     """
-    active = list(range(len(rows)))  # indices of the answers that are still in the batch; all have the same length
-    while active and len(rows[active[0]].tokens) < max_tokens:
+    active = list(range(len(answers)))  # indices of the answers that are still in the batch; all have the same length
+    while active and len(answers[active[0]].tokens) < max_tokens:
         steps = pick_greedy_steps(batch.compute_logits(layers))
-        _store_states(batch, rows, active, layers)
+        _store_states(batch, answers, active, layers)
         for index, step in zip(active, steps, strict=True):
             if step.token in stop_ids:
-                rows[index].finished = True
+                answers[index].finished = True
             else:
-                rows[index].steps.append(step)
-                rows[index].tokens.append(step.token)
+                answers[index].steps.append(step)
+                answers[index].tokens.append(step.token)
         batch.append(torch.tensor([step.token for step in steps], device=batch.mask.device))
-        active = _drop_finished(batch, rows, active)
+        active = _drop_finished(batch, answers, active)
         yield
-    _store_last_states(batch, rows, active, layers)
+    _store_last_states(batch, answers, active, layers)
 
 
-def _store_states(batch: DecodingBatch, rows: list[GeneratedAnswer], active: list[int], layers: Sequence[int]) -> None:
-    """Store the hidden states at the newest token of each answer in the batch; they replace those stored before.
+def _store_states(batch: DecodingBatch, answers: Answers, active: list[int], layers: Sequence[int]) -> None:
+    """Store the hidden states that the last forward pass computed in the answers, in place of those stored before.
 
     Args:
-        batch: The batch after a forward pass with these layers.
-        rows: All answers, including those that are no longer in the batch.
-        active: Indices in `rows` of the answers in the batch.
+        batch: The batch. Its `hidden` holds the states at the newest token of each row.
+        answers: All answers, including those that are no longer in the batch.
+        active: Indices in `answers` of the answers in the batch.
         layers: The layers.
     """
     if layers:
         for position, index in enumerate(active):
-            rows[index].states = {layer: batch.hidden[layer][position] for layer in layers}
+            answers[index].states = {layer: batch.hidden[layer][position] for layer in layers}
 
 
-def _store_last_states(
-    batch: DecodingBatch, rows: list[GeneratedAnswer], active: list[int], layers: Sequence[int]
-) -> None:
+def _store_last_states(batch: DecodingBatch, answers: Answers, active: list[int], layers: Sequence[int]) -> None:
     """Store the hidden states at the last tokens of answers that are still in the batch.
 
     These answers reached the token limit, so the model has not read their last tokens yet. It reads them now.
     """
     if layers and active:
         batch.compute_logits(layers)  # sets `batch.hidden`; the logits are not needed
-        _store_states(batch, rows, active, layers)
+        _store_states(batch, answers, active, layers)
 
 
-def _drop_finished(batch: DecodingBatch, rows: list[GeneratedAnswer], active: list[int]) -> list[int]:
-    """Remove finished rows from the batch and return the indices of the unfinished ones.
+def _drop_finished(batch: DecodingBatch, answers: Answers, active: list[int]) -> list[int]:
+    """Remove the rows of finished answers from the batch, and return the indices of the unfinished answers.
 
     Args:
         batch: The batch, changed in place. If all rows are finished, it stays as it is: a batch must not be empty.
-        rows: All answers, including those that are no longer in the batch.
-        active: Indices in `rows` of the answers in the batch.
+        answers: All answers, including those that are no longer in the batch.
+        active: Indices in `answers` of the answers in the batch.
     """
-    positions = [position for position, index in enumerate(active) if not rows[index].finished]
+    positions = [position for position, index in enumerate(active) if not answers[index].finished]
     if positions and len(positions) < len(active):
         batch.keep(positions)
     return [active[position] for position in positions]
@@ -278,42 +277,51 @@ def sample_rows(
         sampling: Temperature, top_p and top_k.
         stop_ids: Tokens that end an answer.
         layers: Layers whose hidden states at the last token of each answer are stored in `states`.
-        past_end: Store the states at the token that ended the answer instead. Such an answer stays in the batch for one
-            more forward pass, which computes them.
+        past_end: If a stop token ended the answer, store the states at that token instead. The answer then stays in the
+            batch for one more forward pass, in which the model reads the stop token.
     """
-    rows = [GeneratedAnswer() for _ in range(len(batch))]
-    active = list(range(len(rows)))  # indices of the answers that are still in the batch
+    answers = [GeneratedAnswer() for _ in range(len(batch))]
+    active = list(range(len(answers)))  # indices of the answers that are still in the batch
     for position in range(uniforms.shape[1]):
-        batch.compute_logits(layers)  # sets `batch.hidden`, which is stored next
-        _store_states(batch, rows, active, layers)
-        active = _drop_finished(batch, rows, active) if past_end else active
+        batch.compute_logits(layers)  # the model reads the last tokens, which sets `batch.hidden`
+        _store_states(batch, answers, active, layers)
+        if past_end:  # the model has read the end tokens now, so their answers can be removed
+            active = _drop_finished(batch, answers, active)
         if not active:
             break
         tokens = draw_tokens(batch.compute_logits(), uniforms[active, position], sampling)
-        for i, token in zip(active, tokens, strict=True):
+        for index, token in zip(active, tokens, strict=True):
             if token in stop_ids:
-                rows[i].finished = True
+                answers[index].finished = True
             else:
-                rows[i].tokens.append(token)
+                answers[index].tokens.append(token)
         batch.append(torch.tensor(tokens, device=batch.mask.device))
-        active = active if past_end else _drop_finished(batch, rows, active)
+        if not past_end:
+            active = _drop_finished(batch, answers, active)
         if not active:
             break
-    _store_last_states(batch, rows, active, layers)
-    return rows
+    _store_last_states(batch, answers, active, layers)
+    return answers
 
 
 def draw_tokens(logits: torch.Tensor, uniforms: NDArray[np.float64], sampling: Sampling) -> list[int]:
-    """Draw one token per row by inverse transform sampling.
+    """Draw the next token of each row of a batch at random, by inverse transform sampling.
 
-    The token is the first one at which the cumulative probability exceeds the row's uniform number.
+    The token is the first one at which the cumulative probability exceeds the row's random number.
+
+    Args:
+        logits: Logits of the next token (rows x vocabulary).
+        uniforms: One random number in [0, 1) per row.
+        sampling: Temperature, top_k and top_p.
+
+    Raises:
+        ModelError: The logits are not finite.
     """
     numbers = torch.tensor(uniforms, dtype=torch.float32, device=logits.device)[:, None]
     tokens, are_finite = draw_tokens_on_device(logits, numbers, sampling)
     if not bool(are_finite):
         raise make_nan_error()
-    drawn: list[int] = tokens[:, 0].tolist()
-    return drawn
+    return list(tokens[:, 0].tolist())
 
 
 def draw_tokens_on_device(

@@ -45,19 +45,21 @@ class PrefixCache:
     def start(
         self, model: Any, ids: Sequence[Sequence[int]], device: torch.device, n_reusable: int = 0
     ) -> tuple[int, DynamicCache]:
-        """Return the keys and values of a prefix that all prompts share.
+        """Return the keys and values of the first tokens that all prompts share, so that a pass can start after them.
 
-        If the prefix is not cached yet, it is computed, provided that this saves work.
+        They come from the cache. If it has no suitable prefix yet, the shared tokens are computed and cached, unless
+        they are too few to save work.
 
         Args:
             model: The transformers model.
             ids: Token ids of each prompt.
             device: The device that the model runs on.
-            n_reusable: Number of leading tokens that later prompts will have in common with these. They are cached even
-                if there is only one prompt now.
+            n_reusable: Number of tokens at the start that later prompts will share too. They are cached even if there
+                is only one prompt now.
 
         Returns:
-            The number of tokens of the prefix, 0 for none, and its keys and values for each prompt.
+            The number of tokens of the prefix, and its keys and values for each prompt; 0 and an empty cache if there
+            is no prefix.
         """
         shared = tuple(find_common_prefix(ids))
         prefix = self._choose_prefix(shared, len(ids))
@@ -76,10 +78,12 @@ class PrefixCache:
         return len(prefix), DynamicCache(expanded)
 
     def _choose_prefix(self, shared: tuple[int, ...], n_prompts: int) -> tuple[int, ...]:
-        """Return the prefix to use for prompts that all begin with the tokens `shared`; it may be empty.
+        """Choose a prefix for prompts that all begin with the tokens `shared`.
 
-        This is the longest cached prefix if it covers most of the shared tokens, or if there is only one prompt.
-        Otherwise all shared tokens become a new prefix, unless they are too few to save work.
+        Returns:
+            All shared tokens, as a new prefix to compute. But if a new prefix would save little work, the longest
+            cached prefix, which may be empty. That is the case if the cached prefix covers most of the shared tokens,
+            if there is only one prompt, or if the shared tokens are few.
         """
         cached = [prefix for prefix in self.entries if shared[: len(prefix)] == prefix]
         longest = max(cached, key=len, default=())
@@ -150,14 +154,14 @@ def _has_full_attention(config: Any) -> bool:
 def run_lower_layers(
     model: Any, layers: Sequence[int], inputs: Mapping[str, Any]
 ) -> tuple[PartialPass, dict[int, torch.Tensor]]:
-    """Run a forward pass only up to the highest of some layers.
+    """Run a forward pass and stop it as soon as the hidden states of some layers are known.
 
-    A hook before each of these layers stores its input. Hidden state number n is the input of layer n, because number 0
-    is the embeddings. The hook of the highest layer stops the pass with an exception.
+    Hidden state number n is the input of layer n, because number 0 is the embeddings. So a hook before each of these
+    layers stores its input. The hook of the highest layer stops the pass with an exception.
 
     Args:
         model: The transformers model.
-        layers: The layers.
+        layers: Numbers of the hidden states.
         inputs: Arguments of the forward pass.
 
     Returns:
@@ -187,7 +191,13 @@ def run_lower_layers(
 
 
 def _select_rows(value: Any, rows: torch.Tensor, size: int) -> Any:
-    """Select rows from tensors, also inside tuples, that have one row per prompt; return other values unchanged."""
+    """Select rows from an argument of the model's layers if it has one row per prompt; return others unchanged.
+
+    Args:
+        value: A tensor, a tuple of tensors, or anything else.
+        rows: Indices of the rows to select.
+        size: Number of prompts.
+    """
     if isinstance(value, torch.Tensor) and value.dim() > 1 and value.shape[0] == size:
         return value[rows]
     if isinstance(value, tuple):
@@ -198,8 +208,8 @@ def _select_rows(value: Any, rows: torch.Tensor, size: int) -> Any:
 class SharedCacheLayer(CacheLayerMixin):  # type: ignore[misc]
     """Key-value cache of one layer, where all answers to a prompt share the keys and values of the prompt.
 
-    The answers' own `keys` and `values` (prompts x heads x answers x tokens x width) have room for all tokens from the
-    start.
+    Only the tokens of the answers are stored per answer, in `keys` and `values` (prompts x heads x answers x tokens x
+    width). These tensors have room for the longest answer from the start, so they never move in memory.
 
     Args:
         prompt_keys: Keys of the prompts, read only (prompts x heads x tokens x width).
@@ -232,8 +242,9 @@ class SharedCacheLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.keys, self.values
 
     def select(self, prompts: torch.Tensor, answers: torch.Tensor, *, has_all_prompts: bool) -> None:
-        """Keep only some answers; takes the arguments of `SharedCache.select`."""
-        # The axes are prompts, heads, answers, ... To index prompts and answers, heads and answers change places.
+        """Keep only some prompts and answers; takes the arguments of `SharedCache.select`."""
+        # The axes are prompts, heads, answers, ... Heads and answers change places, so that prompts and answers are the
+        # first two axes and can be indexed together.
         self.keys = self.keys.transpose(1, 2)[prompts, answers].transpose(1, 2).contiguous()
         self.values = self.values.transpose(1, 2)[prompts, answers].transpose(1, 2).contiguous()
         if not has_all_prompts:
@@ -257,9 +268,9 @@ class SharedCacheLayer(CacheLayerMixin):  # type: ignore[misc]
 class SharedCache(Cache):  # type: ignore[misc]
     """Key-value cache of all layers, where all answers to a prompt share the keys and values of the prompt.
 
-    All tensors keep their size and memory while answers grow, so that a step can be captured as a CUDA graph. `padding`
-    (prompts x 1 x 1 x tokens) is added to the attention scores to hide tokens. It is -inf for padding tokens of the
-    prompt and for tokens of the answer that do not exist yet, and 0 for others.
+    All tensors keep their size and memory while answers grow, so that a step can be captured as a CUDA graph. They have
+    room for tokens that do not exist yet, which attention must not see. So `padding` (prompts x 1 x 1 x tokens) is
+    added to the attention scores. It is -inf for these tokens and for padding tokens of the prompt, and 0 for others.
 
     Args:
         prompt_cache: Keys and values of the prompts.
@@ -269,7 +280,7 @@ class SharedCache(Cache):  # type: ignore[misc]
     """
 
     def __init__(self, prompt_cache: Cache, mask: torch.Tensor, answers: int, max_tokens: int):
-        self.position = torch.full((1,), -1, device=mask.device)
+        self.position = torch.full((1,), -1, device=mask.device)  # of the current token; `start_token` moves it to 0
         shape, layers = (answers, max_tokens), prompt_cache.layers
         super().__init__(layers=[SharedCacheLayer(part.keys, part.values, shape, self.position) for part in layers])
         is_visible = torch.nn.functional.pad(mask.bool(), (0, max_tokens), value=False)
@@ -277,7 +288,10 @@ class SharedCache(Cache):  # type: ignore[misc]
         self.prompt_width, self.max_tokens = mask.shape[1], max_tokens
 
     def start_token(self) -> None:
-        """Move on to the next token of every answer: the layers write it now, and attention no longer hides it."""
+        """Move on to the next token of every answer.
+
+        The layers will store its keys and values at the new position, and attention no longer hides this position.
+        """
         self.position += 1
         self.padding.index_fill_(3, self.position + self.prompt_width, 0.0)
 
@@ -285,7 +299,8 @@ class SharedCache(Cache):  # type: ignore[misc]
         """Keep only some prompts, and the same number of answers to each of them.
 
         Args:
-            prompts: Indices of the prompts to keep (kept prompts x 1). A prompt may be repeated, once per answer.
+            prompts: Indices of the prompts to keep, as a column (kept prompts x 1). A prompt may occur several times,
+                each time with other answers.
             answers: For each of these prompts, the indices of its answers to keep (kept prompts x kept answers).
             has_all_prompts: Whether all prompts are kept, in order. Then their keys and values need not be copied.
         """
@@ -310,7 +325,8 @@ def supports_shared_cache(model: Any) -> bool:
 def use_shared_attention(model: Any, cache: SharedCache) -> Iterator[None]:
     """Make the model use a shared cache while the block runs. The caller must hold the model's lock.
 
-    In the block, the model calls `compute_shared_attention`, which reads the shared cache, instead of its own attention.
+    In the block, the model calls `compute_shared_attention`, which reads the shared cache, instead of its own
+    attention.
     """
     config = model.config.get_text_config()
     implementation = config._attn_implementation
@@ -335,8 +351,9 @@ def compute_shared_attention(
 ) -> tuple[torch.Tensor, None]:
     """Compute attention from one new token per answer to its prompt and to the answer so far.
 
-    transformers calls this function in place of its own attention. All answers of a prompt query the prompt's keys in
-    one matrix product. Several query heads (a group) share one key head.
+    transformers calls this function in place of its own attention. The scores for the tokens of the prompt and of the
+    answer are computed by two matrix products and then joined. All answers to a prompt share one product for the
+    prompt, so its keys are read only once. Several query heads (a group) share one key head.
 
     Args:
         module: The attention layer of the model.

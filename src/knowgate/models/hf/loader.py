@@ -66,17 +66,18 @@ def load_transformers(name_or_dir: str, bits: int = 0) -> LoadedModel:
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):  # the class of decoder layers in transformers
             module.register_forward_pre_hook(_stop_before_layer, with_kwargs=True)
-    # A quantized model is already on the GPU.
-    return LoadedModel(model.eval() if bits else _move_to_device(model, device, name_or_dir), tokenizer, device)
+    model = model if bits else _move_to_device(model, device, name_or_dir)  # a quantized model is already on the GPU
+    return LoadedModel(model.eval(), tokenizer, device)
 
 
 def _stop_before_layer(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise StopError before a layer reads a prompt for which nobody waits; a long prompt takes seconds per layer.
+    """Stop a forward pass before the next layer, by raising StopError, if the request was canceled.
 
-    Single tokens are not checked here but before each token, so that a CUDA graph can be captured undisturbed.
+    A hook that the model calls before each layer. It checks only passes over prompts, which may take seconds per layer.
+    Passes over a single token are checked elsewhere, because a check here would disturb the capture of CUDA graphs.
     """
     states = args[0] if args else kwargs["hidden_states"]
-    if states.shape[1] > 1:
+    if states.shape[1] > 1:  # number of tokens
         check_stop_flag()
 
 
@@ -104,7 +105,7 @@ def _move_to_device(model: Any, device: torch.device, name: str) -> Any:
     """Move a model to its device; raises OutOfMemory if it does not fit."""
     try:
         with translate_device_errors():
-            return model.to(device).eval()
+            return model.to(device)
     except RuntimeError as error:
         if not is_memory_error(error):
             raise
@@ -231,10 +232,15 @@ def build_quantization_options(bits: int) -> dict[str, Any]:
 
 @dataclass
 class LoraAdapters:
-    """LoRA adapters that can be switched on for a model, which also runs without them.
+    """LoRA adapters (small trained additions to the weights) of a model, which also runs without them.
 
-    Everyone who runs the model must hold `lock`, a re-entrant lock, so that no pass uses an adapter that another thread
-    has activated. The weights of the model are neither changed nor copied.
+    At most one adapter is active at a time. Everyone who runs the model must hold `lock`, so that no forward pass uses
+    an adapter that another thread has activated. The weights of the model are neither changed nor copied.
+
+    Args:
+        model: The transformers model.
+        lock: A re-entrant lock.
+        peft_model: The model with all loaded adapters; None until the first adapter is loaded.
     """
 
     model: Any

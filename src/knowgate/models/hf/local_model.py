@@ -57,7 +57,10 @@ class LocalModel:
 
     @property
     def encodes_in_threads(self) -> bool:
-        """Whether `fits` may be called while another thread generates: as soon as the weights are loaded."""
+        """Whether `fits` may be called in one thread while another thread generates answers.
+
+        This is the case as soon as the weights are loaded.
+        """
         return "loaded" in vars(self)
 
     @property
@@ -150,10 +153,10 @@ class LocalModel:
 def read_label_logits(
     model: LocalModel, prompts: Sequence[tokenization.LabelPromptTokens], label_ids: Sequence[int]
 ) -> list[Vector]:
-    """Compute the logits of labels (such as 'true' and 'false') in one forward pass.
+    """Compute how strongly a model predicts labels, such as 'true' and 'false', inside prompts.
 
-    A label prompt has one or more positions at which the model would write a label. The tokens that all prompts begin
-    with are taken from the model's prefix cache.
+    A label prompt has one or more positions after which the model would write a label. One forward pass computes the
+    logits of the labels at all positions of all prompts. Tokens that all prompts begin with are taken from a cache.
 
     Args:
         model: The model.
@@ -164,9 +167,10 @@ def read_label_logits(
         An array (positions x labels) per prompt.
     """
     llm, device = model.loaded.model, model.loaded.device
-    # Cached tokens return no states, so the cached prefix must end before the first label position.
+    # The forward pass returns no states of cached tokens, so the cached prefix must end before the first label
+    # position.
     first_position = min(prompt.positions[0] for prompt in prompts)
-    beginnings = [prompt.ids[: first_position + 1] for prompt in prompts]
+    beginnings = [prompt.ids[: first_position + 1] for prompt in prompts]  # the cache never includes the last token
     n_reusable = min(prompt.prefix for prompt in prompts)
     n_cached, cache = model.prefix_cache.start(llm, beginnings, device, n_reusable)
     inputs = batching.make_inputs([prompt.ids for prompt in prompts], n_cached, cache, model.pad_id, device)
@@ -216,8 +220,8 @@ def compute_mean_logprobs(
     states = model.loaded.model.base_model(
         input_ids=tokens, attention_mask=mask, position_ids=batching.compute_positions(mask), use_cache=False
     ).last_hidden_state
-    # Every answer token has an entry in both lists: its row, and its column counted from the end. Rows are padded on the
-    # left, so all answers end in the last column, -1.
+    # Every answer token has an entry in both lists: its row, and its column counted from the end. Rows are padded on
+    # the left, so all answers end in the last column, -1.
     token_rows = [row for row, length in enumerate(answer_lengths) for _ in range(length)]
     columns = [column for length in answer_lengths for column in range(-length, 0)]
     preceding = [column - 1 for column in columns]  # the state at a token predicts the next token

@@ -29,13 +29,13 @@ from knowgate.types import Completion, Prompt, Reading, SignalRequest, Vector
 
 @dataclass(frozen=True)
 class HFResumeHandle:
-    """What is needed to continue the draft of one prompt from the point at which it stopped.
+    """What is needed to continue a draft, the beginning of an answer, from the point at which it stopped.
 
     Continuing a draft copies it, so a handle can be used several times.
 
     Args:
         batch: The batch that the prompt was read in. It holds the keys and values of all unfinished drafts.
-        index: Row of the draft in the batch; None if the draft is finished.
+        index: Row of the draft in the batch; None if the draft is finished, because then it has no row any more.
         row: The tokens of the draft so far.
     """
 
@@ -67,14 +67,18 @@ class HFModel(LocalModel, LocalBackend):
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
         """Return the requested signals of each prompt, such as its draft, samples and hidden states.
 
-        Prompts are read in batches. While the GPU runs the next batch, another thread decodes the answers of the last one.
+        Prompts are read in batches. While the GPU runs one batch, another thread turns the tokens of the batch before
+        into text.
         """
         max_tokens = max(request.draft_tokens, request.sample_tokens if request.samples else 0)
         ids = self._encode(prompts, max_tokens)
         limits = self.compute_limits()
 
         def read_batch(indices: list[int]) -> list[tuple[Future[list[Reading]], int]]:
-            """Run the model on some prompts; return, for each, the future readings of the batch and its index in them."""
+            """Run the model on some prompts. Their readings are made later, in the thread.
+
+            Returns, for each prompt, the future with the readings of the whole batch, and the prompt's index in them.
+            """
             batch = self._prefill([ids[i] for i in indices], request, limits)
             make_readings = self._answer_batch(batch, [prompts[i] for i in indices], request)
             future = thread.submit(make_readings)
@@ -104,11 +108,13 @@ class HFModel(LocalModel, LocalBackend):
     # --- reading ----------------------------------------------------------------------------------
 
     def _can_join_prefills(self, request: SignalRequest) -> bool:
-        """Return whether several forward passes over prompts (prefills) may be joined to one batch for generation.
+        """Return whether prompts that were read in several forward passes (prefills) may be answered in one batch.
 
-        This requires that answers are generated, that they use the shared cache, and that none is continued later.
+        This requires that answers are generated, that all answers to a prompt share its keys and values in memory, and
+        that no answer is continued later.
         """
-        return self.shares_prompt_cache and not request.resumable and bool(request.draft_tokens or request.samples)
+        generates_answers = bool(request.draft_tokens or request.samples)
+        return generates_answers and self.shares_prompt_cache and not request.resumable
 
     def _prefill(self, ids: list[list[int]], request: SignalRequest, limits: BatchLimits) -> DecodingBatch:
         """Run the model over the prompts of a batch, in as many forward passes as the memory requires.
@@ -157,7 +163,8 @@ class HFModel(LocalModel, LocalBackend):
 
         Args:
             answered: The answers.
-            batch: The batch, if drafts may be continued from it later; otherwise None.
+            batch: The batch, if drafts may be continued from it later; otherwise None, and the readings have no
+                handles.
             states: Hidden states at the ends of the prompts (prompts x width), for each requested layer.
             request: The requested signals.
         """
@@ -196,9 +203,11 @@ class HFModel(LocalModel, LocalBackend):
         return _to_numpy(torch.stack([sample.states[layers[0]] for sample in samples])) if layers else None
 
     def _answer(self, batch: DecodingBatch, prompts: list[Prompt], request: SignalRequest) -> DraftsAndSamples:
-        """Generate the drafts and samples of a batch.
+        """Generate the greedy answers (drafts) and the sampled answers (samples) to a batch of prompts.
 
-        They are generated in the same steps if they have the same maximum length and share the prompts' cache.
+        If possible, drafts and samples are generated in the same decoding steps. This requires that they have the same
+        maximum length and that all answers to a prompt share its keys and values in memory (the shared cache).
+        Otherwise samples are generated first, and then drafts.
 
         Args:
             batch: The prompts after the forward pass over them.
@@ -244,32 +253,35 @@ class HFModel(LocalModel, LocalBackend):
     def _continue_drafts(
         self, prompts: Sequence[Prompt], handles: Sequence[object], max_tokens: int
     ) -> list[Completion]:
-        """Continue drafts greedily. Drafts that were read in the same batch are continued in one batch."""
+        """Continue drafts (beginnings of answers) greedily until they end or have `max_tokens` tokens.
+
+        Drafts that were read in the same batch are continued in one batch.
+        """
         drafts = [check_resume_handle(handle, HFResumeHandle) for handle in handles]
-        rows = [draft.row.cut(max_tokens) for draft in drafts]
+        answers = [draft.row.cut(max_tokens) for draft in drafts]
         groups: dict[int, list[int]] = {}  # `id` of a batch -> positions of its unfinished drafts in `drafts`
         for i, draft in enumerate(drafts):
-            is_unfinished = draft.index is not None and len(rows[i].tokens) < max_tokens
+            is_unfinished = draft.index is not None and len(answers[i].tokens) < max_tokens
             if is_unfinished:
                 groups.setdefault(id(draft.batch), []).append(i)
         for group in groups.values():
             group_drafts = [drafts[i] for i in group]
-            group_rows = [rows[i] for i in group]
-            self.run_alone(functools.partial(self._extend_group, group_drafts, group_rows, max_tokens))
-        return [self._make_completion(row, with_tokens=True) for row in rows]
+            group_answers = [answers[i] for i in group]
+            self.run_alone(functools.partial(self._extend_group, group_drafts, group_answers, max_tokens))
+        return [self._make_completion(answer, with_tokens=True) for answer in answers]
 
-    def _extend_group(self, drafts: list[HFResumeHandle], rows: list[GeneratedAnswer], max_tokens: int) -> None:
+    def _extend_group(self, drafts: list[HFResumeHandle], answers: list[GeneratedAnswer], max_tokens: int) -> None:
         """Extend the drafts of one batch greedily until they end or have `max_tokens` tokens.
 
         Args:
             drafts: Handles of unfinished drafts that were read in the same batch.
-            rows: Copies of the drafts' tokens, which are extended in place.
-            max_tokens: Maximum number of tokens per draft, including those it already has.
+            answers: Copies of the drafts, which are extended in place.
+            max_tokens: Maximum number of tokens per answer, including those of the draft.
         """
         # The index is None only for finished drafts. The condition tells the type checker so.
         indices = [draft.index for draft in drafts if draft.index is not None]
         batch = drafts[0].batch.copy(indices)
-        decode_greedily(batch, rows, max_tokens, self.stop_ids, ())
+        decode_greedily(batch, answers, max_tokens, self.stop_ids, ())
 
     def _start_stream(self, prompt: Prompt, max_tokens: int, resume: object) -> tuple[GeneratedAnswer, Iterator[None]]:
         if resume is not None:

@@ -113,10 +113,10 @@ class DraftsAndSamples:
     """The answers generated for a batch of prompts.
 
     Args:
-        drafts: The draft of each prompt.
-        samples: The samples of all prompts, prompt by prompt.
-        unfinished: Indices of the drafts that can be continued later, because they reached the maximum length before an
-            end token. The rows that are left in the decoding batch belong to them, in this order.
+        drafts: The greedy answer (draft) to each prompt.
+        samples: The randomly drawn answers (samples) to all prompts. Those to the first prompt come first.
+        unfinished: Indices of the drafts that stopped at the maximum length and can be continued later. The rows that
+            are left in the decoding batch belong to them, in this order.
     """
 
     drafts: list[GeneratedAnswer]
@@ -125,16 +125,18 @@ class DraftsAndSamples:
 
 
 class SharedGeneration:
-    """Generates several answers to each prompt of a batch, on the device. The attributes hold the current state.
+    """Generates several answers to each prompt of a batch, token by token, all in parallel on the device.
+
+    An answer is either a sample, whose tokens are drawn at random, or a draft, whose tokens are the most probable ones.
 
     Args:
         prompts: The prompts after the forward pass over them (prefill).
-        uniforms: Random numbers from 0 to 1 that draw the tokens of the samples (samples x tokens). All prompts have
+        uniforms: Random numbers from 0 to 1, one for each token of each sample (samples x tokens). All prompts have
             equally many samples; those of the first prompt come first. The number of columns is the maximum length of
             drafts and samples.
-        sampling: How samples are drawn; None if there are only drafts.
+        sampling: Temperature, top_p and top_k of the samples; None if there are only drafts.
         stop_ids: Tokens that end an answer.
-        with_drafts: Also generate a greedy answer (the draft) to each prompt, with statistics of its tokens.
+        with_drafts: Also generate a draft for each prompt, with statistics of its tokens.
         past_end: Let the model also read the token that ends an answer, and keep the hidden states at it.
     """
 
@@ -167,26 +169,27 @@ class SharedGeneration:
         self.draft_indices = torch.arange(n_prompts if with_drafts else 0, device=device) * self.per_prompt
         self.tokens = torch.full((n_prompts * self.per_prompt, max_tokens), NO_TOKEN, device=device)
         self.has_ended = torch.zeros(n_prompts * self.per_prompt, dtype=torch.bool, device=device)
-        # Whether each answer in the batch has no end token yet (prompts x answers).
-        self.is_alive = torch.ones(n_prompts, self.per_prompt, dtype=torch.bool, device=device)
-        # Whether the model reads the token chosen last for this answer. The tokens of ended answers are ignored. With
-        # `past_end`, the end token itself is still read.
-        self.is_fed = self.is_alive
-        self.states: dict[int, torch.Tensor] = {}  # layer -> hidden states at the token fed last (answers x width)
+        # Whether the model reads the token chosen last for each answer in the batch (prompts x answers). It does not
+        # read those of ended answers.
+        self.reads_token = torch.ones(n_prompts, self.per_prompt, dtype=torch.bool, device=device)
+        self.states: dict[int, torch.Tensor] = {}  # layer -> hidden states at the token read last (answers x width)
         self.are_finite: list[torch.Tensor] = []  # flags on the device that are checked now and then
 
     def run(self, layers: Sequence[int]) -> DraftsAndSamples:
-        """Generate all answers, token by token.
+        """Generate all answers and return them.
 
-        Every few tokens, answers that have ended are removed from the batch.
+        In each step, the next token of every answer is chosen and the model reads it. Every few steps, answers that
+        have ended are removed from the batch.
 
         Args:
             layers: Layers whose hidden states at the last token of each answer are kept.
         """
         prompts, max_tokens = self.prompts, self.tokens.shape[1]
         interval = CHECK_INTERVALS.get(prompts.mask.device.type, DEFAULT_CHECK_INTERVAL)
-        logits = prompts.compute_logits(layers)[:, None]  # all answers of a prompt start with the same logits
-        self.store_states({layer: prompts.hidden[layer][:, None].expand(*self.is_fed.shape, -1) for layer in layers})
+        logits = prompts.compute_logits(layers)[:, None]  # prompts x 1 x vocabulary: all answers to a prompt share them
+        self.store_states(
+            {layer: prompts.hidden[layer][:, None].expand(*self.reads_token.shape, -1) for layer in layers}
+        )
         for position in range(max_tokens):
             chosen: torch.Tensor | None = self.choose(logits, position)
             self.append(chosen, position)
@@ -232,6 +235,7 @@ class SharedGeneration:
             statistics: Logprob, entropy and margin of the next token (3 x prompts), changed in place.
         """
         indices = self.draft_indices
+        # There is one draft per prompt. If there are as many rows, each row belongs to a prompt.
         draft_logits = logits if len(logits) == len(indices) else logits[indices]
         tokens[indices], logprobs, entropies, margins = compute_step_statistics(draft_logits)
         self.are_finite.append(torch.isfinite(logprobs).all())
@@ -240,21 +244,28 @@ class SharedGeneration:
         statistics[:, prompts] = torch.stack([logprobs, entropies, margins])
 
     def append(self, chosen: torch.Tensor, position: int) -> None:
-        """Append the chosen token to each answer, and update `is_alive` and `is_fed`.
+        """Store the chosen token of each answer, and mark the answers that it ends.
 
-        An answer that has ended, now or earlier, gets NO_TOKEN instead.
+        An answer that ends with this token, or has ended earlier, gets NO_TOKEN instead.
+
+        Args:
+            chosen: The chosen tokens (prompts x answers).
+            position: Index of the token in the answer.
         """
         rows = self.batch.rows
+        was_open = ~self.has_ended[rows]
         is_end = torch.isin(chosen, self.stop_ids)
-        goes_on = self.is_alive & ~is_end
-        self.tokens[rows, position] = chosen.where(goes_on, torch.full_like(chosen, NO_TOKEN))
-        self.has_ended[rows] |= self.is_alive & is_end
-        # With `past_end`, the model reads an end token that was chosen now, because the states at it are kept.
-        self.is_fed = self.is_alive if self.past_end else goes_on
-        self.is_alive = goes_on
+        stays_open = was_open & ~is_end
+        self.tokens[rows, position] = chosen.where(stays_open, torch.full_like(chosen, NO_TOKEN))
+        self.has_ended[rows] |= is_end
+        # With `past_end`, the model also reads the token that has just ended an answer.
+        self.reads_token = was_open if self.past_end else stays_open
 
     def store_states(self, hidden: Mapping[int, torch.Tensor]) -> None:
-        """Store the hidden states at the tokens that the model read last. Ended answers keep the states stored before.
+        """Store the hidden states at the tokens that the model has just read.
+
+        They replace the states stored before. An answer that ended earlier keeps its states, because the model reads no
+        more tokens of it.
 
         Args:
             hidden: Layer -> states of the answers in the batch (prompts x answers x width).
@@ -262,13 +273,13 @@ class SharedGeneration:
         rows = self.batch.rows
         for layer, new_states in hidden.items():
             stored = self.states.setdefault(layer, new_states.new_zeros(self.tokens.shape[0], new_states.shape[-1]))
-            stored[rows] = new_states.where(self.is_fed[..., None], stored[rows])
+            stored[rows] = new_states.where(self.reads_token[..., None], stored[rows])
 
     def compact(self, chosen: torch.Tensor) -> torch.Tensor | None:
-        """Remove ended answers from the batch, if that saves more work than it costs.
+        """Remove ended answers from the batch, so that the model no longer computes them.
 
         The batch is a table with a row for each prompt and a column for each of its answers. `_choose_shape` chooses a
-        smaller table. If it saves little, the batch stays as it is, because copying it takes time.
+        smaller table. If this saves little work, the batch stays as it is, because copying it takes time.
 
         Args:
             chosen: The tokens that the model reads next (prompts x answers).
@@ -276,49 +287,50 @@ class SharedGeneration:
         Returns:
             `chosen` without the removed answers, or None if all answers have ended.
         """
-        is_fed = self.is_fed.cpu().numpy()
-        if not is_fed.any():
+        is_left = self.reads_token.cpu().numpy()
+        if not is_left.any():
             return None
-        kept_prompts, kept_answers = self._choose_shape(is_fed)
-        n_saved_steps = (is_fed.size - kept_answers.size) * self.batch.n_left
+        kept_prompts, kept_answers = self._choose_shape(is_left)
+        n_saved_steps = (is_left.size - kept_answers.size) * self.batch.n_left
         min_steps = MIN_SAVED_STEPS.get(chosen.device.type, DEFAULT_MIN_SAVED_STEPS)
-        if kept_answers.size > COMPACTION_THRESHOLD * is_fed.size or n_saved_steps < min_steps:
+        if kept_answers.size > COMPACTION_THRESHOLD * is_left.size or n_saved_steps < min_steps:
             return chosen
         # Both are copied to the device at once, and separated there.
         table = torch.from_numpy(np.column_stack([kept_prompts, kept_answers])).to(chosen.device)
         prompts, answers = table[:, :1], table[:, 1:]
-        has_all_prompts = np.array_equal(kept_prompts, np.arange(len(is_fed)))
+        has_all_prompts = np.array_equal(kept_prompts, np.arange(len(is_left)))
         self.batch.select(prompts, answers, has_all_prompts=has_all_prompts)
-        self.is_alive = self.is_alive[prompts, answers]
-        self.is_fed = self.is_fed[prompts, answers]
-        if len(self.draft_indices):
+        self.reads_token = self.reads_token[prompts, answers]
+        if len(self.draft_indices):  # drafts are the first answers of their prompts: numbers 0, per_prompt, ...
             self.draft_indices = (self.batch.rows.flatten() % self.per_prompt == 0).nonzero()[:, 0]
         return chosen[prompts, answers]
 
-    def _choose_shape(self, is_fed: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _choose_shape(self, is_left: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Choose which answers to keep when ended answers are removed from the batch.
 
-        A batch is a rectangular table, so each prompt must have equally many answers. There are two ways. The table can
-        become as wide as the prompt with the most remaining answers; then other prompts keep some ended answers. Or
-        each remaining answer gets a row of its own with a copy of its prompt. The second way is chosen if it is clearly
-        smaller and the cache does not grow.
+        A batch is a rectangular table, so each prompt must have equally many answers. There are two ways:
+
+        1. The table becomes as wide as the prompt with the most answers left. Other prompts keep some ended answers.
+        2. Each answer that is left gets a row of its own, with a copy of its prompt.
+
+        The second way is chosen if its table is clearly smaller and the cache does not grow.
 
         Args:
-            is_fed: Whether each answer goes on (prompts x answers).
+            is_left: Whether the model still reads tokens of each answer (prompts x answers).
 
         Returns:
             The indices of the prompts, and for each of them the indices of its answers (prompts x answers).
         """
-        remaining = np.flatnonzero(is_fed.any(axis=1))  # prompts that have answers left
-        width, cache = int(is_fed.sum(axis=1).max()), self.batch.cache
-        prompts, answers = np.nonzero(is_fed)  # of each answer that is left
-        old_cache_size = len(is_fed) * cache.prompt_width + is_fed.size * cache.max_tokens
+        kept_prompts = np.flatnonzero(is_left.any(axis=1))  # prompts that have answers left
+        width, cache = int(is_left.sum(axis=1).max()), self.batch.cache
+        prompts, answers = np.nonzero(is_left)  # of each answer that is left
+        old_cache_size = len(is_left) * cache.prompt_width + is_left.size * cache.max_tokens
         copied_cache_size = len(prompts) * (cache.prompt_width + cache.max_tokens)
-        is_smaller = len(prompts) < COMPACTION_THRESHOLD * len(remaining) * width
+        is_smaller = len(prompts) < COMPACTION_THRESHOLD * len(kept_prompts) * width
         if is_smaller and copied_cache_size <= old_cache_size:
             return prompts, answers[:, None]
-        # Sorting by "has ended" moves the remaining answers of each prompt to the front.
-        return remaining, np.argsort(~is_fed[remaining], axis=1, kind="stable")[:, :width]
+        # Sorting by "has ended" (False before True) moves the answers that are left to the front of each row.
+        return kept_prompts, np.argsort(~is_left[kept_prompts], axis=1, kind="stable")[:, :width]
 
     def check_finite(self) -> None:
         """Raise ModelError if any logits so far were not finite."""
@@ -331,23 +343,20 @@ class SharedGeneration:
         self.check_finite()
         states = {layer: block.float().cpu() for layer, block in self.states.items()}
         has_ended: list[bool] = self.has_ended.tolist()
-        rows = [
-            GeneratedAnswer(
-                tokens=tokens[: tokens.index(NO_TOKEN)] if NO_TOKEN in tokens else tokens,  # NO_TOKEN fills the rest
-                finished=has_ended[i],
-                states={layer: states[layer][i] for layer in states},
-            )
-            for i, tokens in enumerate(self.tokens.tolist())
-        ]
+        answers = []
+        for i, padded in enumerate(self.tokens.tolist()):
+            tokens = [token for token in padded if token != NO_TOKEN]  # NO_TOKEN fills the rest after the end
+            answer_states = {layer: states[layer][i] for layer in states}
+            answers.append(GeneratedAnswer(tokens, finished=has_ended[i], states=answer_states))
         if self.statistics is None:
-            return DraftsAndSamples([], rows)
-        drafts = rows[:: self.per_prompt]  # the first answer of each prompt
-        samples = [row for number, row in enumerate(rows) if number % self.per_prompt]
+            return DraftsAndSamples([], answers)
+        drafts = answers[:: self.per_prompt]  # the first answer of each prompt
+        samples = [answer for number, answer in enumerate(answers) if number % self.per_prompt]
         logprobs, entropies, margins = self.statistics.tolist()
-        for i, row in enumerate(drafts):
+        for i, draft in enumerate(drafts):
             # The lists of statistics go on after the end of an answer. `zip` cuts them to its tokens.
-            steps = zip(row.tokens, logprobs[i], entropies[i], margins[i], strict=False)
-            row.steps = [TokenStep(*step) for step in steps]
+            steps = zip(draft.tokens, logprobs[i], entropies[i], margins[i], strict=False)
+            draft.steps = [TokenStep(*step) for step in steps]
         return DraftsAndSamples(drafts, samples)
 
 

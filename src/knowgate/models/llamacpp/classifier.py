@@ -74,8 +74,7 @@ class LlamaCppClassifier:
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         """Return the token ids of a text; `special` adds the tokens that begin a text."""
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=special).ids
-        return ids
+        return list(self.tokenizer.encode(text, add_special_tokens=special).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of tokens."""

@@ -25,16 +25,18 @@ MIN_REUSE_SHARE = 0.75  # of the shared tokens: a cached prefix this long is use
 
 @dataclass(kw_only=True)
 class SequenceState(GeneratedAnswer):
-    """One answer while it is generated, and where the engine holds it. It is also the handle to continue a draft.
+    """One answer while it is generated, and where the engine keeps its tokens.
+
+    A draft (the beginning of an answer) is continued from this state later.
 
     Args:
         prompt: Token ids of the prompt.
         sequence: Number of the sequence in the engine's key-value cache that holds prompt and answer.
         limit: Maximum number of answer tokens.
-        uniforms: Random numbers from 0 to 1 that draw the tokens; None to choose the most probable tokens.
+        uniforms: Random numbers from 0 to 1, one for each token to draw; None to choose the most probable tokens.
         end: The token that ended the answer; None if it has not ended.
-        prefill_number: Number of the forward pass over prompts (prefill) that came before the answer; -1 for none. The
-            next prefill removes the answer from the engine's cache. After that, prompt and answer are computed again.
+        prefill_number: Number of the last forward pass over prompts (prefill) before the answer; -1 for none. If the
+            engine has made another prefill since, the sequence is gone, and prompt and answer must be computed again.
         length: Number of tokens of prompt and answer that the model has read. It may not have read the last one yet.
     """
 
@@ -50,7 +52,11 @@ class SequenceState(GeneratedAnswer):
         self.length = len(self.prompt)
 
     def copy(self, limit: int) -> SequenceState:
-        """Return a copy of the answer, cut to `limit` tokens, that may grow to that length."""
+        """Return a copy of the answer with another limit.
+
+        If the answer has more than `limit` tokens, the others are cut off. If it has fewer and has not ended, the copy
+        can be extended up to the limit.
+        """
         cut = self.cut(limit)
         end = self.end if cut.finished else None
         return replace(self, tokens=cut.tokens, steps=cut.steps, finished=cut.finished, limit=limit, end=end)
@@ -109,10 +115,13 @@ def feed_last_tokens(
 
 
 def choose_tokens(answers: Sequence[SequenceState], logits: Vector, sampling: Sampling, engine: LlamaEngine) -> None:
-    """Choose the next token of each answer and append it: the most probable one, or one drawn with uniform numbers.
+    """Choose the next token of each answer and append it.
+
+    Answers with random numbers (`uniforms`) are samples: their tokens are drawn. The others are greedy and get the most
+    probable token.
 
     Args:
-        answers: The answers. Those without uniform numbers are greedy.
+        answers: The answers.
         logits: Logits of the next token of each answer (answers x vocabulary).
         sampling: Temperature, top_p and top_k for drawing.
         engine: Tells which tokens end an answer.
@@ -160,7 +169,7 @@ def draw_tokens(answers: Sequence[SequenceState], logits: Vector, sampling: Samp
         logits: Logits of the next token of each answer (answers x vocabulary).
         sampling: Temperature, top_p and top_k.
     """
-    # The condition is always true; it tells the type checker so.
+    # The number of the next token. The condition is always true; it tells the type checker so.
     uniforms = [float(answer.uniforms[len(answer.tokens)]) for answer in answers if answer.uniforms is not None]
     scaled = (logits / np.float32(sampling.temperature)).astype(np.float32)
     rows = list(zip(np.exp(log_softmax(scaled)), uniforms, strict=True))
@@ -195,11 +204,11 @@ def _draw_from_top(probabilities: Vector, uniform: float, sampling: Sampling) ->
 
 
 class CachedPrefix(NamedTuple):
-    """The beginning of a prompt that the engine has already computed.
+    """Where the engine holds the beginning of a prompt that it has already computed.
 
     Args:
-        sequence: Number of the engine's sequence that holds it.
-        length: How many tokens, counted from the start, the prompt and that sequence have in common; 0 for none.
+        sequence: Number of the engine's sequence that begins with the same tokens as the prompt.
+        length: Number of these tokens; 0 for none.
     """
 
     sequence: int
@@ -228,10 +237,10 @@ class EnginePrefixCache:
     n_prefills: int = 0
 
     def start(self, engine: LlamaEngine, ids: Sequence[list[int]], *, n_cells: int, max_length: int) -> int:
-        """Prepare the engine for new prompts: one sequence per prompt, which begins with a cached prefix.
+        """Prepare the engine for new prompts, and give each of them the tokens that are already in the cache.
 
-        The first PREFIX_ROWS sequences of the engine hold the cached prefixes. The prompts follow after them. The
-        sequences of earlier prompts and answers are removed.
+        The first PREFIX_ROWS sequences of the engine hold the cached prefixes. Each prompt gets one of the sequences
+        after them, to which the best prefix is copied. The sequences of earlier prompts and answers are removed.
 
         Args:
             engine: The engine.
@@ -241,7 +250,7 @@ class EnginePrefixCache:
             max_length: Maximum number of tokens to take from the cache.
 
         Returns:
-            How many tokens at the start of each prompt came from the cache.
+            How many tokens at the start of each prompt came from the cache. The model need not read them again.
         """
         self.n_prefills += 1
         n_cached = sum(map(len, self.prefixes.values()))
@@ -251,7 +260,7 @@ class EnginePrefixCache:
             self.prefixes.clear()
             engine.clear()
             self.times_cleared = engine.times_cleared
-        # Only complete prefixes are kept. One that is not in `prefixes` was interrupted while it was computed.
+        # All sequences but the cached prefixes are removed, also prefixes whose computation was interrupted.
         for sequence in list(engine.filled):
             if sequence not in self.prefixes:
                 engine.truncate(sequence)
@@ -279,9 +288,10 @@ class EnginePrefixCache:
             self.prefixes[sequence] = prefix
 
     def _find_prefix(self, engine: LlamaEngine, ids: Sequence[list[int]]) -> CachedPrefix:
-        """Return the longest cached prefix that all prompts begin with.
+        """Return the longest cached prefix that all prompts begin with, or NO_PREFIX.
 
-        If several prompts share many more tokens than that, all shared tokens are computed and cached as a new prefix.
+        If several prompts share many more tokens than that, all shared tokens are computed and cached as a new prefix,
+        which is returned instead.
         """
         shared = find_common_prefix(ids)
         candidates = [
@@ -294,7 +304,13 @@ class EnginePrefixCache:
         return best if best.length >= MIN_PREFIX_TOKENS else NO_PREFIX
 
     def _extend(self, engine: LlamaEngine, best: CachedPrefix, shared: list[int]) -> CachedPrefix:
-        """Compute the shared tokens in a new sequence, starting from the best cached prefix."""
+        """Cache the tokens that prompts share as a new prefix, and return it.
+
+        Args:
+            engine: The engine.
+            best: The cached prefix with the most of these tokens. They are copied; only the others are computed.
+            shared: The shared tokens.
+        """
         sequence = self._free_sequence(engine, excluding=best.sequence)
         if best.length:
             engine.copy(best.sequence, sequence, best.length)

@@ -31,7 +31,14 @@ SELF_TEST_TOLERANCE = 0.1  # nats; rounding and quantized activations stay below
 
 @dataclass(frozen=True)
 class InputToken:
-    """One token of a sequence. With `needs_output`, its logits and hidden states are returned."""
+    """A token for the model to read, with its place.
+
+    Args:
+        token: The token id.
+        position: Index of the token in its sequence.
+        sequence: Number of the sequence.
+        needs_output: Whether the logits and hidden states after this token are returned.
+    """
 
     token: int
     position: int
@@ -196,12 +203,14 @@ class LlamaEngine:
         return (f"l_out-{layer - 1}".encode(),)  # llama.cpp does not count the embeddings
 
     def _capture(self, tensor: Any, ask: bool, _: Any) -> bool:
-        """Handle the evaluation callback, which llama.cpp calls for every tensor.
+        """Copy the hidden states of the requested layers while llama.cpp computes them.
+
+        llama.cpp calls this function for every tensor, twice: before it computes the tensor (`ask` is True) and, if its
+        values are needed, afterwards.
 
         Args:
             tensor: The tensor.
-            ask: True if llama.cpp asks whether the values of the tensor are needed. False if they are computed and can
-                be copied.
+            ask: Whether llama.cpp asks if the values are needed.
             _: Not used.
 
         Returns:
@@ -360,7 +369,7 @@ def _make_open_error(file: Path) -> WeightsError:
 
 def _get_log_error() -> str:
     """Return the first error that llama.cpp logged, which usually names the cause."""
-    messages = [
-        line.partition(": ")[2] or line for line in bindings.logged_errors
-    ]  # without the name of the C function
-    return messages[0].rstrip(".") if messages else "no reason given"
+    if not bindings.logged_errors:
+        return "no reason given"
+    function, _, message = bindings.logged_errors[0].partition(": ")  # the line may begin with the name of a C function
+    return (message or function).rstrip(".")

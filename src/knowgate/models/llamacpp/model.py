@@ -123,9 +123,10 @@ class LlamaCppModel(LocalBackend):
     # --- reading ----------------------------------------------------------------------------------
 
     def _group_prompts(self, lengths: Sequence[int], samples: int, max_tokens: int) -> list[list[int]]:
-        """Split prompts into groups that are computed together, each of prompts with similar length.
+        """Split prompts into groups that the engine computes together, so that each group fits its cache.
 
-        A group has as many prompts as the engine has sequences and cache for.
+        Prompts of similar length share a group. Each prompt takes several of the engine's sequences: one for the draft
+        (greedy answer) and one for each sample.
 
         Args:
             lengths: Number of tokens of each prompt.
@@ -206,14 +207,14 @@ class LlamaCppModel(LocalBackend):
     def _prefill(
         self, ids: Sequence[list[int]], layers: Sequence[int], n_cells: int, outputs: Sequence[Sequence[int]] = ()
     ) -> tuple[Vector, dict[int, Vector]]:
-        """Let the model read prompts in parallel, without the prefixes that it has already read.
+        """Let the model read prompts in parallel, except for beginnings that are in the prefix cache.
 
-        Afterwards, the engine's sequences from number PREFIX_ROWS on hold the prompts.
+        Afterwards, each prompt is in a sequence of the engine. The first has the number PREFIX_ROWS.
 
         Args:
             ids: Token ids of each prompt.
             layers: Layers whose hidden states are returned.
-            n_cells: Number of tokens that the prompts and their answers may take.
+            n_cells: Number of tokens to make room for: those of the prompts and of their answers.
             outputs: Positions in each prompt whose logits and states are returned; by default the last position.
 
         Returns:
@@ -254,16 +255,18 @@ class LlamaCppModel(LocalBackend):
         return samples
 
     def _feed_ends(self, answers: Sequence[SequenceState], layers: Sequence[int], *, feed_end: bool) -> None:
-        """Let the model read the tokens at the ends of answers that it has not read yet, and store the states at them.
+        """Let the model read the last tokens of answers, and store the hidden states at them.
 
-        It has not read the last token of an answer that reached its limit, nor the token that ended an answer.
+        While answers are generated, the model does not read the last token of an answer that reaches its limit, nor the
+        token that ends an answer, because no further token is needed.
 
         Args:
             answers: The answers. Empty ones keep the states of their prompt.
             layers: Layers whose states are stored in the answers.
-            feed_end: Also read the tokens that ended answers.
+            feed_end: Also read the tokens that ended answers. Otherwise ended answers keep their states.
         """
-        unread = [answer for answer in answers if (feed_end if answer.finished else answer.tokens)]
+        not_empty = [answer for answer in answers if answer.tokens or answer.finished]
+        unread = [answer for answer in not_empty if feed_end or not answer.finished]
         if unread:
             decoding.feed_last_tokens(self.engine, unread, layers, feed_end=feed_end)
 
@@ -285,13 +288,16 @@ class LlamaCppModel(LocalBackend):
         while not answer.is_complete:
             with self.lock:
                 logits = self._compute_next_logits(answer)
-                decoding.choose_tokens(
-                    [answer], logits, Sampling(), self.engine
-                )  # a draft is greedy, so nothing is sampled
+                # The answer is greedy, so the sampling options have no effect.
+                decoding.choose_tokens([answer], logits, Sampling(), self.engine)
             yield
 
     def _compute_next_logits(self, answer: SequenceState) -> Vector:
-        """Return the logits of the next token of an answer."""
+        """Return the logits of the next token of an answer.
+
+        If the engine still holds the answer, the model reads only its last token. Otherwise it reads prompt and answer
+        again.
+        """
         is_cached = answer.prefill_number == self.prefix_cache.n_prefills
         if not is_cached or not answer.tokens:
             n_cells = len(answer.prompt) + answer.limit

@@ -47,8 +47,7 @@ class ApiClient:
 
     def __init__(self, url: str, *, retry: RetryPolicy, connections: int, transport: httpx.BaseTransport | None = None):
         self.url = url.rstrip("/")
-        self._retry = retry
-        self._connections, self._transport = connections, transport
+        self._retry, self._connections, self._transport = retry, connections, transport
 
     def get(self, path: str) -> Any:
         """Send a GET request and return the JSON response."""
@@ -68,9 +67,9 @@ class ApiClient:
     def stream(self, path: str, body: dict[str, Any]) -> Generator[Any, None, None]:
         """Send a POST request and return the streamed response as a generator of JSON chunks.
 
-        The request is sent by this call, not by the first `next`, and is retried only here. A failure in the middle of
-        the stream is not retried. The last chunk is STREAM_END if the server sends it. Closing the generator closes the
-        connection.
+        The request is sent at once, and is retried if the server cannot be reached or is busy. Failures in the middle
+        of the stream are not retried. The last chunk is STREAM_END if the server sends it. Closing the generator closes
+        the connection.
         """
         url, content = self.url + path, _encode(body)
         response = call_with_retries(lambda deadline: self._open(url, content, deadline), self._retry)
@@ -135,13 +134,16 @@ class ApiClient:
                     return
 
     def _iter_bytes(self, url: str, response: httpx.Response) -> Iterator[bytes]:
-        """Yield the body of a streamed response; raises ServerError if waiting for it takes too long in total.
+        """Yield the body of a streamed response piece by piece.
 
-        The time that the caller takes between two pieces does not count.
+        Only the time that the server takes counts for the time limits, not what the caller does between two pieces.
 
         Args:
             url: Address of the server, for error messages.
             response: The response.
+
+        Raises:
+            ServerError: The server takes too long for one piece or in total, or closes the connection.
         """
         body, waited = http_client.iter_body(response, url), 0.0
         while True:
@@ -173,19 +175,20 @@ def parse_events(chunks: Iterable[bytes]) -> Iterator[str]:
 
 
 def _split_lines(chunks: Iterable[bytes]) -> Iterator[str]:
-    """Split a response body into lines that end in LF or CRLF. Other Unicode line breaks belong to the text.
+    """Yield the lines of a response body, which arrives in chunks of any size.
 
-    A body that begins like JSON is not a stream of events, and is yielded as one line.
+    Lines end in LF or CRLF. Other Unicode line breaks belong to the text. A body that begins with { or [ is one JSON
+    value and not a stream of events, so it is yielded as one line.
     """
     # An incomplete line is kept as a list of pieces, because joining it for every chunk would take quadratic time.
     line: list[bytes] = []
-    is_json = None
+    is_json = None  # not known before the first chunk with text
     for chunk in chunks:
-        if is_json is None and chunk.strip():  # the first chunk with text
-            is_json = chunk.lstrip()[:1] in (b"{", b"[")
-        pieces = [chunk] if is_json else chunk.split(b"\n")
-        line.append(pieces[0])
-        for piece in pieces[1:]:  # each of these begins a new line
+        if is_json is None and chunk.strip():
+            is_json = chunk.lstrip().startswith((b"{", b"["))
+        first, *others = [chunk] if is_json else chunk.split(b"\n")
+        line.append(first)
+        for piece in others:  # each of these begins a new line
             yield b"".join(line).decode(errors="replace").removesuffix("\r")
             line = [piece]
     yield b"".join(line).strip().decode(errors="replace")
@@ -209,9 +212,14 @@ def _encode(body: dict[str, Any]) -> bytes:
 
 @contextlib.contextmanager
 def _translate_errors(url: str, seconds: float) -> Iterator[None]:
-    """Translate httpx errors that occur before the response has arrived.
+    """Turn httpx errors in the block, which waits for a response, into errors with advice.
 
-    Failures to connect become retryable errors. A server that does not answer in time is not asked again.
+    Failed connections become RetryableError, so that the caller sends the request again. A server that is connected but
+    does not answer in time is not asked again.
+
+    Args:
+        url: Address of the server, for messages.
+        seconds: The timeout, for messages.
     """
     try:
         yield

@@ -97,7 +97,10 @@ class HiddenStateReader:
         return {layer: states[self._config.layers.index(layer % self.depth)] for layer in layers}
 
     def discard(self, response_id: str) -> None:
-        """Delete the files that vLLM wrote for a request whose states are not needed."""
+        """Delete the files that vLLM wrote for a request whose hidden states are not needed.
+
+        vLLM writes them for every request, not only for those of `read`.
+        """
         if self._config.storage is not None:
             delete_states_files(self._config.storage, response_id)
 
@@ -215,7 +218,11 @@ def _wait_until_written(file: Path, lock: Path, deadline: float) -> None:
 
 
 def _is_written(file: Path, lock: Path) -> bool:
-    """Return whether a file is complete: if it has a lock file, the server holds no lock on it."""
+    """Return whether the server has finished writing a file.
+
+    While it writes, it holds a lock on a second file, the lock file. Without a lock file, the file counts as complete
+    if it exists.
+    """
     if not lock.exists():
         return file.exists()
     try:
@@ -258,14 +265,17 @@ def _read_last_states(stream: BinaryIO, ids: Sequence[int]) -> Vector:
 def _read_tensor(
     stream: BinaryIO, start: int, entry: Any, formats: dict[str, str], *, last_row: bool = False
 ) -> NDArray[Any]:
-    """Read a tensor as a flat array, or only the last entry of its first axis.
+    """Read a tensor of a safetensors file as a flat array.
 
     Args:
         stream: The safetensors file.
         start: Offset of the data in the file.
         entry: The tensor's entry in the header of the file: its number format, shape and data offsets.
         formats: Allowed number formats -> numpy dtypes.
-        last_row: Read only the last entry of the first axis.
+        last_row: Read only the last entry of the first axis, such as the states of the last token.
+
+    Raises:
+        ValueError: The sizes in the header do not fit each other or the file.
     """
     dtype = np.dtype(formats[entry["dtype"]])
     shape = [int(size) for size in entry["shape"]]

@@ -88,9 +88,11 @@ class ServerLabelReader:
         return np.array(rows, dtype=np.float32)
 
     def read_first_labels(self, prompt: Prompt, labels: Sequence[str]) -> list[tuple[str, float]]:
-        """Return the log-probabilities of labels as the first token of the answer, requested by token id.
+        """Return the log-probabilities of labels, such as 'true', as the first token of the answer.
 
-        A label is requested with and without a space before it, if that is a single token.
+        Servers usually list only the most probable tokens. Here the labels are requested by token id, so they are
+        listed even if they are improbable. Each label is requested with and without a space before it, if this is one
+        token.
 
         Returns:
             Pairs of a label and a log-probability. Empty if the server is too old or hides its tokenizer.
@@ -148,17 +150,16 @@ class ServerLabelReader:
     def _encode_prompt(self, prompt: LabelPrompt, label_ids: Sequence[int]) -> LabelPromptTokens:
         """Tokenize a label prompt, and find the positions of the tokens after which the LLM predicts a label.
 
-        These are the last tokens of the parts. Every part except the first begins with the label of the part before. The
-        prefix and the parts are tokenized separately, so that no token contains text of two of them.
+        A label prompt has an optional prefix, and parts. The LLM predicts a label at the end of each part, and the next
+        part begins with the label that is there. The prefix and the parts are tokenized separately, so that no token
+        contains text of two of them.
 
         Raises:
             BadSetting: A later part does not begin with a label, or there is no text before the first label.
         """
         prefix = self._tokenize(prompt.prefix, True) if prompt.prefix else ()
-        parts = [
-            self._tokenize(part, number == 0 and not prompt.prefix)  # only the beginning of the text has special tokens
-            for number, part in enumerate(prompt.parts)
-        ]
+        # Special tokens are added only at the beginning of the text: to the prefix or, without one, to the first part.
+        parts = [self._tokenize(part, number == 0 and not prompt.prefix) for number, part in enumerate(prompt.parts)]
         tokens = join_label_parts(prefix, parts, label_ids)
         if not tokens.positions or tokens.positions[0] < 0:
             raise BadSetting("a label prompt must have some text before its first label. Put it into the prefix.")
@@ -193,9 +194,9 @@ def _request_vllm(endpoint: ModelEndpoint, tokens: LabelPromptTokens, label_ids:
 def _parse_vllm(response: Any, tokens: LabelPromptTokens, label_ids: Sequence[int], top: int) -> list[list[float]]:
     """Return the log-probabilities of the labels at each label position (positions x labels), from a response of vLLM.
 
-    vLLM lists probable tokens for each token of the prompt, and for the first token of the answer. The list of a token
-    holds what the tokens before it predict. So the labels after a position are in the list of the next token. After the
-    last position, which is the end of the prompt, they are in the list of the answer's first token.
+    For each token of the prompt, vLLM lists what could have stood in its place: the most probable tokens, given the
+    tokens before it. So the labels that could follow a position are in the list of the next token. The last position is
+    the end of the prompt. What could follow it is in the list of the answer's first token.
     """
     choice = responses.get_first_choice(response)
     prompt_logprobs = choice["prompt_logprobs"]
@@ -214,13 +215,14 @@ def _parse_vllm(response: Any, tokens: LabelPromptTokens, label_ids: Sequence[in
 
 
 def _get_bounded(listed: Mapping[int, float], label_ids: Sequence[int], top: int) -> list[float]:
-    """Return the log-probability of each label, or an upper bound for a label that the server did not list.
+    """Return the log-probability of each label at one position of a prompt.
 
-    The server lists the `top` most probable tokens. An unlisted label is at most as probable as the last of them.
+    The server lists only the `top` most probable tokens. A label that is not listed gets an upper bound: it is at most
+    as probable as the last of them.
 
     Args:
-        listed: Token id -> log-probability. Besides the most probable tokens, it has the token of the prompt at this
-            position, which may be improbable.
+        listed: Token id -> log-probability. Besides the most probable tokens, it has the token that the prompt has at
+            this position, which may be improbable.
         label_ids: Token ids of the labels.
         top: Number of most probable tokens that the server lists.
     """
@@ -259,9 +261,9 @@ def _request_sglang(endpoint: ModelEndpoint, tokens: LabelPromptTokens, label_id
 def _parse_sglang(response: Any, tokens: LabelPromptTokens, label_ids: Sequence[int]) -> list[list[float]]:
     """Return the log-probabilities of the labels at each label position (positions x labels), from SGLang's response.
 
-    The response has an entry for each token of the prompt from the first label position on, and for the first token of
-    the answer. The entry of a token holds what the tokens before it predict. So the labels after a position are in the
-    entry of the next token.
+    For each token of the prompt from the first label position on, the response has the log-probabilities that the
+    labels have in its place. So those of the labels that could follow a position are in the entry of the next token.
+    The last position is the end of the prompt. Its labels are in the entry of the answer's first token.
     """
     meta = response["meta_info"]
     first_position = tokens.positions[0]

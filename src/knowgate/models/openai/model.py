@@ -170,9 +170,10 @@ class OpenAIModel(Backend):
         seed: int | None = None,
         resume: Sequence[object] | None = None,
     ) -> list[list[Completion]]:
-        """Return `n` completions per prompt; with `resume`, continue the drafts of earlier readings.
+        """Return `n` completions per prompt: sampled ones if temperature > 0, else the same answer `n` times.
 
-        `max_tokens` counts the tokens of a resumed draft too. Sampled completions have no log-probabilities.
+        With `resume`, the completions continue drafts (beginnings of answers) that `read` has returned. The tokens of a
+        draft count towards `max_tokens`. Sampled completions have no log-probabilities.
         """
         if resume is not None:
             backend.check_resume_options(temperature, n)
@@ -189,8 +190,8 @@ class OpenAIModel(Backend):
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
         """Yield the text of the greedy answer as the server sends it, then return it as a `Completion`.
 
-        A resumed draft comes first. If the server cannot continue the draft, it is left out and the stream contains a
-        new answer.
+        With `resume`, the text of the draft comes first. If the draft is already complete, no request is sent. If the
+        server cannot continue the draft, it is left out and the stream contains a new answer.
         """
         draft = RemoteDraft(prompt, None) if resume is None else check_resume_handle(resume, RemoteDraft)
         if (answer := draft.get_answer(max_tokens)) is not None:
@@ -209,8 +210,13 @@ class OpenAIModel(Backend):
         return self._check_logprobs(responses.join_completions(start, responses.parse_completions(response)[0]))
 
     def _read_draft(self, prompt: Prompt, request: SignalRequest) -> Reading:
-        """Return a reading of one prompt with its draft and the hidden states before and after the draft."""
-        completion, draft_ids = None, list[int]()
+        """Return the draft of one prompt and the hidden states before and after the draft, as far as requested.
+
+        The draft and the states come from separate requests. For the states after the draft, the server gets the token
+        ids of prompt and draft.
+        """
+        completion = None
+        draft_ids: list[int] = []
         needs_states_after = bool(request.layers) and request.after_draft
         if request.draft_tokens:
             top = WIDE_TOP_TOKENS if request.entropies else MARGIN_TOP_TOKENS
@@ -225,8 +231,10 @@ class OpenAIModel(Backend):
         if request.layers and self._state_reader is not None:
             ids = self._endpoint.tokenize_prompt(prompt)
             hidden = self._state_reader.read(ids, request.layers)
-            if needs_states_after:  # without a draft, the states after it are those before it
-                hidden_after = self._state_reader.read([*ids, *draft_ids], request.layers) if draft_ids else hidden
+            if needs_states_after and draft_ids:
+                hidden_after = self._state_reader.read([*ids, *draft_ids], request.layers)
+            elif needs_states_after:  # the draft is empty, so the states after it are those before it
+                hidden_after = hidden
         return Reading(completion, hidden, hidden_after, resume=RemoteDraft(prompt, completion))
 
     def _complete(self, draft: RemoteDraft, max_tokens: int, seed: int | None = None) -> Completion:
@@ -255,8 +263,12 @@ class OpenAIModel(Backend):
     ) -> dict[str, Any]:
         """Return the request fields for a greedy answer, with log-probabilities if the server supports them.
 
-        `top` is the number of most probable tokens to list at each position. A value above the default is used only
-        after `has_entropies` has shown that the server allows it.
+        Args:
+            prompt: The prompt.
+            max_tokens: Maximum number of tokens of the answer.
+            seed: Seed to send, if the server accepts one.
+            top: Number of most probable tokens to list at each position. By default, it is reduced to what the server
+                supports. Callers pass larger values only if `has_entropies` has shown that the server allows them.
         """
         fields: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0.0, **self._make_seed_field(seed)}
         capabilities = self._endpoint.capabilities
@@ -294,7 +306,10 @@ class OpenAIModel(Backend):
     def _sample(
         self, prompts: Sequence[Prompt], max_tokens: int, sampling: Sampling, n: int, seed: int | None
     ) -> list[list[Completion]]:
-        """Draw `n` samples per prompt, in one request if the server supports `n`, otherwise in `n` requests."""
+        """Draw `n` sampled answers per prompt.
+
+        This takes one request per prompt if the server can return several completions at once, otherwise `n` requests.
+        """
         if not prompts or n == 0:
             return [[] for _ in prompts]
         backend.check_sampling(sampling)
@@ -304,18 +319,24 @@ class OpenAIModel(Backend):
 
         def draw_one(number: int) -> Completion:
             """Draw one sample; `number` counts the samples of all prompts, prompt by prompt."""
-            own_seed = None if seed is None else seed + number % n
-            return self._draw_samples(prompts[number // n], fields, 1, own_seed)[0]
+            prompt_index, sample_index = divmod(number, n)
+            own_seed = None if seed is None else seed + sample_index
+            return self._draw_samples(prompts[prompt_index], fields, 1, own_seed)[0]
 
         samples = self._map(draw_one, range(n * len(prompts)))
         return [samples[i * n : (i + 1) * n] for i in range(len(prompts))]
 
     def _draw_samples(self, prompt: Prompt, fields: dict[str, Any], n: int, seed: int | None) -> list[Completion]:
-        """Draw `n` samples, in several requests if the server returns too few; each has a seed of its own."""
+        """Draw `n` sampled answers to one prompt.
+
+        Sends requests until there are enough, because a server may return fewer completions than requested. Each
+        request has another seed, so that the samples differ.
+        """
         drawn: list[Completion] = []
         while len(drawn) < n:
             count = min(n - len(drawn), MAX_CHOICES)
-            request_fields = fields | self._make_seed_field(None if seed is None else seed + len(drawn))
+            own_seed = None if seed is None else seed + len(drawn)
+            request_fields = fields | self._make_seed_field(own_seed)
             if count > 1:
                 request_fields["n"] = count
             drawn += responses.parse_completions(self._endpoint.complete_prompt(prompt, request_fields))[:count]
@@ -324,7 +345,11 @@ class OpenAIModel(Backend):
     def _make_cutoff_fields(self, sampling: Sampling) -> dict[str, Any]:
         """Return the request fields for top_p and top_k.
 
-        Without top_k (0), fields are added that switch off the top_k and min_p of the server's own configuration.
+        A server may have a top_k and min_p in its own configuration. If it accepts these fields, they are sent with
+        values that switch both off. A requested top_k replaces the value of top_k.
+
+        Raises:
+            UnsupportedSignal: top_k is requested, but the server does not accept it.
         """
         fields = {"top_p": sampling.top_p, **self._endpoint.capabilities.sampling}
         if not sampling.top_k:
@@ -375,10 +400,15 @@ class OpenAIModel(Backend):
         return tokens[0].top
 
     def _list_more_tokens(self, prompt: Prompt, labels: Sequence[str], top: responses.TopTokens) -> responses.TopTokens:
-        """Return a longer list of probable first tokens, because some labels are not among the listed tokens `top`.
+        """Return a longer list of probable first tokens of the answer, which contains the labels if possible.
 
         vLLM and SGLang are asked for the labels by token id, llama.cpp for longer lists. On other servers, the list
         stays as it is.
+
+        Args:
+            prompt: The prompt.
+            labels: The labels, such as 'true' and 'false'.
+            top: The tokens listed so far, among which a label is missing.
         """
         if self._endpoint.lists_requested_tokens:
             requested = self._label_reader.read_first_labels(prompt, labels)

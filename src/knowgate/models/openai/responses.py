@@ -39,11 +39,11 @@ class TokenLogprobs:
 
     @property
     def entropy(self) -> float | None:
-        """Estimated entropy of the distribution in nats, or None if the server lists too few tokens.
+        """Estimated entropy in nats of the distribution over all tokens, or None if the server lists too few of them.
 
-        The entropy is the mean of -log p. For the unlisted tokens, -log p is estimated as the middle of two bounds. It is
-        smallest if each is as probable as the last listed token. It is largest if they share their probability evenly
-        in a large vocabulary.
+        The entropy is the sum of -p log p. The listed tokens are summed up exactly. For the unlisted tokens, -log p is
+        not known, so the middle of two extremes is used: each is as probable as the last listed token (smallest value),
+        or they share the remaining probability evenly in a large vocabulary (largest value).
         """
         if len(self.top) < MIN_TOKENS_FOR_ENTROPY:
             return None
@@ -51,7 +51,7 @@ class TokenLogprobs:
         entropy = -float((np.exp(logprobs) * logprobs).sum())
         p_unlisted = max(0.0, 1 - float(np.exp(logprobs).sum()))
         if p_unlisted > NEGLIGIBLE_MASS:
-            smallest = -logprobs[-1]
+            smallest = -logprobs[-1]  # of -log p of an unlisted token
             largest = math.log(LARGE_VOCABULARY / p_unlisted)
             entropy += p_unlisted * (smallest + largest) / 2
         return entropy
@@ -212,10 +212,14 @@ def translate_format_errors(what: str) -> Generator[None, None, None]:
 
 
 def compute_label_logprobs(top: TopTokens, labels: Sequence[str]) -> list[float]:
-    """Return the log-probability of each label, from the most probable tokens that a server lists at one position.
+    """Return the log-probability of each label, such as 'true', from the tokens that a server lists at one position.
 
-    Spellings of a label with and without spaces around it count together. A label that is not listed gets an upper
-    bound of its probability (see `_bound_logprob`), so that no label has probability 0.
+    Servers list only the most probable tokens. A label that is not among them gets an upper bound of its probability
+    (see `_bound_logprob`). If a label is listed with and without a space before it, the probabilities are added.
+
+    Args:
+        top: The listed tokens with their log-probabilities.
+        labels: The labels.
     """
     logprobs = []
     for label in labels:
@@ -233,8 +237,8 @@ def is_label_missing(top: TopTokens, labels: Sequence[str]) -> bool:
 def _bound_logprob(top: TopTokens, label: str) -> float:
     """Return an upper bound for the log-probability of a label that the server did not list.
 
-    It cannot be more probable than the least probable listed token, unless the label consists of several tokens. Then
-    listed tokens may be its beginning, and the label is at most as probable as they are together.
+    A label of one token is at most as probable as the least probable listed token. A label of several tokens is at most
+    as probable as the listed tokens that can begin it, taken together. The larger of the two bounds is returned.
     """
     beginnings = [value for text, value in top if text.strip() and label.strip().startswith(text.strip())]
     smallest = min(value for _, value in top)

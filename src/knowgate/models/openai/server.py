@@ -95,10 +95,11 @@ class ModelEndpoint:
             return self._capabilities
 
     def _probe(self) -> ServerCapabilities:
-        """Find out what the server supports by sending a short request with all parameters.
+        """Find out by test requests which optional parameters the server supports, such as log-probabilities.
 
-        If the server refuses it, a plain request is sent and the parameters are added one by one. A server may accept a
-        parameter and ignore it, so log-probabilities and `n` count as supported only if the response contains them.
+        Usually one short request with all of them is enough. If the server refuses it, a plain request is sent, and the
+        parameters are added one by one; those that the server refuses are left out. A server may accept a parameter and
+        ignore it, so log-probabilities and `n` count as supported only if the response contains them.
         """
         plain: dict[str, Any] = {"max_tokens": PROBE_TOKENS, "temperature": 1.0, "top_p": 1.0}
         fields = dict(plain)
@@ -109,7 +110,7 @@ class ModelEndpoint:
             fields = plain
             response = self.complete_prompt(PROBE_PROMPT, plain)
             for values in PROBED_PARAMETERS.values():
-                for value in values:
+                for value in values:  # the best value first; the first that the server accepts is used
                     attempt = self._try_fields(fields | value)
                     if attempt is not None:
                         fields, response = fields | value, attempt
@@ -240,34 +241,37 @@ class ModelEndpoint:
     # the last message is the assistant's. Other servers would treat the draft as an earlier message of the chat.
 
     def can_continue(self, draft: RemoteDraft) -> bool:
-        """Return whether the server can continue a draft, the beginning of an answer.
+        """Return whether the server can continue a draft, the beginning of an answer, as if it had never stopped.
 
-        The server must split its text into the same tokens again. This is not possible if the text ends inside a
-        character, if it has outer spaces that a chat template would strip, or if the model generated tokens that the
-        text does not show, such as reasoning. For chat prompts, the server also needs an option to continue a message
-        and must not have refused a draft before. The draft of a raw prompt is sent as part of the prompt.
+        The draft is sent as text, and the server must get the same tokens from it as before. It does not if the text
+        ends inside a character, or if it does not show all tokens, such as those of reasoning.
+
+        For a raw prompt, this is enough, because the draft is simply added to the prompt. For a chat prompt, the server
+        must also have an option to continue a message, must not have refused a draft before, and the text must not have
+        outer spaces, which a chat template would strip.
         """
         answer = draft.completion
         if answer is None or not answer.text or REPLACEMENT_CHARACTER in answer.text:
             return False
-        shows_all_tokens = answer.tokens is None or "".join(token.text for token in answer.tokens) == answer.text
-        if draft.prompt.raw or not shows_all_tokens:
-            return shows_all_tokens
+        if answer.tokens is not None and "".join(token.text for token in answer.tokens) != answer.text:
+            return False
+        if draft.prompt.raw:
+            return True
         has_outer_spaces = answer.text != answer.text.strip()
         return not has_outer_spaces and not self.refuses_drafts and self.server in CONTINUATION_FIELDS
 
     def send_draft(self, draft: RemoteDraft, send: Callable[[Completion], Result]) -> tuple[Completion, Result]:
-        """Request the rest of an answer after its draft or, if the server cannot continue the draft, a new answer.
+        """Request the rest of an answer that begins with a draft.
 
-        A server refuses drafts if it is too old or if its chat template does not allow them. It gets no more drafts
-        then.
+        If the server cannot continue the draft, a new answer is requested instead. A server refuses drafts if it is too
+        old or if its chat template does not allow them. After a refusal, no more drafts are sent to it.
 
         Args:
             draft: The draft.
-            send: Sends the request for the text that follows a draft.
+            send: Requests the text that follows the draft it is called with; NO_DRAFT stands for a new answer.
 
         Returns:
-            The draft that was sent, NO_DRAFT for a new answer, and the result of `send`.
+            The draft that the response continues, or NO_DRAFT, and the result of `send`.
         """
         if draft.completion is not None and self.can_continue(draft):
             try:

@@ -21,7 +21,7 @@ SPEC_FORM = "openai:MODEL@URL, such as openai:Qwen/Qwen3-8B@http://127.0.0.1:800
 
 @dataclass(frozen=True)
 class HiddenStateConfig:
-    """Which hidden states a server was started to return.
+    """Which hidden states of a model a server returns, as the user started it.
 
     Args:
         layers: Layer numbers in the server's order, counted as in transformers (0 is the embeddings).

@@ -95,9 +95,9 @@ def select_sentences(question: str, passages: Sequence[Passage], limit: int) -> 
 def quote_unless_grounded(question: str, answer: str, passages: Sequence[Passage], limit: int = 1) -> str:
     """Return the answer if it is grounded in the passages, else the sentence that fits the question best.
 
-    An answer is grounded if all of its content words are in the shown sentences or in the question, and at least one is
-    not in the question. A sentence is quoted only from a passage with more than half of the question's words. Other
-    passages are about something else, so the answer is returned although it is not grounded.
+    An answer is grounded if all of its content words are in the question or in the sentences that the LLM was shown,
+    and at least one is not in the question. If the best sentence is from a passage with at most half of the question's
+    words, that passage is about something else. Then the answer is returned although it is not grounded.
 
     Args:
         question: The question.
@@ -115,12 +115,14 @@ def quote_unless_grounded(question: str, answer: str, passages: Sequence[Passage
     shown_terms = set(question_terms)
     for passage in select_sentences(question, passages, limit):
         shown_terms |= _find_terms(passage.text)
-    if answer_terms <= shown_terms and not answer_terms <= question_terms:
+    is_grounded = answer_terms <= shown_terms and not answer_terms <= question_terms
+    best_sentences = select_sentences(question, passages, 1)
+    if is_grounded or not best_sentences:
         return answer
-    best = select_sentences(question, passages, 1)
-    source = next((passage.text for passage in passages if best and passage.id == best[0].id), "")
-    is_relevant = 2 * len(question_terms & _find_terms(source)) > len(question_terms)
-    return best[0].text if best and is_relevant else answer
+    best = best_sentences[0]
+    source = next(passage.text for passage in passages if passage.id == best.id)
+    is_relevant = len(question_terms & _find_terms(source)) > len(question_terms) / 2
+    return best.text if is_relevant else answer
 
 
 def split_sentences(text: str) -> list[str]:
@@ -196,8 +198,9 @@ class AnswerPrompts:
     Args:
         templates: The templates; by default those of the package.
         lang: Language of all prompts ('en' or 'zh'); None to use the language of each question.
-        sentences: For small LLMs: show only so many sentences of the passages, those that fit the question best, and
-            quote the best one if the answer is not grounded in the passages. None to show all and quote nothing.
+        sentences: For small LLMs, which get lost in long prompts: number of sentences to show, those that fit the
+            question best. If the LLM's answer is not found in the passages, the best sentence is given as the answer
+            instead. None for other LLMs: whole passages are shown, and the answer is never replaced.
     """
 
     templates: TemplateSet = field(default_factory=lambda: load_packaged_templates("answer"))
@@ -241,16 +244,20 @@ class AnswerPrompts:
         return Prompt(self.templates.fill(key, self.language(question), **values))
 
     def check_open_answer(self, question: Question, passages: Sequence[Passage], answer: str) -> str:
-        """Return the open-book answer to give: that of the LLM, or a sentence of the passages if it was made up.
+        """Return the LLM's open-book answer, or a sentence of the passages instead if the LLM made the answer up.
 
-        Only answers of small LLMs (`sentences` is set) to questions without choices are checked.
+        Only small LLMs (`sentences` is set) are checked, and only their answers to questions without choices. All other
+        answers are returned as they are.
         """
         if self.sentences is None or question.choices:
             return answer
         return quote_unless_grounded(question.text, answer, passages, self.sentences)
 
     def check_open_reading(self, question: Question, passages: Sequence[Passage], reading: Reading) -> Reading:
-        """Apply `check_open_answer` to the draft of a reading, the record of what the LLM returned for a prompt."""
+        """Replace the open-book answer in a reading by a sentence of the passages if the LLM made the answer up.
+
+        A reading is the record of what the LLM returned for a prompt. See `check_open_answer` for the rules.
+        """
         if self.sentences is None or reading.draft is None:
             return reading
         text = self.check_open_answer(question, passages, reading.draft.text)
@@ -298,10 +305,17 @@ def _format_query(question: Question) -> str:
 def fit_passages(
     model: Model, prompts: AnswerPrompts, question: Question, passages: Sequence[Passage], max_tokens: int
 ) -> tuple[Passage, ...]:
-    """Return as many of the first passages as fit the model's context window.
+    """Return as many of the first passages as fit the model's context window together with the question.
 
-    Passages are dropped from the end. If even one passage is too long, its text is halved until the prompt fits. The
-    result is empty if the prompt does not fit without passages.
+    Passages are dropped from the end. If even the first one is too long, its text is halved until the prompt fits. The
+    result is empty if there is no room for any text.
+
+    Args:
+        model: The LLM.
+        prompts: Builds the open-book prompts.
+        question: The question.
+        passages: The retrieved passages, best first.
+        max_tokens: Number of tokens to leave free for the answer.
     """
     fitting = list(passages)
     while fitting and not model.fits([prompts.open(question, fitting)], max_tokens)[0]:

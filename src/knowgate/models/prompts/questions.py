@@ -43,9 +43,13 @@ def build_ik_prompt(question: Question, draft: str = "") -> str:
 
 
 def build_kbm_prompt(question: Question, passages: Sequence[Passage] = ()) -> str:
-    """Build the prompt for the KBM (knowledge boundary model) judge.
+    """Build the prompt for the KBM (knowledge boundary model) judge, which tells whether an LLM knows an answer.
 
-    The judge replies in JSON how well the LLM masters the question (mastery) and how sure it is (certainty).
+    The judge replies in JSON how well the LLM masters the question (mastery) and how sure the LLM is (certainty).
+
+    Args:
+        question: The question.
+        passages: Retrieved passages to show to the judge; empty to show only the question.
     """
     reference = format_passages(passages) if passages else "None"
     values = {"query": render_choices(question), "reference": reference}
@@ -68,9 +72,9 @@ def build_correctness_prompt(question: Question, answer: str | None = None) -> s
 
 
 def build_search_correctness_prompt(question: Question, answer: str) -> str:
-    """Build the prompt that asks a judge whether documents would give a correct answer to the question.
+    """Build the prompt that asks a judge to predict whether the LLM would answer correctly after a search.
 
-    The judge has not seen the documents. It reads the question and what the LLM answers without them.
+    The judge has not seen what the search finds. It reads the question and what the LLM answers without a search.
 
     Args:
         question: The question.
@@ -84,13 +88,13 @@ def build_search_correctness_prompt(question: Question, answer: str) -> str:
 def build_arbiter_prompt(
     question: Question, closed: str, opened: str, side: str, passages: Sequence[Passage] = ()
 ) -> str:
-    """Build the prompt that shows a judge the closed-book and the open-book answer, and asks whether one is correct.
+    """Build the prompt that shows a judge two answers to a question, and asks whether one of them is correct.
 
     Args:
         question: The question.
-        closed: The closed-book answer.
-        opened: The open-book answer.
-        side: Which answer to judge: 'memory' (closed-book) or 'documents' (open-book).
+        closed: The closed-book answer, which the LLM gave without passages.
+        opened: The open-book answer, which it gave after reading retrieved passages.
+        side: Which of the two answers to judge: 'memory' (closed-book) or 'documents' (open-book).
         passages: Retrieved passages to show to the judge; empty to show only the two answers.
     """
     lang = detect_question_language(question)

@@ -173,10 +173,10 @@ def escape_values(template: str, values: Mapping[str, str]) -> dict[str, str]:
 
 
 def _escape_value(template: str, name: str, text: str) -> str:
-    """Escape chat markers in a value, and quote its lines that begin with a label of the template.
+    """Escape a value so that the LLM cannot mistake its lines for lines of the template (prompt injection).
 
-    If the template contains the line 'Question: {query}', a line of the value that begins with 'Question:' becomes
-    '> Question:'.
+    Labels are the beginnings of the template's lines, such as 'Question:' in 'Question: {query}'. A line of the value
+    that begins with a label is quoted: it becomes '> Question: ...'. Chat markers such as '<|im_end|>' get a space.
 
     Args:
         template: The template that the value is filled into.
@@ -185,7 +185,7 @@ def _escape_value(template: str, name: str, text: str) -> str:
     """
     text = CHAT_MARKER_PATTERN.sub(lambda match: match[0] + " ", text)
     labels = _find_line_labels(template)
-    # This is a fast check. Only texts with a label in them are split into lines.
+    # Most texts contain no label. They need not be split into lines.
     visible = INVISIBLE_PATTERN.sub("", text)
     if name in UNESCAPED_PLACEHOLDERS or not any(label in visible for label in labels):
         return text
