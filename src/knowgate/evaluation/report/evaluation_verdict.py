@@ -17,7 +17,15 @@ from knowgate.evaluation.cost import (
     format_price,
 )
 from knowgate.evaluation.gate_comparison import Evaluation
-from knowgate.evaluation.recommendation import FOLDS, MIN_QUESTIONS, Z_CERTAIN, Recommendation, recommend
+from knowgate.evaluation.recommendation import (
+    FOLDS,
+    MIN_QUESTIONS,
+    MIN_SKIPPED,
+    Z_CERTAIN,
+    Z_LIKELY,
+    Recommendation,
+    recommend,
+)
 from knowgate.evaluation.replay import PolicyCost
 from knowgate.gates.artifacts.drift import format_far_warning
 from knowgate.stats.bootstrap import Estimate
@@ -336,9 +344,14 @@ def _find_reason(recommendation: Recommendation, evaluation: Evaluation) -> str:
     known = format_percent(known_share)
     if known_share < LOW_KNOWN_SHARE:
         return f"The LLM answers only {known} of these questions right without passages, so there is little to skip."
+    if (recommendation.held_out_skipped.value or 0.0) >= MIN_SKIPPED and not recommendation.beats_chance:
+        return (
+            f"The LLM knows {known} of these questions, but no gate clearly chooses the searches to skip better than chance: "
+            f"even with one more lost answer, the gain must be more than {Z_LIKELY:.1f} standard errors."
+        )
     return (
-        f"The LLM knows {known} of these questions, but {recommendation.n} questions do not show that a gate chooses the "
-        f"searches to skip better than chance and loses at most {format_point_count(recommendation.max_loss)}."
+        f"The LLM knows {known} of these questions, but {recommendation.n} questions do not show that a threshold skips "
+        f"enough and loses at most {format_point_count(recommendation.max_loss)} on new questions."
     )
 
 
