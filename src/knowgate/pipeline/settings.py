@@ -36,7 +36,8 @@ class DecisionOptions(Options):
     gate: PlainText = option(
         DEFAULT_GATE,
         "Gate that decides whether to retrieve: a name with options, such as logprob:mean, or the folder of a fitted gate "
-        "(DIR,verdict=own uses its uncalibrated score). Default: the gate that comes with the LLM, else logprob:first.",
+        "(DIR,verdict=own uses its uncalibrated score). Default: the gate that comes with the LLM, else logprob:first, or "
+        "always:rules for an LLM that returns only text.",
     )
     plug_in: bool = option(False, "Use the gate even if it was fitted on another LLM. Its guarantee does not hold.")
     threshold: Share | None = option(None, "Retrieve if the gate's score is above this. Default: the gate's own.")

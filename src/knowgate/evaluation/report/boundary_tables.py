@@ -282,7 +282,7 @@ def build_agreement_table(runs: Sequence[RunReport]) -> TextTable:
 
 def _build_extremes_table(run: RunReport, name: str) -> TextTable:
     """Build the table of the questions that retrieval 'harmed' or 'helped' most."""
-    columns: tuple[str, ...] = ("mastery", "benefit", "question", "closed", "open")
+    columns: tuple[str, ...] = ("change of mastery", "benefit", "question", "closed", "open")
     questions = getattr(run.boundary, name)[:MAX_EXTREMES]
     rows = [_make_extreme_cells(question) for question in questions] or [("", "", "none")]
     if not run.boundary.correlation.n:  # without samples there is no mastery, so its column is left out

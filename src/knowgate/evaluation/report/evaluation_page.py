@@ -257,7 +257,7 @@ def _build_calibration_section(evaluation: Evaluation, policy: HighlightedPolicy
         calibration = charts.draw_reliability_chart(evaluation, gate)
         figures.append(html.render_figure(calibration, f"Calibration: {gate.gate}"))
         figures.append(html.render_figure(charts.draw_need_histogram(evaluation, gate), f"Needs: {gate.gate}"))
-    hint = f"the best {len(gates)} gates"
+    hint = "the best gates"
     return html.render_folded_section("calibration", "Calibration", intro, [html.render_pair(figures)], hint)
 
 
