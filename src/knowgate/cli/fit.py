@@ -220,7 +220,7 @@ def fit_and_print(
     inform(_describe_gate(gate))
     n_test = manifest["split"]["test"]
     if n_test < MIN_TEST_QUESTIONS:
-        inform(f"Only {n_test} questions were held out: label {RECOMMENDED_QUESTIONS} for precise figures.", style="yellow")
+        inform(f"Only {n_test} questions were held out; label {RECOMMENDED_QUESTIONS} or more.", style="yellow")
     if not manifest.get("calibrated", True):
         inform(f"Calibrate it: knowgate calibrate {out} --labels RUN --max-loss 0.03 --net")
     inform(f"Use it: knowgate ask --gate {out}{suggest_ask_options(manifest['model']['name'])}")
