@@ -43,9 +43,8 @@ class DecidedQuestion(NamedTuple):
 class AdaptiveRAG:
     """Answers questions, and retrieves passages only for those that the gate says need them.
 
-    Thread safety: the methods whose names start with `a` queue for the model by themselves. The others may be called
-    from as many threads at once as the model's `concurrency` allows; gate, retriever, reranker and second look are
-    then used by one thread at a time.
+    Thread safety: methods whose names start with `a` queue for the model. The others may be called from as many threads
+    at once as the model's `concurrency` allows; all other parts are used by one thread at a time.
 
     Args:
         model: The LLM.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -55,9 +54,19 @@ def _read_export(source: str, value: str) -> Iterator[Question]:
     return records.convert_records(read_export_records(path), records.override_fields(MAPPINGS[source], options))
 
 
-read_langsmith = functools.partial(_read_export, "langsmith")
-read_langfuse = functools.partial(_read_export, "langfuse")
-read_phoenix = functools.partial(_read_export, "phoenix")
+def read_langsmith(value: str) -> Iterator[Question]:
+    """Read runs exported from LangSmith."""
+    return _read_export("langsmith", value)
+
+
+def read_langfuse(value: str) -> Iterator[Question]:
+    """Read traces exported from Langfuse."""
+    return _read_export("langfuse", value)
+
+
+def read_phoenix(value: str) -> Iterator[Question]:
+    """Read spans exported from Phoenix."""
+    return _read_export("phoenix", value)
 
 
 def read_export_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -57,7 +57,7 @@ def fit_answer_judge(
     work: Path,
     watch: FitProgressCallback = ignore_progress,
 ) -> FitResult:
-    """Fit the judge gate: fine-tune a model to predict from question and answer whether the LLM's answer is right.
+    """Fit the judge gate: fine-tune a model to predict whether the LLM's answer is right.
 
     It needs nothing of the LLM but its answers, so the LLM may be behind an API. With a teacher, an already fitted judge,
     it learns from the teacher's predictions, too (distillation).
