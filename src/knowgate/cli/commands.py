@@ -38,8 +38,12 @@ class CommandEntry:
     renamed: Mapping[str, str] = field(default_factory=dict)
 
     def load(self, name: str) -> Any:
-        """Import the command and return it as a typer command or group."""
-        target = load_target(self.target, f"knowgate {name}", "") if isinstance(self.target, str) else self.target()
+        """Return the command as a typer command or group.
+
+        A target such as "module:function" is imported. Any other target is called, and returns the function of the command.
+        """
+        target: Any = self.target
+        target = load_target(target, feature=f"knowgate {name}", extra="") if isinstance(target, str) else target()
         if isinstance(target, typer.Typer):
             group = typer.main.get_group(target)
             group.name = name

@@ -80,8 +80,12 @@ class Options(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _raise_bad_setting(cls, values: Any, validate: Callable[[Any], Self]) -> Self:
-        """Accept fields under their old names, and convert pydantic's validation errors to BadSetting."""
+    def _validate_fields(cls, values: Any, validate: Callable[[Any], Self]) -> Self:
+        """Create the options from the given values; fields may have their old names, too (`renamed`).
+
+        Raises:
+            BadSetting: A value is invalid. It replaces pydantic's ValidationError.
+        """
         if cls.renamed and isinstance(values, dict):
             values = {cls.renamed.get(name, name): value for name, value in values.items()}
         try:

@@ -77,7 +77,7 @@ class CostComparison:
 
     @property
     def extra_calls(self) -> float | None:
-        """LLM calls per question that the gate makes more than always retrieving; None if unknown."""
+        """How many more LLM calls per question the gate makes than always retrieving; None if unknown."""
         if self.gated.calls is None or self.always.calls is None:
             return None
         return self.gated.calls - self.always.calls
@@ -128,10 +128,15 @@ class CostComparison:
         return self.search_money / self.extra_calls
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert what the gate saves on `SAVINGS_QUESTIONS` questions to plain data."""
-        totals = {"searches": self.searches, "extra_llm_calls": self.extra_calls, "money": self.money}
-        scaled = {name: None if value is None else SAVINGS_QUESTIONS * value for name, value in totals.items()}
-        return {"questions": SAVINGS_QUESTIONS, **scaled, "break_even_llm_call": self.break_even_call}
+        """Convert what the gate saves to plain data.
+
+        Returns:
+            The saved searches, the extra LLM calls and the saved money, all for `SAVINGS_QUESTIONS` questions; and the price
+            of one LLM call below which the gate saves money (`break_even_llm_call`). Unknown values are None.
+        """
+        per_question = {"searches": self.searches, "extra_llm_calls": self.extra_calls, "money": self.money}
+        totals = {name: None if value is None else SAVINGS_QUESTIONS * value for name, value in per_question.items()}
+        return {"questions": SAVINGS_QUESTIONS, **totals, "break_even_llm_call": self.break_even_call}
 
 
 def compare_traffic_costs(traffic: Traffic, threshold: float, prices: Prices) -> CostComparison:

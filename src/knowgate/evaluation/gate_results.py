@@ -122,7 +122,11 @@ def measure_gates(table: LabelTable, gates: Sequence[TableScores], bootstrap: Bo
 def _build_gate_result(table: LabelTable, gate: TableScores, resampled: dict[str, metrics.FloatArray]) -> GateResult:
     """Collect everything measured about a gate.
 
-    `resampled` holds, for each measure, its value on all questions, followed by its values on the bootstrap resamples.
+    Args:
+        table: The questions, and whether their answers without passages (`closed_right`) and with passages (`open_right`;
+            None if there are none) are right.
+        gate: What the gate predicts for these questions.
+        resampled: For each measure, its value on all questions, followed by its values on the bootstrap resamples.
     """
     retrieve = gate.needs > gate.threshold
     result = GateResult(

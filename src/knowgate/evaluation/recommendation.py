@@ -412,17 +412,20 @@ def _set_level(
 def _choose_level(effect: Recommendation, *, is_guaranteed: bool) -> RecommendationLevel:
     """Decide from the measured effect of a gate whether to use it, to try it, or to leave it alone.
 
-    'leave': The gate skips hardly any searches, or loses more than `max_loss` compared with always retrieving, or is no
-    better than skipping as many searches at random.
-    'use': A stored guarantee holds here (`is_guaranteed`) and the gate is better than chance. Without a guarantee, the
-    measurements must be certain: a loss of at most `max_loss`, and an accuracy above that of skipping at random.
-    'try': Everything in between.
+    `effect.difference` is the accuracy minus that of always retrieving. `effect.gain` is the accuracy minus that of
+    chance, which skips as many searches at random.
+
+    Returns:
+        'leave' if the gate skips hardly any searches, loses more than `max_loss` against always retrieving, or is no
+        better than chance. 'use' if this is certainly not so, or if a stored guarantee holds here (`is_guaranteed`) and
+        the gate is better than chance. Otherwise 'try'. Exception: A guaranteed gate that skips hardly any searches is
+        used if it certainly gives more right answers than always retrieving, because an arbiter chooses the answers.
     """
     has_gain = effect.gain.value is None or effect.gain.value > 0
     skips_little = (effect.held_out_skipped.value or 0.0) < MIN_SKIPPED
     loss = -(effect.difference.value or 0.0)
     if is_guaranteed and skips_little and (effect.difference.low or 0.0) > 0:
-        return "use"  # it saves no searches, but its arbiter certainly gains right answers
+        return "use"
     if skips_little or loss > effect.max_loss:
         return "leave"
     if is_guaranteed and has_gain:

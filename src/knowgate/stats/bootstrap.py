@@ -119,14 +119,17 @@ class Bootstrap:
         return self._compute(range(1, self.n_portions), metrics) if self.resamples else [{} for _ in metrics]
 
     def _compute(self, portions: Sequence[int], metrics: Sequence[WeightedMetric]) -> list[dict[str, FloatArray]]:
-        """Compute metrics on the resamples of some portions, each portion in a thread.
+        """Compute metrics on many resamples, in parallel.
+
+        The resamples are divided into portions, which several threads compute. Each portion consists of blocks, as many
+        resamples as fit into memory. At the end, the values of all blocks are joined.
 
         Args:
-            portions: Numbers of the portions.
+            portions: Numbers of the portions to compute.
             metrics: Functions that compute one or more named values for each resample.
 
         Returns:
-            For each function, its values over all resamples of the portions, by name.
+            For each function, its values by name: arrays with one value for each resample.
         """
 
         def compute_portion(number: int) -> list[list[Mapping[str, FloatArray]]]:
@@ -135,9 +138,9 @@ class Bootstrap:
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:  # numpy releases the GIL
             blocks = [block for portion in pool.map(compute_portion, portions) for block in portion]
         results = []
-        for index in range(len(metrics)):
-            values = [block[index] for block in blocks]  # the values of one metric, block by block
-            results.append({name: np.concatenate([part[name] for part in values]) for name in values[0]})
+        for metric_blocks in zip(*blocks, strict=True):  # the values of one metric, block by block
+            names = metric_blocks[0]
+            results.append({name: np.concatenate([block[name] for block in metric_blocks]) for name in names})
         return results
 
 

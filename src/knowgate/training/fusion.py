@@ -243,6 +243,11 @@ def fit_head(examples: Examples, inputs: FusionInputs) -> FusionHead:
     Hidden states and texts are vectors, not single numbers. So a classifier (probe) is first trained on each kind of
     vector, and its score is the signal. The probes predict the same as the regression, `examples.needed`.
 
+    Args:
+        examples: The training data.
+        inputs: The signals. Single numbers are `features`, such as token probabilities, and `margins`, such as the log-odds
+            of a judge. Vectors are the hidden states at `positions`, and embeddings of `texts`.
+
     Raises:
         BadSetting: There are no signals to learn from.
     """

@@ -126,25 +126,25 @@ def fit_reranker(
 def split_dev_rows(
     train: Sequence[Preference], dev: Sequence[Preference], training: RerankerTrainingOptions
 ) -> tuple[list[Preference], list[Preference]]:
-    """Return the rows to train a reranker on, and the dev rows, on which the best weights are chosen.
+    """Return the rows to train a reranker on, and the rows on which its best weights are chosen (dev rows).
 
     Args:
-        train: Rows of the train split.
-        dev: Rows of the dev split. If there are none, a share of the train rows is held out by a hash of the question.
-        training: Hyperparameters. If `checks` is 0, the last weights are kept, so no dev rows are needed.
+        train: Rows of the train split, each a question with its passages.
+        dev: Rows of the dev split. If there are none, a share of the train rows is used instead, and not trained on.
+        training: Hyperparameters. If `checks` is 0, the last weights are used, so no dev rows are needed.
 
     Returns:
-        Train rows and dev rows. If fewer than `MIN_DEV_QUESTIONS` dev rows have both helpful and harmful passages, all
-        train rows and no dev rows.
+        Train rows and dev rows. Dev rows without both helpful and harmful passages are useless and left out. If fewer than
+        `MIN_DEV_QUESTIONS` are left: all train rows, and no dev rows.
     """
     if not training.checks:
         return list(train), []
     rest = list(train)
-    if not dev:
+    if not dev:  # choose dev rows by a hash of the question
         held_out = mark_held_out([fingerprint_text(row.question) for row in train], DEV_SHARE, training.seed)
         dev = [row for row, is_dev in zip(train, held_out, strict=True) if is_dev]
         rest = [row for row, is_dev in zip(train, held_out, strict=True) if not is_dev]
-    useful = [row for row in dev if row.is_kept and row.error is None]
+    useful = [row for row in dev if row.is_kept and row.error is None]  # kept rows have helpful and harmful passages
     return (rest, useful) if len(useful) >= MIN_DEV_QUESTIONS else (list(train), [])
 
 

@@ -208,18 +208,21 @@ def render_chart(record: DemoRecord, block: str) -> Iterator[str]:
 
 
 def summarize_record(record: DemoRecord) -> str:
-    """Summarize how many more questions the gate answers right than always searching does, at one or two thresholds.
+    """Summarize in two sentences how the gate compares with always searching.
 
-    The first is the threshold with the fewest searches. If the gate is not significantly better than always searching
-    there, the second is the first threshold at which it is, if there is one.
+    The first sentence tells how many more right answers the gate gets, at the threshold with the fewest searches. If
+    this gain is not significant, the gain at the first threshold with a significant one follows, if there is one. The
+    second sentence tells how many searches are saved at the threshold with the fewest searches.
     """
-    fewest = record.points[0]  # points are sorted by their searches
-    better = next((point for point in record.points if point.low > 0), fewest)
-    gains = [_format_gain(point) for point in dict.fromkeys((fewest, better))]  # one gain if both are the same
-    saved = round((1 - fewest.searched) * SAVINGS_QUESTIONS, -3)
+    fewest_searches = record.points[0]  # points are sorted by their searches
+    significant = [point for point in record.points if point.low > 0]
+    described = [fewest_searches] if fewest_searches in significant else [fewest_searches, *significant[:1]]
+    gains = "; ".join(_format_gain(point) for point in described)
+    saved = round((1 - fewest_searches.searched) * SAVINGS_QUESTIONS, -3)
+    extra_calls = SAVINGS_QUESTIONS - saved  # after each search, the LLM answers a second time
     return (
-        f"Against always, in points of right answers: {'; '.join(gains)} (95 % intervals). The first saves "
-        f"about {saved:,.0f} of {SAVINGS_QUESTIONS:,} searches for {SAVINGS_QUESTIONS - saved:,.0f} more LLM calls."
+        f"Against always, in points of right answers: {gains} (95 % intervals). The first saves "
+        f"about {saved:,.0f} of {SAVINGS_QUESTIONS:,} searches for {extra_calls:,.0f} more LLM calls."
     )
 
 

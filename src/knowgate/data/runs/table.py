@@ -314,7 +314,10 @@ class _TableBuilder:
         return self.max_in_memory is not None and len(self) > self.max_in_memory
 
     def add_run(self, run: int, folder: RunFolder) -> None:
-        """Add the usable rows of a run: those that did not fail and are graded. The others are counted in `left_out`.
+        """Add the usable rows of a run, and count the others in `left_out`.
+
+        Unusable rows are those that failed, that have no closed-book answer (without passages) or, with `graded_only`,
+        whose closed-book answer is not graded.
 
         Args:
             run: Index of the run among all runs.

@@ -177,7 +177,11 @@ def build_saving_table(runs: Sequence[RunReport], indicator: str) -> TextTable:
 
 
 def _make_saving_cells(point: SavingPoint, curve: SavingCurve) -> tuple[str, ...]:
-    """Make the cells of a threshold: what skipping saves, and accuracy against always and random."""
+    """Make a table row that shows what happens if retrieval is skipped from one threshold on.
+
+    The cells are the threshold, the share of retrievals that are skipped, the accuracy, and how far the accuracy is above
+    that of always retrieving and above that of skipping as many retrievals at random.
+    """
     return (
         "always retrieve" if point.threshold is None else f"{point.threshold:.1f}",
         format_percent(point.saved),

@@ -207,14 +207,18 @@ def _build_examples_section(evaluation: Evaluation, policy: HighlightedPolicy) -
 
 
 def _render_example(evaluation: Evaluation, policy: HighlightedPolicy, row: int) -> str:
-    """Render a question with its need (0 to 1), in a color that tells whether the final answer is right."""
+    """Render a question with the need for retrieval that the gate computed (0 = the LLM knows, 1 = retrieve).
+
+    The color of the need tells whether the final answer is right. If the gate skipped the search, this is the closed-book
+    answer (without passages), otherwise the answer with passages.
+    """
     table, need = evaluation.table, policy.gate.needs[row]
     if policy.skips[row]:
         decision, is_right = "skipped", table.closed_right[row]
     else:
         decision, is_right = "retrieved for", table.always_right[row]
-    color = "helped" if is_right else "harmed"
-    mark = f'<span class="change {color}">{need:.2f}</span>'
+    css_class = "helped" if is_right else "harmed"
+    mark = f'<span class="change {css_class}">{need:.2f}</span>'
     return html.render_question(table.rows[row], mark, f"need {need:.3f}, {decision}")
 
 

@@ -233,10 +233,14 @@ def _describe_choice(recommendation: Recommendation, evaluation: Evaluation) -> 
 
 
 def _list_guarantees(evaluation: Evaluation) -> str:
-    """List the stored guarantees (proofs of a small loss) of the gates; none of them applies to the recommendation."""
-    texts = [f"with '{name}': {item.text}" for name, item in evaluation.guarantees.items() if item.text]
-    if texts:
-        stored = " One is stored ".join(texts)  # each text ends its sentence
+    """Say that the recommended choice has no guarantee (a proof of a small loss), and which gates have one.
+
+    If no gate has one, say how to get it. The final period is left to the caller.
+    """
+    guarantees = [f"with '{name}': {item.text}" for name, item in evaluation.guarantees.items() if item.text]
+    if guarantees:
+        # Each guarantee ends with a period, so the next one begins a sentence.
+        stored = " One is stored ".join(guarantees)
         return f"This choice has no guarantee; one is stored {stored}".rstrip(".")
     if any(gate.gate in evaluation.table.recorded_needs for gate in evaluation.gates):
         return "This choice has no guarantee. To get one, fit the gate and run `knowgate calibrate` on its folder"

@@ -63,7 +63,8 @@ class GgufOptions:
     Attributes:
         kind: Quantization of the file.
         turn: Chat template of a user message.
-        pair: Two tokens: the first one of the label for known (such as Yes) and the first one of that for unknown.
+        pair: Token ids of the two words that the judge answers with, such as Yes (known) and No (unknown). Of each word, it
+            is the first token.
         checks: Reference prompts that show whether llama.cpp predicts the same as the original judge.
     """
 
@@ -302,16 +303,24 @@ def _find_host(folder: Path, options: Mapping[str, Any], llm: ModelIdentity | No
 def _load_cached(
     folders: tuple[Path, ...], digests: tuple[str, ...], base: str, fingerprint: str, labels: tuple[str, str], bits: int
 ) -> CausalJudge:
-    """Load a judge with weights of its own, not shared with the LLM. The last two judges are cached.
+    """Load a judge with weights of its own, not shared with the LLM. `lru_cache` keeps the last two judges.
 
-    Each folder holds one member of the judge's ensemble: an adapter of the model `base`, or a complete model. The
-    digests of the folders are part of the cache key, so that changed files are loaded again.
+    A judge is an ensemble of one or more models. Either each of them is a complete model, or each is an adapter of the
+    same base model.
+
+    Args:
+        folders: Folders of the models or adapters.
+        digests: Checksum of each folder. They are part of the cache key, so that changed files are loaded again.
+        base: Name of the base model.
+        fingerprint: Expected fingerprint of the base model.
+        labels: The words that the judge answers with, for known and for unknown.
+        bits: Quantization of the base model; 0 for none.
     """
-    if not is_adapter_folder(folders[0]):
-        members = tuple(JudgeMember(load_full_judge(folder)) for folder in folders)
-        return CausalJudge(members[0].model, labels, members)
-    model = load_judge_base(base, fingerprint, folders[0], bits=bits)
-    return CausalJudge(model, labels, attach_adapters(model, folders, digests))
+    if is_adapter_folder(folders[0]):
+        model = load_judge_base(base, fingerprint, folders[0], bits=bits)
+        return CausalJudge(model, labels, members=attach_adapters(model, folders, digests))
+    members = tuple(JudgeMember(load_full_judge(folder)) for folder in folders)
+    return CausalJudge(members[0].model, labels, members)  # all members have the same tokenizer, so any model will do
 
 
 def check_adapters(folder: Path, options: Mapping[str, Any]) -> tuple[tuple[Path, ...], tuple[str, ...]]:

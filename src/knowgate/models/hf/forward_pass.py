@@ -248,8 +248,8 @@ class SharedCacheLayer(CacheLayerMixin):  # type: ignore[misc]
         self.keys = self.keys.transpose(1, 2)[prompts, answers].transpose(1, 2).contiguous()
         self.values = self.values.transpose(1, 2)[prompts, answers].transpose(1, 2).contiguous()
         if not has_all_prompts:
-            self.prompt_keys = self.prompt_keys[prompts[:, 0]]
-            self.prompt_values = self.prompt_values[prompts[:, 0]]
+            self.prompt_keys = self.prompt_keys[prompts.flatten()]
+            self.prompt_values = self.prompt_values[prompts.flatten()]
 
     def lazy_initialization(self, *args: Any) -> None:
         """Do nothing: the buffers exist from the start."""
@@ -296,18 +296,18 @@ class SharedCache(Cache):  # type: ignore[misc]
         self.padding.index_fill_(3, self.position + self.prompt_width, 0.0)
 
     def select(self, prompts: torch.Tensor, answers: torch.Tensor, *, has_all_prompts: bool) -> None:
-        """Keep only some prompts, and the same number of answers to each of them.
+        """Drop the cached keys and values of all prompts and answers except the given ones.
 
         Args:
-            prompts: Indices of the prompts to keep, as a column (kept prompts x 1). A prompt may occur several times,
-                each time with other answers.
-            answers: For each of these prompts, the indices of its answers to keep (kept prompts x kept answers).
+            prompts: Indices of the prompts to keep. A prompt may occur several times, each time with other answers. The
+                shape is (kept prompts x 1), so that prompts and answers can index a tensor together.
+            answers: For each of these prompts, the indices of the answers to keep (kept prompts x kept answers).
             has_all_prompts: Whether all prompts are kept, in order. Then their keys and values need not be copied.
         """
         for layer in self.layers:
             layer.select(prompts, answers, has_all_prompts=has_all_prompts)
         if not has_all_prompts:
-            self.padding = self.padding[prompts[:, 0]]
+            self.padding = self.padding[prompts.flatten()]
 
 
 def supports_shared_cache(model: Any) -> bool:

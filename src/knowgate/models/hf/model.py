@@ -256,13 +256,18 @@ class HFModel(LocalModel, LocalBackend):
         """Continue drafts (beginnings of answers) greedily until they end or have `max_tokens` tokens.
 
         Drafts that were read in the same batch are continued in one batch.
+
+        Args:
+            prompts: The prompts; not used, because the handles hold what the model has read.
+            handles: The state in which each draft stopped, as returned with the draft.
+            max_tokens: Maximum number of tokens per answer, including those of the draft.
         """
         drafts = [check_resume_handle(handle, HFResumeHandle) for handle in handles]
-        answers = [draft.row.cut(max_tokens) for draft in drafts]
+        answers = [draft.row.cut(max_tokens) for draft in drafts]  # copies, which are extended in place below
         groups: dict[int, list[int]] = {}  # `id` of a batch -> positions of its unfinished drafts in `drafts`
         for i, draft in enumerate(drafts):
-            is_unfinished = draft.index is not None and len(answers[i].tokens) < max_tokens
-            if is_unfinished:
+            has_ended = draft.index is None
+            if not has_ended and len(answers[i].tokens) < max_tokens:
                 groups.setdefault(id(draft.batch), []).append(i)
         for group in groups.values():
             group_drafts = [drafts[i] for i in group]

@@ -170,17 +170,13 @@ class ServerLabelReader:
 
 
 def _request_vllm(endpoint: ModelEndpoint, tokens: LabelPromptTokens, label_ids: Sequence[int], top: int) -> Any:
-    """Request log-probabilities inside and after a prompt from vLLM.
+    """Request from vLLM how probable labels, such as Yes and No, are at several positions of a prompt and at its end.
 
-    Requests exactly the labels if vLLM supports that, and otherwise the `top` most probable tokens.
+    The response lists the `top` most probable tokens at every position. A server that supports `logprob_token_ids` lists
+    exactly the labels instead. Other servers reject this field with status 400 or 422; then it is left out.
     """
-    fields = {
-        **NEUTRAL_SAMPLING,
-        "max_tokens": 1,
-        "logprobs": top,
-        "prompt_logprobs": top,
-        "return_tokens_as_token_ids": True,
-    }
+    logprob_fields = {"logprobs": top, "prompt_logprobs": top, "return_tokens_as_token_ids": True}
+    fields = {**NEUTRAL_SAMPLING, "max_tokens": 1, **logprob_fields}
     if endpoint.lists_requested_tokens:
         try:
             return endpoint.complete_ids(tokens.ids, {**fields, "logprob_token_ids": list(label_ids)})

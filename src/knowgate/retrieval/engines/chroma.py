@@ -70,8 +70,11 @@ class ChromaRetriever(EngineRetriever):
         return conditions[0] if conditions else None
 
     def _get_state(self) -> Sequence[object]:
-        """Return the number of records and the first 64 records, because Chroma keeps no version number."""
-        first = self._collection.get(limit=FINGERPRINT_RECORDS, include=["documents", "metadatas"])
+        """Return values that change when the collection changes: the number of records, and the first records.
+
+        Chroma keeps no version number, which would be more reliable.
+        """
+        first = self._collection.get(limit=FINGERPRINT_RECORDS, include=["documents"])
         return [self._collection.count(), sorted(zip(first["ids"], first["documents"], strict=True))]
 
 

@@ -71,7 +71,10 @@ class QdrantRetriever(EngineRetriever):
         return models.Filter(must=conditions)  # all must match
 
     def _get_state(self) -> Sequence[object]:
-        """Return the number of records and the first 64 records, because Qdrant keeps no version number."""
+        """Return values that change when the collection changes: the number of records, and the first records.
+
+        Qdrant keeps no version number, which would be more reliable.
+        """
         count = self._client.count(self.collection, exact=True).count
         points, _ = self._client.scroll(
             self.collection, limit=FINGERPRINT_RECORDS, with_payload=True, with_vectors=False

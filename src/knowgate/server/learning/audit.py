@@ -158,8 +158,12 @@ class AuditJob:
     call_count: int = 0
 
     @property
-    def may_have_changed(self) -> bool:
-        """Whether the client got an answer without passages, or would have got one without shadow mode."""
+    def may_have_changed_answer(self) -> bool:
+        """Whether skipping retrieval may have changed the answer.
+
+        So it is if the client got an answer without passages. In shadow mode, where the server always retrieves, it is if the
+        gate would have skipped retrieval.
+        """
         decision, choice = self.trace.decision, self.trace.choice
         would_skip = decision is not None and (not decision.retrieve or DecisionNote.WOULD_SKIP in decision.notes)
         sent_draft = choice is not None and choice.is_closed_book
@@ -283,8 +287,8 @@ class Auditor:
         are then compared for a label (if they agree, the LLM knows the question) and for replays of other thresholds. No
         answer is generated only for a replay.
         """
-        kind = LOSS if job.may_have_changed else LABEL
-        if not job.may_have_changed:
+        kind = LOSS if job.may_have_changed_answer else LABEL
+        if not job.may_have_changed_answer:
             await self._store_result(job, LOSS, 0.0)
             stores_labels = self.labeler.history is not None and job.trace.shares_labels
             if job.open_answer is None or (job.closed_answer is None and not stores_labels):
@@ -348,7 +352,7 @@ class Auditor:
     async def _store_failure(self, job: AuditJob) -> None:
         """Count an audit without a result, and store it unless the audit was made only for a label."""
         self.counts[job.arm.name, FAILED] += 1
-        if self.store is not None and job.may_have_changed:
+        if self.store is not None and job.may_have_changed_answer:
             record = AuditRecord(job.trace.id, job.arm.name, job.arm.scope, FAILED, owner=job.trace.owner)
             with suppress(ApiError):  # the decision log has already logged the error
                 self._apply(await self.store.add(record))

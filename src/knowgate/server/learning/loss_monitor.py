@@ -150,13 +150,13 @@ class LossMonitor:
 
     @property
     def alarm(self) -> str:
-        """Reason why all requests must retrieve, because the gate changes too many answers, or "" if there is none.
+        """Message that the gate changes too many answers, so that all requests must retrieve; "" if it does not.
 
-        The evidence must not come from the requests of a single API key.
+        There is no alarm if only the requests of a single API key show this.
         """
         if not self.is_violated or not self._is_confirmed_by_others():
             return ""
-        return f"{self._describe_violation('')}{self._describe_main_key()}"
+        return f"{self._describe_violation()}{self._describe_main_key()}"
 
     def _is_confirmed_by_others(self) -> bool:
         """Return whether too many answers change, no matter which API key is left out. True on a server without keys.
@@ -167,8 +167,8 @@ class LossMonitor:
         others_tests = [audits.others_test for audits in self._keys.values()]
         return not has_keys or all(test is not None and test.is_violated for test in others_tests)
 
-    def _describe_violation(self, subject: str) -> str:
-        """Return a sentence that says that too many answers change. `subject` names the API key, if it is only one."""
+    def _describe_violation(self, subject: str = "") -> str:
+        """Say that too many answers change. `subject`, such as " for key 'anna'", restricts this to one API key."""
         limit, confidence = 100 * (self.max_changed or 0.0), 100 * (1 - self.delta)
         return f"skipping changes more than {limit:.3g} % of the answers{subject}, with {confidence:g} % confidence"
 

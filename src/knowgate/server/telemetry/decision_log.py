@@ -277,7 +277,9 @@ class DecisionLog:
             raise ApiError(503, message, "log_down") from error
 
     async def execute(self, *statements: tuple[str, Sequence[Any]]) -> None:
-        """Run SQL statements, each with its parameters, in one transaction. No decision is deleted meanwhile.
+        """Run SQL statements, each with its parameters, in one transaction.
+
+        Decisions are deleted under the same lock. So a decision that the statements refer to is not deleted meanwhile.
 
         Raises:
             ApiError: 503 if the store is unavailable.

@@ -114,16 +114,20 @@ class UpstreamForwarder:
         """Decide whether to retrieve, and answer the question with or without passages.
 
         1. A rule decides if one matches, or else the gate, if it reads only the question.
-        2. If the gate or the arbiter reads a draft (an answer without passages), the draft is requested. If retrieval is
-           already decided, or the option `way` is "race", the search runs meanwhile.
+        2. A draft (an answer without passages) is requested if the gate needs it to decide, or if retrieval is decided and
+           an arbiter will choose between the draft and the answer with passages. If retrieval is decided, or the option
+           `way` is "race", the search runs meanwhile.
         3. If the gate skips retrieval, the draft is sent. Otherwise the question is answered with passages.
         """
         trace, search = request.trace, None
         trace.set_question(question)
         trace.way = "question"
         trace.decision = self.gate_service.apply_rules(rag, question)
-        needs_draft = trace.decision is None
-        if trace.decision is None and self.gate_service.get_signal_request(rag, trace).is_empty:
+        if trace.decision is not None:  # by a rule
+            needs_draft = False
+        elif not self.gate_service.get_signal_request(rag, trace).is_empty:  # the gate reads more than the question
+            needs_draft = True
+        else:
             decision = await self.gate_service.decide(rag, question, None, trace)
             # A stale gate was calibrated for another LLM, and so was its arbiter.
             allows_draft = self.options.way != "question" and not self.gate_service.get_staleness(rag, trace.model_name)

@@ -253,15 +253,15 @@ def plan_answer_ensemble(
 
 
 def make_answer_task(examples: Examples, options: AnswerJudgeFitOptions, *, both: bool = False) -> AnswerTask:
-    """Make the task of a judge, i.e. what it reads and learns, from its options.
+    """Define what a judge reads and learns: to tell from a question and the beginning of an answer if it is right.
 
-    The judge reads at most as many answer tokens as the label runs have. So in use, the gate lets the LLM write drafts of
-    the same length as those that the judge was trained on.
+    The judge reads at most `options.tokens` tokens of an answer, and no more than the recorded answers may have
+    (`max_tokens`). In use, the LLM writes answers of this length for the judge, so they are as long as in training.
 
     Args:
-        examples: The label rows.
+        examples: Questions with recorded and graded answers.
         options: Options of the judge.
-        both: Whether it also learns from the answers with passages.
+        both: Whether the judge learns from answers with passages, too, and not only from those without.
 
     Raises:
         BadSetting: `bits` is set, but quantized weights cannot be used here.
@@ -347,7 +347,16 @@ def make_soft_labels(examples: Examples, teacher: str, indices: Iterable[int]) -
 
 
 def describe_teacher(examples: Examples, teacher: str, indices: Collection[int]) -> str:
-    """Say for the model card which judge the labels come from, and how many of the rows it was trained on itself."""
+    """Describe for the model card the gate whose predictions a judge learned to imitate (the teacher).
+
+    Such a judge was trained with the mean of the teacher's probability that an answer is right and the answer's grade. On
+    questions that the teacher itself was trained on, its probability adds little to the grade.
+
+    Args:
+        examples: The training data.
+        teacher: Folder of the teacher.
+        indices: Rows that were labeled by the teacher.
+    """
     note = f"distilled from the gate '{Path(teacher).name}': its probability and the grade count half each"
     n_seen = int(mark_seen_rows(examples.table.subset(sorted(indices)), teacher).sum())
     if n_seen:

@@ -257,20 +257,23 @@ class CandidateFitter:
         return needs
 
     def _score_folds(self, recipe: GateRecipe, fit: Callable[[Examples, int], FitResult]) -> FloatArray:
-        """Fit a gate without each fold in turn, and score the rows of that fold with it.
+        """Predict the need for retrieval of each question with a gate that was not fitted on it (cross-validation).
+
+        For each fold, a gate is fitted on the other folds, and scores the questions of this fold.
 
         Args:
-            recipe: The gate.
-            fit: Fits the gate on examples whose test part is a fold; also gets the number of the fold.
+            recipe: What kind of gate to fit.
+            fit: Fits the gate. It gets the examples, in which the fold is the test part, and the number of the fold.
 
         Returns:
-            The calibrated scores of all rows to choose on.
+            The calibrated needs, from 0 to 1, without those of held-out questions, which are in none of the folds.
         """
         needs = np.full(len(self.evidence.table), np.nan)
         for fold in range(FOLDS):
             self.watch(FitProgress(fold, FOLDS, "folds", f"trying {recipe.name}"))
             examples = self.evidence.make_examples(recipe.target, fold)
-            needs[examples.split.test] = score_calibrated(fit(examples, fold), examples, examples.split.test)
+            rows_of_fold = examples.split.test
+            needs[rows_of_fold] = score_calibrated(fit(examples, fold), examples, rows_of_fold)
         return needs[self.evidence.fit_rows]
 
     def _fit_recipe(self, recipe: GateRecipe, examples: Examples, work: Path) -> FitResult:

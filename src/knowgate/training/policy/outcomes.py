@@ -42,8 +42,9 @@ class GateCandidate:
 
     Attributes:
         name: Name of the gate.
-        needs: Need for retrieval of each question, from 0 to 1, by models that did not see the question.
-        reads_draft: Whether the gate reads the closed-book answer, so that a retrieved question costs a second call.
+        needs: How likely each question needs retrieval, from 0 to 1, predicted by models that were not trained on it.
+        reads_draft: Whether the gate reads an answer without passages (the draft) to decide. If it then decides to
+            retrieve, the question costs a second LLM call, for the answer with passages.
         models: Number of trained models behind the gate.
     """
 
