@@ -150,7 +150,11 @@ def format_interval(item: EffectInterval) -> str:
 
 
 def _make_interval_cells(item: EffectInterval) -> tuple[str, ...]:
-    """Make the cells of an interval: its limits, its number of questions, and how often retrieval helps or harms them."""
+    """Make a table row that shows how retrieval affects the questions whose indicator lies in an interval.
+
+    The cells are the limits of the interval, the number of questions, and the shares of them for which retrieval helps,
+    changes nothing, or harms.
+    """
     if not item.n:
         return format_interval(item), "0", "empty"
     shares = (count / item.n for count in (item.beneficial, item.neutral, item.harmful))

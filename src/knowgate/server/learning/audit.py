@@ -161,8 +161,8 @@ class AuditJob:
     def may_have_changed_answer(self) -> bool:
         """Whether skipping retrieval may have changed the answer.
 
-        So it is if the client got an answer without passages. In shadow mode, where the server always retrieves, it is if the
-        gate would have skipped retrieval.
+        True if the client got an answer without passages. In shadow mode, where the server always retrieves, also True if
+        the gate would have skipped retrieval.
         """
         decision, choice = self.trace.decision, self.trace.choice
         would_skip = decision is not None and (not decision.retrieve or DecisionNote.WOULD_SKIP in decision.notes)
