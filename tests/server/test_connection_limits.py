@@ -3,6 +3,7 @@
 import socket
 import threading
 import time
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import ClassVar
 from urllib.parse import urlsplit
@@ -140,6 +141,35 @@ def test_a_chunked_body_with_pauses_between_its_chunks_is_read(serve, monkeypatc
         time.sleep(0.6)
         connection.sendall(b"0\r\n\r\n")
         assert read_all(connection).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("host", [b"localhost", b"x"])  # the second one is refused before its body is read
+def test_a_body_of_many_small_chunks_is_rejected_before_it_is_parsed(serve, host):
+    address, _ = serve(gate="never")
+    before = time.process_time()
+    with connect(address) as connection, suppress(OSError):  # the server closes the connection
+        connection.sendall(CHUNKED_HEAD.replace(b"localhost", host) + b"1\r\nx\r\n" * 1_000_000)
+        reply = read_all(connection)
+        assert reply[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 403", b"")
+    assert time.process_time() - before < 1.5  # all of them would take several seconds
+
+
+def test_a_body_of_small_chunks_that_are_not_too_many_is_read(serve):
+    address, _ = serve(gate="never")
+    body = b'{"question":"Who wrote Emma?"}'
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+    assert send(address, CHUNKED_HEAD + chunks + b"0\r\n\r\n").startswith(b"HTTP/1.1 200")
+
+
+def test_an_endless_extension_of_a_chunk_is_rejected(serve):
+    address, _ = serve(gate="never")
+    with connect(address) as connection:
+        connection.sendall(CHUNKED_HEAD + b"1;")
+        sent = 0
+        with suppress(OSError):
+            while sent < 50_000_000:
+                sent += connection.send(b"x" * 10_000)
+    assert sent < 10_000_000
 
 
 def test_half_open_requests_do_not_stop_health(serve):

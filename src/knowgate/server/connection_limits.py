@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 RELOAD_SIGNAL = getattr(signal, "SIGHUP", None)  # Windows has no SIGHUP
 MAX_HEADER_BYTES = 32 << 10  # request line and headers together
 MAX_HEADERS = 100
+MAX_SMALL_CHUNKS = 4096  # chunks of a body beyond one for every CHUNK_BYTES; parsing each one takes time
+CHUNK_BYTES = 256
 HEADER_SECONDS = 10.0  # maximum time for the headers of a request, and for its trailers
 WRITE_SECONDS = 60.0  # maximum time in which a client reads nothing of its response
 MAX_QUEUED_REQUESTS = 16  # requests of a connection that wait for the responses to earlier ones (pipelining)
@@ -149,6 +151,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._header_bytes = 0  # received since the time limit for headers started
         self._parsed_bytes = 0  # of the request line, headers and trailers of the current request
+        self._request_bytes = 0  # received of the current request
+        self._body_bytes = 0  # of the current request, without the sizes of its chunks and the like
+        self._chunks = 0  # of the body of the current request
         self._header_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._linger_timer: asyncio.TimerHandle | None = None
@@ -221,7 +226,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if is_between_requests:
             self._wait_for_headers()
         self._header_bytes += len(data)
+        self._request_bytes += len(data)
         self._parse(data)
+        overhead = self._request_bytes - self._body_bytes
+        if not is_between_requests and overhead > 2 * MAX_HEADER_BYTES + self._body_bytes:
+            self._reject(400, "The sizes and extensions of the chunks are longer than the body.")
         if self._header_timer is not None and self._header_bytes > MAX_HEADER_BYTES:
             self._reject_large_headers()
 
@@ -252,7 +261,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """Start a new request, unless the connection is being closed. Called by the parser."""
         if self._ignores_input or self.transport.is_closing():
             raise ValueError("the connection is being closed")  # stops the parser
-        self._parsed_bytes = 0
+        self._parsed_bytes = self._request_bytes = self._body_bytes = self._chunks = 0
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -288,12 +297,20 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.cycle.scope.setdefault("extensions", {})[ABORT_EXTENSION] = {"abort": self.transport.abort}
 
     def on_chunk_header(self) -> None:
-        """Start the time limit for headers, because trailers may follow. Called by the parser after a chunk's size."""
+        """Count a chunk of the body, and start the time limit for headers, because trailers may follow.
+
+        Called by the parser after the size of a chunk. Many small chunks would block the server for all clients.
+        """
+        self._chunks += 1
+        if self._chunks > MAX_SMALL_CHUNKS + self._body_bytes // CHUNK_BYTES:
+            self._reject(400, "The body has too many small chunks.")
+            raise ValueError("too many small chunks")  # stops the parser
         if not self._responded_early:
             self._wait_for_headers()
 
     def on_body(self, body: bytes) -> None:
         """Process a part of the body. Called by the parser. Only the last chunk, which is empty, has trailers."""
+        self._body_bytes += len(body)
         if self._header_timer is not None:
             self._stop_waiting()
         super().on_body(body)
