@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from knowgate.cli.console import inform, print_tables
-from knowgate.cli.options import path_option
+from knowgate.cli.options import path_option, suggest_ask_options
 from knowgate.cli.progress import show_progress
-from knowgate.data.runs.folder import RunFolder, suggest_ask_options
+from knowgate.data.runs.folder import RunFolder
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE, is_artifact
 from knowgate.gates.calibration.threshold_calibration import CalibrationOptions, calibrate
 

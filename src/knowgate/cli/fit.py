@@ -22,10 +22,10 @@ from knowgate.cli.commands import CommandEntry, LazyGroup
 from knowgate.cli.console import inform, print_table
 from knowgate.cli.error_messages import translate_arguments
 from knowgate.cli.option_flags import expand_options
-from knowgate.cli.options import SeedOption, format_command_line, path_option
+from knowgate.cli.options import SeedOption, format_command_line, path_option, suggest_ask_options
 from knowgate.cli.progress import ProgressCallback, show_progress
 from knowgate.core.options import Options, get_set_fields, option
-from knowgate.data.runs.folder import RunFolder, suggest_ask_options
+from knowgate.data.runs.folder import RunFolder
 from knowgate.errors import KnowgateError, UnknownName
 from knowgate.gates import FITTED_GATES
 from knowgate.gates.artifacts.gate_folder import CARD_FILE

@@ -14,6 +14,7 @@ from knowgate.core.options import get_set_fields
 from knowgate.core.postgres.address import DatabaseAddress, is_postgres_address, parse_database_address
 from knowgate.core.redaction import redact_urls
 from knowgate.core.validation import check_integer, expand_path, format_value
+from knowgate.data.runs.folder import is_recorded_model, strip_model_prefix
 from knowgate.data.runs.records import read_needs
 from knowgate.errors import BadSetting
 from knowgate.pipeline.settings import DecisionOptions, PipelineOptions, load_settings
@@ -150,3 +151,11 @@ def _join_recorded_names(pieces: Sequence[str], recorded: Collection[str]) -> It
             end -= 1
         yield ",".join(pieces[start:end])
         start = end
+
+
+def suggest_ask_options(model: str) -> str:
+    """Return the options that `knowgate ask` needs to use a gate fitted on this model; usually "".
+
+    A gate that was fitted on imported answers knows neither the server that gave them nor the documents.
+    """
+    return f" --docs DIR --model openai:{strip_model_prefix(model)}@URL" if is_recorded_model(model) else ""

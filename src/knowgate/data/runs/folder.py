@@ -352,14 +352,6 @@ def strip_model_prefix(model: str) -> str:
     return re.split(r"@(?=https?://)|#", name)[0]  # what comes before the URL or a '#'
 
 
-def suggest_ask_options(model: str) -> str:
-    """Return the options that `knowgate ask` needs to use a gate fitted on this model; usually "".
-
-    A gate that was fitted on imported answers knows neither the server that gave them nor the documents.
-    """
-    return f" --docs DIR --model openai:{strip_model_prefix(model)}@URL" if is_recorded_model(model) else ""
-
-
 def suggest_data_and_model(settings: Mapping[str, Any]) -> tuple[str, str]:
     """Return the data spec and the model spec with which the questions of a run can be answered again.
 
