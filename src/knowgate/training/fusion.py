@@ -136,13 +136,19 @@ def fit_fusion(
     if examples.target == "gain":
         options["heads"] = list(GAIN_HEADS)
     needs = _list_needed_signals(names, probes) | ({Signal.DRAFT} if text else set())
+    request = _build_request(names, probes, examples)
+    tensors, notes = _merge_heads(heads)
+    return FitResult("fusion", options, frozenset(needs), request, tensors, raw, notes=notes)
+
+
+def _merge_heads(heads: Mapping[str, FusionHead]) -> tuple[classifiers.Tensors, list[str]]:
+    """Return the weights of all regressions under one set of names, and the notes for the model card."""
     tensors: classifiers.Tensors = {}
     notes: list[str] = []
     for prefix, head in heads.items():
         tensors |= {prefix + key: value for key, value in head.tensors.items()}
         notes += [HEAD_NOTES[prefix] + line for line in describe_contributions(head)]
-    request = _build_request(names, probes, examples)
-    return FitResult("fusion", options, frozenset(needs), request, tensors, raw, notes=notes)
+    return tensors, notes
 
 
 def _fit_heads(examples: Examples, inputs: FusionInputs) -> dict[str, FusionHead]:
