@@ -6,8 +6,9 @@
 The protocol is in `policy_protocol.md`. --prepare runs on a CPU. It writes the questions to label to WORK/data (every
 fourth train question with its passages) and the judge's prompts to WORK/rows. The other steps need WORK only, not the
 benchmark folder. Steps can run in several processes at once (`--only label-with`, `--only label-alone`). Finished steps
-are skipped, and interrupted ones resume. `--only targets` adds the labels to the prompts, for `paper_training`;
-`--only keep` copies the labels and the probes' confidence, without texts, to WORK/out.
+are skipped, and interrupted ones resume. `--only targets` adds the labels to the prompts, for `paper_training`; if WORK
+has no label runs, it adds the recorded labels. `--only keep` copies the labels and the probes' confidence, without
+texts, to WORK/out.
 """
 
 from __future__ import annotations
@@ -158,9 +159,16 @@ def write_questions(file: Path, records: dict[str, dict[str, Any]], questions: S
 
 
 def read_labels(plan: SamplesPlan) -> dict[tuple[str, str, bool], tuple[float, float]]:
-    """Return mastery and certainty of the train questions by data set, id and whether passages were shown."""
+    """Return mastery and certainty of the train questions by data set, id and whether passages were shown.
+
+    If WORK has no label runs, the recorded labels are returned.
+    """
+    from benchmarks.paper_record import KBM_30_LABELS, read_record
     from knowgate.data.runs.folder import RunFolder
 
+    if not any((plan.work / f"{name}-{part}").is_dir() for part in PARTS for name in plan.sets(part)):
+        rows = read_record(KBM_30_LABELS)
+        return {(row["set"], row["id"], row["passages"]): (row["mastery"], row["certainty"]) for row in rows}
     labels = {}
     for part in PARTS:
         for name in plan.sets(part):

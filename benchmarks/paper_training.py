@@ -133,7 +133,9 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "ik.done").unlink(missing_ok=True)
-    jobs = [job for job in plan_jobs() if not options.only or job.name in options.only]
+    jobs = plan_jobs()
+    if options.only:  # in the order in which they are named
+        jobs = [job for name in options.only for job in jobs if job.name == name]
     if not any(job.after for job in jobs):  # only IK needs the closed-book answers
         options.label, options.after_labels = False, None
     if not any((options.out / name).exists() for name in ("probes.npz", "states.npy")):

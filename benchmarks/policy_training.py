@@ -27,7 +27,7 @@ import torch
 
 FOLDS = 4
 MAX_NEW_TOKENS = 32
-MAX_TOKENS_AT_ONCE = 8000  # of a training batch; longer batches are run in parts
+MAX_TOKENS_AT_ONCE = 24_000  # of the training batches of all workers together; longer batches are run in parts
 CHECKPOINT_SECONDS = 40.0
 STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")  # of AdamW
 LAYERS = (10, 14, 18, 21, 24, 28)
@@ -166,7 +166,14 @@ def add_adapter(model: Any, seed: int) -> Any:
 
 
 def train(
-    job: Job, model: Any, yes_no: Any, rows: Rows, device: str, say: Any, checkpoint: Path | None = None
+    job: Job,
+    model: Any,
+    yes_no: Any,
+    rows: Rows,
+    device: str,
+    say: Any,
+    checkpoint: Path | None = None,
+    workers: int = 1,
 ) -> dict[str, Any]:
     """Train one adapter and score the rows that it did not learn from; continues from its checkpoint."""
     started = time.perf_counter()
@@ -193,7 +200,7 @@ def train(
         for group in optimizer.param_groups:
             group["lr"] = job.rate * rate
         losses.append(torch.zeros((), device=device))
-        for part in split_batch(rows, batch):
+        for part in split_batch(rows, batch, MAX_TOKENS_AT_ONCE // workers):
             ids, positions, targets = make_batch(rows, part, device)
             with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
                 logits = judge(ids, positions)
@@ -235,10 +242,10 @@ def keep_targets(rows: Rows, targets: Sequence[int]) -> Rows:
     return replace(rows, targets=np.where(is_learned, rows.targets, np.nan).astype(np.float32))
 
 
-def split_batch(rows: Rows, batch: Sequence[int]) -> list[Sequence[int]]:
-    """Split a batch into parts that fit into memory together with the trainings beside it."""
+def split_batch(rows: Rows, batch: Sequence[int], max_tokens: int) -> list[Sequence[int]]:
+    """Split a batch into parts of at most `max_tokens` tokens, with padding."""
     longest = max(len(rows.ids[index]) for index in batch)
-    size = max(1, MAX_TOKENS_AT_ONCE // longest)
+    size = max(1, max_tokens // longest)
     return [batch[start : start + size] for start in range(0, len(batch), size)]
 
 
@@ -312,7 +319,7 @@ def do_job(job: Job, model: Any, tokenizer: Any, options: argparse.Namespace, sa
     first, second = (tokenizer.encode(word, add_special_tokens=False)[0] for word in job.labels)
     direction = (model.lm_head.weight[first] - model.lm_head.weight[second]).detach()
     checkpoint = options.out / f"{job.name}-{job.member}.safetensors"
-    result = train(job, model, direction, rows, options.device, say, checkpoint)
+    result = train(job, model, direction, rows, options.device, say, checkpoint, options.workers)
     wanted = result["wanted"]
     temporary = options.out / f".{job.file}"
     np.savez_compressed(
