@@ -146,8 +146,10 @@ def graders_table() -> Iterator[str]:
     yield "## Graders compared\n"
     yield (
         "Share of answers that each grader calls right, and how often it agrees with people (Cohen's kappa "
-        "in brackets), or how often the string graders agree where no people graded. `contains` is the grader of all "
-        "other tables. *LLM*: Qwen2.5-Coder-1.5B grades, with the packaged prompts `implies` and `contains`. The KBM paper has "
+        "in brackets), or how often the string graders agree where no people graded. `contains` grades the answers of Qwen "
+        "and SmolLM2 in all other tables, and those of GPT-3. People graded those of GPT-4, ChatGPT and text-davinci-003. "
+        "Llama-3.1-8B and Llama-4 have the grades of their data sets, if a page does not say otherwise. "
+        "*LLM*: Qwen2.5-Coder-1.5B grades, with the packaged prompts `implies` and `contains`. The KBM paper has "
         "a 72B LLM as grader for Chinese; here, no LLM graded Chinese answers.\n\n"
         "The LLM with the prompt `contains` agrees with people on 85 to 89 % of the answers, the string grader `contains` on 73 "
         "to 85 %; but it calls 31 to 48 % of the wrong answers right, so its kappa is clearly higher only for Bing Chat "

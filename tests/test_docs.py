@@ -14,7 +14,7 @@ import pytest
 import knowgate
 from knowgate.data.runs.records import RecordedBeliefs, RecordedNeeds
 from knowgate.data.runs.rows import LabelRow
-from knowgate.gates import FITTED_GATES, GATES
+from knowgate.gates import FITTED_GATES, GATES, load_gate
 from knowgate.gates.arbiters.fitted_arbiter import ArbiterManifest
 from knowgate.pipeline.settings import PipelineOptions
 from tools import structure
@@ -73,6 +73,23 @@ def test_every_gate_is_there_with_what_it_needs(site):
         section = text.partition(f'<h3 id="{name}"')[2].partition("<h3")[0]
         assert "Needs" in section
         assert "Cost per question" in section
+
+
+def formula_rows() -> dict[str, list[str]]:
+    """The cells after the name of each gate, in the table of formulas."""
+    section = (ROOT / "docs" / "gates.md").read_text(encoding="utf-8").partition("## Formulas")[2]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:2] == "| "]
+    return {name.strip("`"): cells for name, *cells in rows[1:]}
+
+
+def test_every_gate_has_a_formula():
+    assert list(formula_rows()) == [*GATES, *FITTED_GATES]
+
+
+@pytest.mark.parametrize("name", sorted(GATES.keys() - {"random"}))
+def test_the_table_of_formulas_has_the_thresholds_of_the_code(name):
+    threshold = formula_rows()[name][-1].split("= ")[-1]
+    assert load_gate(name).threshold == pytest.approx(float(threshold))
 
 
 def test_every_setting_is_there_and_says_what_it_means(site):

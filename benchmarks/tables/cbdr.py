@@ -88,7 +88,8 @@ def _headlines() -> Iterator[str]:
         "relevance; its LLM has 8B parameters, ours 1.5B, whose confidence rises with almost any passage: in random "
         "order most first passages already count as positive, and the order of confidence itself (its oracle) leads to "
         f"fewer right answers than the base. {_verdict(record['answers'])} The paper itself finds no gain with "
-        "Qwen2.5-7B.\n"
+        "Qwen2.5-7B. This is the first run: 500 test questions of each data set, with a base of its own (52.0 with three "
+        "passages of NQ). The next section has a second base and 1,000 questions of NQ (51.0).\n"
     )
 
 

@@ -129,6 +129,12 @@ def mean_auroc(group: int, tokens: int) -> float:
     return auroc(np.array([row["right"] for row in rows]) > 0, mean_logits(rows, tokens)) or 0.5
 
 
+def single_seed_auroc(group: int, tokens: int) -> float:
+    """Return the AUROC of the judge with the first seed, the only one that was trained for every number of tokens."""
+    rows, name = select(group), list_judges()[tokens][0]
+    return auroc(np.array([row["right"] for row in rows]) > 0, np.array([row["ik"][name] for row in rows])) or 0.5
+
+
 def token_difference(group: int) -> str:
     """Format the paired difference in AUROC between 32 answer tokens and none, with its 95 % interval."""
     judges, rows = list_judges(), select(group)

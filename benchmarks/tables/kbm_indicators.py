@@ -29,7 +29,8 @@ def indicator_tables() -> Iterator[str]:
         f"Pearson's r of closed-book mastery and certainty over the test questions, with a 95 % bootstrap interval. The "
         f"paper has {PAPER_R:.2f}. WebQA, TriviaQA, OpenBookQA and MMLU agree with it. Where the LLM knows less than a "
         "tenth, mastery is nearly constant and r falls; so it does where the LLM guesses between two to four options. "
-        "The embedded 135M LLM knows too little for any r.\n"
+        "The embedded 135M LLM knows too little for any r. Questions that were not answered with passages are left out (1 of "
+        "500 of MMLU, 10 of CMMLU); `knowgate report` counts them. OpenBookQA's run has 499 questions.\n"
     )
     yield table(("data set", "LLM", "questions", "r", "mastery ≥ .8", "certainty ≥ .8"), list(_correlations()))
     yield "\n### What passages change, by closed-book mastery and certainty (Figure 3)\n"

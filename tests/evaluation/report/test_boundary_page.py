@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 from importlib import metadata
 
 import pytest
@@ -48,6 +49,29 @@ def test_the_page_is_one_small_file_that_fetches_nothing(tmp_path):
     assert out.stat().st_size < 3e5
     assert not re.search(r"<(link|script|img)[^>]*(src|href)=", text_of(out.read_text(encoding="utf-8")))
     assert out.read_text(encoding="utf-8").count("<script>") == 1
+
+
+def test_definitions_are_those_of_charts_and_tables_that_the_page_shows(tmp_path):
+    sampled, imported = varied_rows(), [row(str(i), side(i % 2 == 0), side(True)) for i in range(10)]
+    pages = [
+        render_boundary_page(read_run_reports([write_run(tmp_path / str(len(rows)), rows)]))
+        for rows in (sampled, imported)
+    ]
+    shown = [set(re.findall(r'id="how-(\w+)"', page)) for page in pages]
+    assert {"accuracy", "effects", "savings", "copying"} <= shown[0]
+    assert shown[1] == {"accuracy", "agreement"}
+
+
+def test_a_packed_run_says_why_questions_are_shown_by_their_ids(tmp_path):
+    rows = [row(f"nq_{i}", side(False, 0.0), side(True, 1.0)) for i in range(3)]
+    packed = [replace(item, question="", answers=()) for item in rows]
+    with_texts, without = (
+        render_boundary_page(read_run_reports([write_run(tmp_path / name, items)]))
+        for name, items in (("full", rows), ("packed", packed))
+    )
+    assert "This run is packed" not in with_texts
+    assert "This run is packed" in without
+    assert "nq_0" in without
 
 
 def test_a_page_is_rendered_without_an_installed_package(tmp_path, monkeypatch):

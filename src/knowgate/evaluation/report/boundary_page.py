@@ -47,7 +47,7 @@ def build_boundary_sections(runs: Sequence[RunReport]) -> list[str]:
     # passages.
     lacks_passages = not all(run.boundary.counts.with_open for run in runs)
     has_effects = lacks_passages or any(tables.has_effects(runs, side) for side in tables.SIDE_NAMES)
-    definitions = html.render_definitions("Definitions", INTROS)
+    definitions = html.render_definitions("Definitions", _select_definitions(runs, has_effects=has_effects))
     all_tables = [html.render_table(table) for table in tables.build_boundary_tables(runs)]
     return [
         html.render_cautions([text for text in cautions if text]),
@@ -60,6 +60,17 @@ def build_boundary_sections(runs: Sequence[RunReport]) -> list[str]:
             "tables", "All tables", "What each table means is below.", [*all_tables, definitions]
         ),
     ]
+
+
+def _select_definitions(runs: Sequence[RunReport], *, has_effects: bool) -> dict[str, str]:
+    """Select the definitions of the charts and tables that the page shows."""
+    is_shown = {
+        "effects": has_effects,
+        "savings": has_effects,
+        "copying": any(run.boundary.copying is not None for run in runs),
+        "slices": bool(tables.build_run_slice_tables(runs)),
+    }
+    return {name: text for name, text in INTROS.items() if is_shown.get(name, True)}
 
 
 def _build_summary_section(runs: Sequence[RunReport]) -> str:
@@ -127,7 +138,10 @@ def _build_extremes_section(runs: Sequence[RunReport], name: str) -> str:
     intro = "Up to twenty per run, by how much passages change the share of right samples."
     parts = []
     for run in runs:
-        questions = [html.render_extreme_question(row) for row in getattr(run.boundary, name)]
+        rows = getattr(run.boundary, name)
+        questions = [html.render_extreme_question(row) for row in rows]
+        if not all(row.question for row in rows):
+            questions.insert(0, html.render_remark(html.NO_QUESTION_TEXTS))
         reason = f"none was {name}" if run.boundary.counts.with_open else tables.NO_OPEN_ANSWERS
         parts += [f"<h3>{escape_html(run.name)}</h3>", *(questions or [html.render_remark(f"{reason}.")])]
     return html.render_section(name, f"Most {name} questions", intro, parts)

@@ -301,7 +301,7 @@ def _build_extremes_table(run: RunReport, name: str) -> TextTable:
 def _make_extreme_cells(row: LabelRow) -> tuple[str, ...]:
     """Make the cells of a question: how retrieval changes the share of right samples and the answer, and its texts."""
     change = measure_retrieval_change(row)
-    texts = (row.question, row.closed.text if row.closed else "", row.open.text if row.open else "")
+    texts = (row.question or row.id, row.closed.text if row.closed else "", row.open.text if row.open else "")
     return f"{change.mastery:+.2f}", f"{change.benefit:+d}", *(shorten(text, MAX_TEXT_WIDTH) for text in texts)
 
 

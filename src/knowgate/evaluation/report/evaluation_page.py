@@ -188,7 +188,7 @@ def _build_examples_section(evaluation: Evaluation, policy: HighlightedPolicy) -
     """Build the section with examples of good and bad decisions, those that the gate was surest of."""
     intro = f"Decisions that {policy.name} was most certain of, with the need for retrieval. Click to open."
     if not evaluation.table.has_text.any():
-        intro += " This run holds no question texts, so ids are shown."
+        intro += f" {html.NO_QUESTION_TEXTS}"
     closed, opened, skips = evaluation.table.closed_right, evaluation.table.always_right, policy.skips
     rows_by_title = {
         "Good skips: right without a search": skips & closed,

@@ -18,6 +18,10 @@ from knowgate.evaluation.boundary import NO_CHANGE, measure_retrieval_change
 from knowgate.types import Passage
 from knowgate.types.markup import escape_html
 
+NO_QUESTION_TEXTS = (
+    "This run is packed: it holds no question texts, so ids are shown. To see the questions, make the report from the run that "
+    "knowgate label or import-answers wrote, or restore the texts (docs/papers.md, 'With the runs of the repository')."
+)
 MAX_TEXT_LENGTH = 2000  # characters; twenty questions of ten long passages would make a page too large
 MAX_PASSAGES = 10
 
