@@ -201,11 +201,9 @@ def describe_outcome(
 @cache
 def count_headline_comparisons() -> int:
     """Count the comparisons of the headline table: with always and with never, without always against itself."""
-    names = [  # Llama-4 has the policy for news
-        choose(name, choose_judge(name)).chosen.name
-        for name in (*list_trained_sets(), NEWS, MIXED)
-        if name not in COMMAND_CHOICES
-    ]
+    by_benchmark = [name for name in (*list_trained_sets(), MIXED) if name not in COMMAND_CHOICES]
+    by_benchmark.append(NEWS)  # Llama-4 has the benchmark's policy for news
+    names = [choose(name, choose_judge(name)).chosen.name for name in by_benchmark]
     records = [*list_fitted(), *filter(None, COMMAND_CHOICES.values())]
     names += [ALWAYS for record in COMMAND_CHOICES.values() if not record]
     names += [f"{facts['gate']}{facts['arbiter']}" for facts in (load_fitted(record).facts for record in records)]
@@ -350,12 +348,12 @@ def evaluate_all() -> Json:
         for name in list_trained_sets()
     }
     results = {name: add_pooled(name, result) for name, result in results.items()}
-    results |= {name: put_command_first(name, results[name]) for name in COMMAND_CHOICES}
+    results |= {name: put_command_first(name, results[name]) for name in COMMAND_CHOICES if name in results}
     unfitted = Setting("chosen for text-davinci-003, without news", "davinci3_nq", choose("davinci3_nq").chosen)
     results[NEWS]["others"].append(describe(load_predictions(NEWS, "davinci3_nq").test, unfitted))
     results[LLAMA4] = evaluate_llama4()
     mixed = evaluate(load_predictions(MIXED).test, list_settings(MIXED), "text-davinci-003 and GPT-3")
-    results[MIXED] = {**add_pooled(MIXED, mixed), "parts": describe_parts()}
+    results[MIXED] = {**put_command_first(MIXED, add_pooled(MIXED, mixed)), "parts": describe_parts()}
     return {**results, **{name: evaluate_fitted(name) for name in list_fitted()}}
 
 

@@ -31,7 +31,14 @@ TITLES = {
     "fit_handbook": "Qwen2.5-Coder-1.5B, handbook, free-form answers",
 }
 # What `knowgate fit` chose on the train rows of recorded LLMs: the name of the record, or "" for *always*, which needs none.
-COMMAND_CHOICES = {"llama3_8b": "fit_llama3_8b", "gpt4_nq": "", "chatgpt_nq": "", "davinci3_nq": ""}
+COMMAND_CHOICES = {
+    "llama3_8b": "fit_llama3_8b",
+    "gpt4_nq": "",
+    "chatgpt_nq": "",
+    "davinci3_nq": "",
+    "gpt3_realtimeqa": "",
+    "mixed": "",
+}
 ALWAYS_FACTS = {
     "gate": ALWAYS,
     "arbiter": "",

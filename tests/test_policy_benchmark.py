@@ -94,7 +94,7 @@ def test_readme_names_every_case_of_the_command_and_counts_those_that_always_sea
     *table, _, sentence = policy_tables.readme_table().splitlines()
     titles = policy_tables.list_fitted_titles()
     assert set(titles) >= {"llama3_8b", "gpt4_nq", "chatgpt_nq", "davinci3_nq"}
-    assert "gpt3_realtimeqa" not in titles  # its policy was chosen by the benchmark, not by the command
+    assert "llama4_realtimeqa" not in titles  # its policy was chosen by the benchmark, not by the command
     always = [name for name in titles if policy_tables.is_always(printed[name]["policy"])]
     assert len(table[2:]) + len(always) == len(titles)
     assert f"In {len(always)} of {len(titles)} cases" in sentence

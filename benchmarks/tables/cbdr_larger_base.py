@@ -115,6 +115,22 @@ def compare(values: Mapping[str, int], base: Mapping[str, int]) -> str:
     return estimate_gap(np.array([values[key] - base[key] for key in values if key in base], dtype=float))
 
 
+def format_own_target(source: str) -> str:
+    """Return P@1 of a source by relevance alone and by the chosen ranking, and their paired difference."""
+    relevance = measure_ranking("relevance", source, source, is_test=True)
+    aligned = measure_ranking(choose_ranking(source)[0], source, source, is_test=True)
+    first, second = (100 * np.mean(list(hits.values())) for hits in (relevance, aligned))
+    return f"{first:.1f} to {second:.1f}: {compare(aligned, relevance)}"
+
+
+def format_right_answers(source: str) -> str:
+    """Return the right answers with the first passage by relevance alone and by the chosen ranking, and their difference."""
+    relevance = measure_answers("relevance", "relevance")
+    aligned = measure_answers(choose_ranking(source)[0], source)
+    first, second = (100 * np.mean(list(right.values())) for right in (relevance, aligned))
+    return f"{first:.1f} to {second:.1f}: {compare(aligned, relevance)}"
+
+
 def larger_base_tables() -> Iterator[str]:
     """Render the section, or nothing without a record."""
     if not list_rankings():

@@ -39,9 +39,10 @@ INTRO = (
     "The policy is what `knowgate fit` chose on the train rows of each LLM. For Llama-3.1-8B, GPT-4, ChatGPT 3.5 and "
     "text-davinci-003 it trained four LoRA judges of Qwen2.5-Coder-1.5B (`--base`). For the two local LLMs it ran on "
     "5,000 label rows with log-probabilities and the embedding model, without judges; in a first run without the embedding "
-    "model it chose *always*, too. For GPT-3, Llama-4 and mixed traffic it was not run: this benchmark chose with the same "
-    "function, `choose_policy`, and adapters of its own (for GPT-3 and Llama-4, pooled ones; see below). What the benchmark "
-    "chose for the first four LLMs, on all of their train rows, is listed below. The handbook of an invented company has "
+    "model it chose *always*, too. For [GPT-3](../runs/policy/fit_gpt3.txt) and [mixed traffic](../runs/policy/fit_mixed.txt) it "
+    "ran without a GPU, with small judges (GPT-3) or none. What this benchmark chose with the same function, `choose_policy`, "
+    "and adapters of its own on all train rows is listed below; Llama-4, which has no train rows, is shown with its choice for "
+    "GPT-3 (pooled adapters). The handbook of an invented company has "
     "60 questions; Qwen's 120 free-form answers were [graded by reading](../first_hour/handbook_grades.jsonl). 60 "
     "questions are too few to fit on, so the policy of the same LLM decides them. Answers of Llama-3.1-8B "
     "(`acc_contains`) and Llama-4 have the grades of their data sets; people graded the answers to NQ; `contains` graded those "
@@ -60,15 +61,14 @@ SEEN_BEFORE = (
     "exception to that rule changes no choice of this page that could be made again ([protocol](../policy_protocol.md)). **The "
     "headline was changed after both results were known**: for Llama-3.1-8B, GPT-4, ChatGPT and text-davinci-003 it "
     "showed the benchmark's own choices (37.3 % at 56 % and 80.8 % at 18 % for the first two), and now shows what "
-    "`knowgate fit` chose. That raised Llama-3.1-8B and lowered GPT-4. The test rows of the other LLMs were looked at "
+    "`knowgate fit` chose. That raised Llama-3.1-8B and lowered GPT-4. Later the same was done for GPT-3 (32.4 % at 99 % before). The test rows of the other LLMs were looked at "
     "with other policies before, too."
 )
 LEGEND = (
     "*Never* and *always* are right answers without and with retrieval. *Random* retrieves for as many questions as the "
     "policy, picked at random, with the same arbiter: a gate must beat it. *Models* are trained adapters that must be served. "
     "Differences are points with 95 % intervals (paired bootstrap). A star marks a difference that excludes zero after "
-    "Bonferroni's correction for the {n} comparisons of the table; always against itself is none. Llama-4 has no train "
-    "rows, so it is shown with the policy that was chosen for GPT-3."
+    "Bonferroni's correction for the {n} comparisons of the table; always against itself is none."
 )
 NAMES = (
     "Names of policies: *judge* reads the question and the closed-book answer, so that each question that is retrieved for "

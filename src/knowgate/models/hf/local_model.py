@@ -113,7 +113,7 @@ class LocalModel:
         """Token used for padding."""
         return int(self.tokenizer.pad_token_id or 0)
 
-    @property
+    @functools.cached_property
     def context_window(self) -> int:
         """Number of tokens that the model can read at once."""
         return int(getattr(self.loaded.model.config.get_text_config(), "max_position_embeddings", 1 << 20))
