@@ -58,11 +58,11 @@ SEEN_BEFORE = (
     "test row was looked at in between. The columns and rows for *random* and for *always, rules arbiter* were added "
     "after the test results were known. So was the rule that a gate may not lose what an arbiter gains where everything "
     "is searched: it changes the choice for Llama-3.1-8B, and *chosen by the first rule* is the choice before. A later "
-    "exception to that rule changes no choice of this page that could be made again ([protocol](../policy_protocol.md)). **The "
-    "headline was changed after both results were known**: for Llama-3.1-8B, GPT-4, ChatGPT and text-davinci-003 it "
+    "exception to that rule changes no choice of this page that could be made again ([protocol](../policy_protocol.md)). "
+    "**The headline was changed after both results were known**: for Llama-3.1-8B, GPT-4, ChatGPT and text-davinci-003 it "
     "showed the benchmark's own choices (37.3 % at 56 % and 80.8 % at 18 % for the first two), and now shows what "
-    "`knowgate fit` chose. That raised Llama-3.1-8B and lowered GPT-4. Later the same was done for GPT-3 (32.4 % at 99 % before). The test rows of the other LLMs were looked at "
-    "with other policies before, too."
+    "`knowgate fit` chose. That raised Llama-3.1-8B and lowered GPT-4. Later the same was done for GPT-3 (32.4 % at 99 % "
+    "before). The test rows of the other LLMs were looked at with other policies before, too."
 )
 LEGEND = (
     "*Never* and *always* are right answers without and with retrieval. *Random* retrieves for as many questions as the "
