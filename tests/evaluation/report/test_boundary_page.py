@@ -52,7 +52,10 @@ def test_the_page_is_one_small_file_that_fetches_nothing(tmp_path):
 
 
 def test_definitions_are_those_of_charts_and_tables_that_the_page_shows(tmp_path):
-    sampled, imported = varied_rows(), [row(str(i), side(i % 2 == 0), side(True)) for i in range(10)]
+    sampled, imported = (
+        varied_rows(),
+        [row(str(i), side(i % 2 == 0, None, None), side(True, None, None)) for i in range(10)],
+    )
     pages = [
         render_boundary_page(read_run_reports([write_run(tmp_path / str(len(rows)), rows)]))
         for rows in (sampled, imported)

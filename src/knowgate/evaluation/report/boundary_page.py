@@ -47,13 +47,17 @@ def build_boundary_sections(runs: Sequence[RunReport]) -> list[str]:
     # passages.
     lacks_passages = not all(run.boundary.counts.with_open for run in runs)
     has_effects = lacks_passages or any(tables.has_effects(runs, side) for side in tables.SIDE_NAMES)
-    definitions = html.render_definitions("Definitions", _select_definitions(runs, has_effects=has_effects))
+    has_savings = lacks_passages or any(run.boundary.savings[name] is not None for run in runs for name in INDICATORS)
+    shown = {"effects": has_effects, "savings": has_savings, **_list_optional_parts(runs)}
+    definitions = html.render_definitions(
+        "Definitions", {name: INTROS[name] for name in INTROS if shown.get(name, True)}
+    )
     all_tables = [html.render_table(table) for table in tables.build_boundary_tables(runs)]
     return [
         html.render_cautions([text for text in cautions if text]),
         _build_summary_section(runs),
         _build_accuracy_section(runs),
-        _build_saving_section(runs) if has_effects else "",
+        _build_saving_section(runs) if has_savings else "",
         *(_build_extremes_section(runs, name) for name in ("harmed", "helped")),
         _build_effect_section(runs) if has_effects else "",
         html.render_folded_section(
@@ -62,15 +66,13 @@ def build_boundary_sections(runs: Sequence[RunReport]) -> list[str]:
     ]
 
 
-def _select_definitions(runs: Sequence[RunReport], *, has_effects: bool) -> dict[str, str]:
-    """Select the definitions of the charts and tables that the page shows."""
-    is_shown = {
-        "effects": has_effects,
-        "savings": has_effects,
+def _list_optional_parts(runs: Sequence[RunReport]) -> dict[str, bool]:
+    """Return whether the page shows masked answers, copying and slices, which only some runs have."""
+    return {
+        "mask": _has_masked_answers(runs),
         "copying": any(run.boundary.copying is not None for run in runs),
         "slices": bool(tables.build_run_slice_tables(runs)),
     }
-    return {name: text for name, text in INTROS.items() if is_shown.get(name, True)}
 
 
 def _build_summary_section(runs: Sequence[RunReport]) -> str:
@@ -91,7 +93,13 @@ def _build_accuracy_section(runs: Sequence[RunReport]) -> str:
     has_grades = any(run.boundary.accuracy.closed.n or run.boundary.accuracy.open.n for run in runs)
     figures = [html.render_figure(draw_accuracy_chart(runs), "Accuracy")] if has_grades else []
     table = html.render_table(tables.build_accuracy_table(runs))
-    return html.render_section("accuracy", "Accuracy", INTROS["accuracy"], [*figures, table])
+    intro = f"{INTROS['accuracy']} {INTROS['mask']}" if _has_masked_answers(runs) else INTROS["accuracy"]
+    return html.render_section("accuracy", "Accuracy", intro, [*figures, table])
+
+
+def _has_masked_answers(runs: Sequence[RunReport]) -> bool:
+    """Return whether any run has answers with masked passages."""
+    return any(run.boundary.accuracy.mask.n for run in runs)
 
 
 def _build_effect_section(runs: Sequence[RunReport]) -> str:
@@ -135,7 +143,10 @@ def _build_saving_section(runs: Sequence[RunReport]) -> str:
 
 def _build_extremes_section(runs: Sequence[RunReport], name: str) -> str:
     """Build the section with the questions that retrieval harmed most (if `name` is 'harmed') or helped ('helped')."""
-    intro = "Up to twenty per run, by how much passages change the share of right samples."
+    intro = (
+        "Up to twenty per run, by how much passages change the share of right samples. If both answers were not sampled: "
+        "+1 if passages turn the answer right, -1 if they turn it wrong."
+    )
     parts = []
     for run in runs:
         rows = getattr(run.boundary, name)

@@ -293,7 +293,7 @@ def _build_extremes_table(run: RunReport, name: str) -> TextTable:
     columns: tuple[str, ...] = ("change of mastery", "benefit", "question", "closed", "open")
     questions = getattr(run.boundary, name)[:MAX_EXTREMES]
     rows = [_make_extreme_cells(question) for question in questions] or [("", "", "none")]
-    if not run.boundary.correlation.n:  # without samples there is no mastery, so its column is left out
+    if not any(measure_retrieval_change(question).mastery for question in questions):  # not sampled with passages
         columns, rows = columns[1:], [row[1:] for row in rows]
     return TextTable(f"Most {name} questions of {run.name}", columns, tuple(rows))
 

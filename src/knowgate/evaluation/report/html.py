@@ -187,11 +187,14 @@ def _render_row(row: Sequence[str], width: int, *, is_highlighted: bool = False)
 
 
 def render_extreme_question(row: LabelRow) -> str:
-    """Render a question that retrieval helped or harmed, marked with the change of its share of right samples."""
+    """Render a question that retrieval helped or harmed, marked with the change of its share of right samples.
+
+    If that is unknown or 0, the mark says whether retrieval turned the answer right (+1) or wrong (-1).
+    """
     change = measure_retrieval_change(row)
     color = "harmed" if change < NO_CHANGE else "helped"
-    mark = f'<span class="change {color}">{change.mastery:+.2f}</span>'
-    return render_question(row, mark, f"benefit {change.benefit:+d}")
+    number = f"{change.mastery:+.2f}" if change.mastery else f"{change.benefit:+d}"
+    return render_question(row, f'<span class="change {color}">{number}</span>', f"benefit {change.benefit:+d}")
 
 
 def render_question(row: LabelRow, mark: str, note: str) -> str:
