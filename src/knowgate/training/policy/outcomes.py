@@ -306,10 +306,8 @@ class GradedQuestions:
         values = right - costs / self.options.price_wrong
         models = self.gates[gate].models + (self.arbiters[arbiter].models if arbiter else 0)
         shares = (column.tolist() for column in (searches, right, llm_calls))
-        columns = zip(
-            thresholds, *shares, *map(count_losses, others), values.tolist(), [models] * len(thresholds), strict=True
-        )
-        return [PolicyResult(gate, arbiter, *figures) for figures in columns]
+        columns = zip(thresholds, *shares, *map(count_losses, others), values.tolist(), strict=True)
+        return [PolicyResult(gate, arbiter, *(*figures, models)) for figures in columns]
 
     def compare_values(self, policy: PolicyResult, other: PolicyResult) -> tuple[float, float]:
         """Return by how much a policy is worth more than another one per question, and the standard error of this mean."""
