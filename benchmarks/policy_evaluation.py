@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from benchmarks.policy_predictions import (
     make_gates,
 )
 from benchmarks.policy_sets import RECORDED_SETS
+from benchmarks.tables.common import resample_auroc
 from knowgate.gates.calibration.threshold_choice import list_rate_thresholds
 from knowgate.stats.metrics import auroc
 from knowgate.training.policy.choice import PolicyChoice, apply_policy, choose_policy
@@ -156,10 +157,16 @@ def compare_with_random(closed: Array, retrieved: Array, after_search: Array) ->
     """Return the right answers of retrieving at random as often with the same arbiter, and the policy's gain over it."""
     right = np.where(retrieved, after_search, closed)
     expected = closed + retrieved.mean() * (after_search.astype(float) - closed)
-    draws = np.random.default_rng(0).integers(0, len(right), (RANDOM_RESAMPLES, len(right)))
-    low, high = np.quantile((right - expected)[draws].mean(axis=1), [0.025, 0.975])
+    low, high = np.quantile(count_draws(len(right)) @ (right - expected) / len(right), [0.025, 0.975])
     gain = {"value": float((right - expected).mean()), "low": float(low), "high": float(high)}
     return float(expected.mean()), {name: round(value, 5) for name, value in gain.items()}
+
+
+@lru_cache(maxsize=1)
+def count_draws(n: int) -> Array:
+    """Return how often each of n rows is in each bootstrap resample (resamples x rows)."""
+    draws = np.random.default_rng(0).integers(0, n, (RANDOM_RESAMPLES, n))
+    return np.array([np.bincount(draw, minlength=n) for draw in draws], dtype=float)
 
 
 def describe(rows: Predictions, setting: Setting) -> Json:
@@ -310,8 +317,8 @@ def compare_auroc() -> dict[str, Json]:
         for title, read in (("question", QUESTION), ("answer", ANSWER)):
             logits = [rows.logits[:, read, CLOSED] for rows in (own, pooled)]
             draws = np.random.default_rng(0).integers(0, len(own.closed), (RANDOM_RESAMPLES, len(own.closed)))
-            resampled = [[auroc(own.closed[draw], side[draw]) or 0.5 for side in logits] for draw in draws]
-            low, high = np.quantile([pair[1] - pair[0] for pair in resampled], [0.025, 0.975])
+            resampled = [resample_auroc(own.closed, side, draws) for side in logits]
+            low, high = np.quantile(resampled[1] - resampled[0], [0.025, 0.975])
             values = [auroc(own.closed, side) or 0.5 for side in logits]
             gain = {"value": values[1] - values[0], "low": float(low), "high": float(high)}
             results[f"{name}, {title}"] = {"own": values[0], "pooled": values[1], "gain": gain}

@@ -29,7 +29,12 @@ FILES_BY_PACKAGE = {
     "psycopg": ("core/postgres/test_migrations.py", "core/postgres/test_postgres.py", "server/test_postgres.py"),
     "opentelemetry.sdk": ("server/test_spans.py",),
     "schemathesis": ("server/test_openapi.py",),
-    "torch": ("retrieval/rerankers/test_cross_encoder.py", "cli/test_cli_help.py"),
+    "torch": ("cli/test_cli_help.py",),
+    "sentence_transformers": (
+        "cli/test_cli_rerank.py",
+        "retrieval/rerankers/test_cross_encoder.py",
+        "training/test_reranker_fit.py",
+    ),
     "mapie": ("gates/calibration/test_guarantee.py",),
 }
 

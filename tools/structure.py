@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import argparse
 import ast
-import io
 import re
 import statistics
 import sys
-import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -51,7 +49,7 @@ DOCUMENTED_NODES = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunction
 
 # Limits that the tests enforce.
 MOST_MODULES = 365
-MOST_CODE_LINES = 44_442
+MOST_CODE_LINES = 44_452
 MOST_EXPORTS = 200
 LONGEST_FUNCTION = 60
 MOST_LONG_FUNCTIONS = 5  # functions of more than 40 lines
@@ -183,14 +181,6 @@ VAGUE_VARIABLES = ("found", "place", "one", "said", "asked")
 
 CARD_MODULES = ("knowgate.data.runs.folder",)  # commands that cards show
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
-COMMENTS = (
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENDMARKER,
-)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -370,13 +360,13 @@ def export_users() -> Counter[int]:
 @cache
 def code_lines(path: Path) -> int:
     """Count lines of code, without docstrings, comments and blank lines."""
-    text = path.read_text(encoding="utf-8")
-    lines = {
-        line
-        for token in tokenize.generate_tokens(io.StringIO(text).readline)
-        if token.type not in COMMENTS
-        for line in range(token.start[0], token.end[0] + 1)
-    }
+    text = path.read_text(encoding="utf-8").splitlines()
+    lines = {number for number, line in enumerate(text, 1) if line.strip() and not line.lstrip().startswith("#")}
+    for node in nodes(path):
+        if isinstance(
+            node, ast.Constant | ast.JoinedStr
+        ):  # a long string may have blank lines, and lines with a # first
+            lines.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     for node in nodes(path):
         if isinstance(node, DOCUMENTED_NODES) and ast.get_docstring(node, clean=False):
             docstring = node.body[0]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.paper_record import CLOSED_BOOK, CURVE, read_record
-from benchmarks.tables.common import QWEN, load_test_run, table
+from benchmarks.tables.common import QWEN, load_test_run, resample_auroc, table
 from knowgate.stats.bootstrap import estimate_auroc
 from knowgate.stats.metrics import auroc
 
@@ -142,17 +142,15 @@ def token_difference(group: int) -> str:
     scores = {
         tokens: np.array([[row["ik"][name] for name in judges[tokens]] for row in rows]) for tokens in (LONG, NONE)
     }
-
-    def difference(draw: Any) -> float:
-        means = [
-            np.mean([auroc(right[draw], column) or 0.5 for column in scores[tokens][draw].T]) for tokens in (LONG, NONE)
-        ]
-        return float(means[0] - means[1])
-
-    generator = np.random.default_rng(0)
-    values = [difference(generator.integers(0, len(rows), len(rows))) for _ in range(RESAMPLES)]
-    low, high = np.quantile(values, [0.025, 0.975])
-    return f"{difference(np.arange(len(rows))):+.3f} [{low:+.3f}, {high:+.3f}]"
+    generator, size = np.random.default_rng(0), len(rows)
+    draws = [np.arange(size), *(generator.integers(0, size, size) for _ in range(RESAMPLES))]
+    means = [
+        np.mean([resample_auroc(right, column, draws) for column in scores[tokens].T], axis=0)
+        for tokens in (LONG, NONE)
+    ]
+    value, *resampled = means[0] - means[1]
+    low, high = np.quantile(resampled, [0.025, 0.975])
+    return f"{value:+.3f} [{low:+.3f}, {high:+.3f}]"
 
 
 def measure_ik_verdict(group: int) -> tuple[float, float]:

@@ -25,6 +25,7 @@ CHOICE = ("openbookqa", "mmlu", "strategyqa_ctx", "cmmlu", "ceval")
 GROUPS = {"Open questions": OPEN, "Multiple choice": CHOICE}
 FRESH = "freshqa"  # closed-book only, because there is no corpus for it
 RESAMPLES = 2_000
+RESAMPLES_AT_ONCE = 250  # 10 MB for 10,000 questions
 Rows = list[tuple[str, ...]]
 
 
@@ -76,6 +77,20 @@ def evaluate_data_set(model: str, name: str) -> Any:
         return None
     scored = [scores for scores in score_gates(labels, ["auto"]) if is_main_gate(scores.name)]
     return compare_gates(labels, scored, resamples=RESAMPLES)
+
+
+def resample_auroc(needed: Any, needs: Any, draws: Any) -> np.ndarray[Any, Any]:
+    """Return the AUROC of scores on each bootstrap draw, a row of question numbers; 0.5 where it is not defined.
+
+    Defined values are exactly those of `auroc(needed[draw], needs[draw])`, but questions are sorted only once.
+    """
+    from knowgate.stats.metrics import NeedRanking
+
+    ranking, values = NeedRanking(needs), []
+    for start in range(0, len(draws), RESAMPLES_AT_ONCE):
+        counts = [np.bincount(draw, minlength=len(needs)) for draw in draws[start : start + RESAMPLES_AT_ONCE]]
+        values.append(ranking.auroc(ranking.sort(np.array(counts, dtype=np.float32, order="F")), needed))
+    return np.nan_to_num(np.concatenate(values), nan=0.5)
 
 
 def evaluate_data_sets(model: str, names: Sequence[str] = DATA) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from benchmarks.ik_transfer import POOLED, RECORD, UNTRAINED
 from benchmarks.paper_record import read_record
 from benchmarks.tables.cbdr import matrices
 from benchmarks.tables.closed_book import format_auroc
-from benchmarks.tables.common import CHOICE, QWEN, Rows, load_test_run, table
+from benchmarks.tables.common import CHOICE, QWEN, Rows, load_test_run, resample_auroc, table
 from knowgate.stats.bootstrap import Estimate, summarize_resamples
 from knowgate.stats.metrics import auroc
 
@@ -152,14 +152,10 @@ def render_kinds(judges: Sequence[str], tests: Sequence[TestSet]) -> str:
 
 def compare_aurocs(test: TestSet, first: str, second: str) -> Estimate:
     """Return the paired difference in AUROC of two judges, with its 95 % bootstrap interval."""
-
-    def difference(draw: Any) -> float:
-        values = [compute_auroc(test.known[draw], test.logits[name][draw]) for name in (first, second)]
-        return values[0] - values[1]
-
     generator, size = np.random.default_rng(0), len(test.known)
     draws = [np.arange(size), *(generator.integers(0, size, size) for _ in range(RESAMPLES))]
-    return summarize_resamples(np.array([difference(draw) for draw in draws]))
+    values = [resample_auroc(test.known, test.logits[name], draws) for name in (first, second)]
+    return summarize_resamples(values[0] - values[1])
 
 
 def format_gap(test: TestSet) -> str:

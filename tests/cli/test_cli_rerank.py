@@ -16,8 +16,6 @@ from knowgate.data.runs.folder import RunFolder
 from knowgate.errors import BadSetting
 from knowgate.training.preference_run import measure_preferences as prefer_labelled
 
-pytest.importorskip("sentence_transformers")
-
 GOOD, BAD = "golden evidence that helps this model", "misleading nonsense that confuses the model"
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *dict.fromkeys(f"{GOOD} {BAD}".split())]
 TABLE = ["--model", "fake:table.json"]

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("sentence_transformers")
-
 from knowgate.cli.reranker import FitRerankerOptions
 from knowgate.data.preferences import Preference, compute_rank_metrics, hash_preferences, select_passages
 from knowgate.errors import ArtifactError, BadInput, BadSetting, WeightsError

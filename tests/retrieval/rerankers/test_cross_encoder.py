@@ -11,8 +11,6 @@ from knowgate.retrieval.rerankers.cross_encoder import CrossEncoderReranker
 from knowgate.types import Passage
 from tests.support.tiny_models import save_tiny_cross_encoder
 
-pytest.importorskip("sentence_transformers")
-
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "red", "apple", "blue", "sky", "what", "is", "tree"]
 
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from knowgate.errors import BadInput
-from knowgate.gates.calibration.threshold_choice import list_rate_thresholds
+from knowgate.gates.calibration.threshold_choice import NetLoss, list_rate_thresholds
 from knowgate.training.policy.choice import apply_policy, choose_policy
 from knowgate.training.policy.folder import list_shown_results
-from knowgate.training.policy.outcomes import ArbiterCandidate, ChoiceOptions, GateCandidate
+from knowgate.training.policy.outcomes import ArbiterCandidate, ChoiceOptions, GateCandidate, GradedQuestions
 
 N = 1000
 FIRST_HALF = np.arange(N) < N // 2
@@ -21,6 +21,36 @@ SHUFFLED = RANDOM.permutation(N)
 
 def make_gate(known, name="probe", **costs):
     return GateCandidate(name, np.where(known, 0.2, 0.8) + RANDOM.normal(0, 0.01, len(known)), **costs)
+
+
+@pytest.mark.parametrize("arbiter", ["", "a", "b"])
+@pytest.mark.parametrize("reference", ["", "a"])
+def test_results_are_counts_of_single_questions(arbiter, reference):
+    rng = np.random.default_rng(1)
+    closed, opened, *taken = rng.random((4, 60)) < 0.5
+    takes_closed = dict(zip("ab", taken, strict=True))
+    gate = GateCandidate("gate", rng.integers(0, 9, 60) / 8, models=2)
+    arbiters = {name: ArbiterCandidate(name, taken) for name, taken in takes_closed.items()}
+    options = ChoiceOptions(price_search=0.25, price_llm_call=0.125, price_wrong=2.0)
+    questions = GradedQuestions(closed, opened, {"gate": gate}, arbiters, options, reference)
+
+    def answer(name, i):
+        return closed[i] if name and takes_closed[name][i] else opened[i]
+
+    results = questions.evaluate_thresholds("gate", arbiter)
+    assert [result.threshold for result in results] == list_rate_thresholds(gate.needs)
+    for result in [*results, questions.evaluate("gate", arbiter, 0.5)]:  # 0.5 is also a need: not above, so skipped
+        retrieved = [need > result.threshold for need in gate.needs]
+        right = [answer(arbiter, i) if retrieved[i] else closed[i] for i in range(60)]
+        for loss, other in ((result.loss, ""), (result.reference_loss, reference)):
+            lost = sum(answer(other, i) and not right[i] for i in range(60))
+            gained = sum(right[i] and not answer(other, i) for i in range(60))
+            assert loss == NetLoss(lost, gained, 60)
+        searches = sum(retrieved) / 60
+        assert (result.searches, result.right) == (searches, sum(right) / 60)
+        assert result.llm_calls == 1 + searches
+        assert result.value == pytest.approx(sum(right) / 60 - (0.25 * searches + 0.125 * (1 + searches)) / 2)
+        assert result.models == 2
 
 
 def test_a_gate_that_knows_what_is_known_saves_half_of_the_searches_at_no_loss():

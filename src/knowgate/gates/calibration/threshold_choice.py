@@ -97,17 +97,6 @@ def find_smallest_count(is_enough: Callable[[int], bool]) -> int:
     return enough
 
 
-def count_net_loss(right: BoolArray, open_right: BoolArray) -> NetLoss:
-    """Count the questions that a rule, such as a gate with a threshold, loses and gains against always retrieving.
-
-    Args:
-        right: Whether the rule answers each question right.
-        open_right: Whether always retrieving answers each question right.
-    """
-    n_lost, n_gained = int(np.count_nonzero(open_right & ~right)), int(np.count_nonzero(right & ~open_right))
-    return NetLoss(n_lost, n_gained, len(right))
-
-
 def _upper_limit(lost: float, gained: float, n: int, confidence: float) -> float:
     """Return the upper confidence limit of the net loss (lost - gained) by a normal approximation.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from knowgate.core.options import option
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
@@ -14,13 +15,13 @@ from knowgate.gates.calibration.threshold_choice import (
     NEVER_RETRIEVE,
     NetLoss,
     SafetyLimits,
-    count_net_loss,
     list_rate_thresholds,
 )
 from knowgate.stats.metrics import BoolArray, FloatArray
 
 ALWAYS, NEVER, NO_ARBITER = "always", "never", ""
 CONSTANT_GATES = (ALWAYS, NEVER)
+N_PATTERNS = 16  # of four answers to a question, which are right or wrong
 
 
 class ChoiceOptions(SafetyLimits):
@@ -269,18 +270,7 @@ class GradedQuestions:
             arbiter: Name of the arbiter; '' for none.
             threshold: Threshold of the gate.
         """
-        candidate, right = self.gates[gate], self.answer_right(gate, arbiter, threshold)
-        searches = np.count_nonzero(candidate.needs > threshold) / len(right)  # as a share of the questions
-        right_share = np.count_nonzero(right) / len(right)
-        llm_calls = self._count_llm_calls(gate, arbiter, searches)
-        cost = self.options.price_search * searches + self.options.price_llm_call * llm_calls
-        models = candidate.models + (self.arbiters[arbiter].models if arbiter else 0)
-        loss = count_net_loss(right, self.open_right)
-        reference_loss = count_net_loss(right, self._answer_retrieved_right(self.reference_arbiter))
-        value = right_share - cost / self.options.price_wrong
-        return PolicyResult(
-            gate, arbiter, threshold, searches, right_share, llm_calls, loss, reference_loss, value, models
-        )
+        return self._evaluate_at(gate, arbiter, [threshold])[0]
 
     def evaluate_constant(self, gate: str, arbiter: str = NO_ARBITER) -> PolicyResult:
         """Evaluate a policy that always or never retrieves."""
@@ -288,8 +278,36 @@ class GradedQuestions:
 
     def evaluate_thresholds(self, gate: str, arbiter: str) -> list[PolicyResult]:
         """Evaluate a gate with an arbiter at several thresholds, which lead to fixed retrieval rates."""
-        thresholds = list_rate_thresholds(self.gates[gate].needs)
-        return [self.evaluate(gate, arbiter, threshold) for threshold in thresholds]
+        return self._evaluate_at(gate, arbiter, list_rate_thresholds(self.gates[gate].needs))
+
+    def _evaluate_at(self, gate: str, arbiter: str, thresholds: Sequence[float]) -> list[PolicyResult]:
+        """Evaluate a gate with an arbiter at sorted thresholds. The questions are counted once for all of them."""
+        answers = [self._answer_retrieved_right(name) for name in (arbiter, NO_ARBITER, self.reference_arbiter)]
+        pattern = sum(right.astype(np.int64) << bit for bit, right in enumerate([self.closed_right, *answers]))
+        n_below = np.searchsorted(thresholds, self.gates[gate].needs, side="left")  # thresholds that lead to retrieval
+        n_cells = (len(thresholds) + 1) * N_PATTERNS
+        counts = np.bincount(n_below * N_PATTERNS + pattern, minlength=n_cells).reshape(-1, N_PATTERNS)
+        skipped = np.cumsum(counts, axis=0)[:-1]  # thresholds x patterns
+        retrieved = counts.sum(axis=0) - skipped
+        closed, policy, *others = (
+            np.arange(N_PATTERNS) >> bit & 1 for bit in range(4)
+        )  # answers right in each pattern
+
+        def count_losses(other: NDArray[np.int64]) -> list[NetLoss]:
+            """Count the questions that are lost and gained at each threshold against other answers."""
+            lost = skipped @ (other * (1 - closed)) + retrieved @ (other * (1 - policy))
+            gained = skipped @ (closed * (1 - other)) + retrieved @ (policy * (1 - other))
+            return [NetLoss(*both, n) for both in zip(lost.tolist(), gained.tolist(), strict=True)]
+
+        n = len(self.closed_right)
+        searches, right = retrieved.sum(axis=1) / n, (skipped @ closed + retrieved @ policy) / n
+        llm_calls = self._count_llm_calls(gate, arbiter, searches)
+        costs = self.options.price_search * searches + self.options.price_llm_call * llm_calls
+        values = right - costs / self.options.price_wrong
+        models = self.gates[gate].models + (self.arbiters[arbiter].models if arbiter else 0)
+        shares = (column.tolist() for column in (searches, right, llm_calls))
+        columns = zip(thresholds, *shares, *map(count_losses, others), values.tolist(), strict=True)
+        return [PolicyResult(gate, arbiter, *(*figures, models)) for figures in columns]
 
     def compare_values(self, policy: PolicyResult, other: PolicyResult) -> tuple[float, float]:
         """Return by how much a policy is worth more than another one per question, and the standard error of this mean."""
