@@ -47,7 +47,7 @@ def build_boundary_sections(runs: Sequence[RunReport]) -> list[str]:
     # passages.
     lacks_passages = not all(run.boundary.counts.with_open for run in runs)
     has_effects = lacks_passages or any(tables.has_effects(runs, side) for side in tables.SIDE_NAMES)
-    definitions = html.render_definitions("Definitions", INTROS)
+    definitions = html.render_definitions(INTROS)
     all_tables = [html.render_table(table) for table in tables.build_boundary_tables(runs)]
     return [
         html.render_cautions([text for text in cautions if text]),
@@ -64,15 +64,13 @@ def build_boundary_sections(runs: Sequence[RunReport]) -> list[str]:
 
 def _build_summary_section(runs: Sequence[RunReport]) -> str:
     """Build the section that says in words, and in a chart, what each LLM knows and what passages change."""
-    texts = [describe_boundary(run) for run in runs]
-    heads = "".join(
-        f"<h2>{html.render_text(headline)}</h2><p>{escape_html(' '.join(sentences))}</p>"
-        for headline, *sentences in texts
-    )
-    has_shares = any(compute_knowledge_shares(run) for run in runs)
-    title = "What the LLM knows, and what passages do"
-    figure = html.render_figure(draw_knowledge_chart(runs), title) if has_shares else ""
-    return f'<section class="verdict unknown" id="known">{heads}{figure}</section>'
+    parts = []
+    for run in runs:
+        headline, *sentences = describe_boundary(run)
+        parts.append(f"<h2>{html.render_text(headline)}</h2><p>{escape_html(' '.join(sentences))}</p>")
+    if any(compute_knowledge_shares(run) for run in runs):
+        parts.append(html.render_figure(draw_knowledge_chart(runs), "What the LLM knows, and what passages do"))
+    return f'<section class="verdict unknown" id="known">{"".join(parts)}</section>'
 
 
 def _build_accuracy_section(runs: Sequence[RunReport]) -> str:
@@ -194,10 +192,10 @@ def _format_interval(share: Proportion) -> str:
 
 def draw_knowledge_chart(runs: Sequence[RunReport]) -> str:
     """Draw a stacked bar per run that divides its questions by what the LLM knows and whether passages help or harm."""
-    groups = [
-        BarGroup(run.name, [_make_part_bar(name, share) for name, share in compute_knowledge_shares(run).items()])
-        for run in runs
-    ]
+    groups = []
+    for run in runs:
+        bars = [_make_part_bar(name, share) for name, share in compute_knowledge_shares(run).items()]
+        groups.append(BarGroup(run.name, bars))
     area = PlotArea(Axis(""), Axis("share of questions"))
     chart = charts.draw_bar_chart(area, groups, "What the LLM knows", is_stacked=True)
     return chart + charts.build_color_key(list(KNOWLEDGE_PARTS.values()))

@@ -439,6 +439,6 @@ def format_point_count(share: float) -> str:
 
 
 def describe_gain(recommendation: Recommendation) -> str:
-    """Describe the gain over skipping at random."""
+    """Say by how many points the accuracy of a gate is above that of chance, which skips as many searches at random."""
     gain = f"{format_points(recommendation.gain.value or 0.0)} points{format_interval(recommendation.gain)}"
     return f"against as many skips at random it gains {gain}"
