@@ -102,18 +102,21 @@ class JudgeGrader:
 
         Answers to questions without a gold answer are not sent, and get no grade.
         """
-        prompts = [
-            self._make_prompt(answer, question) if has_gold_answer(question) else None
-            for answer, question in zip(answers, questions, strict=True)
-        ]
-        grades: dict[str | None, Grade] = {None: Grade(None)}  # by prompt; None means that no prompt was sent
-        unique = list(dict.fromkeys(prompt for prompt in prompts if prompt is not None))
-        if unique:
-            completions = self.model.generate([Prompt(text) for text in unique], max_tokens=VERDICT_TOKENS)
-            for text, replies in zip(unique, completions, strict=True):
-                is_correct = parse_verdict(replies[0].text)
-                grades[text] = Grade(is_correct, unparsable=is_correct is None)
-        return [grades[prompt] for prompt in prompts]
+        pairs = list(zip(answers, questions, strict=True))
+        prompts = [self._make_prompt(answer, question) for answer, question in pairs if has_gold_answer(question)]
+        unique = list(dict.fromkeys(prompts))
+        completions = (
+            self.model.generate([Prompt(text) for text in unique], max_tokens=VERDICT_TOKENS) if unique else []
+        )
+        verdicts = {text: parse_verdict(replies[0].text) for text, replies in zip(unique, completions, strict=True)}
+        grades = []
+        for answer, question in pairs:
+            if has_gold_answer(question):
+                is_correct = verdicts[self._make_prompt(answer, question)]
+                grades.append(Grade(is_correct, unparsable=is_correct is None))
+            else:
+                grades.append(Grade(None))
+        return grades
 
     def _make_prompt(self, answer: str, question: Question) -> str:
         """Fill the template of the judge's style, in the language of the question."""
@@ -127,8 +130,11 @@ def parse_verdict(text: str) -> bool | None:
     Returns:
         True for yes, False for no, and None if the text contains neither.
     """
-    yes, no = YES_PATTERN.search(text), NO_PATTERN.search(text)
-    if yes and (not no or yes.start() < no.start()):
+    yes = YES_PATTERN.search(text)
+    no = NO_PATTERN.search(text)
+    if yes and no:
+        return yes.start() < no.start()
+    if yes:
         return True
     return False if no else None
 

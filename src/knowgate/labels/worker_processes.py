@@ -111,18 +111,18 @@ class WorkerProcesses:
         Args:
             requests: The requests, at most one per worker.
         """
-        replies = None
         with self._lock:
+            workers = self._workers[: len(requests)]
             try:
-                with contextlib.suppress(OSError, ValueError):  # the pipe of a worker that has ended
-                    pairs = list(zip(self._workers, requests, strict=False))
-                    for worker, request in pairs:
-                        _write_line(worker.stdin, request)
-                    replies = [json.loads(worker.stdout.readline()) for worker, _ in pairs if worker.stdout]
-            finally:  # also after Ctrl-C, because replies that nobody read would be taken for those of the next request
-                if replies is None:
-                    self.close()
-        return replies
+                for worker, request in zip(workers, requests, strict=True):
+                    _write_line(worker.stdin, request)
+                return [json.loads(worker.stdout.readline()) for worker in workers if worker.stdout]
+            except (OSError, ValueError):  # the pipe of a worker that has ended
+                self.close()
+                return None
+            except BaseException:  # Ctrl-C: a reply that is not read now would be taken for that to the next request
+                self.close()
+                raise
 
     def _start(self) -> None:
         """Start all workers, and wait until they have opened the index."""
