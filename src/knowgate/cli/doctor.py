@@ -61,6 +61,13 @@ class Finding:
     is_broken: bool = False
     is_minor: bool = False
 
+    @property
+    def color(self) -> str:
+        """Color of the result on the terminal."""
+        if self.is_broken:
+            return "red"
+        return "yellow" if self.advice else "green"
+
 
 class DoctorOptions(Options):
     """Options of `knowgate doctor`."""
@@ -82,8 +89,7 @@ def doctor(options: DoctorOptions) -> None:
     console = create_console()
     width = max(len(finding.name) for finding in shown)
     for finding in shown:
-        color = "red" if finding.is_broken else "yellow" if finding.advice else "green"
-        console.print(Text.assemble(f"{finding.name:<{width}}  ", (finding.state, color)))
+        console.print(Text.assemble(f"{finding.name:<{width}}  ", (finding.state, finding.color)))
         if finding.advice:  # on its own line, so that it can be copied
             console.print(f"{'':<{width}}  type: {finding.advice}")
     console.print(summarize_findings(findings, "knowgate serve" if options.serve else "knowgate demo"))
@@ -133,7 +139,8 @@ def _is_installed(module: str) -> bool:
 
 def _check_weights(name: str) -> Finding:
     """Check whether model weights are downloaded and match their checksum."""
-    label, spec = f"weights {name}", weights.get_weights(name)
+    label = f"weights {name}"
+    spec = weights.get_weights(name)
     if not weights.is_cached(name):
         if spec.embedded:
             return Finding(label, "not downloaded yet", f"knowgate models pull {name}")
@@ -247,7 +254,8 @@ def _check_keys(options: ServeOptions) -> Finding:
 
 def _check_upstream(url: str) -> Finding:
     """Check whether the upstream LLM server accepts connections, without sending a request."""
-    parts, address = urlsplit(url), redact_urls(url)
+    parts = urlsplit(url)
+    address = redact_urls(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
         socket.create_connection((parts.hostname or "", port), UPSTREAM_TIMEOUT).close()
