@@ -61,13 +61,6 @@ class Finding:
     is_broken: bool = False
     is_minor: bool = False
 
-    @property
-    def color(self) -> str:
-        """Color of the result on the terminal."""
-        if self.is_broken:
-            return "red"
-        return "yellow" if self.advice else "green"
-
 
 class DoctorOptions(Options):
     """Options of `knowgate doctor`."""
@@ -89,7 +82,10 @@ def doctor(options: DoctorOptions) -> None:
     console = create_console()
     width = max(len(finding.name) for finding in shown)
     for finding in shown:
-        console.print(Text.assemble(f"{finding.name:<{width}}  ", (finding.state, finding.color)))
+        color = "yellow" if finding.advice else "green"
+        if finding.is_broken:
+            color = "red"
+        console.print(Text.assemble(f"{finding.name:<{width}}  ", (finding.state, color)))
         if finding.advice:  # on its own line, so that it can be copied
             console.print(f"{'':<{width}}  type: {finding.advice}")
     console.print(summarize_findings(findings, "knowgate serve" if options.serve else "knowgate demo"))

@@ -254,6 +254,7 @@ def make_arbiter_command() -> Callable[..., None]:
     def command(
         labels: Labels = None, *, out: ArbiterFolder, mode: ArbiterMode = AUTO_MODE, seed: SeedOption = 0, own: Options
     ) -> None:
+        """Fit an arbiter with the options that the user gave."""
         fit_arbiter_and_print(labels or [], out, mode, seed, get_set_fields(own))
 
     command.__annotations__["own"] = create_model("ArbiterOptions", __base__=models)

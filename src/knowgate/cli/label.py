@@ -130,12 +130,9 @@ def _write_kb_sat(folder: RunFolder, out: Path, seed: int) -> None:
     Prints a warning if nothing could be replaced in any question.
     """
     sets = build_kb_sat(folder.rows(), seed)
-    files = {
-        out: sets.balanced,
-        out.with_suffix(".swapped.jsonl"): sets.swapped,
-        out.with_suffix(".rare.jsonl"): sets.rare,
-    }
-    for path, records in files.items():
+    swapped_file = out.with_suffix(".swapped.jsonl")
+    rare_file = out.with_suffix(".rare.jsonl")
+    for path, records in ((out, sets.balanced), (swapped_file, sets.swapped), (rare_file, sets.rare)):
         write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
         inform(f"{len(records)} questions in {path}")
     if not sets.swapped:

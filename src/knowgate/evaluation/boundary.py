@@ -290,15 +290,9 @@ def count_effects(facts: Sequence[QuestionFacts], indicator: str, side: str) -> 
 
 def correlate_indicators(facts: Sequence[QuestionFacts]) -> Correlation:
     """Correlate (Pearson) mastery, the share of right samples, and certainty, how far they agree, without passages."""
-    masteries = []
-    certainties = []
-    for fact in facts:
-        mastery = fact.indicators["closed"]["mastery"]
-        certainty = fact.indicators["closed"]["certainty"]
-        if mastery is not None and certainty is not None:
-            masteries.append(mastery)
-            certainties.append(certainty)
-    return proportions.pearson_correlation(masteries, certainties)
+    values = [(fact.indicators["closed"]["mastery"], fact.indicators["closed"]["certainty"]) for fact in facts]
+    pairs = [(mastery, certainty) for mastery, certainty in values if mastery is not None and certainty is not None]
+    return proportions.pearson_correlation([mastery for mastery, _ in pairs], [certainty for _, certainty in pairs])
 
 
 def measure_copy_rate(facts: Sequence[QuestionFacts]) -> CopyRate | None:
@@ -328,9 +322,7 @@ def measure_grader_agreement(facts: Sequence[QuestionFacts]) -> tuple[GraderAgre
     agreements = []
     for side in ("closed", "open"):
         verdicts = [fact.verdicts[side] for fact in facts if side in fact.verdicts]  # by grader, for each question
-        graders: dict[str, bool] = {}
-        for by_grader in verdicts:
-            graders |= by_grader  # only the names are used; a dictionary keeps them in order
+        graders = dict.fromkeys(name for by_grader in verdicts for name in by_grader)  # unique, in order
         for first, second in combinations(graders, 2):
             graded_by_both = [by_grader for by_grader in verdicts if first in by_grader and second in by_grader]
             pairs = [(by_grader[first], by_grader[second]) for by_grader in graded_by_both]

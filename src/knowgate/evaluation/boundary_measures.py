@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple
+
+import numpy as np
 
 from knowgate.core.text import get_gold_letter, grade_choice, grade_contains, is_exact_match, normalize
 from knowgate.data.runs import rows as label_rows
 from knowgate.data.runs.rows import GradedAnswer, LabelRow
 from knowgate.labels.mask import is_mask, mentions_mask
+from knowgate.stats.metrics import FloatArray
 from knowgate.stats.proportions import Proportion, estimate_proportion, mean_of_known
 from knowgate.types import Question
 
@@ -161,20 +161,6 @@ class SavingCurve:
     marks: tuple[SavingPoint, ...]
 
 
-class GradedCase(NamedTuple):
-    """A question with two graded answers, and how well the LLM knows it.
-
-    Attributes:
-        value: Mastery (share of sampled answers that are right) or certainty (how far they agree).
-        closed: Whether the answer without passages is correct.
-        opened: Whether the answer with passages is correct.
-    """
-
-    value: float
-    closed: bool
-    opened: bool
-
-
 def compute_saving_curve(facts: Sequence[QuestionFacts], indicator: str) -> SavingCurve | None:
     """Compute what skipping retrieval saves and costs if the questions of highest mastery or certainty are skipped.
 
@@ -185,46 +171,35 @@ def compute_saving_curve(facts: Sequence[QuestionFacts], indicator: str) -> Savi
     Returns:
         The curve over all thresholds; None if no question has grades of both answers.
     """
-    cases = sorted(_list_cases(facts, indicator), key=lambda case: case.value, reverse=True)
+    cases = []  # value of the indicator, and grades of both answers, of each question that has all of them
+    for fact in facts:
+        case = (fact.indicators["closed"][indicator], fact.correct["closed"], fact.correct["open"])
+        if None not in case:
+            cases.append(case)
     if not cases:
         return None
-    n = len(cases)
-    n_open_correct = sum(case.opened for case in cases)
-    always = n_open_correct / n
-    never = sum(case.closed for case in cases) / n
-    # Skipping a question replaces its open-book by its closed-book answer. So n_correct[i] is the number of correct
-    # answers if the first i questions are skipped.
-    changes = [case.closed - case.opened for case in cases]
-    n_correct = list(itertools.accumulate(changes, initial=n_open_correct))
+    values, closed, opened = np.array(cases, dtype=np.float64).T
+    always = float(opened.mean())
+    never = float(closed.mean())
 
     def measure_threshold(threshold: float) -> SavingPoint:
         """Measure what is saved and lost if all questions with at least this value are skipped."""
-        n_skipped = bisect_right(cases, TOLERANCE - threshold, key=lambda case: -case.value)  # values are descending
-        saved = n_skipped / n
+        is_skipped = values >= threshold - TOLERANCE
+        saved = float(is_skipped.mean())
+        accuracy = float(np.where(is_skipped, closed, opened).mean())
         random = saved * never + (1 - saved) * always
-        return SavingPoint(threshold, saved, n_correct[n_skipped] / n, random)
+        return SavingPoint(threshold, saved, accuracy, random)
 
     nothing_skipped = SavingPoint(None, saved=0.0, accuracy=always, random=always)
-    points = [nothing_skipped, *map(measure_threshold, _list_distinct([case.value for case in cases]))]
+    points = [nothing_skipped, *map(measure_threshold, _list_distinct(values))]
     marks = [measure_threshold(threshold) for threshold in TABLE_THRESHOLDS]
-    return SavingCurve(n, always, never, tuple(points), tuple(marks))
+    return SavingCurve(len(cases), always, never, tuple(points), tuple(marks))
 
 
-def _list_distinct(values: Sequence[float]) -> list[float]:
-    """Return values without repetitions. Values that differ only by rounding errors count as equal."""
-    return [value for value, following in pairwise([*values, -math.inf]) if value - following > TOLERANCE]
-
-
-def _list_cases(facts: Sequence[QuestionFacts], indicator: str) -> list[GradedCase]:
-    """List the questions that have a value of the indicator ('mastery' or 'certainty') and two graded answers."""
-    cases = []
-    for fact in facts:
-        value = fact.indicators["closed"][indicator]
-        closed = fact.correct["closed"]
-        opened = fact.correct["open"]
-        if value is not None and closed is not None and opened is not None:
-            cases.append(GradedCase(value, closed, opened))
-    return cases
+def _list_distinct(values: FloatArray) -> list[float]:
+    """Return the values from highest to lowest, without repetitions. Rounding errors are ignored."""
+    descending = sorted(values.tolist(), reverse=True)
+    return [value for value, following in pairwise([*descending, -math.inf]) if value - following > TOLERANCE]
 
 
 # --- slices ---------------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ from knowgate.stats.bootstrap import DEFAULT_RESAMPLES, Estimate, estimate_means
 from knowgate.stats.metrics import BoolArray
 
 MIN_SHARED_QUESTIONS = 30
+# The questions that two evaluations share: their row numbers in the first, and in the second evaluation.
+RowPairs = tuple[NDArray[np.int64], NDArray[np.int64]]
 DEFAULT_WATCHED = ("never", "always", RECOMMENDED)
 
 
@@ -111,10 +113,11 @@ def diff_evaluations(
         if gate not in gates:
             raise UnknownName("gate", gate, gates)
     shared = _find_shared_questions(first, second)
+    n_shared = len(shared[0])
     # Gates are compared question by question if half of the smaller evaluation is shared, and at least 30 questions.
     n_smaller = min(len(set(first.question_keys)), len(set(second.question_keys)))
     needed = max(MIN_SHARED_QUESTIONS, math.ceil(n_smaller / 2))
-    paired = shared if len(shared.first) >= needed else None
+    paired = shared if n_shared >= needed else None
     if watch:  # a watched gate is watched with and without an arbiter
         watched = [gate for gate in gates if gate in watch or gate.removesuffix(ARBITER_SUFFIX) in watch]
     else:
@@ -126,7 +129,7 @@ def diff_evaluations(
         watched=watched,
         only_first=[gate for gate in first.gates if gate not in gates],
         only_second=[gate for gate in second.gates if gate not in gates],
-        shared=len(shared.first),
+        shared=n_shared,
         needed=needed,
     )
 
@@ -142,24 +145,15 @@ def diff_to_dict(diff: EvaluationDiff) -> dict[str, Any]:
     return {**sides, **values, "gates": [asdict(gate) for gate in diff.gates]}
 
 
-@dataclass(frozen=True)
-class SharedQuestions:
-    """The questions that two evaluations share: their row numbers in the first and in the second evaluation."""
-
-    first: NDArray[np.int64]
-    second: NDArray[np.int64]
-
-
-def _find_shared_questions(first: EvaluationSummary, second: EvaluationSummary) -> SharedQuestions:
+def _find_shared_questions(first: EvaluationSummary, second: EvaluationSummary) -> RowPairs:
     """Find the questions that both evaluations have. A question that occurs several times counts once."""
-    first_keys, second_keys = np.array(first.question_keys, dtype=str), np.array(second.question_keys, dtype=str)
+    first_keys = np.array(first.question_keys, dtype=str)
+    second_keys = np.array(second.question_keys, dtype=str)
     _, first_rows, second_rows = np.intersect1d(first_keys, second_keys, return_indices=True)
-    return SharedQuestions(first_rows, second_rows)
+    return first_rows, second_rows
 
 
-def _diff_gate(
-    name: str, first: GateSummary, second: GateSummary, shared: SharedQuestions | None, resamples: int
-) -> GateDiff:
+def _diff_gate(name: str, first: GateSummary, second: GateSummary, shared: RowPairs | None, resamples: int) -> GateDiff:
     """Compare each measure of a gate, such as its accuracy, in two evaluations.
 
     Accuracy and retrieval rate are compared question by question, if enough questions are `shared` and both evaluations
@@ -174,7 +168,8 @@ def _diff_gate(
         if shared is None or before is None or after is None:
             changes[measure] = _diff_independent(first.measures[measure], second.measures[measure])
         else:
-            changes[measure] = _diff_paired(before[shared.first], after[shared.second], resamples)
+            first_rows, second_rows = shared
+            changes[measure] = _diff_paired(before[first_rows], after[second_rows], resamples)
     return GateDiff(name, changes)
 
 

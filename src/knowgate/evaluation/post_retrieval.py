@@ -134,11 +134,8 @@ def _measure_cascade(
     always_right = table.always_right
     without_arbiter = np.where(retrieve, always_right, table.closed_right).astype(float)
     right = np.where(retrieve, arbiter_right, table.closed_right)
-    columns = {
-        "accuracy": right,
-        "change": right - without_arbiter,
-        "against_always": right - always_right.astype(float),
-    }
+    against_always = right - always_right.astype(float)
+    columns = {"accuracy": right, "change": right - without_arbiter, "against_always": against_always}
     means = estimate_column_means(bootstrap, columns)
     p_value, gained, harmed = mcnemar_test(right, always_right)
     return CascadeResult(

@@ -23,8 +23,7 @@ from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.stats.proportions import Proportion, estimate_proportion
 
 COST_MEASURES = ("seconds", "prompt", "completion", "gpu")
-COST_STAGES = ("reading", "closed", "opened")  # attributes of TrafficEvent that hold the costs of a gated question
-CLOSED_ONLY = "closed_only"  # attribute of TrafficEvent that holds the cost of answering without a gate
+COST_STAGES = ("reading", "closed", "opened", "closed_only")  # attributes of TrafficEvent that hold costs
 SECONDS_PER_HOUR = 3_600
 UNKNOWN_AMOUNT = math.nan
 MIN_KNOWN_QUESTIONS = 100  # with fewer answers to compare, the risk of a threshold is not shown
@@ -263,7 +262,7 @@ class Traffic:
     def recorded_costs(self) -> dict[str, dict[str, FloatArray]]:
         """Recorded cost per question, by stage and measure; NaN where it is unknown."""
         recorded = {}
-        for stage in (*COST_STAGES, CLOSED_ONLY):
+        for stage in COST_STAGES:
             costs = [getattr(event, stage) for event in self.events]
             recorded[stage] = {name: np.array([getattr(cost, name) for cost in costs]) for name in COST_MEASURES}
         return recorded
@@ -369,7 +368,7 @@ def measure_always_cost(traffic: Traffic) -> PolicyCost:
 def measure_never_cost(traffic: Traffic) -> PolicyCost:
     """Measure the mean cost per question of never retrieving, without a gate."""
     retrieve = np.zeros(len(traffic.events), dtype=bool)
-    return _average_costs(traffic, retrieve, traffic.costs[CLOSED_ONLY], calls=1.0)
+    return _average_costs(traffic, retrieve, traffic.costs["closed_only"], calls=1.0)
 
 
 def measure_gated_cost(traffic: Traffic, retrieve: BoolArray) -> PolicyCost:
@@ -377,8 +376,10 @@ def measure_gated_cost(traffic: Traffic, retrieve: BoolArray) -> PolicyCost:
 
     `retrieve` says whether the gate retrieves for each question.
     """
-    reading, closed, opened = (traffic.costs[stage] for stage in COST_STAGES)
-    costs = {name: reading[name] + np.where(retrieve, opened[name], closed[name]) for name in COST_MEASURES}
+    costs = {}
+    for measure in COST_MEASURES:
+        answering = np.where(retrieve, traffic.costs["opened"][measure], traffic.costs["closed"][measure])
+        costs[measure] = traffic.costs["reading"][measure] + answering
     calls = _count_gated_calls(traffic, retrieve)
     return _average_costs(traffic, retrieve, costs, calls, has_arbiter=True)
 
@@ -426,7 +427,7 @@ def _has_draft(event: TrafficEvent) -> bool | None:
 
 
 def _compare_answers(traffic: Traffic, retrieve: BoolArray, *, has_arbiter: bool) -> tuple[Proportion | None, ...]:
-    """Return how many answers are lost and gained if only some questions are retrieved for, against always retrieving.
+    """Return which share of the answers is lost and gained if some questions are not retrieved for.
 
     Args:
         traffic: The questions.
@@ -435,8 +436,8 @@ def _compare_answers(traffic: Traffic, retrieve: BoolArray, *, has_arbiter: bool
             given.
 
     Returns:
-        (lost, gained): The share of questions that only always retrieving answers right, and the share that only this
-        selection answers right. Both are None if answers are not graded.
+        (lost, gained): The share of answers that are right only if all questions are retrieved for, and the share that
+        are wrong only then. Both are None if answers are not graded.
     """
     grades = [event.right for event in traffic.events]
     if None in grades:

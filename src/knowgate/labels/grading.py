@@ -102,21 +102,23 @@ class JudgeGrader:
 
         Answers to questions without a gold answer are not sent, and get no grade.
         """
-        pairs = list(zip(answers, questions, strict=True))
-        prompts = [self._make_prompt(answer, question) for answer, question in pairs if has_gold_answer(question)]
-        unique = list(dict.fromkeys(prompts))
-        completions = (
-            self.model.generate([Prompt(text) for text in unique], max_tokens=VERDICT_TOKENS) if unique else []
-        )
-        verdicts = {text: parse_verdict(replies[0].text) for text, replies in zip(unique, completions, strict=True)}
+        prompts: list[str | None] = []
+        for answer, question in zip(answers, questions, strict=True):
+            prompts.append(self._make_prompt(answer, question) if has_gold_answer(question) else None)
+        unique = list(dict.fromkeys(prompt for prompt in prompts if prompt is not None))
+        verdicts = self._ask(unique) if unique else {}
         grades = []
-        for answer, question in pairs:
-            if has_gold_answer(question):
-                is_correct = verdicts[self._make_prompt(answer, question)]
-                grades.append(Grade(is_correct, unparsable=is_correct is None))
-            else:
+        for prompt in prompts:
+            if prompt is None:
                 grades.append(Grade(None))
+            else:
+                grades.append(Grade(verdicts[prompt], unparsable=verdicts[prompt] is None))
         return grades
+
+    def _ask(self, prompts: Sequence[str]) -> dict[str, bool | None]:
+        """Send prompts to the judge, and return its verdict on each; None if it said neither yes nor no."""
+        completions = self.model.generate([Prompt(text) for text in prompts], max_tokens=VERDICT_TOKENS)
+        return {text: parse_verdict(replies[0].text) for text, replies in zip(prompts, completions, strict=True)}
 
     def _make_prompt(self, answer: str, question: Question) -> str:
         """Fill the template of the judge's style, in the language of the question."""

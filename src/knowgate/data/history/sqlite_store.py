@@ -111,7 +111,10 @@ class SqliteHistory(HistoryStore):
     # --- index ------------------------------------------------------------------------------------
 
     def _update_index(self, scope: HistoryScope) -> VectorIndex:
-        """Return the vector index of a scope, after updating it to the table, which other processes may have changed."""
+        """Return the vector index of a scope, after adding new rows of the table to it and dropping deleted ones.
+
+        Other processes may have changed the table since the last update.
+        """
         n_deletions = self._read_meta("deletions")  # read before the rows, so that no later deletion is missed
         if scope not in self._indexes:
             self._indexes[scope] = self._create_index(scope)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -43,7 +42,7 @@ PHOENIX = records.FieldMapping(
 MAPPINGS = {"langsmith": LANGSMITH, "langfuse": LANGFUSE, "phoenix": PHOENIX, "parquet": TABLE_FIELDS}
 
 
-def read_export(source: str, value: str) -> Iterator[Question]:
+def _read_export(source: str, value: str) -> Iterator[Question]:
     """Read the runs, traces or spans that a tool exported.
 
     Args:
@@ -55,9 +54,19 @@ def read_export(source: str, value: str) -> Iterator[Question]:
     return records.convert_records(read_export_records(path), records.override_fields(MAPPINGS[source], options))
 
 
-read_langsmith = partial(read_export, "langsmith")
-read_langfuse = partial(read_export, "langfuse")
-read_phoenix = partial(read_export, "phoenix")
+def read_langsmith(value: str) -> Iterator[Question]:
+    """Read runs exported from LangSmith."""
+    return _read_export("langsmith", value)
+
+
+def read_langfuse(value: str) -> Iterator[Question]:
+    """Read traces exported from Langfuse."""
+    return _read_export("langfuse", value)
+
+
+def read_phoenix(value: str) -> Iterator[Question]:
+    """Read spans exported from Phoenix."""
+    return _read_export("phoenix", value)
 
 
 def read_export_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -167,7 +167,6 @@ class _FirstRun:
 
         If an earlier run has done this with the same inputs, return its choice.
         """
-
         options = self.options
 
         def choose() -> dict[str, Any]:

@@ -281,20 +281,21 @@ def draw_saving_chart(runs: Sequence[RunReport], indicator: str) -> str:
     The indicator is 'mastery' (share of right samples) or 'certainty' (how far they agree). Each run has a second line,
     straight, for skipping at random. The chart is '' if no run has answers with and without passages.
     """
-    savings = [(run, run.boundary.savings[indicator]) for run in runs]
-    curves = [(run, curve) for run, curve in savings if curve is not None]
-    if not curves:
-        return ""
     lines: list[PlotLine] = []
-    for number, (run, curve) in enumerate(curves):
+    descriptions: list[str] = []
+    for run in runs:
+        curve = run.boundary.savings[indicator]
+        if curve is None:
+            continue
+        number = len(descriptions)  # of the run among those with a curve
         points = [ChartPoint(point.saved, point.accuracy) for point in curve.points]
         lines.append(PlotLine(run.name, points, charts.pick_line_style(number)))
         ends = [ChartPoint(0, curve.always), ChartPoint(1, curve.never)]
         lines.append(PlotLine(f"{run.name}, at random", ends, f"k{number % charts.COLOR_COUNT} d2"))
+        always, never = format_percent(curve.always), format_percent(curve.never)
+        descriptions.append(f"{run.name}: {always} right with every search, {never} with none")
+    if not lines:
+        return ""
     accuracies = [point.y for line in lines for point in line.points]
     area = PlotArea(Axis("searches saved"), fit_axis("accuracy", accuracies), SMALL_WIDTH, SMALL_HEIGHT)
-    description = "; ".join(
-        f"{run.name}: {format_percent(curve.always)} right with every search, {format_percent(curve.never)} with none"
-        for run, curve in curves
-    )
-    return charts.draw_line_plot(area, lines, f"Skipping by {indicator}", description)
+    return charts.draw_line_plot(area, lines, f"Skipping by {indicator}", "; ".join(descriptions))
