@@ -27,6 +27,7 @@ from knowgate.pipeline.builder import build_pipeline
 from knowgate.pipeline.conversation import Conversation, question_from_messages
 from knowgate.pipeline.settings import DecisionOptions, PipelineOptions
 from knowgate.types import Answer, AnswerEvent, Decision, DecisionEvent, Model, Question, TextEvent
+from knowgate.types.markup import shorten
 
 QuestionArguments = Annotated[list[str] | None, typer.Argument(help="Questions. Default: one per line from stdin.")]
 RecordFolder = Annotated[Path | None, path_option("DIR", "Folder to record outputs in, for --model replay:DIR.")]
@@ -83,9 +84,8 @@ def _answer_all(rag: AdaptiveRAG, lines: Iterator[Question], *, live: bool, expl
         as_json: Print JSON records instead of text.
     """
     questions = (_parse_question_line(rag.model, line) for line in lines)
-    answers: Iterator[Answer] = rag.stream(questions, first=1)  # the first batch has one question, to appear soon
-    if live:
-        answers = (show_streamed_answer(rag, question) for question in questions)
+    streamed = (show_streamed_answer(rag, question) for question in questions)
+    answers = streamed if live else rag.stream(questions, first=1)  # a first batch of one question appears soon
     distances = []  # of the questions from those that the gate was fitted on
     is_any_cut_off = False
     for answer in answers:
@@ -134,17 +134,19 @@ def decide(
 
 
 def _print_guarantee(rag: AdaptiveRAG, explain: bool) -> None:
-    """With `explain`, print the guarantee of the gate. Otherwise, warn if the guarantee does not hold.
+    """Print the guarantee of the gate if `explain` is set. Otherwise, only warn if it does not hold.
 
     A guarantee limits how many right answers the gate may lose, compared with always retrieving. It holds only for
     the LLM and the documents that the gate was calibrated with. The warning is printed only for a gate that the user
     fitted: packaged gates were calibrated on other documents, so nobody relies on their guarantee here.
     """
-    if explain and rag.guarantee:
-        inform(rag.guarantee)
+    if explain:
+        if rag.guarantee:
+            inform(rag.guarantee)
+        return
     gate = rag.bound_gate
     is_own = isinstance(gate, FittedGate) and not gate.artifact.path.is_relative_to(PACKAGED_GATES)
-    if not explain and is_own and rag.guarantee_violations:
+    if is_own and rag.guarantee_violations:
         inform(f"The guarantee of the gate '{gate.name}' does not hold here: {'; '.join(rag.guarantee_violations)}.")
 
 
@@ -226,6 +228,7 @@ def _parse_question_line(model: Model, line: Question) -> Question:
 
 
 ELLIPSIS = "…"
+MAX_PASSAGE_WIDTH = 90  # characters of a passage that are printed
 
 
 def show_answer(answer: Answer) -> None:
@@ -316,15 +319,18 @@ def show_sources(answer: Answer) -> None:
     """Print the retrieved passages, and the time if the question was not answered in a batch."""
     console = create_console()
     for passage in answer.passages:
-        console.print(f"  · {sanitize_text(passage.id)}: {sanitize_text(_shorten(passage.text))}", style="dim")
+        text = shorten(passage.text, MAX_PASSAGE_WIDTH)
+        console.print(f"  · {sanitize_text(passage.id)}: {sanitize_text(text)}", style="dim")
     if answer.batch_size == 1:
         console.print(f"  {answer.seconds['total']:.2f} s", style="dim")
 
 
 def show_decision_basis(decision: Decision) -> None:
-    """Print what a decision is based on. A gate may report all, some or none of this:
+    """Print what the gate reports about a decision.
 
-    - the distance of the question from those that the gate was fitted on,
+    This may be nothing, or some of these:
+
+    - how far the question is from those that the gate was fitted on,
     - the raw score, from which the need (how likely the question needs a search, 0 to 1) was calibrated,
     - similar logged questions, each labeled with whether the LLM knew the answer.
     """
@@ -348,8 +354,3 @@ def format_verdict(decision: Decision) -> tuple[str, str]:
 def _format_ending(answer: Answer) -> str:
     """Return an ellipsis for an answer that the token limit cut off."""
     return "" if answer.finished else ELLIPSIS
-
-
-def _shorten(text: str, width: int = 90) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= width else line[: width - 1] + ELLIPSIS

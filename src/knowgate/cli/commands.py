@@ -74,6 +74,7 @@ class RenamedOptionsCommand(TyperCommand):
     renamed: Mapping[str, str] = {}
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the command line, with the old names of options replaced by the new ones."""
         end = args.index("--") if "--" in args else len(args)  # words after "--" are not options
         renamed = [self._rename(word) for word in args[:end]]
         return list(super().parse_args(ctx, renamed + args[end:]))
@@ -95,6 +96,7 @@ class LazyCommands(Mapping[str, Any]):
         self.loaded: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
+        """Return a command, which is imported if this is its first use."""
         if name not in self.loaded:
             self.loaded[name] = self.entries[name].load(name)
         return self.loaded[name]

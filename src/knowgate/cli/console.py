@@ -32,6 +32,7 @@ class SanitizedRenderable:
     inner: RenderableType
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the rendered segments with their text escaped."""
         for segment in console.render(self.inner, options):
             text = segment.text if segment.control else sanitize_text(segment.text)
             yield Segment(text, segment.style, segment.control)

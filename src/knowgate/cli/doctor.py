@@ -82,7 +82,9 @@ def doctor(options: DoctorOptions) -> None:
     console = create_console()
     width = max(len(finding.name) for finding in shown)
     for finding in shown:
-        color = "red" if finding.is_broken else "yellow" if finding.advice else "green"
+        color = "yellow" if finding.advice else "green"
+        if finding.is_broken:
+            color = "red"
         console.print(Text.assemble(f"{finding.name:<{width}}  ", (finding.state, color)))
         if finding.advice:  # on its own line, so that it can be copied
             console.print(f"{'':<{width}}  type: {finding.advice}")
@@ -133,7 +135,8 @@ def _is_installed(module: str) -> bool:
 
 def _check_weights(name: str) -> Finding:
     """Check whether model weights are downloaded and match their checksum."""
-    label, spec = f"weights {name}", weights.get_weights(name)
+    label = f"weights {name}"
+    spec = weights.get_weights(name)
     if not weights.is_cached(name):
         if spec.embedded:
             return Finding(label, "not downloaded yet", f"knowgate models pull {name}")
@@ -247,7 +250,8 @@ def _check_keys(options: ServeOptions) -> Finding:
 
 def _check_upstream(url: str) -> Finding:
     """Check whether the upstream LLM server accepts connections, without sending a request."""
-    parts, address = urlsplit(url), redact_urls(url)
+    parts = urlsplit(url)
+    address = redact_urls(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
         socket.create_connection((parts.hostname or "", port), UPSTREAM_TIMEOUT).close()

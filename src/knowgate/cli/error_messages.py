@@ -119,7 +119,8 @@ def explain_usage_error(error: Any) -> str:
             unknown option has `option_name`. `ctx` is the context of the command; None if no command was reached.
     """
     sentence = " ".join(error.format_message().split()).rstrip(".") or "no command was given"
-    sentence += "" if sentence.endswith("?") else "."
+    if not sentence.endswith("?"):
+        sentence += "."
     context = getattr(error, "ctx", None)
     if context is None:
         return f"{sentence} See: knowgate --help"
@@ -191,6 +192,7 @@ def translate_arguments(message: str, flags: Mapping[str, str]) -> str:
     names = "|".join(sorted(map(re.escape, flags), key=len, reverse=True))
 
     def translate(match: re.Match[str]) -> str:
+        """Return the flag for an argument such as 'samples=0'."""
         flag, value = flags[match["name"]], match["value"]
         if value in ("False", "None"):
             return f"no {flag}"

@@ -96,6 +96,7 @@ def eval_rerank(
 def _compare(
     sources: Sequence[HeldOutPreferences], specs: Mapping[str, str], out: Path, options: RerankEvaluationOptions
 ) -> RerankerComparison:
+    """Load the rerankers and LLMs, compare them, and show the progress. Scores and answers are cached in `out`."""
     passage_counts = parse_integers("--top", options.top, minimum=1)
     with show_progress("comparing", "questions") as progress:
         rerankers = {}
@@ -127,10 +128,11 @@ def parse_named_specs(texts: Sequence[str]) -> dict[str, str]:
     """
     specs: dict[str, str] = {}
     for text in texts:
-        name, spec = Path(text).name, text
         match = NAMED_SPEC.fullmatch(text)
         if match and not expand_path(text).is_dir():  # the name of a folder may contain '='
             name, spec = match.groups()
+        else:
+            name, spec = Path(text).name, text
         if name in specs:
             raise BadSetting(
                 f"two rerankers have the name '{name}'. Give each its own: --rerank one={specs[name]} --rerank two={spec}"
@@ -164,8 +166,11 @@ def _make_answerers(specs: Sequence[str], out: Path, progress: ProgressCallback)
     """
     on_progress = partial(progress, stage="answering", unit="answers")
     grader = load_grader("contains")
-    models, file = [load_model(spec) for spec in specs], out / "answers.jsonl"
-    return {model.name: CachedAnswerer(model, grader, file, on_progress=on_progress) for model in models}
+    answerers = {}
+    for spec in specs:
+        model = load_model(spec)
+        answerers[model.name] = CachedAnswerer(model, grader, out / "answers.jsonl", on_progress=on_progress)
+    return answerers
 
 
 def _print_warnings(specs: Mapping[str, str], sources: Sequence[HeldOutPreferences], split: str) -> None:

@@ -74,8 +74,9 @@ class FitGroup(LazyGroup):
         """Return the commands of the group by name: all gates, then `arbiter` and `reranker`."""
         entries = {}
         for name in list_fittable_gates():
+            make_command = partial(make_gate_command, name)
+            summarize = partial(summarize_gate, name)
             renamed = {**RENAMED_OPTIONS, **RENAMED_GATE_OPTIONS.get(name, {})}
-            make_command, summarize = partial(make_gate_command, name), partial(summarize_gate, name)
             entries[name] = CommandEntry(make_command, summarize, GATES_PANEL, renamed)
         arbiter_summary = "which of two answers is given after retrieval"
         entries["arbiter"] = CommandEntry(make_arbiter_command, arbiter_summary, "Arbiters", RENAMED_OPTIONS)
@@ -253,6 +254,7 @@ def make_arbiter_command() -> Callable[..., None]:
     def command(
         labels: Labels = None, *, out: ArbiterFolder, mode: ArbiterMode = AUTO_MODE, seed: SeedOption = 0, own: Options
     ) -> None:
+        """Fit an arbiter with the options that the user gave."""
         fit_arbiter_and_print(labels or [], out, mode, seed, get_set_fields(own))
 
     command.__annotations__["own"] = create_model("ArbiterOptions", __base__=models)
@@ -299,6 +301,7 @@ def _make_watcher(show: ProgressCallback) -> FitProgressCallback:
     """
 
     def watch(progress: FitProgress) -> None:
+        """Show the progress of the fit."""
         if progress.is_milestone and progress.unit in ("steps", "folds"):
             show.say(translate_arguments(progress.words, POLICY_FLAGS))
         else:

@@ -225,7 +225,8 @@ def copy(
     """
     if source.strip() == target.strip():
         raise BadSetting("SOURCE and TARGET name the same log. Name another TARGET.")
-    source_store, target_store = _open_existing(source), open_history(target, embedder)
+    source_store = _open_existing(source)
+    target_store = open_history(target, embedder)
     if embedder is None and target_store.embedding_fingerprint is None:  # a new log takes the embedding of the source
         target_store = open_history(target, source_store.embedding_name)
     inform(f"{copy_history(source_store, target_store)} entries copied into {redact_secrets(target)}")
@@ -280,7 +281,7 @@ def _add(store: HistoryStore, entries: Sequence[LogEntry]) -> None:
 def _resolve_scope(store: HistoryStore, options: ScopeOptions) -> HistoryScope:
     """Return the scope (model, prompts, tenant) that the options select.
 
-    If the user gave only one fingerprint (of the model or of the prompts) or none, the other is taken from the log.
+    A fingerprint (of the model or of the prompts) that the user did not give is taken from the log.
 
     Raises:
         BadSetting: Several scopes of the log match, or none does.
@@ -289,7 +290,11 @@ def _resolve_scope(store: HistoryStore, options: ScopeOptions) -> HistoryScope:
     if model and prompts:
         return HistoryScope(model, prompts, options.tenant)
     scopes = [scope for scope in store.scopes() if scope.tenant == options.tenant]
-    matching = [scope for scope in scopes if model in (None, scope.model) and prompts in (None, scope.prompts)]
+    matching = scopes
+    if model is not None:
+        matching = [scope for scope in matching if scope.model == model]
+    if prompts is not None:
+        matching = [scope for scope in matching if scope.prompts == prompts]
     if len(matching) != 1:
         available = [f"--model-fingerprint {scope.model} --prompts-fingerprint {scope.prompts}" for scope in scopes]
         raise BadSetting(
@@ -305,5 +310,7 @@ def _print_records(records: list[dict[str, Any]], as_json: bool) -> None:
             print_json(record)
         return
     columns = [key for key in SHOWN_COLUMNS if records and key in records[0]]
-    rows = [tuple(str(record[key] if record[key] is not None else "-") for key in columns) for record in records]
+    rows = []
+    for record in records:
+        rows.append(["-" if record[key] is None else str(record[key]) for key in columns])
     print_table(columns, rows)

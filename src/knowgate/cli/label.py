@@ -49,8 +49,9 @@ def import_answers(
     scores.user-feedback --out run
     """
     questions = load_questions(data, limit)
-    folder, grader, extra = RunFolder(out), load_grader(grade), read_extra_fields(data)
-    count = run_import(folder, questions, grader, llm=model, data=data, options=options, extra_fields=extra)
+    extra = read_extra_fields(data)
+    grader = load_grader(grade)
+    count = run_import(RunFolder(out), questions, grader, llm=model, data=data, options=options, extra_fields=extra)
     inform(f"{count} of {len(questions)} questions imported into {out}. See: knowgate report {out}")
 
 
@@ -129,7 +130,8 @@ def _write_kb_sat(folder: RunFolder, out: Path, seed: int) -> None:
     Prints a warning if nothing could be replaced in any question.
     """
     sets = build_kb_sat(folder.rows(), seed)
-    swapped_file, rare_file = out.with_suffix(".swapped.jsonl"), out.with_suffix(".rare.jsonl")
+    swapped_file = out.with_suffix(".swapped.jsonl")
+    rare_file = out.with_suffix(".rare.jsonl")
     for path, records in ((out, sets.balanced), (swapped_file, sets.swapped), (rare_file, sets.rare)):
         write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
         inform(f"{len(records)} questions in {path}")

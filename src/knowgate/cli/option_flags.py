@@ -67,7 +67,8 @@ def expand_options(function: Callable[..., None], **panels: str) -> Callable[...
     flags = [flag for name, model in models.items() for flag in make_flags(model, panels.get(name))]
     parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in [*arguments, *flags]]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    command.__name__ = function.__name__
+    command.__doc__ = function.__doc__
     return command
 
 
@@ -111,8 +112,10 @@ def _make_flag(
         flags: Flag of every field of the model, by field name. In the help text, they replace names of fields.
         panel: Heading on the help page, unless the field sets its own.
     """
-    extra, flag_type = _get_extra(field), _get_flag_type(field.annotation)
-    is_number, choices = flag_type in (int, float), _list_values(field.annotation)  # no choices: all are allowed
+    extra = _get_extra(field)
+    flag_type = _get_flag_type(field.annotation)
+    is_number = flag_type in (int, float)
+    choices = _list_values(field.annotation)  # empty if every value is allowed
 
     def complete(start: str) -> list[str]:
         return [choice for choice in choices if choice.startswith(start)]
@@ -129,8 +132,9 @@ def _make_flag(
     )
     annotation: Any = list[flag_type] if _is_list(field.annotation) else flag_type  # type: ignore[valid-type]
     default: Any = inspect.Parameter.empty
-    if not field.is_required():  # None means that the flag was not typed
-        annotation, default = annotation | None, None
+    if not field.is_required():
+        annotation = annotation | None
+        default = None  # the flag was not typed
     keyword = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(name, keyword, default=default, annotation=Annotated[annotation, option])
 

@@ -135,7 +135,7 @@ def split_gate_specs(values: Sequence[str] | None, runs: Sequence[Path] = ()) ->
 
 
 def _join_recorded_names(pieces: Sequence[str], recorded: Collection[str]) -> Iterator[str]:
-    """Undo a split at commas inside the names of recorded gates, and yield the resulting pieces.
+    """Join pieces again that were split at a comma inside the name of a gate.
 
     With the recorded gate 'fusion, cheap', the pieces 'flare', 'fusion', ' cheap' become 'flare', 'fusion, cheap'. If
     several names are possible, the longest one is used.

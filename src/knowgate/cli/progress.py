@@ -70,6 +70,7 @@ class ProgressBars:
     ids: dict[str, TaskID] = field(default_factory=dict)
 
     def __call__(self, done: int, total: int, pace: str = "", *, stage: str = "", unit: str = "") -> None:
+        """Update the bar of a stage, which is added with the first report."""
         name = sanitize_text(stage or self.task)
         if name not in self.ids:
             self.ids[name] = self.bars.add_task(name, total=None, pace="")
@@ -109,6 +110,7 @@ class ProgressLines:
         self.next_at = self.clock() + self.interval
 
     def __call__(self, done: int, total: int, pace: str = "", *, stage: str = "", unit: str = "") -> None:
+        """Print the progress and the remaining time, if it is time for the next line."""
         now = self.clock()
         name = stage or self.task
         first_done, first_time = self.starts.setdefault(name, (done, now))

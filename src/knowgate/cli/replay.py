@@ -137,15 +137,17 @@ def read_traffic(location: str, options: TrafficOptions, arm: str | None = None)
 def name_thresholds(log: LoggedTraffic, gate: str | None) -> dict[float, str]:
     """Return a note for one or two thresholds of the table, such as {0.4: "the gate's own", 0.5: "as it ran"}.
 
-    "as it ran" marks the threshold that the logged decisions were made with, if it was the same for all of them. "the
-    gate's own" marks the threshold that `gate` was calibrated to, and comes first. If both are the same, it is marked
-    "as it ran".
+    "the gate's own" marks the threshold that `gate` was calibrated to. "as it ran" marks the threshold that the logged
+    decisions were made with, if it was the same for all of them. If both are the same, it is marked "as it ran".
     """
-    names = dict.fromkeys(log.thresholds, "as it ran") if len(log.thresholds) == 1 else {}
-    if gate is None:
-        return names
-    own = _get_gate_threshold(log, gate) if log.own_threshold is None else log.own_threshold
-    return {own: "the gate's own", **names}
+    names: dict[float, str] = {}
+    if gate is not None:
+        own = _get_gate_threshold(log, gate) if log.own_threshold is None else log.own_threshold
+        names[own] = "the gate's own"
+    if len(log.thresholds) == 1:
+        [used] = log.thresholds
+        names[used] = "as it ran"
+    return names
 
 
 def _get_gate_threshold(log: LoggedTraffic, gate: str) -> float:
@@ -237,7 +239,8 @@ def print_log_summary(log: LoggedTraffic, traffic: replay.Traffic) -> None:
         inform(f"Lines left out: {log.describe_bad_lines()}.")
     if log.left_out:
         inform("Rows left out: " + ", ".join(f"{count} {reason}" for reason, count in log.left_out.items()) + ".")
-    n_skip_costs, n_retrieval_costs = traffic.count_known("closed"), traffic.count_known("opened")
+    n_skip_costs = traffic.count_known("closed")
+    n_retrieval_costs = traffic.count_known("opened")
     if min(n_skip_costs, n_retrieval_costs) < n:
         counts = f"with a search are recorded for {n_retrieval_costs} of them, costs without one for {n_skip_costs}"
         inform(f"Costs {counts}. For the rest, the mean of these is assumed.")
@@ -252,6 +255,7 @@ def print_log_summary(log: LoggedTraffic, traffic: replay.Traffic) -> None:
 def _make_replay_record(
     log: LoggedTraffic, results: Sequence[replay.ReplayResult], prices: replay.Prices, names: dict[float, str]
 ) -> dict[str, Any]:
+    """Build the JSON object that `knowgate replay --json` prints."""
     return {
         "log": str(log.path),
         "questions": len(log.events),
@@ -364,8 +368,9 @@ def describe_saving(comparison: CostComparison, currency: str) -> str:
 
     The money is left out if it is unknown. The right answers are left out if the answers are not graded.
     """
-    always, gated = comparison.always.money(comparison.prices), comparison.gated.money(comparison.prices)
     text = f"The gate skips {comparison.searches:.0%} of the searches."
+    always = comparison.always.money(comparison.prices)
+    gated = comparison.gated.money(comparison.prices)
     if always is not None and gated is not None:
         saved = COST_QUESTIONS * (always - gated)
         verb = "saves" if saved >= 0 else "costs"
@@ -415,6 +420,7 @@ def _describe_unpriced_calls(comparison: CostComparison) -> str:
 
 
 def _make_cost_record(log: LoggedTraffic, comparison: CostComparison, threshold: float) -> dict[str, Any]:
+    """Build the JSON object that `knowgate cost --json` prints."""
     money = {name: cost.money(comparison.prices) for name, cost in comparison.policies.items()}
     return {
         "log": str(log.path),

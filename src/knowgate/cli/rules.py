@@ -42,13 +42,15 @@ def try_rules(
     as_json: JsonOption = False,
 ) -> None:
     """Show for each question which rule decides, or that the gate decides, and count the questions of each rule."""
-    rule_set, counts = load_rules(rules), Counter[str]()
-    for question in read_arguments(None) if file is None else read_question_file(file):
+    rule_set = load_rules(rules)
+    counts = Counter[str]()  # number of questions by rule
+    questions = read_arguments(None) if file is None else read_question_file(file)
+    for question in questions:
         match = rule_set.decide(question.text)
-        counts[match.rule if match else ""] += 1
+        counts[sanitize_text(match.rule) if match else "left to the gate"] += 1
         _print_match(question.text, match, as_json)
     for name, count in counts.most_common():
-        inform(f"{count:6,}  {sanitize_text(name) or 'left to the gate'}")
+        inform(f"{count:6,}  {name}")
 
 
 def _print_match(question: str, match: RuleMatch | None, as_json: bool) -> None:

@@ -51,6 +51,7 @@ def serve(
     message = f"Serving {model} on {address}/v1, dashboard on {address}/. Press Ctrl-C to stop."
 
     def announce() -> None:
+        """Print the address of the server when it is ready."""
         inform(sanitize_text(message))
         if demo:
             _print_demo_requests(address)

@@ -90,7 +90,8 @@ def format_start_command(options: FirstRunOptions, **changes: Any) -> str:
 
     Options that have their default value are left out.
     """
-    defaults, changed = FirstRunOptions(), options.replace(**changes)
+    defaults = FirstRunOptions()
+    changed = options.replace(**changes)
     words = ["knowgate", "start"]
     for name, flag in FLAGS.items():
         value = getattr(changed, name)
@@ -160,6 +161,7 @@ def _check_questions(text: str) -> None:
 
 
 def _check_model(text: str) -> None:
+    """Raise a KnowgateError if the model cannot be loaded."""
     # The default model always exists, and unpacking it the first time would delay the next prompt.
     if text != FirstRunOptions().model:
         load_model(text)

@@ -206,7 +206,8 @@ def latency(options: LatencyOptions, gates: GatesOption = None, markdown: AsMark
     """
     if not gates:
         raise BadSetting("sweep latency needs gates to time. Example: --gates dhicl:log.db,my-uar,logprob:mean")
-    questions, model = load_questions(options.data, options.limit), load_model(options.model)
+    questions = load_questions(options.data, options.limit)
+    model = load_model(options.model)
     specs = split_gate_specs(gates)
     latencies = sweeps.time_gates(specs, questions, model, load_answer_prompts(), plug_in=options.plug_in)
     _print([sweeps.build_latency_table(latencies)], markdown)
@@ -217,6 +218,7 @@ def _split(text: str) -> list[str]:
 
 
 def _print(tables: list[TextTable], markdown: bool) -> None:
+    """Print tables, as Markdown or fitted to the terminal."""
     if markdown:
         create_console().print(render_markdown_tables(tables))
     else:

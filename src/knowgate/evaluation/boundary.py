@@ -117,16 +117,16 @@ class EffectInterval:
 
 @dataclass(frozen=True)
 class CopyRate:
-    """How often the LLM copies the word MASK, which replaces the gold answers in the passages (KBM, section 3.3).
+    """How often the LLM answers with the word MASK, copied from passages in which MASK replaces the gold answers.
 
-    An LLM that knows the answer would not need to copy it from the passages. The four shares differ in what counts as
-    a copy, and in the questions that are counted.
+    An LLM that knows the answer would give it instead (KBM, section 3.3). Certain questions are those for which all
+    sampled answers agree.
 
     Attributes:
-        is_mask: Share of answers that are MASK, if all answers sampled with the original passages agree.
-        says_mask: Share of answers that contain MASK, on the same questions.
-        anywhere: Share of answers that are MASK, on all questions.
-        under_mask: Share of answers that are MASK, if all answers sampled with the masked passages agree.
+        is_mask: Share of answers that are just MASK, among the questions that are certain with the original passages.
+        says_mask: Share of answers that contain MASK, among the same questions.
+        anywhere: Share of answers that are just MASK, among all questions.
+        under_mask: Share of answers that are just MASK, among the questions that are certain with the masked passages.
     """
 
     is_mask: Proportion
@@ -175,7 +175,9 @@ def measure_boundary(rows: Iterable[LabelRow]) -> KnowledgeBoundary:
 
     Failed rows are counted and otherwise left out.
     """
-    counts, errors, graders = Counter[str](), Counter[str](), Counter[str]()
+    counts = Counter[str]()  # number of rows with each property
+    errors = Counter[str]()  # number of rows by error message
+    graders = Counter[str]()  # number of rows by grader
     facts: list[QuestionFacts] = []  # a small summary of each row that did not fail
     harmed: list[LabelRow] = []
     helped: list[LabelRow] = []
@@ -187,8 +189,8 @@ def measure_boundary(rows: Iterable[LabelRow]) -> KnowledgeBoundary:
             continue
         graders[row.grader or "not recorded"] += 1
         facts.append(measures.extract_facts(row))
-        change = measure_retrieval_change(row)
         # Only the most extreme rows are kept, so that memory does not grow with the run.
+        change = measure_retrieval_change(row)
         if change < NO_CHANGE:
             harmed = heapq.nsmallest(MAX_EXTREME_QUESTIONS, [*harmed, row], key=measure_retrieval_change)
         elif change > NO_CHANGE:
@@ -241,11 +243,14 @@ def _summarize_facts(
     accuracy = {side: estimate_proportion(fact.correct[side] for fact in facts) for side in SIDES}
     matched = estimate_proportion(fact.correct["closed"] for fact in facts if fact.correct["open"] is not None)
     benefits = Counter(fact.benefit for fact in facts)
+    effects = {}
+    for side in SIDES:
+        effects[side] = {indicator: count_effects(facts, indicator, side) for indicator in INDICATORS}
     return KnowledgeBoundary(
         counts=counts,
         accuracy=BoundaryAccuracy(**accuracy, matched=matched),
         benefit=RetrievalBenefit(helps=benefits[1], neutral=benefits[0], hurts=benefits[-1]),
-        effects={side: {name: count_effects(facts, name, side) for name in INDICATORS} for side in SIDES},
+        effects=effects,
         correlation=correlate_indicators(facts),
         savings={name: measures.compute_saving_curve(facts, name) for name in INDICATORS},
         copying=measure_copy_rate(facts),
@@ -310,11 +315,13 @@ def _samples_agree(fact: QuestionFacts, side: str) -> bool:
 
 
 def measure_grader_agreement(facts: Sequence[QuestionFacts]) -> tuple[GraderAgreement, ...]:
-    """Measure the agreement of every pair of graders on the greedy answers that both graded."""
+    """Measure how far every pair of graders agrees on the greedy answers (without sampling) that both graded.
+
+    Answers without passages ('closed') and with passages ('open') are measured separately.
+    """
     agreements = []
     for side in ("closed", "open"):
-        # For each question, whether each grader accepts the greedy answer.
-        verdicts = [fact.verdicts[side] for fact in facts if side in fact.verdicts]
+        verdicts = [fact.verdicts[side] for fact in facts if side in fact.verdicts]  # by grader, for each question
         graders = dict.fromkeys(name for by_grader in verdicts for name in by_grader)  # unique, in order
         for first, second in combinations(graders, 2):
             graded_by_both = [by_grader for by_grader in verdicts if first in by_grader and second in by_grader]

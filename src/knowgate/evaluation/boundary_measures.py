@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import pairwise
+
+import numpy as np
 
 from knowgate.core.text import get_gold_letter, grade_choice, grade_contains, is_exact_match, normalize
 from knowgate.data.runs import rows as label_rows
 from knowgate.data.runs.rows import GradedAnswer, LabelRow
 from knowgate.labels.mask import is_mask, mentions_mask
+from knowgate.stats.metrics import FloatArray
 from knowgate.stats.proportions import Proportion, estimate_proportion, mean_of_known
 from knowgate.types import Question
 
@@ -65,22 +68,21 @@ def extract_facts(row: LabelRow) -> QuestionFacts:
     The row must not have failed.
     """
     question = Question(row.question, answers=row.answers, choices=row.choices, meta=row.meta)
-    answers = {"closed": row.closed, "open": row.open, "mask": row.mask}
-    correct = {side: answer.correct if answer else None for side, answer in answers.items()}
-    verdicts = {}
-    if has_gold_answer(question):
-        # Graders that compare texts grade again, so that they can be compared with the grader whose verdict is stored.
-        graded = {"closed": row.closed, "open": row.open}
-        verdicts = {side: _collect_verdicts(answer, row.grader, question) for side, answer in graded.items() if answer}
+    correct: dict[str, bool | None] = {}
+    indicators: dict[str, dict[str, float | None]] = {}
+    verdicts: dict[str, dict[str, bool]] = {}
+    for side, answer in (("closed", row.closed), ("open", row.open), ("mask", row.mask)):
+        correct[side] = answer.correct if answer else None
+        indicators[side] = {name: getattr(answer, name, None) for name in INDICATORS}
+        if answer and side != "mask" and has_gold_answer(question):
+            verdicts[side] = _collect_verdicts(answer, row.grader, question)
     return QuestionFacts(
         # A run that was stored without texts has grades but no gold answers. A graded question had a gold answer.
         has_gold=has_gold_answer(question) or correct["closed"] is not None,
         has_open_answer=row.open is not None,
         correct=correct,
         benefit=row.benefit,
-        indicators={
-            side: {name: getattr(answer, name, None) for name in INDICATORS} for side, answer in answers.items()
-        },
+        indicators=indicators,
         effects={name: getattr(row, f"effect_{name}") for name in INDICATORS},
         is_mask=is_mask(row.mask.text) if row.mask else None,
         mentions_mask=mentions_mask(row.mask.text) if row.mask else None,
@@ -98,9 +100,11 @@ def has_gold_answer(question: Question) -> bool:
 def _collect_verdicts(answer: GradedAnswer, stored_grader: str, question: Question) -> dict[str, bool]:
     """Return whether each grader accepts an answer, by name of the grader.
 
+    Graders that compare texts grade the answer now, so that they can be compared with the grader of the stored verdict.
+
     Args:
         answer: The answer with its stored verdict.
-        stored_grader: Grader that gave the stored verdict. If it compares texts, it grades again like the others.
+        stored_grader: Name of the grader that gave the stored verdict.
         question: The question with its gold answers.
     """
     verdicts = {
@@ -157,20 +161,6 @@ class SavingCurve:
     marks: tuple[SavingPoint, ...]
 
 
-class GradedCase(NamedTuple):
-    """A question, by its mastery (share of right samples) or certainty (how far they agree), and its graded answers.
-
-    Attributes:
-        value: Mastery or certainty.
-        closed: Whether the answer without passages is correct.
-        opened: Whether the answer with passages is correct.
-    """
-
-    value: float
-    closed: bool
-    opened: bool
-
-
 def compute_saving_curve(facts: Sequence[QuestionFacts], indicator: str) -> SavingCurve | None:
     """Compute what skipping retrieval saves and costs if the questions of highest mastery or certainty are skipped.
 
@@ -181,39 +171,35 @@ def compute_saving_curve(facts: Sequence[QuestionFacts], indicator: str) -> Savi
     Returns:
         The curve over all thresholds; None if no question has grades of both answers.
     """
-    cases = sorted(_list_cases(facts, indicator), key=lambda case: case.value, reverse=True)
+    cases = []  # value of the indicator, and grades of both answers, of each question that has all of them
+    for fact in facts:
+        case = (fact.indicators["closed"][indicator], fact.correct["closed"], fact.correct["open"])
+        if None not in case:
+            cases.append(case)
     if not cases:
         return None
-    n = len(cases)
-    n_open_correct = sum(case.opened for case in cases)
-    always, never = n_open_correct / n, sum(case.closed for case in cases) / n
-    # Skipping a question replaces its open-book by its closed-book answer. So n_correct[i] is the number of correct
-    # answers if the first i questions are skipped.
-    changes = [case.closed - case.opened for case in cases]
-    n_correct = list(itertools.accumulate(changes, initial=n_open_correct))
+    values, closed, opened = np.array(cases, dtype=np.float64).T
+    always = float(opened.mean())
+    never = float(closed.mean())
 
-    def make_point(threshold: float | None, n_skipped: int) -> SavingPoint:
-        saved = n_skipped / n
-        return SavingPoint(threshold, saved, n_correct[n_skipped] / n, saved * never + (1 - saved) * always)
+    def measure_threshold(threshold: float) -> SavingPoint:
+        """Measure what is saved and lost if all questions with at least this value are skipped."""
+        is_skipped = values >= threshold - TOLERANCE
+        saved = float(is_skipped.mean())
+        accuracy = float(np.where(is_skipped, closed, opened).mean())
+        random = saved * never + (1 - saved) * always
+        return SavingPoint(threshold, saved, accuracy, random)
 
-    # A threshold skips all questions of equal value. So i questions can be skipped only if the next has a lower value.
-    skip_counts = [i for i in range(1, n + 1) if i == n or cases[i - 1].value - cases[i].value > TOLERANCE]
-    points = [make_point(None, 0), *(make_point(cases[count - 1].value, count) for count in skip_counts)]
-    marks = [
-        make_point(threshold, sum(case.value >= threshold - TOLERANCE for case in cases))
-        for threshold in TABLE_THRESHOLDS
-    ]
-    return SavingCurve(n, always, never, tuple(points), tuple(marks))
+    nothing_skipped = SavingPoint(None, saved=0.0, accuracy=always, random=always)
+    points = [nothing_skipped, *map(measure_threshold, _list_distinct(values))]
+    marks = [measure_threshold(threshold) for threshold in TABLE_THRESHOLDS]
+    return SavingCurve(len(cases), always, never, tuple(points), tuple(marks))
 
 
-def _list_cases(facts: Sequence[QuestionFacts], indicator: str) -> list[GradedCase]:
-    """List the questions that have a value of the indicator ('mastery' or 'certainty') and two graded answers."""
-    cases = []
-    for fact in facts:
-        value, closed, opened = fact.indicators["closed"][indicator], fact.correct["closed"], fact.correct["open"]
-        if value is not None and closed is not None and opened is not None:
-            cases.append(GradedCase(value, closed, opened))
-    return cases
+def _list_distinct(values: FloatArray) -> list[float]:
+    """Return the values from highest to lowest, without repetitions. Rounding errors are ignored."""
+    descending = sorted(values.tolist(), reverse=True)
+    return [value for value, following in pairwise([*descending, -math.inf]) if value - following > TOLERANCE]
 
 
 # --- slices ---------------------------------------------------------------------------------------

@@ -106,9 +106,10 @@ class CostComparison:
 
     @property
     def break_even(self) -> float | None:
-        """The search price above which the gate is cheaper than always retrieving; 0 if it is cheaper at any price.
+        """The price of a search above which the gate is cheaper than always retrieving; 0 if it always is.
 
-        None if the gate skips nothing, if costs are unknown, or if it may make more LLM calls, whose price is unknown.
+        None if this cannot be said: the gate skips nothing, costs are unknown, or the gate may make more LLM calls and
+        these have no price.
         """
         always_money = self.always.money_without_searches(self.prices)
         gated_money = self.gated.money_without_searches(self.prices)
@@ -119,9 +120,10 @@ class CostComparison:
 
     @property
     def break_even_call(self) -> float | None:
-        """The price of an LLM call below which the gate is cheaper, because its skipped searches pay for its extra calls.
+        """The price of an LLM call at which the skipped searches just pay for the extra calls of the gate.
 
-        None if the gate makes no extra calls, or their number is unknown.
+        If a call costs less, the gate is cheaper than always retrieving. None if the gate makes no extra calls, or if
+        their number is unknown.
         """
         if self.extra_calls is None or self.extra_calls <= 0:
             return None
@@ -205,21 +207,22 @@ def estimate_gated_cost(
             with a search needs both.
     """
     gate_tokens = gate.extra_tokens if gate else 0.0
-    gate_calls = gate.calls if gate else 0.0
+    calls = 1 + (gate.calls if gate else 0.0)
     search_rate = float((~skips).mean())
+    # If a search found no passages, the closed-book answer is given.
+    tokens_after_search = np.where(table.has_open_answer, table.open_tokens, table.closed_tokens)
     # A draft is an answer without passages. A question with a draft and a search is therefore answered twice.
-    has_draft = has_arbiter or (gate is not None and gate.drafts)
-    draft_tokens = table.closed_tokens if has_draft else np.zeros_like(table.closed_tokens)
-    second_answers = search_rate if has_draft else 0.0  # per question
-    # Without passages, the closed-book answer is given also after a search.
-    open_tokens = np.where(table.has_open_answer, table.open_tokens, table.closed_tokens)
-    answer_tokens = np.where(skips, table.closed_tokens, draft_tokens + open_tokens)
+    if has_arbiter or (gate is not None and gate.drafts):
+        tokens_after_search = table.closed_tokens + tokens_after_search
+        calls += search_rate
+    answer_tokens = np.where(skips, table.closed_tokens, tokens_after_search)
+    passage_tokens = np.where(skips, 0, table.passage_tokens)
     has_passages = table.passage_tokens.any()
     return PolicyCost(
         searches=search_rate,
-        prompt=float((table.passage_tokens * ~skips).mean()) if has_passages else None,
-        completion=float(answer_tokens.mean() + gate_tokens) if table.has_answer_lengths else None,
-        calls=1 + gate_calls + second_answers,
+        prompt=float(passage_tokens.mean()) if has_passages else None,
+        completion=float(answer_tokens.mean()) + gate_tokens if table.has_answer_lengths else None,
+        calls=calls,
         decision_seconds=gate.seconds if gate else 0.0,
     )
 
@@ -254,4 +257,6 @@ def format_price(price: float | None) -> str:
         return UNKNOWN_AMOUNT
     if price == 0 or price >= 0.1:
         return f"${price:,.2f}"
-    return f"${price:.8f}".rstrip("0") if price < 0.0001 else f"${price:.3g}"
+    if price >= 0.0001:
+        return f"${price:.3g}"
+    return f"${price:.8f}".rstrip("0")

@@ -19,6 +19,8 @@ from knowgate.stats.bootstrap import DEFAULT_RESAMPLES, Estimate, estimate_means
 from knowgate.stats.metrics import BoolArray
 
 MIN_SHARED_QUESTIONS = 30
+# The questions that two evaluations share: their row numbers in the first, and in the second evaluation.
+RowPairs = tuple[NDArray[np.int64], NDArray[np.int64]]
 DEFAULT_WATCHED = ("never", "always", RECOMMENDED)
 
 
@@ -51,7 +53,7 @@ class EvaluationDiff:
         only_first: Names of gates that only the first evaluation has.
         only_second: Names of gates that only the second evaluation has.
         shared: Number of questions that both evaluations have.
-        needed: Number of shared questions needed to compare question by question.
+        needed: With fewer shared questions than this, gates are not compared question by question.
     """
 
     first: EvaluationSummary
@@ -76,19 +78,14 @@ class EvaluationDiff:
 
         It must have fallen by more than `tolerance`, and the interval of the difference must be below 0.
         """
-        return [gate for gate in self.gates if gate.gate in self.watched and _has_fallen(gate, tolerance)]
-
-
-def _has_fallen(gate: GateDiff, tolerance: float) -> bool:
-    """Return whether accuracy fell from the first to the second evaluation by more than `tolerance`, and certainly.
-
-    It fell certainly if the interval of the difference is below 0.
-    """
-    if "accuracy" not in gate.changes:
-        return False
-    difference = gate.changes["accuracy"].difference
-    has_fallen = difference.value is not None and difference.value < -tolerance
-    return has_fallen and difference.high is not None and difference.high < 0
+        worse = []
+        for gate in self.gates:
+            if gate.gate in self.watched and "accuracy" in gate.changes:
+                difference = gate.changes["accuracy"].difference
+                has_fallen = difference.value is not None and difference.value < -tolerance
+                if has_fallen and difference.high is not None and difference.high < 0:
+                    worse.append(gate)
+        return worse
 
 
 def diff_evaluations(
@@ -116,21 +113,23 @@ def diff_evaluations(
         if gate not in gates:
             raise UnknownName("gate", gate, gates)
     shared = _find_shared_questions(first, second)
-    # Pairing needs half of the questions of the smaller evaluation, but at least 30.
+    n_shared = len(shared[0])
+    # Gates are compared question by question if half of the smaller evaluation is shared, and at least 30 questions.
     n_smaller = min(len(set(first.question_keys)), len(set(second.question_keys)))
     needed = max(MIN_SHARED_QUESTIONS, math.ceil(n_smaller / 2))
-    paired = shared if len(shared.first) >= needed else None
-    # A watched gate is watched with and without an arbiter.
-    named = [gate for gate in gates if gate in watch or gate.removesuffix(ARBITER_SUFFIX) in watch]
-    default = [gate for gate in gates if gate in DEFAULT_WATCHED or gate.endswith(ARBITER_SUFFIX)]
+    paired = shared if n_shared >= needed else None
+    if watch:  # a watched gate is watched with and without an arbiter
+        watched = [gate for gate in gates if gate in watch or gate.removesuffix(ARBITER_SUFFIX) in watch]
+    else:
+        watched = [gate for gate in gates if gate in DEFAULT_WATCHED or gate.endswith(ARBITER_SUFFIX)]
     return EvaluationDiff(
         first,
         second,
         gates=[_diff_gate(gate, first.gates[gate], second.gates[gate], paired, resamples) for gate in gates],
-        watched=named or default,
+        watched=watched,
         only_first=[gate for gate in first.gates if gate not in gates],
         only_second=[gate for gate in second.gates if gate not in gates],
-        shared=len(shared.first),
+        shared=n_shared,
         needed=needed,
     )
 
@@ -146,37 +145,31 @@ def diff_to_dict(diff: EvaluationDiff) -> dict[str, Any]:
     return {**sides, **values, "gates": [asdict(gate) for gate in diff.gates]}
 
 
-@dataclass(frozen=True)
-class SharedQuestions:
-    """The questions that two evaluations share: their row numbers in the first and in the second evaluation."""
-
-    first: NDArray[np.int64]
-    second: NDArray[np.int64]
-
-
-def _find_shared_questions(first: EvaluationSummary, second: EvaluationSummary) -> SharedQuestions:
+def _find_shared_questions(first: EvaluationSummary, second: EvaluationSummary) -> RowPairs:
     """Find the questions that both evaluations have. A question that occurs several times counts once."""
-    first_keys, second_keys = np.array(first.question_keys, dtype=str), np.array(second.question_keys, dtype=str)
+    first_keys = np.array(first.question_keys, dtype=str)
+    second_keys = np.array(second.question_keys, dtype=str)
     _, first_rows, second_rows = np.intersect1d(first_keys, second_keys, return_indices=True)
-    return SharedQuestions(first_rows, second_rows)
+    return first_rows, second_rows
 
 
-def _diff_gate(
-    name: str, first: GateSummary, second: GateSummary, shared: SharedQuestions | None, resamples: int
-) -> GateDiff:
-    """Compare one gate in two evaluations.
+def _diff_gate(name: str, first: GateSummary, second: GateSummary, shared: RowPairs | None, resamples: int) -> GateDiff:
+    """Compare each measure of a gate, such as its accuracy, in two evaluations.
 
     Accuracy and retrieval rate are compared question by question, if enough questions are `shared` and both evaluations
     store the gate's decisions. All else is compared as estimates of independent samples.
     """
+    first_outcomes = {"accuracy": first.right, "rate": first.searched}  # the outcome of each question
+    second_outcomes = {"accuracy": second.right, "rate": second.searched}
     changes = {}
-    for measure, before in first.measures.items():
-        if measure in second.measures:
-            changes[measure] = _diff_independent(before, second.measures[measure])
-    decisions = {"accuracy": (first.right, second.right), "rate": (first.searched, second.searched)}
-    for measure, (before_flags, after_flags) in decisions.items():
-        if measure in changes and shared is not None and before_flags is not None and after_flags is not None:
-            changes[measure] = _diff_paired(before_flags[shared.first], after_flags[shared.second], resamples)
+    for measure in [name for name in first.measures if name in second.measures]:
+        before = first_outcomes.get(measure)
+        after = second_outcomes.get(measure)
+        if shared is None or before is None or after is None:
+            changes[measure] = _diff_independent(first.measures[measure], second.measures[measure])
+        else:
+            first_rows, second_rows = shared
+            changes[measure] = _diff_paired(before[first_rows], after[second_rows], resamples)
     return GateDiff(name, changes)
 
 

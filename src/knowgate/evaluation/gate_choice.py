@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from knowgate.gates.calibration.threshold_choice import list_candidate_thresholds
+from knowgate.gates.calibration.threshold_choice import (
+    GateOutcomes,
+    IntArray,
+    count_gained,
+    count_harmed,
+    list_candidate_thresholds,
+)
 from knowgate.stats.metrics import BoolArray, FloatArray
 
 Z_BOUND = 1.645  # normal quantile of a one-sided 95 % bound
@@ -65,32 +69,6 @@ class GateChoice:
         return self.needs[rows] <= self.threshold
 
 
-@dataclass(frozen=True)
-class SkipCounts:
-    """Effects of skipping searches at each of several thresholds, as numbers of questions.
-
-    Attributes:
-        wins: Questions answered right that always retrieving answers wrong.
-        losses: Questions answered wrong that always retrieving answers right.
-        skipped: Questions whose search is skipped.
-    """
-
-    wins: NDArray[Any]
-    losses: NDArray[Any]
-    skipped: NDArray[Any]
-
-    def lower_bounds(self, n: int) -> FloatArray:
-        """Return a lower 95 % confidence bound of the change of accuracy at each threshold, against always retrieving.
-
-        The change is measured on `n` questions. One loss is added to those counted: without it, a threshold with hardly
-        any wins and losses would look safe by chance.
-        """
-        # A win changes a question by 1, a loss by -1. So the mean square of the changes is (wins + losses) / n.
-        mean = (self.wins - self.losses - 1) / n
-        variance = np.maximum((self.wins + self.losses + 1) / n - mean**2, 0)
-        return np.asarray(mean - Z_BOUND * np.sqrt(variance / n))
-
-
 def choose_gate(
     needs_by_gate: Mapping[str, FloatArray], answers: CorrectAnswers, rows: BoolArray, max_loss: float
 ) -> GateChoice | None:
@@ -125,43 +103,31 @@ def _choose_threshold(
     Returns:
         The gate and the threshold. None if every threshold loses too much or skips nothing.
     """
-    needs = all_needs[rows]
-    thresholds = list_candidate_thresholds(needs)
-    counts = _count_skips(needs, answers, rows, thresholds)
-    is_acceptable = (counts.lower_bounds(len(needs)) >= -max_loss) & (counts.skipped > 0)
+    outcomes = GateOutcomes(all_needs, answers.closed, answers.opened, answers.arbitrated).select(rows)
+    n = len(outcomes)
+    thresholds = list_candidate_thresholds(outcomes.needs)
+    n_skipped = np.searchsorted(np.sort(outcomes.needs), thresholds, side="right")  # needs at or below each threshold
+    largest_loss = _bound_loss(count_harmed(outcomes, thresholds), count_gained(outcomes, thresholds), n)
+    is_acceptable = (largest_loss <= max_loss) & (n_skipped > 0)
     if not is_acceptable.any():
         return None
     highest = np.flatnonzero(is_acceptable)[-1]  # thresholds are in ascending order
-    return GateChoice(gate, all_needs, float(thresholds[highest]), float(counts.skipped[highest]) / len(needs))
+    return GateChoice(gate, all_needs, float(thresholds[highest]), float(n_skipped[highest]) / n)
 
 
-def _count_skips(needs: FloatArray, answers: CorrectAnswers, rows: BoolArray, thresholds: FloatArray) -> SkipCounts:
-    """Count wins, losses and skipped questions at each threshold, compared with always giving the open-book answer.
+def _bound_loss(n_lost: IntArray, n_gained: IntArray, n: int) -> FloatArray:
+    """Return an upper 95 % confidence bound of the accuracy that is lost against always retrieving, per threshold.
 
-    Skipped questions get the closed-book answer. The others get the open-book answer, or the one that an arbiter chooses.
-    """
-    order = np.argsort(needs, kind="stable")
-    n_skipped = np.searchsorted(needs[order], thresholds, side="right")  # number of needs at or below each threshold
-    by_need = np.flatnonzero(rows)[order]  # indexes of the questions, from the lowest need up
-    closed = answers.closed[by_need]
-    opened = answers.opened[by_need]
-    retrieved = answers.retrieved[by_need]
-    wins = _count_changes(closed & ~opened, retrieved & ~opened, n_skipped)
-    losses = _count_changes(opened & ~closed, opened & ~retrieved, n_skipped)
-    return SkipCounts(wins, losses, n_skipped)
-
-
-def _count_changes(if_skipped: BoolArray, if_retrieved: BoolArray, n_skipped: NDArray[Any]) -> NDArray[Any]:
-    """Count how many answers change at each threshold: from wrong to right, or from right to wrong.
+    One more lost question is added to the counts. Without it, a threshold that changes hardly any answers would look
+    safe by chance.
 
     Args:
-        if_skipped: Whether the answer to each question changes if its search is skipped. The questions are sorted by
-            need, a score from 0 to 1; the lowest comes first.
-        if_retrieved: Whether it changes if its search is not skipped.
-        n_skipped: Number of questions, those of lowest need, that are skipped at each threshold.
+        n_lost: Number of questions that only always retrieving answers right, for each threshold.
+        n_gained: Number of questions that always retrieving answers wrong and the gate right, for each threshold.
+        n: Number of all questions.
     """
-    # Entry i of a sum is the count among the i questions of lowest need.
-    skipped_sums = np.concatenate([[0], np.cumsum(if_skipped)])
-    retrieved_sums = np.concatenate([[0], np.cumsum(if_retrieved)])
-    n_changed_others = retrieved_sums[-1] - retrieved_sums[n_skipped]
-    return np.asarray(skipped_sums[n_skipped] + n_changed_others)
+    # The loss of a question is 1, -1 or 0. So the mean of its square is the share of changed questions.
+    mean = (n_lost - n_gained + 1) / n
+    mean_square = (n_lost + n_gained + 1) / n
+    variance = np.maximum(mean_square - mean**2, 0)
+    return np.asarray(mean + Z_BOUND * np.sqrt(variance / n))

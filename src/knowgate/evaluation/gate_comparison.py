@@ -312,11 +312,8 @@ def _check_guarantee(table: LabelTable, gate: FittedGate, arbiter: str | None) -
         arbiter: Fingerprint of the arbiter that chooses between the answers with and without passages; None without one.
     """
     settings = table.settings
-    without_arbiter = deployment.has_guarantee_without_arbiter(gate)
-    evidence = gate.artifact.manifest.get("guarantee") or {}
-    proven_arbiter = (evidence.get("arbiter") or {}).get("fingerprint")
-    has_arbiter = arbiter is not None and arbiter == proven_arbiter
     retriever = settings.get("retriever_fingerprint")
+    without_arbiter = deployment.has_guarantee_without_arbiter(gate)
     conditions = deployment.Deployment(
         retriever=retriever,
         k=count_shown_passages(settings.get("k"), retriever),
@@ -327,15 +324,18 @@ def _check_guarantee(table: LabelTable, gate: FittedGate, arbiter: str | None) -
         # The tables show every gate also without the arbiter. A guarantee without one refers to that.
         arbiter=None if without_arbiter else arbiter,
     )
-    violated = deployment.find_violated_conditions(gate, conditions)
+    evidence = gate.artifact.manifest.get("guarantee") or {}
+    proven_arbiter = (evidence.get("arbiter") or {}).get("fingerprint")
+    has_arbiter = arbiter is not None and arbiter == proven_arbiter
     skips_without_arbiter = without_arbiter and gate.threshold != ALWAYS_RETRIEVE
+    is_applicable = has_arbiter or skips_without_arbiter
     keys_file = gate.artifact.path / CALIBRATION_KEYS_FILE
-    calibrated = set(read_text(keys_file).split()) if keys_file.is_file() else set()
+    calibration_keys = set(read_text(keys_file).split()) if keys_file.is_file() else set()
     return GateGuarantee(
         text=deployment.describe_guarantee(gate, conditions),
-        holds=(has_arbiter or skips_without_arbiter) and not violated,
+        holds=is_applicable and not deployment.find_violated_conditions(gate, conditions),
         max_loss=float(evidence.get("epsilon", 0.0)),
-        n_calibrated=sum(str(key) in calibrated for key in table.question_fingerprints),
+        n_calibrated=sum(str(key) in calibration_keys for key in table.question_fingerprints),
         has_arbiter=has_arbiter,
     )
 
@@ -405,11 +405,9 @@ def format_estimate(estimate: Estimate | None) -> str:
 
 
 def _format_against_always(gate: GateResult) -> str:
-    """Format the accuracy of a gate minus that of always retrieving."""
-    loss = gate.measures["loss"]  # the accuracy of always retrieving minus that of the gate
-    # As the sign is reversed, the ends of the interval change places.
-    value, low, high = (None if number is None else -number for number in (loss.value, loss.high, loss.low))
-    return proportions.format_points_estimate(Estimate(value, low, high))
+    """Format the accuracy of a gate minus that of always retrieving, with its interval."""
+    resampled_losses = gate.resampled["loss"]  # the accuracy of always retrieving minus that of the gate
+    return proportions.format_points_estimate(summarize_resamples(-resampled_losses))
 
 
 def draw_trade_off(gates: Sequence[GateResult]) -> str:

@@ -26,7 +26,7 @@ from knowgate.evaluation.post_retrieval import evaluate_cascade, evaluate_second
 from knowgate.evaluation.recommendation import recommend
 from knowgate.evaluation.replay import Price
 from knowgate.evaluation.retrieval_actions import evaluate_actions
-from knowgate.gates.arbiters.offline_arbitration import arbitrate, get_arbiter_folder
+from knowgate.gates.arbiters.offline_arbitration import ArbiterChoices, arbitrate, get_arbiter_folder
 from knowgate.gates.arbiters.policy_arbiter import NO_ARBITER, get_policy_arbiter
 from knowgate.gates.fitted_gate import get_gate_name, has_judge
 from knowgate.gates.offline_scoring import TableScores, drop_seen_rows, save_scores, score_gates
@@ -182,30 +182,48 @@ def _evaluate_runs(
     scores = score_gates(table, scored, plug_in=options.plug_in)
     if options.record:
         save_scores(table, scores)
-    bootstrap = Bootstrap(len(table.rows), options.resamples, options.seed)
     evaluation = compare_gates(table, scores, resamples=options.resamples, seed=options.seed)
     choices = None
     if arbiter is not None:
         choices = arbitrate(table, arbiter, plug_in=options.plug_in, on_progress=on_arbitrated)
-        cascade = evaluate_cascade(table, _add_baselines(table, scores, ["always"]), choices, bootstrap)
-        evaluation = replace(evaluation, cascade=replace(cascade, is_policy=options.arbiter is None))
     fingerprint = choices.fingerprint if choices else None
-    guarantees = read_guarantees(table, named, plug_in=options.plug_in, arbiter=fingerprint)
-    used = [*named, *(result.gate for result in evaluation.gates)]
+    used = [*named, *(result.gate for result in evaluation.gates), *([choices.name] if choices else [])]
+    evaluation = replace(
+        evaluation,
+        guarantees=read_guarantees(table, named, plug_in=options.plug_in, arbiter=fingerprint),
+        with_judge=frozenset(get_gate_name(item) for item in used if has_judge(item)),
+    )
+    evaluation = _add_optional_tables(evaluation, scores, choices, options)
+    return evaluation if options.topics is None else _add_topics(evaluation, options.topics)
+
+
+def _add_optional_tables(
+    evaluation: Evaluation, scores: Sequence[TableScores], choices: ArbiterChoices | None, options: EvaluateOptions
+) -> Evaluation:
+    """Add results that the options ask for: with an arbiter, with a price of searches, or with a judge of passages.
+
+    Args:
+        evaluation: The evaluation, whose results are added to a copy.
+        scores: For each gate, the need for retrieval that it gives to each question.
+        choices: Which of both answers the arbiter chooses for each question; None without an arbiter.
+        options: The options of `evaluate`.
+    """
+    table = evaluation.table
+    bootstrap = Bootstrap(len(table.rows), options.resamples, options.seed)
     if choices:
-        used.append(choices.name)
-    with_judge = frozenset(get_gate_name(item) for item in used if has_judge(item))
-    evaluation = replace(evaluation, guarantees=guarantees, with_judge=with_judge)
+        gates = _add_baselines(table, scores, ["always"])
+        cascade = evaluate_cascade(table, gates, choices, bootstrap)
+        evaluation = replace(evaluation, cascade=replace(cascade, is_policy=options.arbiter is None))
     if options.price_search is not None:
+        gates = _add_baselines(table, scores, [])
         once_right = choices.right if choices else table.always_right
-        price = options.price_search / options.price_wrong
-        actions = evaluate_actions(table, _add_baselines(table, scores, []), once_right, price, bootstrap)
-        evaluation = replace(evaluation, actions=actions)
+        price = options.price_search / options.price_wrong  # in right answers
+        evaluation = replace(evaluation, actions=evaluate_actions(table, gates, once_right, price, bootstrap))
     if options.second_look is not None:
         gates = _add_baselines(table, scores, ["never", "always"])
         useful = judge_passages(table, str(options.second_look))
         evaluation = replace(evaluation, second_looks=evaluate_second_look(table, gates, useful, bootstrap))
-    return evaluation if options.topics is None else _add_topics(evaluation, options.topics)
+    return evaluation
 
 
 def _add_topics(evaluation: Evaluation, topics: str) -> Evaluation:
@@ -217,10 +235,10 @@ def _add_topics(evaluation: Evaluation, topics: str) -> Evaluation:
 
 
 def find_policy_arbiter(gates: Sequence[str | Gate]) -> str | None:
-    """Return the arbiter of the policies (gates that are stored with an arbiter) among the gates; None without one.
+    """Return the arbiter that is stored with one of the gates, as in the folder of a policy. None if there is none.
 
     Raises:
-        BadSetting: The policies have different arbiters.
+        BadSetting: Several gates have different arbiters.
     """
     arbiters = {get_policy_arbiter(gate) for gate in gates} - {None, NO_ARBITER}
     if len(arbiters) > 1:

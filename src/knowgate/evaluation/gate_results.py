@@ -251,7 +251,8 @@ def _build_gate_metric(outcomes: GradedNeeds) -> WeightedMetric:
 
     The function takes weights (resamples x questions): how often each resample draws each question.
     """
-    measure_ranking, measure_decisions = _build_ranking_metric(outcomes), _build_decision_metric(outcomes)
+    measure_ranking = _build_ranking_metric(outcomes)
+    measure_decisions = _build_decision_metric(outcomes)
     if measure_decisions is None:
         return measure_ranking
     return lambda weights: {**measure_ranking(weights), **measure_decisions(weights)}
@@ -270,6 +271,7 @@ def _build_ranking_metric(outcomes: GradedNeeds) -> WeightedMetric:
     judged_correctly = outcomes.retrieve == unknown
 
     def measure(weights: metrics.WeightMatrix) -> dict[str, metrics.FloatArray]:
+        """Compute all ranking measures, one value per resample; `weights` is (resamples x questions)."""
         by_need = ranking.sort(weights)
         values = ranking.areas(by_need, unknown)
         values["ece"] = metrics.weighted_ece(weights, unknown, needs)
@@ -354,10 +356,10 @@ class QuestionCells:
 
 
 def _resample_cells(gates: Sequence[GradedNeeds], bootstrap: Bootstrap) -> list[dict[str, metrics.FloatArray]]:
-    """Measure each gate exactly on all questions, and approximately on their bootstrap resamples, to save time.
+    """Measure each gate exactly on all questions, and approximately on bootstrap resamples of them, to save time.
 
-    The approximation groups similar questions into cells and measures the cells. On all questions, the error of this is
-    known: the measure of the cells minus the exact measure. It is subtracted from the measure of every resample.
+    The approximation groups similar questions into cells and measures the cells. Its error is known on the full sample,
+    where the exact value is computed, too. This error is subtracted from the value of every resample.
 
     Returns:
         For each gate and measure, the value on all questions, followed by the values on the resamples.
@@ -366,11 +368,13 @@ def _resample_cells(gates: Sequence[GradedNeeds], bootstrap: Bootstrap) -> list[
     cell_metrics = [group_into_cells(gate).metric() for gate in gates]
     results = []
     for gate, cell_metric, resamples in zip(gates, cell_metrics, bootstrap.resample(cell_metrics), strict=True):
-        exact_values, approximate_values = _build_gate_metric(gate)(full_sample), cell_metric(full_sample)
-        measures = dict(exact_values)
-        for name, approximate_resamples in resamples.items():  # empty if no resamples are asked for
-            corrected = approximate_resamples - approximate_values[name] + exact_values[name]
-            measures[name] = np.concatenate([exact_values[name], corrected])
+        exact_metric = _build_gate_metric(gate)
+        exact = exact_metric(full_sample)
+        approximate = cell_metric(full_sample)
+        measures = dict(exact)
+        for name, values in resamples.items():  # empty if no resamples are asked for
+            corrected = values - approximate[name] + exact[name]
+            measures[name] = np.concatenate([exact[name], corrected])
         results.append(measures)
     return results
 

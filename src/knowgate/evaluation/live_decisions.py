@@ -79,13 +79,13 @@ def label_and_decide(
     prompts = load_answer_prompts(options.prompts, model=model)
     decider = LiveDecider(model, prompts, bind_gates(named_gates, model, prompts, options), options)
     answer_options = {name: getattr(options, name) for name in AnswerOptions.model_fields}
-    # The workers of a cluster load the index and the reranker by name. In this process, they are loaded once for all
-    # data sets.
+    labeled_model = options.model
+    # The workers of a cluster load everything by name. In this process, everything is loaded once for all data sets.
     if not decider.is_remote:
+        labeled_model = model
         answer_options["index"] = None if options.index is None else as_retriever(options.index)
         answer_options["rerank"] = None if options.rerank is None else as_reranker(options.rerank)
     label_options = LabelOptions(**answer_options, samples=0, max_tokens=MAX_TOKENS, layers=LAYERS)
-    labeled_model = options.model if decider.is_remote else decider.model
     runs = []
     for source in sources:
         folder = out / "runs" / describe_data(source).replace(":", "-").replace("/", "-")
@@ -123,8 +123,9 @@ def decide_on_runs(gates: Sequence[str | Gate], runs: Sequence[Path], *, options
     decider = LiveDecider(model, prompts, bound_gates, options)
     for run in runs:
         decider.record(RunFolder(run))
-    name_of_gate = dict(zip(map(id, deciding), names, strict=True))  # by id(), because gates may not be hashable
-    return [name_of_gate.get(id(gate), gate) for gate in gates]
+    # Gates are found by id(), because they may not be hashable.
+    record_names = {id(gate): name for gate, name in zip(deciding, names, strict=True)}
+    return [record_names.get(id(gate), gate) for gate in gates]
 
 
 def _check_same_model(table: LabelTable, model: Model, prompts: AnswerPrompts) -> None:
@@ -271,7 +272,7 @@ def raise_undecided(question: Question, reason: str) -> list[GateDecisions]:
 
 @dataclass(frozen=True)
 class BoundGate:
-    """A gate together with the LLM that it decides about.
+    """A gate that is ready to decide with a certain LLM, and the name that its decisions are stored under.
 
     Attributes:
         name: Name that its decisions are stored under.
@@ -350,13 +351,17 @@ class LiveDecider:
         # workers have to load the LLM for every pass. In this process, each gate is a group of its own.
         groups = [deciding] if self.is_remote else [[gate] for gate in deciding]
         for group in groups:
-            log.info("%s decides on %d questions", ", ".join(gate.name for gate in group), len(questions))
-            totals = [GateDecisions() for _ in group]  # all decisions of each gate, collected batch by batch
-            decider = Decider(self.model, self.prompts, [gate.gate for gate in group])
-            for batch in self._runner(group).run(questions, decider.decide):
-                for total, batch_decisions in zip(totals, batch, strict=True):
-                    total.add(batch_decisions)
-            write_needs(run.path, [_make_record(gate, total) for gate, total in zip(group, totals, strict=True)])
+            write_needs(run.path, self._decide(group, questions))
+
+    def _decide(self, gates: Sequence[BoundGate], questions: Sequence[Question]) -> list[RecordedNeeds]:
+        """Let gates decide on questions, batch by batch, and return a record of each gate's decisions."""
+        log.info("%s decides on %d questions", ", ".join(gate.name for gate in gates), len(questions))
+        decisions = [GateDecisions() for _ in gates]
+        decider = Decider(self.model, self.prompts, [gate.gate for gate in gates])
+        for batch in self._runner(gates).run(questions, decider.decide):
+            for total, batch_decisions in zip(decisions, batch, strict=True):
+                total.add(batch_decisions)
+        return [_make_record(gate, total) for gate, total in zip(gates, decisions, strict=True)]
 
     def _runner(self, gates: Sequence[BoundGate]) -> Runner:
         """Return the runner that calls the decider: in this process, or on a Ray cluster."""

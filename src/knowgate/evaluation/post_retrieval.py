@@ -130,12 +130,14 @@ def _measure_cascade(
         arbiter_right: Whether the answer that the arbiter would choose is right, for each question.
         bootstrap: Resamples for the intervals.
     """
-    closed, opened, retrieve = table.closed_right, table.always_right, gate.needs > gate.threshold
-    without_arbiter = np.where(retrieve, opened, closed).astype(float)
-    right = np.where(retrieve, arbiter_right, closed)
-    columns = {"accuracy": right, "change": right - without_arbiter, "against_always": right - opened.astype(float)}
+    retrieve = gate.needs > gate.threshold
+    always_right = table.always_right
+    without_arbiter = np.where(retrieve, always_right, table.closed_right).astype(float)
+    right = np.where(retrieve, arbiter_right, table.closed_right)
+    against_always = right - always_right.astype(float)
+    columns = {"accuracy": right, "change": right - without_arbiter, "against_always": against_always}
     means = estimate_column_means(bootstrap, columns)
-    p_value, gained, harmed = mcnemar_test(right, opened)
+    p_value, gained, harmed = mcnemar_test(right, always_right)
     return CascadeResult(
         gate=gate.name,
         rate=float(retrieve.mean()),
@@ -239,8 +241,10 @@ def judge_run_passages(run: Path, rows: Sequence[LabelRow], spec: str, judge: Pa
     # paper's rule ('own'), stored them without an addition.
     name = artifact.path.name if rule == "own" else artifact.path.name + COMPARED
     fingerprint = str(artifact.manifest["checksum"])
-    stored = [record for record in read_usefulness(run) if (record.judge, record.fingerprint) == (name, fingerprint)]
-    verdicts = dict(stored[0].useful) if stored else {}
+    verdicts: dict[str, bool] = {}
+    for record in read_usefulness(run):
+        if record.judge == name and record.fingerprint == fingerprint:
+            verdicts |= record.useful
     unjudged = [row for row in rows if row.id not in verdicts]
     if not unjudged:
         return verdicts
@@ -284,7 +288,8 @@ def _measure_second_look(
     table: LabelTable, gate: TableScores, useful: BoolArray, bootstrap: Bootstrap
 ) -> SecondLookResult:
     """Measure a gate with all passages, and without those of the questions for which `useful` is false."""
-    closed, opened, retrieve = table.closed_right, table.always_right, gate.needs > gate.threshold
+    closed, opened = table.closed_right, table.always_right
+    retrieve = gate.needs > gate.threshold
     shown = retrieve & useful
     once = np.where(retrieve, opened, closed)  # whether each answer is right if all passages are shown
     twice = np.where(shown, opened, closed)  # and if useless passages are dropped

@@ -8,7 +8,7 @@ orders passages by their shift.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -64,19 +64,18 @@ class RankerMeasures:
 
     @cached_property
     def differences(self) -> dict[str, EstimateTable]:
-        """Mean of each ranker minus that of another ranker, with paired intervals.
+        """Mean of each ranker minus that of the reference, and minus that of the retriever, with paired intervals.
 
-        The keys are the other ranker, which is the reference or the retriever, then the measure, then the ranker.
+        `differences['retriever']['P@1']['base']` is the P@1 of the ranker 'base' minus that of the retriever.
         """
-        subtracted = dict.fromkeys([self.reference, RETRIEVER])  # they may be the same
-        return {other: _estimate_table(self._subtract(other)) for other in subtracted}
+        return {baseline: _estimate_table(self._subtract(baseline)) for baseline in (self.reference, RETRIEVER)}
 
-    def _subtract(self, other: str) -> ValueTable:
-        """Return the values of all rankers minus those of the ranker `other`, question by question."""
+    def _subtract(self, baseline: str) -> ValueTable:
+        """Return the values of all rankers minus those of the ranker `baseline`, question by question."""
         differences: dict[str, dict[str, FloatArray]] = {}
         for measure, by_ranker in self.values.items():
-            compared = [ranker for ranker in by_ranker if ranker != other]
-            differences[measure] = {ranker: by_ranker[ranker] - by_ranker[other] for ranker in compared}
+            others = [ranker for ranker in by_ranker if ranker != baseline]
+            differences[measure] = {ranker: by_ranker[ranker] - by_ranker[baseline] for ranker in others}
         return differences
 
 
@@ -129,20 +128,22 @@ def rank_with_all(
         margin: Adds one more ranker: the last reranker, but with the retriever's order where the retriever's first
             passage leads the second by at least this share of its score.
     """
+    questions = [row.question for row in rows]
+    passages = [list_passages(row) for row in rows]
     # Candidates are in the retriever's order, so scores 0, -1, -2, ... reproduce it.
-    retriever_order = [[-float(rank) for rank in range(len(row.candidates))] for row in rows]
-    rankers = [Ranker(RETRIEVER, retriever_order)]
+    retriever_scores = [[-float(rank) for rank in range(len(candidates))] for candidates in passages]
+    oracle_scores = [[candidate.shift for candidate in row.candidates] for row in rows]
+    rankers = [Ranker(RETRIEVER, retriever_scores)]
     for name, reranker in rerankers.items():
-        scores = reranker.score([row.question for row in rows], [list_passages(row) for row in rows])
-        rankers.append(Ranker(name, scores))
+        rankers.append(Ranker(name, reranker.score(questions, passages)))
     if margin is not None and rerankers:
         last = rankers[-1]
         with_margin = list(last.scores)
-        for index, row in enumerate(rows):
-            if can_skip_reranking(list_passages(row), margin):
-                with_margin[index] = retriever_order[index]
+        for index, candidates in enumerate(passages):
+            if can_skip_reranking(candidates, margin):
+                with_margin[index] = retriever_scores[index]
         rankers.append(Ranker(f"{last.name}, margin {margin:g}", with_margin))
-    return [*rankers, Ranker(ORACLE, [[candidate.shift for candidate in row.candidates] for row in rows])]
+    return [*rankers, Ranker(ORACLE, oracle_scores)]
 
 
 def measure_ranking(
@@ -175,14 +176,15 @@ def measure_ranking(
         hits[ranker.name] = [rank_hits(row, row_scores) for row, row_scores in zip(measured, scores, strict=True)]
         for measure, by_question in compute_rank_metrics(measured, scores).items():
             values.setdefault(measure, {})[ranker.name] = by_question
-    skipped = [can_skip_reranking(list_passages(row), margin) for row in rows]
-    return RankingResult(
+    result = RankingResult(
         RankerMeasures([row.id for row in measured], values),
         hits,
         chance=float(np.mean([len(row.positives) / len(row.pool) for row in measured])),
-        margin=margin,
-        margin_share=None if margin is None else float(np.mean(skipped)),
     )
+    if margin is None:
+        return result
+    is_skipped = [can_skip_reranking(list_passages(row), margin) for row in rows]
+    return replace(result, margin=margin, margin_share=float(np.mean(is_skipped)))
 
 
 def measure_answers(

@@ -241,14 +241,15 @@ def _recommend_choice(
     were chosen on the other folds. If the gate is hardly better than skipping searches at random, and never retrieving
     loses few answers, never retrieving is recommended instead.
     """
-    folds = _cross_validate(evaluation, answers, max_loss / 2)
     n = len(answers.closed)
-    held_out_skips, changes = np.zeros(n, dtype=bool), np.zeros(n)  # of each question, by the choice of its fold
-    for fold in folds:
+    held_out_skips = np.zeros(n, dtype=bool)
+    changes = np.zeros(n)  # 1 where an answer became right, -1 where it became wrong, against always retrieving
+    fold_gates = []  # the gate that was chosen for each fold
+    for fold in _cross_validate(evaluation, answers, max_loss / 2):
         if fold.choice is not None:  # otherwise nothing is skipped in this fold
+            fold_gates.append(fold.choice.gate)
             held_out_skips[fold.rows] = fold.choice.skips(fold.rows)
             changes[fold.rows] = answers.apply(fold.choice, fold.rows).astype(float) - answers.opened[fold.rows]
-    fold_gates = [fold.choice.gate for fold in folds if fold.choice]
     all_rows = np.ones(n, dtype=bool)
     recommendation = Recommendation(
         "unknown",  # the level is set below
@@ -345,20 +346,24 @@ def _measure_effect(
     held_out_skips: BoolArray,
     changes: FloatArray,
 ) -> Recommendation:
-    """Add to a recommendation what skipping searches changes, compared with always retrieving and with skipping at random.
+    """Add to a recommendation how many searches it skips, and how this changes accuracy.
+
+    Two changes are measured: against always retrieving (`difference`), and against chance, which skips as many searches
+    at random (`gain`). Never retrieving has no gain, because chance would skip the same searches.
 
     Args:
         evaluation: The evaluation, for its number of resamples and its slices.
         recommendation: The gate and threshold, or never retrieving.
         answers: Grades of both answers to each question.
-        held_out_skips: Whether the search for each question is skipped, where the question had no part in the choice.
+        held_out_skips: Whether the search for each question is skipped by a gate and threshold that were chosen without
+            this question.
         changes: 1 where that made the answer correct, -1 where it made it wrong, compared with always giving the
             open-book answer; else 0.
     """
-    # The gain of a question is its change, minus the expected change if as many questions are skipped at random.
-    arbiter_changes = answers.retrieved.astype(float) - answers.opened  # made by the arbiter if nothing is skipped
-    random_skip_change = float(answers.closed.mean() - answers.retrieved.mean())  # mean change by a skip at random
-    gains = changes - arbiter_changes - held_out_skips * random_skip_change
+    # Chance changes a question in two ways: the arbiter may choose another answer, and its search may be skipped.
+    arbiter_changes = answers.retrieved.astype(float) - answers.opened
+    mean_skip_change = float(answers.closed.mean() - answers.retrieved.mean())
+    gains = changes - arbiter_changes - held_out_skips * mean_skip_change
     columns = [recommendation.skips.astype(float), held_out_skips.astype(float), changes, gains]
     skipped, held_out_skipped, difference, gain = estimate_means(columns, evaluation.resamples)
     measured = replace(
@@ -370,7 +375,7 @@ def _measure_effect(
         losing_slices=_find_losing_slices(evaluation, changes),
     )
     if recommendation.is_without_retrieval:
-        return measured  # there is no gate that could beat chance
+        return measured
     return replace(
         measured,
         gain=gain,
@@ -380,18 +385,19 @@ def _measure_effect(
 
 
 def _is_above_zero(gains: FloatArray, z: float) -> bool:
-    """Return whether the mean gain is more than `z` standard errors above 0. To be strict, one lost answer is added.
+    """Return whether the mean gain is more than `z` standard errors above 0.
 
-    A bootstrap interval would be too optimistic, because gains are rare and the gate was chosen among many. This was
-    measured with shuffled needs, where no gate is better than chance: 32 of 400 evaluations had a bootstrap interval
-    above 0, but only 3 passed this test with `Z_CERTAIN`, the strictest of three cutoffs (1.96, 2.33, 2.58). The cutoff
-    was picked on shuffles of four recorded runs; the counts are from four other runs.
+    To be strict, one more lost answer is added to the data. A bootstrap interval would be too optimistic, because gains
+    are rare and the gate was chosen among many.
     """
+    # Measured with shuffled needs, where no gate is better than chance: 32 of 400 evaluations had a bootstrap interval
+    # above 0, but only 3 passed this test with `Z_CERTAIN`, the strictest of three cutoffs (1.96, 2.33, 2.58). The
+    # cutoff was picked on shuffles of four recorded runs; the counts are from four other runs.
     n = len(gains)
-    # One more lost answer, with a gain of -1, lowers the mean by 1 / n and adds 1 to the sum of squares.
+    mean = float(gains.mean()) - 1 / n  # the added answer has a gain of -1
     squares = np.sum((gains - gains.mean()) ** 2) + 1
     standard_error = float(np.sqrt(squares / n / n))
-    return float(gains.mean()) - 1 / n > z * standard_error
+    return mean > z * standard_error
 
 
 def _set_level(
@@ -418,16 +424,16 @@ def _choose_level(effect: Recommendation, *, is_guaranteed: bool) -> Recommendat
     Returns:
         'leave' if the gate skips hardly any searches, loses more than `max_loss` against always retrieving, or is no
         better than chance. 'use' if this is certainly not so, or if a stored guarantee holds here (`is_guaranteed`) and
-        the gate is better than chance. Otherwise 'try'. Exception: A guaranteed gate that skips hardly any searches is
-        used if it certainly gives more right answers than always retrieving, because an arbiter chooses the answers.
+        the gate is better than chance. Otherwise 'try'.
     """
-    has_gain = effect.gain.value is None or effect.gain.value > 0
-    skips_little = (effect.held_out_skipped.value or 0.0) < MIN_SKIPPED
+    if (effect.held_out_skipped.value or 0.0) < MIN_SKIPPED:
+        # Only an arbiter, which chooses better answers, makes a gate worth using that skips hardly any searches.
+        gives_more_right_answers = (effect.difference.low or 0.0) > 0
+        return "use" if is_guaranteed and gives_more_right_answers else "leave"
     loss = -(effect.difference.value or 0.0)
-    if is_guaranteed and skips_little and (effect.difference.low or 0.0) > 0:
-        return "use"
-    if skips_little or loss > effect.max_loss:
+    if loss > effect.max_loss:
         return "leave"
+    has_gain = effect.gain.value is None or effect.gain.value > 0
     if is_guaranteed and has_gain:
         return "use"
     # With many gates, one of them looks slightly better than chance by luck, so a likely gain is required.

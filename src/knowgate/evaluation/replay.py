@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -23,8 +23,7 @@ from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.stats.proportions import Proportion, estimate_proportion
 
 COST_MEASURES = ("seconds", "prompt", "completion", "gpu")
-COST_STAGES = ("reading", "closed", "opened")  # attributes of TrafficEvent that hold the costs of a gated question
-CLOSED_ONLY = "closed_only"  # attribute of TrafficEvent that holds the cost of answering without a gate
+COST_STAGES = ("reading", "closed", "opened", "closed_only")  # attributes of TrafficEvent that hold costs
 SECONDS_PER_HOUR = 3_600
 UNKNOWN_AMOUNT = math.nan
 MIN_KNOWN_QUESTIONS = 100  # with fewer answers to compare, the risk of a threshold is not shown
@@ -166,6 +165,14 @@ class EventCost:
     gpu: float = UNKNOWN_AMOUNT
 
 
+class AnswerGrades(NamedTuple):
+    """Whether the answers to a question of a label run are correct."""
+
+    closed: bool  # the answer without passages
+    opened: bool  # the answer with passages
+    given: bool  # the answer that is given after a search: `opened`, or the one of both that an arbiter chooses
+
+
 @dataclass(frozen=True, slots=True)
 class TrafficEvent:
     """One logged question.
@@ -180,10 +187,8 @@ class TrafficEvent:
             whether it is wrong while the one with passages is correct. None if only one answer is known.
         closed_only: Cost of the closed-book answer if there is no gate.
         extra_calls: LLM calls of the gate besides the draft, such as samples.
-        has_draft: Whether an answer is drafted before the decision. None if that is not recorded; then there was a
-            draft if tokens were generated for `reading`.
-        right: (closed, opened, given), in a label run only: whether the answers without and with passages are correct,
-            and the one that is given after a search, which may be either if an arbiter chooses. None if unknown.
+        has_draft: Whether an answer is drafted before the decision; None if that is not recorded.
+        right: Which answers are correct; None in a log, whose answers are not graded.
     """
 
     need: float
@@ -195,19 +200,14 @@ class TrafficEvent:
     closed_only: EventCost = field(default_factory=EventCost)
     extra_calls: float = 0.0
     has_draft: bool | None = None
-    right: tuple[bool, bool, bool] | None = None
+    right: AnswerGrades | None = None
 
 
 @dataclass(frozen=True)
 class SavedAmount:
-    """An amount saved, compared with always retrieving.
+    """The amount that a gate saves, compared with the amount that always retrieving takes."""
 
-    Attributes:
-        saved: The amount saved; negative if the gate costs more than it saves.
-        always: The amount that always retrieving takes.
-    """
-
-    saved: float
+    saved: float  # negative if the gate takes more
     always: float
 
 
@@ -219,10 +219,10 @@ class ReplayResult:
         threshold: The gate retrieves for questions whose need (0 to 1) is above it.
         retrieved: Number of questions that the gate retrieves for.
         rate: Share of questions that the gate retrieves for.
-        savings: Savings by kind: 'retrievals', 'llm_calls', 'tokens', 'seconds', 'money'. None if the log records too
-            little.
-        risks: Share of answers that skipping would change or lose, by kind of question; see `Traffic.checks`. The shares
-            are None if `has_evidence` is false.
+        savings: What is saved compared with always retrieving: 'retrievals', 'llm_calls', 'tokens', 'seconds' and
+            'money'. None if the log records too little.
+        risks: Share of answers that skipping changes or loses, by kind of question: 'retrieved', 'audited' or 'graded'.
+            The shares are None if `has_evidence` is false.
         known: Number of skipped questions that have answers with and without passages.
         has_evidence: Whether enough questions have both answers to say what the threshold risks.
     """
@@ -262,7 +262,7 @@ class Traffic:
     def recorded_costs(self) -> dict[str, dict[str, FloatArray]]:
         """Recorded cost per question, by stage and measure; NaN where it is unknown."""
         recorded = {}
-        for stage in (*COST_STAGES, CLOSED_ONLY):
+        for stage in COST_STAGES:
             costs = [getattr(event, stage) for event in self.events]
             recorded[stage] = {name: np.array([getattr(cost, name) for cost in costs]) for name in COST_MEASURES}
         return recorded
@@ -270,29 +270,31 @@ class Traffic:
     @cached_property
     def costs(self) -> dict[str, dict[str, FloatArray]]:
         """Cost per question, by stage and measure. Unknown amounts are replaced by the mean of the known ones."""
-        return {
-            stage: {measure: _fill_with_mean(column) for measure, column in columns.items()}
-            for stage, columns in self.recorded_costs.items()
-        }
+        filled = {}
+        for stage, columns in self.recorded_costs.items():
+            filled[stage] = {measure: _fill_with_mean(column) for measure, column in columns.items()}
+        return filled
 
     def count_known(self, stage: str) -> int:
         """Count the questions whose cost of a stage is recorded in any measure."""
-        return int(np.any([~np.isnan(column) for column in self.recorded_costs[stage].values()], axis=0).sum())
+        amounts = np.array(list(self.recorded_costs[stage].values()))  # measures x questions; NaN if not recorded
+        is_known = ~np.isnan(amounts).all(axis=0)
+        return int(is_known.sum())
 
     @cached_property
     def checks(self) -> dict[str, list[TrafficEvent]]:
-        """The questions that have answers with and without passages, by kind.
+        """The questions that have answers both with and without passages, by kind.
 
         They are 'retrieved' (the gate drafted an answer, then retrieved), 'audited' (skipped, and answered with passages
         as a check) or 'graded' (label run). Kinds without questions are missing.
         """
-        kinds = {True: "retrieved", False: "audited", None: "graded"}  # by TrafficEvent.retrieved
-        checks: dict[str, list[TrafficEvent]] = {}
-        for retrieved, kind in kinds.items():
-            events = [event for event in self.events if event.loses_answer is not None and event.retrieved is retrieved]
-            if events:
-                checks[kind] = events
-        return checks
+        checked = [event for event in self.events if event.loses_answer is not None]
+        checks = {
+            "retrieved": [event for event in checked if event.retrieved is True],
+            "audited": [event for event in checked if event.retrieved is False],
+            "graded": [event for event in checked if event.retrieved is None],
+        }
+        return {kind: events for kind, events in checks.items() if events}
 
 
 def _fill_with_mean(column: FloatArray) -> FloatArray:
@@ -314,8 +316,10 @@ def _replay_threshold(traffic: Traffic, threshold: float, prices: Prices) -> Rep
     unknown if too few questions have both answers.
     """
     retrieve = traffic.needs > threshold
-    n, n_retrieved = len(retrieve), int(retrieve.sum())
-    always, gated = measure_always_cost(traffic), measure_gated_cost(traffic, retrieve)
+    n = len(retrieve)
+    n_retrieved = int(retrieve.sum())
+    always = measure_always_cost(traffic)
+    gated = measure_gated_cost(traffic, retrieve)
     savings = {
         "retrievals": SavedAmount(n - n_retrieved, n),
         "llm_calls": _make_saving(always.calls, gated.calls, n),
@@ -333,19 +337,21 @@ def _replay_threshold(traffic: Traffic, threshold: float, prices: Prices) -> Rep
 
 
 def _has_evidence(traffic: Traffic, threshold: float) -> bool:
-    """Return whether enough questions have answers with and without passages to say what a threshold risks.
+    """Return whether enough skipped questions have answers with and without passages, to say what a threshold risks.
 
-    At least `MIN_KNOWN_QUESTIONS` of the skipped questions must have both answers. The same number is required of the
-    newly skipped questions, which the log retrieved for; if there are fewer of them, all must have both answers. In a
-    label run, every question has both.
+    `MIN_KNOWN_QUESTIONS` of all skipped questions must have both answers, and as many of the newly skipped ones, which
+    the log retrieved for. If there are fewer newly skipped ones, all of them must. A label run has both answers to every
+    question.
     """
     skipped = [event for event in traffic.events if event.need <= threshold]
     if all(event.retrieved is None for event in skipped):  # a label run, or nothing is skipped
         return True
-    newly_skipped = [event for event in skipped if event.retrieved]
-    n_known = sum(event.loses_answer is not None for event in skipped)
-    n_newly_known = sum(event.loses_answer is not None for event in newly_skipped)
-    return n_known >= MIN_KNOWN_QUESTIONS and n_newly_known >= min(MIN_KNOWN_QUESTIONS, len(newly_skipped))
+    with_both_answers = [event for event in skipped if event.loses_answer is not None]
+    n_newly_skipped = sum(bool(event.retrieved) for event in skipped)
+    n_newly_known = sum(bool(event.retrieved) for event in with_both_answers)
+    if n_newly_known < min(MIN_KNOWN_QUESTIONS, n_newly_skipped):
+        return False
+    return len(with_both_answers) >= MIN_KNOWN_QUESTIONS
 
 
 def _make_saving(always: float | None, gated: float | None, n: int) -> SavedAmount | None:
@@ -362,7 +368,7 @@ def measure_always_cost(traffic: Traffic) -> PolicyCost:
 def measure_never_cost(traffic: Traffic) -> PolicyCost:
     """Measure the mean cost per question of never retrieving, without a gate."""
     retrieve = np.zeros(len(traffic.events), dtype=bool)
-    return _average_costs(traffic, retrieve, traffic.costs[CLOSED_ONLY], calls=1.0)
+    return _average_costs(traffic, retrieve, traffic.costs["closed_only"], calls=1.0)
 
 
 def measure_gated_cost(traffic: Traffic, retrieve: BoolArray) -> PolicyCost:
@@ -370,8 +376,10 @@ def measure_gated_cost(traffic: Traffic, retrieve: BoolArray) -> PolicyCost:
 
     `retrieve` says whether the gate retrieves for each question.
     """
-    reading, closed, opened = (traffic.costs[stage] for stage in COST_STAGES)
-    costs = {name: reading[name] + np.where(retrieve, opened[name], closed[name]) for name in COST_MEASURES}
+    costs = {}
+    for measure in COST_MEASURES:
+        answering = np.where(retrieve, traffic.costs["opened"][measure], traffic.costs["closed"][measure])
+        costs[measure] = traffic.costs["reading"][measure] + answering
     calls = _count_gated_calls(traffic, retrieve)
     return _average_costs(traffic, retrieve, costs, calls, has_arbiter=True)
 
@@ -388,11 +396,12 @@ def _average_costs(
         calls: Mean number of LLM calls per question; None if unknown.
         has_arbiter: Whether an arbiter chooses the answer after a search.
     """
-    means = {name: float(amounts.mean()) for name, amounts in costs.items()}
-    known_means = {name: None if math.isnan(mean) else mean for name, mean in means.items()}
+    means: dict[str, float | None] = {}
+    for name, amounts in costs.items():
+        mean = float(amounts.mean())
+        means[name] = None if math.isnan(mean) else mean
     lost, gained = _compare_answers(traffic, retrieve, has_arbiter=has_arbiter)
-    searches = float(retrieve.mean())
-    return PolicyCost(searches, **known_means, lost=lost, calls=calls, gained=gained)
+    return PolicyCost(searches=float(retrieve.mean()), **means, lost=lost, calls=calls, gained=gained)
 
 
 def _count_gated_calls(traffic: Traffic, retrieve: BoolArray) -> float | None:
@@ -401,27 +410,34 @@ def _count_gated_calls(traffic: Traffic, retrieve: BoolArray) -> float | None:
     Every question takes one call for its answer, plus the calls of the gate. If an answer was drafted before the
     decision, a search makes a second answer necessary; without a search, the draft is continued in the same call.
     """
-    # Above 0 if an answer is drafted: a flag or, if that is unknown, the number of draft tokens, which may be NaN.
-    drafts = [event.reading.completion if event.has_draft is None else event.has_draft for event in traffic.events]
-    if np.isnan(drafts).all():
+    has_draft = [_has_draft(event) for event in traffic.events]
+    if all(is_drafted is None for is_drafted in has_draft):
         return None
     gate_calls = np.array([event.extra_calls for event in traffic.events])
-    is_answered_again = retrieve & (np.array(drafts) > 0)
+    is_answered_again = retrieve & np.array(has_draft, dtype=bool)  # None counts as False
     return float((1 + gate_calls + is_answered_again).mean())
 
 
+def _has_draft(event: TrafficEvent) -> bool | None:
+    """Return whether an answer to a question was drafted before the decision; None if unknown."""
+    if event.has_draft is not None:
+        return event.has_draft
+    draft_tokens = event.reading.completion
+    return None if math.isnan(draft_tokens) else draft_tokens > 0
+
+
 def _compare_answers(traffic: Traffic, retrieve: BoolArray, *, has_arbiter: bool) -> tuple[Proportion | None, ...]:
-    """Compare the answers of a policy, which retrieves for some questions, with those of always retrieving.
+    """Return which share of the answers is lost and gained if some questions are not retrieved for.
 
     Args:
         traffic: The questions.
-        retrieve: Whether the policy retrieves for each question.
-        has_arbiter: Whether the policy gives the answer that the arbiter chooses after a search, instead of always the
-            one with passages.
+        retrieve: Whether each question is retrieved for.
+        has_arbiter: Whether an arbiter chooses one of both answers after a search. Otherwise the one with passages is
+            given.
 
     Returns:
-        (lost, gained): The share of questions that always retrieving answers right and the policy wrong, and the share
-        for which it is the other way round. Both are None if answers are not graded.
+        (lost, gained): The share of answers that are right only if all questions are retrieved for, and the share that
+        are wrong only then. Both are None if answers are not graded.
     """
     grades = [event.right for event in traffic.events]
     if None in grades:
@@ -429,5 +445,6 @@ def _compare_answers(traffic: Traffic, retrieve: BoolArray, *, has_arbiter: bool
     closed, opened, arbitrated = np.array(grades, dtype=bool).T  # one column for each kind of answer
     right_after_search = arbitrated if has_arbiter else opened
     right = np.where(retrieve, right_after_search, closed)
-    lost, gained = opened & ~right, right & ~opened
+    lost = opened & ~right
+    gained = right & ~opened
     return estimate_proportion(lost.tolist()), estimate_proportion(gained.tolist())

@@ -114,14 +114,13 @@ class CachedAnswerer:
 
         Passages that do not fit into the context of the LLM are shortened.
         """
-        prompts = [
-            self.prompts.open(question, shown) if shown else self.prompts.closed(question)
-            for question, shown in zip(questions, passages, strict=True)
-        ]
-        # A prompt with an answer in the cache did fit.
-        unanswered = [index for index, prompt in enumerate(prompts) if self._make_key(prompt) not in self.cache.values]
-        fits = self.model.fits([prompts[index] for index in unanswered], self.max_tokens) if unanswered else []
-        for index, is_short_enough in zip(unanswered, fits, strict=True):
+        prompts = []
+        for question, shown in zip(questions, passages, strict=True):
+            prompts.append(self.prompts.open(question, shown) if shown else self.prompts.closed(question))
+        # A prompt with an answer in the cache was short enough. The others are checked, all at once.
+        unchecked = [index for index, prompt in enumerate(prompts) if self._make_key(prompt) not in self.cache.values]
+        fits = self.model.fits([prompts[index] for index in unchecked], self.max_tokens) if unchecked else []
+        for index, is_short_enough in zip(unchecked, fits, strict=True):
             if passages[index] and not is_short_enough:
                 fitted = fit_passages(self.model, self.prompts, questions[index], passages[index], self.max_tokens)
                 prompts[index] = self.prompts.open(questions[index], fitted)

@@ -126,25 +126,23 @@ def compare_rerankers(
         margin: Also compare the last reranker with a shortcut: reranking is skipped if the retriever's first passage
             leads the second by at least this share of its score.
     """
-    rankings: dict[str, RankingResult] = {}
     compared: dict[str, Reranker] = dict(rerankers)
     if controls:
         compared[ranking.ShortestFirstRanker.name] = ranking.ShortestFirstRanker()
+    rankings = {}
     for source in sources:
         compared_here = dict(compared)
         if controls:  # this baseline learns from the source
-            passage_means = ranking.PassageMeanRanker(source.training)
-            compared_here[passage_means.name] = passage_means
+            compared_here[ranking.PassageMeanRanker.name] = ranking.PassageMeanRanker(source.training)
         rankers = ranking.rank_with_all(source.rows, compared_here, margin)
         rankings[source.name] = ranking.measure_ranking(source.rows, rankers, margin)
     answers = {}
     for llm, answerer in (answerers or {}).items():
-        for data, rows in sources[0].by_data.items():
-            usable = ranking.select_usable(rows)
-            rankers = ranking.rank_with_all(usable, compared)
-            # Each source has an oracle of its own, which replaces the one of the rows.
-            rankers = [ranker for ranker in rankers if ranker.name != ORACLE] + build_oracle_rankers(usable, sources)
-            answers[llm, data] = ranking.measure_answers(usable, rankers, answerer, passage_counts)
+        for data, all_rows in sources[0].by_data.items():
+            rows = ranking.select_usable(all_rows)
+            rankers = [ranker for ranker in ranking.rank_with_all(rows, compared) if ranker.name != ORACLE]
+            rankers += build_oracle_rankers(rows, sources)  # each source has an oracle of its own
+            answers[llm, data] = ranking.measure_answers(rows, rankers, answerer, passage_counts)
     return RerankerComparison(rankings, answers)
 
 
@@ -155,15 +153,16 @@ def build_oracle_rankers(rows: Sequence[Preference], sources: Sequence[HeldOutPr
     worth. Sources that did not measure all candidates of the rows are skipped.
     """
     oracles = []
-    # A candidate is the same in two sources if question, passage and text are the same; the text may have been cut.
-    keys = [[(row.id, candidate.id, candidate.text) for candidate in row.candidates] for row in rows]
     for source in sources:
-        shifts = {}  # how much each passage changed the LLM's confidence in the correct answer
+        shifts: dict[tuple[str, str, str], float] = {}  # how much each passage changed the confidence of the LLM
         for row in source.rows:
-            shifts.update({(row.id, candidate.id, candidate.text): candidate.shift for candidate in row.candidates})
-        if all(key in shifts for row_keys in keys for key in row_keys):
-            scores = [[shifts[key] for key in row_keys] for row_keys in keys]
-            oracles.append(ranking.Ranker(f"{ORACLE}, {source.name}", scores))
+            for candidate in row.candidates:
+                shifts[row.id, candidate.id, candidate.text] = candidate.shift  # the text may have been cut
+        try:
+            scores = [[shifts[row.id, item.id, item.text] for item in row.candidates] for row in rows]
+        except KeyError:
+            continue  # the source did not measure this candidate
+        oracles.append(ranking.Ranker(f"{ORACLE}, {source.name}", scores))
     return oracles
 
 
@@ -225,22 +224,14 @@ def reranker_comparison_to_dict(comparison: RerankerComparison) -> dict[str, Any
     order. 'margin_share' is the share of questions that are not reranked, because the retriever's first passage leads by
     'margin'.
     """
-    return {
-        "rankings": {
-            source: {
-                "questions": len(result.measures.ids),
-                "chance": result.chance,
-                "margin": result.margin,
-                "margin_share": result.margin_share,
-                **_measures_to_dict(result.measures),
-            }
-            for source, result in comparison.rankings.items()
-        },
-        "answers": [
-            {"model": llm, "data": data, "questions": len(measures.ids), **_measures_to_dict(measures)}
-            for (llm, data), measures in comparison.answers.items()
-        ],
-    }
+    rankings = {}
+    for source, result in comparison.rankings.items():
+        numbers = {"chance": result.chance, "margin": result.margin, "margin_share": result.margin_share}
+        rankings[source] = {**_measures_to_dict(result.measures), **numbers}
+    answers = []
+    for (llm, data), measures in comparison.answers.items():
+        answers.append({"model": llm, "data": data, **_measures_to_dict(measures)})
+    return {"rankings": rankings, "answers": answers}
 
 
 def _measures_to_dict(measures: RankerMeasures) -> dict[str, Any]:
@@ -249,29 +240,32 @@ def _measures_to_dict(measures: RankerMeasures) -> dict[str, Any]:
     The differences are to the retriever and, if it was compared, to the reranker before training.
     """
     differences = {other: _table_to_dict(table) for other, table in measures.differences.items()}
-    return {"values": _table_to_dict(measures.means), "less": differences}
+    return {"questions": len(measures.ids), "values": _table_to_dict(measures.means), "less": differences}
 
 
 def _table_to_dict(table: EstimateTable) -> dict[str, dict[str, Any]]:
     """Convert estimates by measure and ranker to plain data."""
-    return {
-        measure: {name: asdict(estimate) for name, estimate in by_ranker.items()}
-        for measure, by_ranker in table.items()
-    }
+    plain = {}
+    for measure, by_ranker in table.items():
+        plain[measure] = {ranker: asdict(estimate) for ranker, estimate in by_ranker.items()}
+    return plain
 
 
 def iter_prediction_lines(comparison: RerankerComparison) -> Iterator[str]:
     """Yield JSON lines with the results of single questions, by question id and without any texts.
 
-    A line such as {"preferences": "...", "ranker": "base", "hits": {"q1": "100"}} says which passages help, in the
-    ranker's order: here only the first of three. A line such as {"model": "...", "data": "...", "shown": "top 3",
-    "ranker": "base", "right": {"q1": 1}} says whether an LLM that was shown the first three passages answers right: 1,
-    0 or null.
+    There are two kinds of lines:
+
+    - {"preferences": "...", "ranker": "base", "hits": {"q1": "100"}}: which passages help, in the order of the ranker.
+      Here it is only the first of three.
+    - {"model": "...", "data": "...", "shown": "top 3", "ranker": "base", "right": {"q1": 1}}: whether an LLM that was
+      shown the first three passages answers right (1) or wrong (0); null without a gold answer.
     """
     for source, result in comparison.rankings.items():
         for ranker, hits in result.hits.items():
-            bits = ["".join("1" if hit else "0" for hit in question_hits) for question_hits in hits]
-            by_id = dict(zip(result.measures.ids, bits, strict=True))
+            by_id = {}
+            for question_id, question_hits in zip(result.measures.ids, hits, strict=True):
+                by_id[question_id] = "".join("1" if hit else "0" for hit in question_hits)
             yield json.dumps({"preferences": source, "ranker": ranker, "hits": by_id}) + "\n"
     for (llm, data), measures in comparison.answers.items():
         for shown, by_ranker in measures.values.items():

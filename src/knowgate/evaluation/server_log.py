@@ -57,30 +57,33 @@ def read_server_log(location: LogLocation, arm: str | None = None) -> LoggedTraf
         BadInput: The log contains no decision of a gate, or is not a decision log.
     """
     log = LoggedTraffic(_get_path(location))
-    decisions = ((key, _parse_record(text, log.left_out)) for key, text in _read_rows(location, DECISIONS_QUERY))
-    usable = [(key, record) for key, record in decisions if record and _is_usable(record, arm, log.left_out)]
-    counts = Counter((str(record["gate"]), record["threshold"]) for _, record in usable)
-    most_frequent = max(counts, key=counts.__getitem__, default=None)  # (gate, threshold)
-    # An audit answers a question with and without passages, to check its decision. These are the audits by decision.
-    audits: dict[str, list[tuple[str, float]]] = {}
-    for decision, kind, lost in _read_rows(location, AUDITS_QUERY):
-        audits.setdefault(decision, []).append((kind, lost))
-    for key, record in usable:
-        gate, threshold = str(record["gate"]), record["threshold"]
-        if (gate, threshold) != most_frequent:
-            log.left_out["of another gate or threshold"] += 1
-            continue
-        log.events.append(_make_event(record, audits.get(key, ())))
-        log.gates[gate] += 1
-        log.models[str(record.get("model", "?"))] += 1
-        log.thresholds[float(threshold)] += 1
-    if not log.events:
+    usable: dict[str, dict[str, Any]] = {}  # decisions by their key
+    for key, text in _read_rows(location, DECISIONS_QUERY):
+        record = _parse_record(text, log.left_out)
+        if record and _is_usable(record, arm, log.left_out):
+            usable[key] = record
+    if not usable:
         reasons = ", ".join(f"{count} {reason}" for reason, count in log.left_out.items())
         left_out = f" (left out: {reasons})" if reasons else ""
         raise BadInput(
             f"{log.path} contains no decision of a gate{left_out}. Send more questions to the server, or choose "
             "another `arm`."
         )
+    # An audit answers a question with and without passages, to check its decision. These are the audits by decision.
+    audits: dict[str, list[tuple[str, float]]] = {}
+    for decision, kind, lost in _read_rows(location, AUDITS_QUERY):
+        audits.setdefault(decision, []).append((kind, lost))
+    counts = Counter((str(record["gate"]), float(record["threshold"])) for record in usable.values())
+    ((most_frequent, n_events),) = counts.most_common(1)
+    if n_events < len(usable):
+        log.left_out["of another gate or threshold"] = len(usable) - n_events
+    gate, threshold = most_frequent
+    log.gates[gate] = n_events
+    log.thresholds[threshold] = n_events
+    for key, record in usable.items():
+        if (str(record["gate"]), float(record["threshold"])) == most_frequent:
+            log.events.append(_make_event(record, audits.get(key, ())))
+            log.models[str(record.get("model", "?"))] += 1
     return log
 
 
@@ -98,14 +101,15 @@ def read_logged_questions(location: LogLocation, limit: int) -> list[Question]:
         BadInput: The log contains no texts of questions.
     """
     corrections: dict[str, str] = {str(key): str(answer) for key, answer in _read_rows(location, CORRECTIONS_QUERY)}
-    questions: dict[str, Question] = {}
+    questions: dict[str, Question] = {}  # by text
     for key, text in _read_rows(location, QUESTIONS_QUERY):  # from newest to oldest
-        same_question = questions.get(text)
-        if same_question is None and len(questions) >= limit:
-            continue  # older rows are still read, because they may have the correction of a newer question
-        if same_question is None or (not same_question.answers and key in corrections):
-            gold_answers = (corrections[key],) if key in corrections else ()
-            questions[text] = Question(text, id=str(key), answers=gold_answers)
+        gold_answers = (corrections[key],) if key in corrections else ()
+        question = Question(text, id=str(key), answers=gold_answers)
+        if text not in questions:
+            if len(questions) < limit:
+                questions[text] = question
+        elif gold_answers and not questions[text].answers:  # only this older decision has a correction
+            questions[text] = question
     if not questions:
         raise BadInput(
             f"there are no texts of questions in {_get_path(location)}. Start the server with keep_questions=True to "
@@ -241,12 +245,13 @@ def _make_event(record: Mapping[str, Any], audits: Sequence[tuple[str, float]]) 
             this decision counts.
     """
     retrieved = bool(record["retrieve"])
+    need = math.inf if retrieved else -math.inf  # of a rule, which decides the same at every threshold
+    if not record.get("rule"):
+        need = float(record["need"])
     times = record.get("milliseconds") or {}
-    # A rule decides the same at every threshold, so its need is infinite.
-    rule_need = math.inf if retrieved else -math.inf
-    need = rule_need if record.get("rule") else float(record["need"])
     reading_seconds = sum(float(times.get(stage, 0.0)) for stage in SERVER_DECISION_STAGES) / 1000
-    rest = EventCost(seconds=max(0.0, float(times.get("total", 0.0)) / 1000 - reading_seconds))
+    total_seconds = float(times.get("total", 0.0)) / 1000
+    rest = EventCost(seconds=max(0.0, total_seconds - reading_seconds))
     would_skip = not retrieved or DecisionNote.WOULD_SKIP in (record.get("notes") or ())
     # An audit of kind 'label' has both answers of a retrieved question. Other audits measure what skipping lost, so
     # they apply only to questions that the gate skips.

@@ -12,24 +12,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from knowgate.core.files import read_lines
 from knowgate.core.text import estimate_tokens
 from knowgate.core.validation import parse_json
 from knowgate.data.runs.columns import count_answer_tokens
 from knowgate.data.runs.folder import RunFolder
 from knowgate.data.runs.rows import GradedAnswer, LabelRow
-from knowgate.data.runs.table import load_label_table
+from knowgate.data.runs.table import LabelTable, load_label_table
 from knowgate.errors import BadInput
-from knowgate.evaluation.replay import EventCost, TrafficEvent
+from knowgate.evaluation.replay import AnswerGrades, EventCost, TrafficEvent
 from knowgate.gates import load_gate
-from knowgate.gates.arbiters.offline_arbitration import arbitrate, get_arbiter_folder
+from knowgate.gates.arbiters.offline_arbitration import ArbiterChoices, arbitrate, get_arbiter_folder
 from knowgate.gates.arbiters.policy_arbiter import NO_ARBITER, get_policy_arbiter
 from knowgate.gates.artifacts.gate_folder import is_artifact, read_artifact
 from knowgate.gates.calibration.changed_answers import answers_agree
 from knowgate.gates.calibration.threshold_calibration import select_usable_rows
-from knowgate.gates.offline_scoring import score_gate
+from knowgate.gates.offline_scoring import TableScores, score_gate
 
 DECISION_STAGES = ("read", "gate")  # pipeline stages before the decision
 
@@ -332,20 +330,7 @@ def read_label_run_traffic(path: Path, gate: str, arbiter: str | None = None) ->
         )
     scores = score_gate(table, gate)
     choices = None if arbiter == NO_ARBITER else arbitrate(table, arbiter)
-    # An arbiter needs the whole draft of every question that is retrieved for. How much a recorded gate reads is unknown.
-    limit = math.inf if choices or table.find_recorded(gate) else load_gate(gate).request.draft_tokens
-    has_draft = scores.drafts or choices is not None
-    lengths = np.array([_count_known_tokens(row.closed) for row in table.rows])
-    draft_tokens = (np.minimum(lengths, limit) if has_draft else np.zeros_like(lengths)) + scores.extra_tokens
-    seconds_per_token = _get_seconds_per_token(path)
-    given_right = choices.right if choices else table.always_right  # whether the answer given after a search is right
-    events = []
-    for index, row in enumerate(table.rows):
-        event = _make_graded_event(row, float(scores.needs[index]), float(draft_tokens[index]), seconds_per_token)
-        if table.open_right is not None:
-            closed, opened, given = (bool(r[index]) for r in (table.closed_right, table.open_right, given_right))
-            event = replace(event, loses_answer=given and not closed, right=(closed, opened, given))
-        events.append(replace(event, extra_calls=scores.calls, has_draft=has_draft))
+    events = _make_graded_events(table, gate, scores, choices, _get_seconds_per_token(path))
     return LoggedTraffic(
         path,
         events,
@@ -356,6 +341,40 @@ def read_label_run_traffic(path: Path, gate: str, arbiter: str | None = None) ->
         n_estimated=int(table.has_text.sum()),
         arbiter=choices.name if choices else "",
     )
+
+
+def _make_graded_events(
+    table: LabelTable, gate: str, scores: TableScores, choices: ArbiterChoices | None, seconds_per_token: float
+) -> list[TrafficEvent]:
+    """Make a traffic event of every graded question: its need for retrieval, the cost of each stage, and its grades.
+
+    Args:
+        table: The labeled questions.
+        gate: Spec or folder of the gate.
+        scores: The needs that the gate gives to the questions, and what it generates to decide.
+        choices: Which answers an arbiter chooses after a search; None without one.
+        seconds_per_token: GPU seconds of the LLM per generated token.
+    """
+    has_draft = scores.drafts or choices is not None
+    max_draft = math.inf  # an arbiter reads the whole draft; how much a recorded gate reads is unknown
+    if choices is None and table.find_recorded(gate) is None:
+        max_draft = load_gate(gate).request.draft_tokens
+    given_right = choices.right if choices else table.always_right  # whether the answer given after a search is right
+    events = []
+    for index, row in enumerate(table.rows):
+        draft_tokens = min(_count_known_tokens(row.closed), max_draft) if has_draft else 0.0
+        need = float(scores.needs[index])
+        event = _make_graded_event(row, need, draft_tokens + scores.extra_tokens, seconds_per_token)
+        event = replace(event, extra_calls=scores.calls, has_draft=has_draft)
+        if table.open_right is not None:
+            grades = AnswerGrades(
+                closed=bool(table.closed_right[index]),
+                opened=bool(table.open_right[index]),
+                given=bool(given_right[index]),
+            )
+            event = replace(event, loses_answer=grades.given and not grades.closed, right=grades)
+        events.append(event)
+    return events
 
 
 def _get_seconds_per_token(path: Path) -> float:
@@ -382,21 +401,22 @@ def _make_graded_event(row: LabelRow, need: float, draft: float, seconds_per_tok
         seconds_per_token: GPU seconds of the LLM per generated token.
     """
     closed_prompt = estimate_tokens(row.question) if row.question else math.nan
-    closed, opened = _count_known_tokens(row.closed), _count_known_tokens(row.open)
     open_prompt = math.nan
     if row.passages:
         passage_tokens = sum(estimate_tokens(f"{passage.title} {passage.text}") for passage in row.passages)
         open_prompt = closed_prompt + passage_tokens
+    closed_answer = _count_known_tokens(row.closed)
+    # The prompt is read once: before the decision if there is a draft, else after it.
+    nothing = 0.0 if row.question else math.nan
+    prompt_before, prompt_after = (closed_prompt, nothing) if draft else (nothing, closed_prompt)
 
     def make_cost(prompt: float, completion: float) -> EventCost:
         return EventCost(prompt=prompt, completion=completion, gpu=completion * seconds_per_token)
 
-    # The prompt is read once: with the draft if there is one, else with the answer. An unknown length (NaN) stays NaN.
-    has_draft = bool(draft)
     return TrafficEvent(
         need,
-        reading=make_cost(closed_prompt * has_draft, draft),
-        closed=make_cost(closed_prompt * (not has_draft), _subtract(closed, draft)),
-        opened=make_cost(open_prompt, opened),
-        closed_only=make_cost(closed_prompt, closed),
+        reading=make_cost(prompt_before, draft),
+        closed=make_cost(prompt_after, _subtract(closed_answer, draft)),
+        opened=make_cost(open_prompt, _count_known_tokens(row.open)),
+        closed_only=make_cost(closed_prompt, closed_answer),
     )

@@ -179,6 +179,11 @@ IMPORT_BATCH = 1000  # questions graded and written at a time
 META_PREFIX = "meta."
 
 
+def _key_option(description: str, default: Any = "") -> Any:
+    """Declare an option that names a field of the recorded data."""
+    return option(default, description, metavar="KEY")
+
+
 class ImportOptions(Options):
     """Names of the fields that hold the recorded answers and what is known about them.
 
@@ -186,45 +191,34 @@ class ImportOptions(Options):
     the top level of its record. Empty keys mean that nothing was recorded.
     """
 
-    closed: str = option(
-        ...,
+    closed: str = _key_option(
         "Field that holds the answer without passages (closed-book). A key may be a dotted path. Fields are searched "
         "in the `meta` of each question, then at the top level of its record.",
-        metavar="KEY",
+        default=...,
     )
-    open: str = option("", "Field of the answer with passages (open-book). Default: none recorded.", metavar="KEY")
-    iterative: str = option(
-        "", "Field of the answer after several rounds of retrieval. Default: none recorded.", metavar="KEY"
-    )
-    closed_correct: str = option(
-        "",
+    open: str = _key_option("Field of the answer with passages (open-book). Default: none recorded.")
+    iterative: str = _key_option("Field of the answer after several rounds of retrieval. Default: none recorded.")
+    closed_correct: str = _key_option(
         "Field of the grade of the closed-book answer: true or false, 0 or 1, a thumb, or a score with `pass_score`. "
-        "Scores of Langfuse, LangSmith and Phoenix are `scores.NAME`. Default: graded by `grade`.",
-        metavar="KEY",
+        "Scores of Langfuse, LangSmith and Phoenix are `scores.NAME`. Default: graded by `grade`."
     )
-    open_correct: str = option("", "Field of the grade of the open-book answer.", metavar="KEY")
-    iterative_correct: str = option("", "Field of the grade of the answer after several rounds.", metavar="KEY")
+    open_correct: str = _key_option("Field of the grade of the open-book answer.")
+    iterative_correct: str = _key_option("Field of the grade of the answer after several rounds.")
     pass_score: float | None = option(
         None, "Recorded scores of at least this value count as right.", allow_inf_nan=False
     )
-    logprobs: str = option(
-        "",
+    logprobs: str = _key_option(
         "Field of the token log-probabilities of the closed-book answer, in OpenAI's format or as a list of objects "
-        "with `token` and `logprob`. Log-probability gates need them.",
-        metavar="KEY",
+        "with `token` and `logprob`. Log-probability gates need them."
     )
-    passages: str = option(
-        "",
+    passages: str = _key_option(
         "Field of the passages of the open-book answer: a list of texts, or of objects with `text`. Default: the "
-        "`contexts` of the question.",
-        metavar="KEY",
+        "`contexts` of the question."
     )
-    closed_tokens: str = option(
-        "", "Field of the number of tokens of the closed-book answer, or of a `usage` object.", metavar="KEY"
-    )
-    open_tokens: str = option("", "Field of the number of tokens of the open-book answer.", metavar="KEY")
-    closed_seconds: str = option("", "Field of the seconds that the closed-book answer took.", metavar="KEY")
-    open_seconds: str = option("", "Field of the seconds that the open-book answer took.", metavar="KEY")
+    closed_tokens: str = _key_option("Field of the number of tokens of the closed-book answer, or of a `usage` object.")
+    open_tokens: str = _key_option("Field of the number of tokens of the open-book answer.")
+    closed_seconds: str = _key_option("Field of the seconds that the closed-book answer took.")
+    open_seconds: str = _key_option("Field of the seconds that the open-book answer took.")
 
     def get_key(self, answer: str, suffix: str = "") -> str:
         """Return the name of the field that holds an answer, its grade or its cost; '' if the user named none.

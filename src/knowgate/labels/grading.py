@@ -102,18 +102,23 @@ class JudgeGrader:
 
         Answers to questions without a gold answer are not sent, and get no grade.
         """
-        prompts = [
-            self._make_prompt(answer, question) if has_gold_answer(question) else None
-            for answer, question in zip(answers, questions, strict=True)
-        ]
-        grades: dict[str | None, Grade] = {None: Grade(None)}  # by prompt; None means that no prompt was sent
+        prompts: list[str | None] = []
+        for answer, question in zip(answers, questions, strict=True):
+            prompts.append(self._make_prompt(answer, question) if has_gold_answer(question) else None)
         unique = list(dict.fromkeys(prompt for prompt in prompts if prompt is not None))
-        if unique:
-            completions = self.model.generate([Prompt(text) for text in unique], max_tokens=VERDICT_TOKENS)
-            for text, replies in zip(unique, completions, strict=True):
-                is_correct = parse_verdict(replies[0].text)
-                grades[text] = Grade(is_correct, unparsable=is_correct is None)
-        return [grades[prompt] for prompt in prompts]
+        verdicts = self._ask(unique) if unique else {}
+        grades = []
+        for prompt in prompts:
+            if prompt is None:
+                grades.append(Grade(None))
+            else:
+                grades.append(Grade(verdicts[prompt], unparsable=verdicts[prompt] is None))
+        return grades
+
+    def _ask(self, prompts: Sequence[str]) -> dict[str, bool | None]:
+        """Send prompts to the judge, and return its verdict on each; None if it said neither yes nor no."""
+        completions = self.model.generate([Prompt(text) for text in prompts], max_tokens=VERDICT_TOKENS)
+        return {text: parse_verdict(replies[0].text) for text, replies in zip(prompts, completions, strict=True)}
 
     def _make_prompt(self, answer: str, question: Question) -> str:
         """Fill the template of the judge's style, in the language of the question."""
@@ -127,8 +132,11 @@ def parse_verdict(text: str) -> bool | None:
     Returns:
         True for yes, False for no, and None if the text contains neither.
     """
-    yes, no = YES_PATTERN.search(text), NO_PATTERN.search(text)
-    if yes and (not no or yes.start() < no.start()):
+    yes = YES_PATTERN.search(text)
+    no = NO_PATTERN.search(text)
+    if yes and no:
+        return yes.start() < no.start()
+    if yes:
         return True
     return False if no else None
 

@@ -15,7 +15,7 @@ from knowgate.data.runs.rows import GradedAnswer, LabelRow, build_ungraded_answe
 from knowgate.data.runs.storage import pack_hidden_states
 from knowgate.data.signals import confidence, samples
 from knowgate.errors import BadSetting, DeviceError, KnowgateError, OutOfMemory, ServerError, UnsupportedSignal
-from knowgate.labels.grading import Grader, StringGrader, add_grades, compare_answers, make_empty_row
+from knowgate.labels.grading import Grade, Grader, StringGrader, add_grades, compare_answers, make_empty_row
 from knowgate.labels.mask import mask_passages
 from knowgate.labels.options import LabelOptions, resolve_layers
 from knowgate.labels.passages import (
@@ -89,6 +89,7 @@ class Labeler:
     second_grader: Grader | None = None
 
     def __post_init__(self) -> None:
+        """Raise an error if the options cannot be used with this model, before anything is generated."""
         if self.options.iterative and (self.retriever is None or self.options.closed_book):
             raise BadSetting(
                 "iterative=True searches an index several times per question. Set `index`, and leave `closed_book` out."
@@ -148,22 +149,22 @@ class Labeler:
             DeviceError: The GPU failed, so that all other questions would fail as well.
             ServerError: The server of the LLM failed, even for a single question.
         """
-        batch: LabeledBatch | None = None
         try:
             finish = self._answer(questions)
             if can_defer and self._can_finish_in_thread:
                 return finish
             batch = finish()
+            return lambda: batch
         except DeviceError:
             raise
         except KnowgateError as error:
-            if len(questions) == 1:
-                if isinstance(error, ServerError):
-                    raise
-                batch = self.make_failed_batch(questions[0], str(error))
+            is_single = len(questions) == 1
+            if is_single and isinstance(error, ServerError):
+                raise
+            reason = str(error)
         # Outside of `except`, so that the memory that the error's traceback refers to is free.
-        finished = batch or self._label_one_by_one(questions)
-        return lambda: finished
+        labeled = self.make_failed_batch(questions[0], reason) if is_single else self._label_one_by_one(questions)
+        return lambda: labeled
 
     @property
     def _can_finish_in_thread(self) -> bool:
@@ -230,13 +231,13 @@ class Labeler:
             opened = self._read(open_prompts, n_open) if open_prompts else []
 
         def finish() -> LabeledBatch:
-            pairs = zip(graded.result(), signals, strict=True)
-            rows = [replace(row, signals=row_signals) for row, row_signals in pairs]
+            """Add signals, open-book answers and grades to the rows of the batch."""
+            graded_rows = zip(graded.result(), signals, strict=True)
+            rows = [replace(row, signals=row_signals) for row, row_signals in graded_rows]
             rows = self._add_open_answers(rows, questions, evidence, opened)
             seconds = (time.perf_counter() - start) / len(questions)
-            return LabeledBatch(
-                [replace(compare_answers(row), seconds=seconds) for row in rows], pack_hidden_states(closed)
-            )
+            rows = [replace(compare_answers(row), seconds=seconds) for row in rows]
+            return LabeledBatch(rows, pack_hidden_states(closed))
 
         return finish
 
@@ -404,16 +405,9 @@ class Labeler:
         """
         answers = [build_ungraded_answer(reading.draft or Completion(""), reading.samples) for reading in readings]
         answers = self._add_second_grades(answers, questions)
-        # All texts are graded in one call. Below, each row takes its grades: one for the greedy answer, one per sample.
-        texts: list[str] = []
-        text_questions: list[Question] = []
-        for answer, question in zip(answers, questions, strict=True):
-            texts += [answer.text, *answer.samples]
-            text_questions += [question] * (1 + len(answer.samples))
-        grades = iter(self.grader.grade(texts, text_questions))
+        grades = self._grade_all(answers, questions)
         graded_rows: list[LabelRow] = []
-        for row, answer, question, reading in zip(rows, answers, questions, readings, strict=True):
-            row_grades = list(islice(grades, 1 + len(answer.samples)))
+        for row, answer, question, reading, row_grades in zip(rows, answers, questions, readings, grades, strict=True):
             graded_row = replace(
                 row,
                 guarded=row.guarded + sum(grade.guarded for grade in row_grades),
@@ -423,6 +417,16 @@ class Labeler:
             )
             graded_rows.append(graded_row)
         return graded_rows
+
+    def _grade_all(self, answers: Sequence[GradedAnswer], questions: Sequence[Question]) -> list[list[Grade]]:
+        """Grade all answers in one call. Returns, for each, the grade of its greedy text, followed by those of its samples."""
+        texts: list[str] = []
+        text_questions: list[Question] = []
+        for answer, question in zip(answers, questions, strict=True):
+            texts += [answer.text, *answer.samples]
+            text_questions += [question] * (1 + len(answer.samples))
+        grades = iter(self.grader.grade(texts, text_questions))
+        return [list(islice(grades, 1 + len(answer.samples))) for answer in answers]
 
     def _add_second_grades(self, answers: list[GradedAnswer], questions: Sequence[Question]) -> list[GradedAnswer]:
         """Store the verdicts of the second grader, if there is one, in the answers. They do not count as grades."""

@@ -47,7 +47,8 @@ class LocalRunner:
 
     def run(self, questions: Sequence[Question], work: Callable[[Sequence[Question]], Result]) -> Iterator[Result]:
         """Call `work` with one batch after another, in the order of the questions, and yield its results."""
-        size, n_done = self.first, 0
+        size = self.first
+        n_done = 0
         while n_done < len(questions):
             batch = questions[n_done : n_done + size]
             started = time.perf_counter()
@@ -139,8 +140,8 @@ class LabelingPipeline:
         self._labeler = replace(labeler, find_passages=self._prefetcher.find) if self._prefetcher else labeler
         self._write = write
         self._thread = ThreadPoolExecutor(1, "knowgate-write")
-        # The batch that is being graded and written; the result is the error if it could not be graded.
-        self._last: tuple[Sequence[Question], Future[KnowgateError | None]] | None = None
+        # The batch that is being graded and written. The result is False if it could not be graded.
+        self._last: tuple[Sequence[Question], Future[bool]] | None = None
 
     def __call__(self, questions: Sequence[Question]) -> int:
         """Let the LLM answer a batch, and leave grading and writing to another thread. Returns the size of the batch.
@@ -153,12 +154,14 @@ class LabelingPipeline:
         return len(questions)
 
     def __enter__(self) -> Self:
+        """Let threads take turns more often, and start the worker processes."""
         self._switch_interval = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_INTERVAL)
         self._workers.start()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Wait for the last batch, unless there was an error, and stop all threads and workers."""
         try:
             if error is None:
                 self._wait_for_last()
@@ -169,18 +172,18 @@ class LabelingPipeline:
             self._thread.shutdown()
             self._workers.close()
 
-    def _finish(self, finish: BatchFinisher) -> KnowgateError | None:
+    def _finish(self, finish: BatchFinisher) -> bool:
         """Grade a batch with its finisher and write it. Runs in the thread.
 
         Returns:
-            The error if the batch could not be graded; None if it was graded and written.
+            Whether the batch was written. False if it could not be graded.
         """
         try:
             batch = finish()
-        except KnowgateError as error:
-            return error
+        except KnowgateError:
+            return False
         self._write(batch)
-        return None
+        return True
 
     def _wait_for_last(self) -> None:
         """Wait until the thread has graded and written the last batch. Raises an error if it could not be written.
@@ -189,7 +192,8 @@ class LabelingPipeline:
         """
         if self._last is None:
             return
-        questions, grading = self._last
+        questions, finishing = self._last
         self._last = None
-        if grading.result() is not None:  # the error with which grading failed
+        is_written = finishing.result()
+        if not is_written:
             self._write(self._labeler.label(questions))

@@ -58,8 +58,8 @@ def mask_passages(passages: Sequence[Passage], golds: Sequence[str]) -> list[Pas
 def mask_texts(texts: Sequence[str], answers: Sequence[list[str]], pattern: re.Pattern[str]) -> list[str]:
     """Replace gold answers by MASK, also where an answer begins in one text and ends in the next.
 
-    A prompt may show the passages with or without their titles, so the next text may be a title or not. Therefore the
-    answers are replaced twice: in all texts one after another, and then in the texts without the titles.
+    A prompt may show passages with or without titles. So answers are replaced twice: in the sequence of all texts, and
+    then in the sequence without the titles.
 
     Args:
         texts: Titles and texts of passages, alternating: title, text, title, text.
@@ -106,17 +106,25 @@ def _find_answer_spans(pieces: Sequence[TextPiece], answers: Sequence[list[str]]
         pieces: The pieces of the text, such as words, in order.
         answers: The tokens of each answer. A span covers all pieces that have a token of the answer.
     """
-    tokens = [token for piece in pieces for token in piece.tokens]
-    piece_of = [number for number, piece in enumerate(pieces) for _ in piece.tokens]  # token position -> piece number
-    positions: dict[str, list[int]] = {}  # token -> positions at which it occurs, for a fast search
-    for position, token in enumerate(tokens):
-        positions.setdefault(token, []).append(position)
+    tokens: list[str] = []
+    piece_numbers: list[int] = []  # for each token, the number of the piece that it belongs to
+    positions: dict[str, list[int]] = {}  # where each token occurs, for a fast search
+    for number, piece in enumerate(pieces):
+        for token in piece.tokens:
+            positions.setdefault(token, []).append(len(tokens))
+            tokens.append(token)
+            piece_numbers.append(number)
     spans: list[PieceSpan] = []
     for answer in answers:
         for start in positions.get(answer[0], ()):
             end = start + len(answer)
             if tokens[start:end] == answer:
-                spans.append(PieceSpan(piece_of[start], piece_of[end - 1] + 1))
+                spans.append(PieceSpan(piece_numbers[start], piece_numbers[end - 1] + 1))
+    return _merge_overlapping(spans)
+
+
+def _merge_overlapping(spans: Sequence[PieceSpan]) -> list[PieceSpan]:
+    """Sort spans, and join those that overlap into one."""
     merged: list[PieceSpan] = []
     for span in sorted(spans):
         if merged and span.start < merged[-1].end:

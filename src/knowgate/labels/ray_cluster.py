@@ -44,6 +44,7 @@ class WorkerResources:
     cpus: float = 0.0
 
     def __post_init__(self) -> None:
+        """Raise BadSetting if a number is negative or too large."""
         check_number(self.workers, "the runner's 'workers'", maximum=MAX_WORKERS)
         check_number(self.cpus, "the runner's 'cpus'", maximum=MAX_WORKERS)
         if self.gpus is not None:
@@ -226,6 +227,7 @@ def check_versions(ray: Any, nodes: Sequence[ClusterNode]) -> None:
     # Ray sends the code of a nested function. A function of this module would be imported on the other machine, which
     # fails if knowgate is missing there.
     def get_version() -> str:
+        """Return the version of knowgate on the other machine; 'none' if it is not installed there."""
         try:
             from knowgate import core
         except ImportError:

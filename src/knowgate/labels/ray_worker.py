@@ -91,6 +91,7 @@ def return_errors(method: Callable[..., Any]) -> Callable[..., WorkerResult[Any]
 
     @functools.wraps(method)
     def call(*arguments: Any) -> WorkerResult[Any]:
+        """Call the method, and return its result, or its error as text."""
         try:
             return WorkerResult(method(*arguments))
         except KnowgateError as error:

@@ -96,6 +96,7 @@ def run_labeling(
         start = time.perf_counter()
 
         def write(batch: LabeledBatch) -> None:
+            """Write a finished batch to disk, and report the progress."""
             nonlocal progress
             folder.append(batch.rows, batch.vectors)
             progress = progress.add(batch.rows, time.perf_counter() - start)

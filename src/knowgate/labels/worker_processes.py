@@ -8,7 +8,6 @@ A worker opens the index by its path. It reads requests as JSON lines on stdin, 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import math
 import os
@@ -111,18 +110,18 @@ class WorkerProcesses:
         Args:
             requests: The requests, at most one per worker.
         """
-        replies = None
         with self._lock:
+            workers = self._workers[: len(requests)]
             try:
-                with contextlib.suppress(OSError, ValueError):  # the pipe of a worker that has ended
-                    pairs = list(zip(self._workers, requests, strict=False))
-                    for worker, request in pairs:
-                        _write_line(worker.stdin, request)
-                    replies = [json.loads(worker.stdout.readline()) for worker, _ in pairs if worker.stdout]
-            finally:  # also after Ctrl-C, because replies that nobody read would be taken for those of the next request
-                if replies is None:
-                    self.close()
-        return replies
+                for worker, request in zip(workers, requests, strict=True):
+                    _write_line(worker.stdin, request)
+                return [json.loads(worker.stdout.readline()) for worker in workers if worker.stdout]
+            except (OSError, ValueError):  # the pipe of a worker that has ended
+                self.close()
+                return None
+            except BaseException:  # Ctrl-C: a reply that is not read now would be taken for that to the next request
+                self.close()
+                raise
 
     def _start(self) -> None:
         """Start all workers, and wait until they have opened the index."""
@@ -153,13 +152,14 @@ class WorkerGrader(StringGrader):
 
         Consecutive answers to the same question are sent to a worker as one item.
         """
-        items = []
-        for _, pairs in itertools.groupby(zip(answers, questions, strict=True), key=lambda pair: id(pair[1])):
-            group = list(pairs)
-            question = group[0][1]
-            texts = [answer for answer, _ in group]
-            letter = str(question.meta.get("gold_letter") or "")
-            items.append([self.name, question.text, question.answers, question.choices, letter, texts])
+        items: list[list[Any]] = []
+        previous: Question | None = None
+        for answer, question in zip(answers, questions, strict=True):
+            if question is not previous:  # begin a new item, whose last entry is the list of answers
+                letter = str(question.meta.get("gold_letter") or "")
+                items.append([self.name, question.text, question.answers, question.choices, letter, []])
+                previous = question
+            items[-1][-1].append(answer)
         grades = self.workers.run("grade", items)
         if grades is None:
             return super().grade(answers, questions)
@@ -193,8 +193,11 @@ def _search(finder: PassageFinder, items: list[Any]) -> list[Any]:
     Returns:
         For each question, a list of passages (each a list of its fields) and the count; None if it was not counted.
     """
-    results = finder.find([Question(text, answers=tuple(answers)) for text, answers in items])
-    return [[[astuple(passage) for passage in result.passages], result.frequency] for result in results]
+    replies = []
+    for result in finder.find([Question(text, answers=tuple(answers)) for text, answers in items]):
+        passages = [astuple(passage) for passage in result.passages]
+        replies.append([passages, result.frequency])
+    return replies
 
 
 def _grade(name: Any, text: str, answers: list[str], choices: list[str], letter: str, texts: list[str]) -> list[Any]:

@@ -27,7 +27,8 @@ else:
         """
 
         def __init__(self, getter: Callable[[Gate], Any]):
-            self.getter, self.__doc__ = getter, getter.__doc__
+            self.getter = getter
+            self.__doc__ = getter.__doc__
 
         def __get__(self, gate: Gate | None, owner: type[Gate]) -> Any:
             if gate is None:  # accessed on the class: dataclasses would use the result as the default of a field

@@ -349,9 +349,9 @@ class ArbiterChoice:
 
     @property
     def was_arbitrated(self) -> bool:
-        """Whether the arbiter found one answer more probably correct than the other.
+        """Whether the arbiter was called and found one of the two answers more probably correct than the other.
 
-        This is False if both are equally probable, or if they agree, so that both probabilities are None.
+        It is not called if the two answers agree; both probabilities are None then.
         """
         return self.closed_probability != self.open_probability
 
@@ -386,10 +386,14 @@ class Answer:
 
     @property
     def open_text(self) -> str:
-        """Text of the answer with passages, even if an arbiter chose the one without. Otherwise the same as `text`."""
+        """Text of the answer with passages, also if an arbiter chose the answer without passages instead.
+
+        Without an arbiter there is only one answer, so this is `text`.
+        """
         return self.text if self.choice is None else self.choice.open
 
     def __repr__(self) -> str:
+        """Show the answer, the question and the decision in one line."""
         path = f"{format_verdict(self.decision.retrieve)}, {format_count(len(self.passages), 'passage')}"
         question, reason = shorten(self.question.text), shorten(self.decision.reason)
         return f"<Answer {shorten(self.text)!r} to {question!r}: {path}; {reason}>"

@@ -103,17 +103,20 @@ def sum_answers(answers: Sequence[Answer]) -> AnswerTotals:
 
 @dataclass(frozen=True)
 class DemoConversation:
-    """Conversation in which every message is answered in all modes. Only gated answers enter its history."""
+    """Conversation in which every message is answered in three modes: never searching, always, and as the gate decides.
+
+    Only the answers of the gated mode enter the history of the conversation.
+    """
 
     pipelines: dict[str, AdaptiveRAG]
     conversation: Conversation
 
     def answer(self, message: Question) -> AnswersByMode:
-        """Answer a message in all modes.
+        """Answer a message in all three modes, and return the answers by mode.
 
-        The gated pipeline answers first. If it generated an answer without passages (closed-book), that is also the
-        answer of the mode `never`. If it generated one with passages (open-book), that is also the answer of the mode
-        `always`. Otherwise the pipeline of that mode answers the message.
+        The gated pipeline answers first. What it generated without passages (closed-book) is also the answer of the mode
+        `never`, and what it generated with passages (open-book) that of the mode `always`. Only if it generated no such
+        answer, the pipeline of that mode does.
         """
         rewritten = self.conversation.rewrite(message.text)
         question = replace(message, text=rewritten.text, meta={**message.meta, **rewritten.meta})

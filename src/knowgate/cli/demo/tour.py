@@ -125,7 +125,8 @@ def summarize_totals(totals: Mapping[str, comparison.AnswerTotals]) -> str:
     why.
     """
     always, gated = totals[comparison.ALWAYS], totals[comparison.GATED]
-    saved, change = always.searches - gated.searches, gated.right - always.right
+    saved = always.searches - gated.searches
+    change = gated.right - always.right
     direction = "more" if change > 0 else "fewer"
     answers = f"{abs(change)} {direction}" if change else "as many"
     summary = f"The gate saved {saved} of {always.searches} searches, with {answers} right answers"
@@ -210,9 +211,9 @@ def render_chart(record: DemoRecord, block: str) -> Iterator[str]:
 def summarize_record(record: DemoRecord) -> str:
     """Summarize in two sentences how the gate compares with always searching.
 
-    The first sentence tells how many more right answers the gate gets, at the threshold with the fewest searches. If
-    this gain is not significant, the gain at the first threshold with a significant one follows, if there is one. The
-    second sentence tells how many searches are saved at the threshold with the fewest searches.
+    The first sentence tells how many more right answers the gate gets, the second how many searches it saves. Both are
+    about the threshold with the fewest searches. If the gain there is not significant, the first sentence also tells
+    the gain at the next threshold where it is.
     """
     fewest_searches = record.points[0]  # points are sorted by their searches
     significant = [point for point in record.points if point.low > 0]
@@ -237,7 +238,8 @@ def _format_gain(point: RecordedPoint) -> str:
 
 def run_tour(options: DemoOptions, console: Console) -> None:
     """Load the LLM and print the tour."""
-    page, messages = DemoPage(console), comparison.load_demo_messages(options.limit)
+    page = DemoPage(console)
+    messages = comparison.load_demo_messages(options.limit)
     conversation = _print_first_question(options, page)
     page.print_title(f"2. A stream of {len(messages)} messages, as people write them")
     page.print_paragraph(

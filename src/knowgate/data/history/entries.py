@@ -98,6 +98,7 @@ class LogEntry:
     id: int | None = None
 
     def __post_init__(self) -> None:
+        """Raise BadInput if the question is empty or too long."""
         if not self.question.strip():
             raise BadInput("the question is empty, so it cannot be added to the history log. Give its text.")
         if len(self.question) > MAX_QUESTION_CHARS:

@@ -83,9 +83,11 @@ class HnswIndex:
 
         It is built in a thread, so this never waits. If the build is impossible, the result stays False.
         """
-        if self._is_ready or self._has_given_up:
-            return self._is_ready
-        self._is_ready = self._is_valid()
+        if self._is_ready:
+            return True
+        if self._has_given_up:
+            return False
+        self._is_ready = self._is_valid()  # another process may have built it
         if not self._is_ready and self._builder is None:
             self._builder = threading.Thread(target=self._build, name="knowgate-hnsw", daemon=True)
             self._builder.start()
@@ -158,6 +160,7 @@ class PostgresHistory(store.HistoryStore):
             rows.append([*values, format_vector(vector)])
 
         def insert(transaction: WriteTransaction) -> None:
+            """Insert all rows, and record which embedding their vectors come from."""
             self._record_embedding(transaction)
             self._set_width(transaction, len(vectors[0]))
             transaction.executemany(INSERT_ENTRY, rows)

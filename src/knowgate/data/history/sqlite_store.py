@@ -96,11 +96,11 @@ class SqliteHistory(HistoryStore):
                 index = self._update_index(scope)
                 hits = index.nearest(vectors, depth)
             entries = self._load_entries({row_id for question_hits in hits for row_id, _ in question_hits})
-            neighbors = [
-                _select_neighbors(question, question_hits, entries, exclude)[:k]
-                for question, question_hits in zip(questions, hits, strict=True)
-            ]
-            if depth >= len(index) or all(len(question_neighbors) == k for question_neighbors in neighbors):
+            neighbors = []
+            for question, question_hits in zip(questions, hits, strict=True):
+                neighbors.append(_select_neighbors(question, question_hits, entries, exclude)[:k])
+            has_enough = all(len(question_neighbors) == k for question_neighbors in neighbors)
+            if has_enough or depth >= len(index):
                 return neighbors
             depth *= DEPTH_FACTOR
 
@@ -111,23 +111,22 @@ class SqliteHistory(HistoryStore):
     # --- index ------------------------------------------------------------------------------------
 
     def _update_index(self, scope: HistoryScope) -> VectorIndex:
-        """Return the vector index of a scope, after updating it to the table, which other processes may have changed.
+        """Return the vector index of a scope, after adding new rows of the table to it and dropping deleted ones.
 
-        First, new rows are added: those with higher ids than the index has. Then, if the table's counter of deletions
-        has changed since the last update, rows that no longer exist are dropped from memory. The part of the index on
-        disk (rows up to `last_indexed_id`) needs no update, because whoever deletes a row erases it there, too.
+        Other processes may have changed the table since the last update.
         """
-        n_deletions = self._read_meta("deletions")
+        n_deletions = self._read_meta("deletions")  # read before the rows, so that no later deletion is missed
         if scope not in self._indexes:
             self._indexes[scope] = self._create_index(scope)
+            self._n_deletions[scope] = n_deletions
         index = self._indexes[scope]
         values = self._scope_values(scope)
+        # New rows have higher ids than those in the index.
         query = f"SELECT id, vector FROM entries WHERE {IN_SCOPE} AND id > ? ORDER BY id LIMIT {CHUNK_ROWS}"
         while rows := self._database.read(query, [*values, index.last_id]):
             index.add([row[0] for row in rows], self._parse_vectors([row[1] for row in rows], index.width))
-            if len(rows) < CHUNK_ROWS:
-                break
-        if self._n_deletions.setdefault(scope, n_deletions) != n_deletions:  # rows were deleted since the last update
+        # Whoever deletes a row erases it from the index on disk (ids up to `last_indexed_id`), but not from our memory.
+        if self._n_deletions[scope] != n_deletions:
             query = f"SELECT id FROM entries WHERE {IN_SCOPE} AND id > ?"
             index.keep({row[0] for row in self._database.read(query, [*values, index.last_indexed_id])})
             self._n_deletions[scope] = n_deletions
@@ -166,9 +165,9 @@ class SqliteHistory(HistoryStore):
         """
         if not blobs:
             return np.empty((0, 0), np.float32)
-        byte_counts = {len(blob) if isinstance(blob, bytes) else -1 for blob in blobs}  # -1 stands for an invalid value
-        expected = 4 * width if width is not None else max(byte_counts)
-        if byte_counts != {expected} or expected <= 0 or expected % 4:
+        lengths = {len(blob) / 4 if isinstance(blob, bytes) else 0.0 for blob in blobs}  # SQLite may hold other types
+        length = max(lengths)
+        if len(lengths) > 1 or length == 0 or not length.is_integer() or width not in (None, length):
             raise self._make_error("the vectors differ in length, or come from another embedding model")
         vectors = np.frombuffer(b"".join(blobs), dtype=np.float32).reshape(len(blobs), -1)
         if not float(np.abs(vectors).max()) < MAX_VECTOR_VALUE:

@@ -90,6 +90,7 @@ class HistoryStore:
 
     @cached_property
     def _embedder(self) -> Embedder:
+        """The embedding in use: the given one, else that of the log, else the default. Loaded on first use."""
         if self._given_embedder is None or isinstance(self._given_embedder, str):
             return load_embedder(self._given_embedder or self.embedding_name or DEFAULT_EMBEDDER)
         return self._given_embedder
@@ -270,6 +271,7 @@ class HistoryStore:
         return {row[0]: self._parse_entry(row) for row in rows}
 
     def _parse_entry(self, row: Sequence[Any]) -> LogEntry:
+        """Parse a row of the table; an invalid row raises the error of a damaged log."""
         try:
             return entry_from_row(row)
         except BadInput as error:

@@ -338,6 +338,7 @@ class VectorIndex:
             self._builder = None
 
     def _write(self, location: IndexLocation) -> None:
+        """Write a new version of the faiss index: the stored one, plus the rows in memory that it lacks."""
         stored = open_ann_index(location, self.width)
         with self._lock:
             ids, vectors = self._get_rows()
@@ -358,6 +359,7 @@ class VectorIndex:
         return self._ids[: self._size], self._vectors[: self._size]
 
     def _keep_rows(self, is_kept: NDArray[np.bool_]) -> None:
+        """Keep only the rows in memory that the mask selects."""
         ids, vectors = self._get_rows()
         self._ids = ids[is_kept]
         self._vectors = vectors[is_kept]

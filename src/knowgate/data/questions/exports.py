@@ -144,6 +144,7 @@ def _read_results(file: str) -> Iterator[tuple[str, str]]:
 
 
 def _read_golds(file: str) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the id of each request with its gold answers, from a JSONL file."""
     path = find_file(file)
     for number, record in read_jsonl(path):
         answers = record.get("answers")
@@ -152,6 +153,7 @@ def _read_golds(file: str) -> Iterator[tuple[str, list[Any]]]:
 
 
 def _get_request_id(record: dict[str, Any], where: str) -> str:
+    """Return the id of a request or result of an OpenAI batch. Raises BadInput if it has none."""
     request_id = record.get("custom_id")
     if not isinstance(request_id, str) or not request_id:
         raise BadInput(
@@ -186,12 +188,14 @@ def read_extra_fields(spec: str) -> dict[str, ExtraFields]:
 
 
 def _read_jsonl_fields(file: str) -> Iterator[tuple[str, ExtraFields]]:
+    """Yield the id of each question of a JSONL file, with the fields that are not part of the question."""
     for number, record in read_jsonl(expand_path(file)):
         question = records.parse_question(record, f"{file} line {number}", default_id=str(number))
         yield question.id, {key: field for key, field in record.items() if key not in QUESTION_FIELDS}
 
 
 def _read_export_fields(kind: str, value: str) -> Iterator[tuple[str, ExtraFields]]:
+    """Yield the id of each exported record with all its fields, and with its scores by name."""
     path, query = parse_file_spec(value)
     mapping = records.override_fields(MAPPINGS[kind], dict(parse_qsl(query)))
     for number, (_, record) in enumerate(read_export_records(path), start=1):
@@ -211,10 +215,10 @@ def read_scores(record: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         The value of each score: a number, a boolean or a text.
     """
+    scores: dict[str, Any] = {}
     stats = records.parse_nested_json(record.get("feedback_stats"))
-    scores = (
-        {name: records.find_field(item, "avg") for name, item in stats.items()} if isinstance(stats, Mapping) else {}
-    )
+    if isinstance(stats, Mapping):
+        scores |= {name: records.find_field(item, "avg") for name, item in stats.items()}
     for field in SCORE_LISTS:
         items = records.parse_nested_json(record.get(field))
         if isinstance(items, Mapping):  # {name: value} or {name: [values]}, of which the last one counts

@@ -34,6 +34,7 @@ def read_hub_dataset(value: str) -> Iterator[Question]:
 
 
 def _load_rows(name: str, options: Mapping[str, str]) -> Any:
+    """Load the rows of a Hugging Face data set. Raises BadInput if that fails."""
     try:
         return load_dataset(name, options["config"] or None, split=options["split"])
     except (OSError, ValueError, RuntimeError) as error:

@@ -166,7 +166,8 @@ def convert_records(records: Iterator[tuple[str, dict[str, Any]]], mapping: Fiel
             )
         meta = {name: value for name, value in texts.items() if name not in mapping.question}
         answer = get_first_field(record, mapping.answer)
-        meta |= {ANSWER_KEY: extract_text(answer)} if answer is not None else {}
+        if answer is not None:
+            meta[ANSWER_KEY] = extract_text(answer)
         golds = _split_answers(get_first_field(record, mapping.answers), mapping.split)
         question = {"question": text, "answers": golds, "meta": meta, "id": get_first_field(record, mapping.id)}
         yield parse_question(question, where, default_id=str(number))
@@ -211,15 +212,15 @@ def extract_text(value: Any, depth: int = 0) -> str:
     if depth > MAX_DEPTH:
         return ""
     if isinstance(value, list):
-        messages = [
-            item for item in value if not isinstance(item, Mapping) or item.get("role") not in ("system", "tool")
-        ]
-        return extract_text(messages[-1], depth + 1) if messages else ""
+        for item in reversed(value):
+            if not isinstance(item, Mapping) or item.get("role") not in ("system", "tool"):
+                return extract_text(item, depth + 1)
     if isinstance(value, Mapping):
         for name in TEXT_FIELDS:
-            text = extract_text(value[name], depth + 1) if value.get(name) is not None else ""
-            if text:
-                return text
+            if value.get(name) is not None:
+                text = extract_text(value[name], depth + 1)
+                if text:
+                    return text
         if len(value) == 1:  # the only field holds the text, whatever its name
             [only_value] = value.values()
             return extract_text(only_value, depth + 1)

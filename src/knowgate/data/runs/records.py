@@ -247,7 +247,9 @@ def _read_records(run: Path, name: str, kind: type[Record], content: str) -> Ite
         ArtifactError: A record is damaged.
     """
     file = RunFolder(run).file(name)
-    for number, record in read_jsonl(file) if file.is_file() else ():
+    if not file.is_file():
+        return
+    for number, record in read_jsonl(file):
         where = f"{file} line {number}"
         try:
             yield read_record(kind, record, where), where

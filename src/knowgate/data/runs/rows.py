@@ -142,17 +142,17 @@ def select_grader(row: LabelRow, grader: str) -> LabelRow:
     """
     if _is_named(row.grader, grader) or (row.grader == CHOICE_GRADER and grader in STRING_GRADERS):
         return row
-    matches = [name for name in list_graders(row) if _is_named(name, grader)]
-    name = matches[0] if matches else grader
+    # The stored name may be longer, as 'judge:implies:MODEL' for 'judge'.
+    full_name = next((name for name in list_graders(row) if _is_named(name, grader)), grader)
 
     def select(answer: GradedAnswer | None) -> GradedAnswer | None:
-        return answer and dataclasses.replace(answer, correct=answer.other_grades.get(name))
+        return answer and dataclasses.replace(answer, correct=answer.other_grades.get(full_name))
 
     closed = select(row.closed)
     opened = select(row.open)
     benefit = retrieval_benefit(closed.correct, opened.correct) if closed and opened else None
     return dataclasses.replace(
-        row, grader=name, closed=closed, open=opened, iterative=select(row.iterative), benefit=benefit
+        row, grader=full_name, closed=closed, open=opened, iterative=select(row.iterative), benefit=benefit
     )
 
 
@@ -203,7 +203,9 @@ def _get_default(item: dataclasses.Field[Any]) -> Any:
 
 def _is_default(value: Any, default: Any) -> bool:
     """Return whether a field has its default value. The type counts, too: 0.0 does not equal the default 0."""
-    return value is default or (value == default and (type(value) is type(default) or isinstance(value, Mapping)))
+    if isinstance(value, Mapping):
+        return bool(value == default)
+    return type(value) is type(default) and bool(value == default)
 
 
 def row_from_json(record: Mapping[str, Any], where: str) -> LabelRow:

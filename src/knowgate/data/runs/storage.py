@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Generic, TypeVar, overload
 
 import numpy as np
@@ -82,6 +83,7 @@ def _to_half_precision(states: Vector) -> Vector:
 
 
 def _completion_from_answer(answer: GradedAnswer | None) -> Completion | None:
+    """Convert a stored answer back to what the LLM generated; None without an answer."""
     if answer is None:
         return None
     return Completion(answer.text, answer.tokens, answer.finished, len(answer.tokens or ()))
@@ -173,11 +175,11 @@ class StoredReadings(LazySequence[Reading]):
             numbers: Indices of the rows in the table.
             rows: The rows, in the same order.
         """
-        readings = list[Reading]()
+        readings: list[Reading] = []
+        remaining = iter(rows)
         for run, group in _group_by_run(self.rows.run_index, numbers):
-            start = len(readings)  # where the group begins in `rows`
-            group_rows = rows[start : start + len(group)]
-            readings += load_readings(self.rows.folders[run], group_rows, self.layers[run])
+            rows_of_run = list(islice(remaining, len(group)))
+            readings += load_readings(self.rows.folders[run], rows_of_run, self.layers[run])
         return readings
 
     def select(self, numbers: RowNumbers) -> StoredReadings:

@@ -368,16 +368,19 @@ class _TableBuilder:
             The columns, and for each row the index of the run that it belongs to.
         """
         run_index = np.array(self._run_index, dtype=np.int32)
+        offsets = np.array(self._offsets, dtype=np.int64)
         run_layers = [storage.list_recorded_layers(folder) if layers is None else layers for folder in folders]
-        rows = storage.StoredRows(folders, run_index, np.array(self._offsets, dtype=np.int64), self.grader)
-        readings = storage.StoredReadings(rows, run_layers)
+        stored_rows = storage.StoredRows(folders, run_index, offsets, self.grader)
+        stored_readings = storage.StoredReadings(stored_rows, run_layers)
         if not self._is_on_disk:
-            return LabelColumns(self._rows, readings.load(np.arange(len(self)), self._rows)), run_index
+            readings = stored_readings.load(np.arange(len(self)), self._rows)
+            return LabelColumns(self._rows, readings), run_index
         self._convert_to_columns()
-        chunks = self._column_chunks
-        # Each column is joined from its chunks, which `pop` frees, because all of them together take much memory.
-        known = {name: np.concatenate([chunk.pop(name) for chunk in chunks]) for name in list(chunks[0])}
-        return fill_columns(LabelColumns(rows, readings), known), run_index
+        columns = {}
+        for name in list(self._column_chunks[0]):
+            # `pop` frees the chunks of a column, because those of all columns together take much memory.
+            columns[name] = np.concatenate([chunk.pop(name) for chunk in self._column_chunks])
+        return fill_columns(LabelColumns(stored_rows, stored_readings), columns), run_index
 
 
 def _make_empty_error(runs: Sequence[Path], builder: _TableBuilder) -> BadInput:
@@ -407,36 +410,41 @@ def _load_gate_columns(
     """
     columns: dict[str, GateColumn] = {}  # of the gates that all runs so far have recorded
     for run, path in enumerate(runs):
-        rows_of_run = np.flatnonzero(run_index == run)
-        columns_of_run: dict[str, GateColumn] = {}
-        for item in iterate_needs(path):
-            column = _start_gate_column(item, len(ids)) if run == 0 else columns.get(item.gate)
+        rows = np.flatnonzero(run_index == run)  # the rows of this run
+        updated: dict[str, GateColumn] = {}
+        for recorded in iterate_needs(path):
+            column = _start_gate_column(recorded, len(ids)) if run == 0 else columns.get(recorded.gate)
             if column is None:  # an earlier run has not recorded the gate
                 continue
-            column.needs[rows_of_run] = [item.needs.get(row_id, np.nan) for row_id in ids[rows_of_run]]
+            column.needs[rows] = [recorded.needs.get(row_id, np.nan) for row_id in ids[rows]]
             if column.raw is not None:
-                column.raw[rows_of_run] = [item.raw.get(row_id, np.nan) for row_id in ids[rows_of_run]]
-            columns_of_run[item.gate] = _merge_record(column, item, share=1 / (run + 1))
-        columns = columns_of_run
+                column.raw[rows] = [recorded.raw.get(row_id, np.nan) for row_id in ids[rows]]
+            updated[recorded.gate] = _merge_record(column, recorded, share=1 / (run + 1))
+        columns = updated  # without the gates that this run has not recorded
     return columns
 
 
 def _start_gate_column(item: RecordedNeeds, n_rows: int) -> GateColumn:
+    """Make the column of a gate whose scores are not filled in yet (NaN)."""
     raw = np.full(n_rows, np.nan) if item.raw else None
     needs = np.full(n_rows, np.nan)
     return GateColumn(item.gate, item.threshold, needs, item.about, item.seconds, raw, item.far, item.scoring)
 
 
 def _merge_record(column: GateColumn, item: RecordedNeeds, share: float) -> GateColumn:
-    """Merge what the next run recorded about a gate into the gate's column: its speed, and its share of far questions.
+    """Merge what the next run recorded about a gate into the gate's column, which covers the runs so far.
 
-    Far questions are those unlike the gate's training questions. Numbers are averaged over the runs, and `share` is the
-    weight of the next run. If one of the runs lacks a number, the result is None.
+    Numbers (seconds per question, share of far questions) are averaged, and `share` is the weight of the next run. What
+    one of the runs lacks, or what differs between them, is left out of the result.
     """
-    seconds = far = None
-    if column.seconds is not None and item.seconds is not None:
-        seconds = (1 - share) * column.seconds + share * item.seconds
-    if column.far is not None and item.far is not None:
-        far = (1 - share) * column.far + share * item.far
-    scoring = column.scoring if column.scoring == item.scoring else ""
-    return replace(column, seconds=seconds, far=far, scoring=scoring, raw=column.raw if item.raw else None)
+
+    def average(first: float | None, second: float | None) -> float | None:
+        return None if first is None or second is None else (1 - share) * first + share * second
+
+    return replace(
+        column,
+        seconds=average(column.seconds, item.seconds),
+        far=average(column.far, item.far),
+        scoring=column.scoring if column.scoring == item.scoring else "",
+        raw=column.raw if item.raw else None,
+    )

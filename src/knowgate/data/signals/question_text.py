@@ -28,7 +28,9 @@ def count_word_frequencies(passages: Iterable[Passage]) -> Vector:
     """
     counts = np.zeros(BUCKETS, dtype=np.float64)
     for passage in passages:
-        counts[sorted({hash_word(word) for word in tokenize(f"{passage.title} {passage.text}")})] += 1
+        words = tokenize(f"{passage.title} {passage.text}")
+        buckets = {hash_word(word) for word in words}  # each counts once per passage
+        counts[sorted(buckets)] += 1
     return np.log1p(counts).astype(np.float32)
 
 
@@ -66,6 +68,7 @@ def popularity_features(questions: Sequence[Question]) -> Vector:
 
 
 def _describe_frequencies(text: str, frequencies: Vector) -> list[float]:
+    """Return how frequent the words of a text are: the rarest word, the mean, and the rarest name."""
     words = tokenize(text)
     values = [float(frequencies[hash_word(word)]) for word in words] or [0.0]
     # The first word is capitalized in any case, so it does not count as a name.
@@ -125,7 +128,8 @@ def _describe_question(text: str) -> list[float]:
     First 1 for the type of the question and 0 for all other types. Then the logarithms of the numbers of words and of
     names, and whether it contains a number, a word such as "latest", and a superlative.
     """
-    kind, lowered = classify_question(text), text.lower()
+    kind = classify_question(text)
+    lowered = text.lower()
     return [
         *(float(name == kind) for name in (*QUESTION_TYPES, "other_type")),
         math.log1p(len(tokenize(text))),

@@ -102,7 +102,8 @@ def surface_features(questions: Sequence[Question]) -> Vector:
 
 def _compute_surface(text: str) -> list[float]:
     """Compute the surface features of a text, in a fixed order that fitted gates rely on."""
-    words, size = text.split(), max(len(text), 1)
+    words = text.split()
+    size = max(len(text), 1)
     return [
         math.log1p(len(text)),
         math.log1p(len(words)),

@@ -81,9 +81,14 @@ class GateChoice:
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> GateChoice:
         """Create a choice from the data of the progress file."""
-        alternatives, explanations = tuple(record["others"]), tuple(record["said"])
-        is_policy = bool(record.get("policy"))
-        return cls(record["gate"], record["threshold"], record["proven"], alternatives, explanations, is_policy)
+        return cls(
+            gate=record["gate"],
+            threshold=record["threshold"],
+            guarantee=record["proven"],
+            alternatives=tuple(record["others"]),
+            explanations=tuple(record["said"]),
+            is_policy=bool(record.get("policy")),
+        )
 
 
 @dataclass(frozen=True)

@@ -151,12 +151,12 @@ def label_parts(
     write_rounds(folder, rounds)
     by_id = {question.id: question for question in questions.every}
     n_before = 0  # number of questions in earlier rounds
-    for each in rounds.rounds:
-        # The default argument keeps the count of this round, because the variable changes with the next round.
-        def show(progress: LabelProgress, n_before: int = n_before) -> None:
-            pace = f"{progress.fresh / progress.seconds:.2f} questions/s" if progress.seconds else ""
-            reporter.show("labeling", n_before + progress.done, rounds.n_questions, "questions", pace)
 
+    def show(progress: LabelProgress) -> None:
+        pace = f"{progress.fresh / progress.seconds:.2f} questions/s" if progress.seconds else ""
+        reporter.show("labeling", n_before + progress.done, rounds.n_questions, "questions", pace)
+
+    for each in rounds.rounds:
         label(
             [by_id[id] for id in each.ids],
             out=folder / each.name,
@@ -222,9 +222,13 @@ def _regrade(row: LabelRow) -> LabelRow:
     if row.error is not None or row.closed is None or row.open is None:
         return replace(row, grader=AGREEMENT_GRADER)
     agree = answers_agree(row)
-    benefit = 0 if agree else 1  # retrieval turns a wrong answer right if the answers differ
-    closed_book, open_book = replace(row.closed, correct=agree), replace(row.open, correct=True)
-    return replace(row, grader=AGREEMENT_GRADER, benefit=benefit, closed=closed_book, open=open_book)
+    return replace(
+        row,
+        grader=AGREEMENT_GRADER,
+        closed=replace(row.closed, correct=agree),
+        open=replace(row.open, correct=True),
+        benefit=0 if agree else 1,  # if the answers differ, retrieval turns a wrong answer right
+    )
 
 
 def check_label_runs(runs: Sequence[Path]) -> None:

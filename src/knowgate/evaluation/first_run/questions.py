@@ -215,7 +215,8 @@ class QuestionWriter:
         usable = {fingerprint_text_loosely(row["question"]) for row in rows if not row["refused"]}
         n_to_try = 0 if len(usable) >= count else max_passages - len(rows)
         pending = _select_passages(passages, {row["id"] for row in rows}, n_to_try)
-        done, total = len(rows), len(rows) + len(pending)
+        done = len(rows)
+        total = len(rows) + len(pending)
         self.on_progress(done, total, len(usable))
         for batch in LocalRunner(largest=32).run(pending, lambda questions: self._write_batch(questions, usable)):
             self.folder.append_records(batch)

@@ -167,19 +167,24 @@ class _FirstRun:
 
         If an earlier run has done this with the same inputs, return its choice.
         """
+        options = self.options
 
         def choose() -> dict[str, Any]:
-            choice = fit_first_policy(labeled, self.options, self.reporter)
+            """Fit a policy, or select a gate, and return the choice as plain data."""
+            choice = fit_first_policy(labeled, options, self.reporter)
             if choice is None:
-                choice = GateSelector(labeled, model, self.options.out, self.options.max_loss, self.reporter).select()
+                choice = GateSelector(labeled, model, options.out, options.max_loss, self.reporter).select()
             return {"choice": choice.to_record()}
 
-        def list_outputs(result: dict[str, Any]) -> list[Path]:  # if one is missing, the choice is made again
-            gates = [Path(gate) for gate in (result["choice"]["gate"], *result["choice"]["others"])]
-            return [gate for gate in gates if gate.is_relative_to(self.options.out)]
+        def list_outputs(result: dict[str, Any]) -> list[Path]:
+            """List the folders of the gates that this run has written. If one is missing, the choice is made again."""
+            choice = GateChoice.from_record(result["choice"])
+            gates = [Path(gate) for gate in (choice.gate, *choice.alternatives)]
+            return [gate for gate in gates if gate.is_relative_to(options.out)]
 
-        inputs = (labeled.key, self.options.max_loss, ALWAYS_RETRIEVE_GATE)
-        return GateChoice.from_record(self.progress.run_step("gate", inputs, choose, list_outputs)["choice"])
+        inputs = (labeled.key, options.max_loss, ALWAYS_RETRIEVE_GATE)
+        result = self.progress.run_step("gate", inputs, choose, list_outputs)
+        return GateChoice.from_record(result["choice"])
 
     def _write_report(self, labeled: labeling.LabeledParts, choice: GateChoice) -> str:
         """Write the report on the test questions, unless it is there already, and return the verdict in words."""

@@ -49,9 +49,7 @@ def build_boundary_sections(runs: Sequence[RunReport]) -> list[str]:
     has_effects = lacks_passages or any(tables.has_effects(runs, side) for side in tables.SIDE_NAMES)
     has_savings = lacks_passages or any(run.boundary.savings[name] is not None for run in runs for name in INDICATORS)
     shown = {"effects": has_effects, "savings": has_savings, **_list_optional_parts(runs)}
-    definitions = html.render_definitions(
-        "Definitions", {name: INTROS[name] for name in INTROS if shown.get(name, True)}
-    )
+    definitions = html.render_definitions({name: INTROS[name] for name in INTROS if shown.get(name, True)})
     all_tables = [html.render_table(table) for table in tables.build_boundary_tables(runs)]
     return [
         html.render_cautions([text for text in cautions if text]),
@@ -77,15 +75,13 @@ def _list_optional_parts(runs: Sequence[RunReport]) -> dict[str, bool]:
 
 def _build_summary_section(runs: Sequence[RunReport]) -> str:
     """Build the section that says in words, and in a chart, what each LLM knows and what passages change."""
-    texts = [describe_boundary(run) for run in runs]
-    heads = "".join(
-        f"<h2>{html.render_text(headline)}</h2><p>{escape_html(' '.join(sentences))}</p>"
-        for headline, *sentences in texts
-    )
-    has_shares = any(compute_knowledge_shares(run) for run in runs)
-    title = "What the LLM knows, and what passages do"
-    figure = html.render_figure(draw_knowledge_chart(runs), title) if has_shares else ""
-    return f'<section class="verdict unknown" id="known">{heads}{figure}</section>'
+    parts = []
+    for run in runs:
+        headline, *sentences = describe_boundary(run)
+        parts.append(f"<h2>{html.render_text(headline)}</h2><p>{escape_html(' '.join(sentences))}</p>")
+    if any(compute_knowledge_shares(run) for run in runs):
+        parts.append(html.render_figure(draw_knowledge_chart(runs), "What the LLM knows, and what passages do"))
+    return f'<section class="verdict unknown" id="known">{"".join(parts)}</section>'
 
 
 def _build_accuracy_section(runs: Sequence[RunReport]) -> str:
@@ -219,10 +215,10 @@ def _format_interval(share: Proportion) -> str:
 
 def draw_knowledge_chart(runs: Sequence[RunReport]) -> str:
     """Draw a stacked bar per run that divides its questions by what the LLM knows and whether passages help or harm."""
-    groups = [
-        BarGroup(run.name, [_make_part_bar(name, share) for name, share in compute_knowledge_shares(run).items()])
-        for run in runs
-    ]
+    groups = []
+    for run in runs:
+        bars = [_make_part_bar(name, share) for name, share in compute_knowledge_shares(run).items()]
+        groups.append(BarGroup(run.name, bars))
     area = PlotArea(Axis(""), Axis("share of questions"))
     chart = charts.draw_bar_chart(area, groups, "What the LLM knows", is_stacked=True)
     return chart + charts.build_color_key(list(KNOWLEDGE_PARTS.values()))
@@ -308,20 +304,21 @@ def draw_saving_chart(runs: Sequence[RunReport], indicator: str) -> str:
     The indicator is 'mastery' (share of right samples) or 'certainty' (how far they agree). Each run has a second line,
     straight, for skipping at random. The chart is '' if no run has answers with and without passages.
     """
-    savings = [(run, run.boundary.savings[indicator]) for run in runs]
-    curves = [(run, curve) for run, curve in savings if curve is not None]
-    if not curves:
-        return ""
     lines: list[PlotLine] = []
-    for number, (run, curve) in enumerate(curves):
+    descriptions: list[str] = []
+    for run in runs:
+        curve = run.boundary.savings[indicator]
+        if curve is None:
+            continue
+        number = len(descriptions)  # of the run among those with a curve
         points = [ChartPoint(point.saved, point.accuracy) for point in curve.points]
         lines.append(PlotLine(run.name, points, charts.pick_line_style(number)))
         ends = [ChartPoint(0, curve.always), ChartPoint(1, curve.never)]
         lines.append(PlotLine(f"{run.name}, at random", ends, f"k{number % charts.COLOR_COUNT} d2"))
+        always, never = format_percent(curve.always), format_percent(curve.never)
+        descriptions.append(f"{run.name}: {always} right with every search, {never} with none")
+    if not lines:
+        return ""
     accuracies = [point.y for line in lines for point in line.points]
     area = PlotArea(Axis("searches saved"), fit_axis("accuracy", accuracies), SMALL_WIDTH, SMALL_HEIGHT)
-    description = "; ".join(
-        f"{run.name}: {format_percent(curve.always)} right with every search, {format_percent(curve.never)} with none"
-        for run, curve in curves
-    )
-    return charts.draw_line_plot(area, lines, f"Skipping by {indicator}", description)
+    return charts.draw_line_plot(area, lines, f"Skipping by {indicator}", "; ".join(descriptions))

@@ -294,7 +294,8 @@ def _build_extremes_table(run: RunReport, name: str) -> TextTable:
     questions = getattr(run.boundary, name)[:MAX_EXTREMES]
     rows = [_make_extreme_cells(question) for question in questions] or [("", "", "none")]
     if not any(measure_retrieval_change(question).mastery for question in questions):  # not sampled with passages
-        columns, rows = columns[1:], [row[1:] for row in rows]
+        columns = columns[1:]
+        rows = [row[1:] for row in rows]
     return TextTable(f"Most {name} questions of {run.name}", columns, tuple(rows))
 
 
@@ -307,7 +308,8 @@ def _make_extreme_cells(row: LabelRow) -> tuple[str, ...]:
 
 def _blank_repeats(rows: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
     """Blank the first cell of each row that has the same first cell as the row above."""
-    blanked, above = [], ""
+    blanked = []
+    above = ""  # first cell of the row above
     for first, *rest in rows:
         blanked.append(("" if first == above else first, *rest))
         above = first

@@ -98,10 +98,13 @@ def draw_grid(area: PlotArea, *, with_x_ticks: bool = True) -> Iterator[str]:
 
 def compute_ticks(axis: Axis) -> list[float]:
     """Return at most `MAX_TICKS` round numbers along an axis, such as 0.5, 0.55, ..., 0.7 for an axis from 0.48 to 0.71."""
-    span, tolerance = axis.high - axis.low, 1e-9  # the tolerance absorbs rounding errors
+    tolerance = 1e-9  # absorbs rounding errors
+    span = axis.high - axis.low
     fitting_steps = [step for step in TICK_STEPS if span / step <= MAX_TICKS - 1 + tolerance]
     step = fitting_steps[0] if fitting_steps else span / (MAX_TICKS - 1)
-    first, last = math.ceil(axis.low / step - tolerance), math.floor(axis.high / step + tolerance)
+    # Ticks are multiples of the step: the first one on the axis, the last one, and all between them.
+    first = math.ceil(axis.low / step - tolerance)
+    last = math.floor(axis.high / step + tolerance)
     return [round(number * step, 6) for number in range(first, last + 1)]
 
 

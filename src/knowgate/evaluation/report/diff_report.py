@@ -152,5 +152,5 @@ def build_diff_sections(diff: EvaluationDiff) -> Iterator[str]:
     table = html.render_table(build_diff_table(diff, diff.gates), DIFF_DEFINITIONS, "sortable wide", diff.watched)
     intro = "Click a column header to sort. The gates that count are highlighted."
     yield html.render_section("gates", "What changed", intro, [table])
-    definitions = html.render_definitions("Definitions", DIFF_DEFINITIONS)
+    definitions = html.render_definitions(DIFF_DEFINITIONS)
     yield html.render_folded_section("how", "How every number is computed", "", [definitions])

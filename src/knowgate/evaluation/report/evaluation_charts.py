@@ -78,6 +78,7 @@ def rank_gates(evaluation: Evaluation) -> list[GateResult]:
     """
 
     def get_quality(gate: GateResult) -> float:
+        """Return the number by which gates are sorted."""
         if gate.frontier is not None:
             return gate.frontier.area
         return gate.measures["auroc"].value or 0.0
@@ -180,16 +181,15 @@ def draw_need_histogram(evaluation: Evaluation, gate: GateResult) -> str:
     """Draw two histograms of need (0 to 1), side by side: of questions that the LLM knows, and of those that it does not."""
     edges = np.linspace(0, 1, BIN_COUNT + 1)
     known = evaluation.table.closed_right
-    styles = (("closed-book answer right", "k0"), ("wrong", "k1"))
-    # For known and for unknown questions: the share of all questions in each bin.
-    histograms = [np.histogram(gate.needs[rows], edges)[0] / max(1, len(known)) for rows in (known, ~known)]
+    n = max(1, len(known))
+    known_shares = (np.histogram(gate.needs[known], edges)[0] / n).tolist()  # of all questions, for each bin
+    unknown_shares = (np.histogram(gate.needs[~known], edges)[0] / n).tolist()
     groups = []
-    for number in range(BIN_COUNT):
-        bars = []
-        for histogram, (name, css_class) in zip(histograms, styles, strict=True):
-            share = float(histogram[number])
-            bars.append(Bar(share, css_class, f"{name}: {format_percent(share)}"))
-        groups.append(BarGroup(f"{edges[number]:.1f}", bars))
-    highest = max(float(histogram.max()) for histogram in histograms)
-    area = PlotArea(Axis("need, from"), fit_axis("share of questions", [0.0, highest]), SMALL_WIDTH, SMALL_HEIGHT)
-    return charts.draw_bar_chart(area, groups, f"Needs of {gate.gate}") + charts.build_color_key(styles)
+    for edge, known_share, unknown_share in zip(edges[:-1], known_shares, unknown_shares, strict=True):
+        known_bar = Bar(known_share, "k0", f"closed-book answer right: {format_percent(known_share)}")
+        unknown_bar = Bar(unknown_share, "k1", f"wrong: {format_percent(unknown_share)}")
+        groups.append(BarGroup(f"{edge:.1f}", [known_bar, unknown_bar]))
+    y_axis = fit_axis("share of questions", [0.0, *known_shares, *unknown_shares])
+    area = PlotArea(Axis("need, from"), y_axis, SMALL_WIDTH, SMALL_HEIGHT)
+    key = charts.build_color_key([("closed-book answer right", "k0"), ("wrong", "k1")])
+    return charts.draw_bar_chart(area, groups, f"Needs of {gate.gate}") + key

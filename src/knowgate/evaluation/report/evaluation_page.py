@@ -290,6 +290,6 @@ def _build_definition_section() -> str:
     items = "".join(f"<li>{escape_html(step)}</li>" for step in steps)
     parts = [
         f'<h3 id="choosing">How a recommendation is chosen</h3><ol>{items}</ol>',
-        html.render_definitions("Definitions", tables.COLUMN_DEFINITIONS),
+        html.render_definitions(tables.COLUMN_DEFINITIONS),
     ]
     return html.render_folded_section("how", "How every number is computed", "What the column headers mean.", parts)

@@ -81,14 +81,16 @@ def build_full_table(evaluation: Evaluation) -> TextTable:
         tables.insert(0, build_answer_table(evaluation.gates))
         tables += [build_frontier_table(evaluation), build_judgment_table(evaluation)]
     columns = ["gate", "threshold"]
-    cells = {gate.gate: [gate.gate, format_threshold(gate)] for gate in evaluation.gates}
     for table in tables:
-        columns += table.columns[1:]
-        row_of_gate = {row[0]: row for row in table.rows}
-        no_values = [MISSING_VALUE] * len(table.columns)
-        for gate, gate_cells in cells.items():
-            gate_cells += row_of_gate.get(gate, no_values)[1:]
-    rows = [(*cells[gate.gate], gate.scores.note or MISSING_VALUE) for gate in evaluation.gates]
+        columns += table.columns[1:]  # without the names of the gates
+    rows = []
+    for gate in evaluation.gates:
+        cells = [gate.gate, format_threshold(gate)]
+        for table in tables:
+            no_values = (MISSING_VALUE,) * len(table.columns)
+            gate_row = next((row for row in table.rows if row[0] == gate.gate), no_values)
+            cells += gate_row[1:]
+        rows.append((*cells, gate.scores.note or MISSING_VALUE))
     return TextTable("All gates, all numbers", (*columns, "about the gate"), tuple(rows))
 
 

@@ -280,7 +280,8 @@ def _describe_chance(recommendation: Recommendation) -> str:
 
 def _describe_doubt(recommendation: Recommendation) -> str:
     """Say in a few words what is not certain about a gate that is worth a try."""
-    low, loss = recommendation.difference.low, format_point_count(recommendation.max_loss)
+    low = recommendation.difference.low
+    loss = format_point_count(recommendation.max_loss)
     if low is None or low < -recommendation.max_loss:
         return f"a loss above {loss} is not ruled out: more questions would show it"
     if not recommendation.beats_chance:
@@ -439,6 +440,6 @@ def format_point_count(share: float) -> str:
 
 
 def describe_gain(recommendation: Recommendation) -> str:
-    """Describe the gain over skipping at random."""
+    """Say by how many points the accuracy of a gate is above that of chance, which skips as many searches at random."""
     gain = f"{format_points(recommendation.gain.value or 0.0)} points{format_interval(recommendation.gain)}"
     return f"against as many skips at random it gains {gain}"

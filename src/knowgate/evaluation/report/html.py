@@ -137,14 +137,14 @@ def render_table(
     return _render_scrolling_table(content, table.title, css_class)
 
 
-def render_definitions(title: str, definitions: Mapping[str, str]) -> str:
+def render_definitions(definitions: Mapping[str, str]) -> str:
     """Render a table of terms and their definitions, each an anchor for links."""
     rows = "".join(
         f'<tr id="{make_anchor(name)}"><th scope="row">{escape_html(name)}</th><td>{escape_html(text)}</td></tr>'
         for name, text in definitions.items()
     )
     head = '<thead><tr><th scope="col">number</th><th scope="col">how it is computed</th></tr></thead>'
-    return _render_scrolling_table(f"{head}<tbody>{rows}</tbody>", title, "text")
+    return _render_scrolling_table(f"{head}<tbody>{rows}</tbody>", "Definitions", "text")
 
 
 def make_anchor(name: str) -> str:

@@ -119,5 +119,5 @@ def build_reranker_sections(comparison: RerankerComparison) -> Iterator[str]:
     tables = [html.render_table(table) for table in build_reranker_tables(comparison)]
     intro = "Shares with 95 % intervals, then paired differences."
     yield html.render_section("tables", "What reranking changes", intro, tables)
-    definitions = html.render_definitions("Definitions", RERANKER_DEFINITIONS)
+    definitions = html.render_definitions(RERANKER_DEFINITIONS)
     yield html.render_folded_section("how", "How every number is computed", "", [definitions])

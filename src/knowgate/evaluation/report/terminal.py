@@ -29,6 +29,7 @@ class TerminalTable:
     table: TextTable
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield a rich table of the columns that fit, and a line that names the others."""
         columns = [_Column.measure(self.table, index) for index in range(len(self.table.columns))]
         n_fitting = _count_fitting(columns, options.max_width)
         shown, left_out = columns[:n_fitting], columns[n_fitting:]
@@ -68,12 +69,16 @@ class _Column:
         word and no interval is broken, and texts get at least `MIN_TEXT_WIDTH`.
         """
         name = sanitize_line(table.columns[index])
-        cells = [sanitize_line(row[index]) for row in table.rows if index < len(row)]
-        # The last cell of a short row is a remark that spans columns: only its words must fit.
-        full_rows = [row for row in table.rows if len(row) == len(table.columns)]
-        text_widths = [_measure_wrapped_width(sanitize_line(row[index])) for row in full_rows]
-        unit_widths = [_measure_max_width(CELL_UNIT.findall(cell)) for cell in (name, *cells)]
-        return cls(name, _measure_max_width([*cells, name]), max(*text_widths, *unit_widths, 1))
+        cells = [name]
+        min_width = 1
+        for row in table.rows:
+            if index < len(row):
+                cells.append(sanitize_line(row[index]))
+            if len(row) == len(table.columns):  # only words of a shorter row must fit, whose last cell spans columns
+                min_width = max(min_width, _measure_wrapped_width(cells[-1]))
+        for cell in cells:
+            min_width = max(min_width, _measure_max_width(CELL_UNIT.findall(cell)))
+        return cls(name, _measure_max_width(cells), min_width)
 
 
 def _measure_wrapped_width(cell: str) -> int:
