@@ -34,13 +34,11 @@ def evidence(base):
 
 @pytest.fixture(scope="module")
 def fitter(evidence, base, tmp_path_factory):
-    """Fits judges alone, and one stack of them."""
-    work, list_all = tmp_path_factory.mktemp("work"), candidates.list_gate_recipes
+    """Fits judges alone, and stacks of them."""
+    work = tmp_path_factory.mktemp("work")
     with pytest.MonkeyPatch.context() as patch, quick():
         patch.setattr(candidates, "DEFAULT_GATES", ())
         patch.setattr(candidates, "LOGPROB_FEATURES", ())
-        few = lambda *rows: [recipe for recipe in list_all(*rows) if recipe.name != "stack (gain)"]  # noqa: E731
-        patch.setattr(candidates, "list_gate_recipes", few)
         patch.setattr(candidates, "make_judge_options", lambda spec: {"base": spec, **TRAINING})
         yield candidates.CandidateFitter(evidence, f"hf:{base}", work, lambda progress: None)
 
@@ -58,7 +56,7 @@ def test_judges_learn_from_all_rows_to_choose_on_but_one_fold_and_from_no_held_o
 def test_the_chosen_gate_uses_the_judges_of_all_folds_without_a_further_training(
     fitter, evidence, tmp_path, monkeypatch
 ):
-    assert {gate.name for gate in fitter.gates} == {"judge", "judge (gain)", "stack (known)"}
+    assert {gate.name for gate in fitter.gates} == {"judge", "judge (gain)", "stack (known)", "stack (gain)"}
     monkeypatch.setattr(candidates, "train_gain_judge", lambda *arguments: pytest.fail("trained again"))
     rows = evidence.held_out[:5].tolist()
     questions, readings = ([part[row] for row in rows] for part in (evidence.table.questions, evidence.table.readings))
