@@ -102,8 +102,9 @@ class ChatModel(Backend):
             raise UnsupportedSignal(
                 f"{self.name} returns no hidden states. Use an hf: model, or a gate that needs none."
             )
-        length = request.draft_tokens  # 0 if no draft is requested
-        drafts = self._map(lambda prompt: self._complete_greedily(prompt, length) if length else None, prompts)
+        drafts: list[Completion | None] = [None] * len(prompts)
+        if request.draft_tokens:
+            drafts = self._map(lambda prompt: self._complete_greedily(prompt, request.draft_tokens), prompts)
         samples = self._sample(prompts, request.sample_tokens, request.sampling, request.samples, request.seed)
         return [
             Reading(draft=draft, samples=tuple(completions), resume=RemoteDraft(prompt, draft))
@@ -221,7 +222,9 @@ def make_completion(text: str, tokens: tuple[Token, ...] | None, n_tokens: int |
         n_tokens: The number of tokens. If None, `tokens` are counted, or the words if there are no tokens.
         finished: False if the answer was cut off at the maximum length.
     """
-    return Completion(text, tokens, finished=finished, n_tokens=n_tokens or len(tokens or text.split()))
+    if not n_tokens:
+        n_tokens = len(tokens) if tokens else len(text.split())
+    return Completion(text, tokens, finished, n_tokens)
 
 
 def parse_logprobs(value: Any) -> tuple[Token, ...] | None:

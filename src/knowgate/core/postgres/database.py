@@ -284,6 +284,7 @@ class PostgresDatabase:
     def close(self) -> None:
         """Close all connections. The database can still be used: the next query opens a new pool."""
         with self._lock:
-            pool, self._pool = self._pool, None
+            pool = self._pool
+            self._pool = None
         if pool is not None:
             pool.close()
