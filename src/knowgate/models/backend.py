@@ -58,7 +58,10 @@ class Backend(ABC):
         """
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
-        """Yield the greedy answer word by word, then return it as a `Completion`."""
+        """Yield the greedy answer word by word, then return it as a `Completion`.
+
+        With `resume`, the handle of a draft (`Reading.resume`), the answer begins with that draft.
+        """
         handles = None if resume is None else [resume]
         completion = self.generate([prompt], max_tokens=max_tokens, resume=handles)[0][0]
         yield from WORD_PATTERN.findall(completion.text)

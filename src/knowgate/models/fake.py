@@ -47,7 +47,9 @@ LOGPROB_LIMIT = 1e30  # largest absolute log-probability that a table may contai
 
 @dataclass(frozen=True)
 class FakeEntry:
-    """What the fake model answers to one question. Values that are not set are computed from a hash of the prompt.
+    """What the fake model, a stand-in for an LLM in tests, answers to one question.
+
+    Values that are not set are computed from a hash of the prompt.
 
     Args:
         closed: The closed-book answer, given to a prompt without passages.
@@ -218,10 +220,9 @@ class FakeModel(backend.Backend):
     def _read(self, prompt: Prompt, request: SignalRequest) -> Reading:
         """Return the requested signals of one prompt."""
         draft = None
-        draft_end = "after None"  # names the position after the draft; states after different drafts differ
         if request.draft_tokens:
             draft = self._complete(prompt, self._answer(prompt), request.draft_tokens)
-            draft_end = f"after {draft.text}"
+        draft_end = f"after {draft.text if draft else None}"  # hidden states after different drafts differ
         samples = self._sample(prompt, request.sample_tokens, request.samples, request.seed, request.sampling)
         layers_after = request.layers if request.after_draft else ()
         return Reading(
@@ -282,11 +283,12 @@ class FakeModel(backend.Backend):
         return -1.0 - 2.0 * unit
 
     def _draw_answers(self, prompt: Prompt, n: int, seed: int | None, sampling: Sampling) -> list[str]:
-        """Return `n` sampled answers.
+        """Return `n` sampled answers to a prompt.
 
-        With an open-book prompt, all samples are the open-book answer. Otherwise they are the entry's `samples`, repeated
-        in order. Without these, each sample is the closed-book answer with the probability that the entry's logprob
-        gives, and one of `WRONG_ANSWER_COUNT` wrong guesses otherwise.
+        - If the prompt has passages, all samples are the open-book answer.
+        - If the table lists samples, these are returned in order, from the beginning again after the last one.
+        - Otherwise each sample is the closed-book answer, with the probability that its log-probability gives, or one
+          of `WRONG_ANSWER_COUNT` wrong guesses.
         """
         entry = self._find_entry(prompt.text)
         answer = self._answer(prompt)
@@ -297,12 +299,13 @@ class FakeModel(backend.Backend):
         if not n:
             return []
         rng = random.Random(_digest("samples", prompt.text, seed))
-        p = math.exp(self._logprob(prompt.text))  # of the closed-book answer; the guesses share the rest equally
-        p_guess = (1 - p) / WRONG_ANSWER_COUNT
-        p_answer, *p_guesses = backend.apply_sampling(np.array([p] + [p_guess] * WRONG_ANSWER_COUNT), sampling)
+        p_answer = math.exp(self._logprob(prompt.text))
+        p_guess = (1 - p_answer) / WRONG_ANSWER_COUNT  # all guesses are equally probable
+        unfiltered = np.array([p_answer] + [p_guess] * WRONG_ANSWER_COUNT)
+        probabilities = backend.apply_sampling(unfiltered, sampling)
         # top_k and top_p may exclude guesses. `randrange` needs at least one.
-        n_guesses = max(1, int(np.count_nonzero(p_guesses)))
-        return [answer if rng.random() < p_answer else f"guess{rng.randrange(n_guesses)}" for _ in range(n)]
+        n_guesses = max(1, int(np.count_nonzero(probabilities[1:])))
+        return [answer if rng.random() < probabilities[0] else f"guess{rng.randrange(n_guesses)}" for _ in range(n)]
 
     def _complete(self, prompt: Prompt, answer: str, max_tokens: int) -> Completion:
         """Return the first `max_tokens` words of an answer. Every word counts as one token."""

@@ -133,6 +133,7 @@ class VllmModel(LocalBackend):
         return split_positions(np.array(values, dtype=np.float32), prompts)
 
     def _score_answers(self, prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> list[float]:
+        """Return the mean log-probability of the tokens of each answer after its prompt."""
         rows = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
         with self.lock:
             outputs = self._generate(rows, [1] * len(rows), temperature=0.0, prompt_logprobs=1)
@@ -197,6 +198,7 @@ class VllmModel(LocalBackend):
     def _continue_drafts(
         self, prompts: Sequence[Prompt], handles: Sequence[object], max_tokens: int
     ) -> list[Completion]:
+        """Continue drafts (beginnings of answers) greedily, all in one batch, and return the whole answers."""
         drafts = [check_resume_handle(handle, VllmResumeHandle) for handle in handles]
         return [self._make_completion(answer, with_tokens=True) for answer in self._complete(drafts, max_tokens)]
 
@@ -205,15 +207,22 @@ class VllmModel(LocalBackend):
 
         Drafts that the model has ended stay as they are. Drafts with more than `max_tokens` tokens are cut.
         """
-        answers = [handle.draft.cut(max_tokens) for handle in drafts]
-        unfinished = [i for i, draft in enumerate(answers) if not draft.finished and len(draft.tokens) < max_tokens]
-        inputs = [[*drafts[i].ids, *answers[i].tokens] for i in unfinished]  # token ids of prompt and draft
-        limits = [max_tokens - len(answers[i].tokens) for i in unfinished]
+        answers = []
+        unfinished = []  # those of `answers` to continue
+        inputs = []  # token ids of prompt and draft, for each of them
+        for handle in drafts:
+            answer = handle.draft.cut(max_tokens)
+            answers.append(answer)
+            if not answer.finished and len(answer.tokens) < max_tokens:
+                unfinished.append(answer)
+                inputs.append([*handle.ids, *answer.tokens])
+        limits = [max_tokens - len(answer.tokens) for answer in unfinished]
         with self.lock:
             continuations = self._decode_greedily(inputs, limits)
-        for i, added in zip(unfinished, continuations, strict=True):
-            draft = answers[i]
-            answers[i] = GeneratedAnswer([*draft.tokens, *added.tokens], [*draft.steps, *added.steps], added.finished)
+        for answer, continuation in zip(unfinished, continuations, strict=True):
+            answer.tokens += continuation.tokens
+            answer.steps += continuation.steps
+            answer.finished = continuation.finished
         return answers
 
     def _start_stream(self, prompt: Prompt, max_tokens: int, resume: object) -> tuple[GeneratedAnswer, Iterator[None]]:

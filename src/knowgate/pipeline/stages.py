@@ -167,10 +167,10 @@ def bind_arbiter(arbiter: Arbiter | None, gate: Gate, model: Model, prompts: Ans
 
 
 def mark_replaceable_answers(arbiter: Arbiter | None, states: Sequence[QuestionState], max_tokens: int) -> None:
-    """Mark questions that also have a complete answer without passages (draft), which an arbiter may choose later.
+    """Mark questions whose answer with passages an arbiter may replace later, so that it is not streamed too early.
 
-    The mark is the function `may_show`. Given the beginning of an answer with passages, it tells whether the arbiter is
-    sure to choose that answer. The answer is streamed only then.
+    These are the questions that also have a complete answer without passages (draft). The mark is `may_show`, a function
+    that gets the beginning of the answer with passages, and returns True if the arbiter will not replace it.
     """
     if arbiter is None:
         return

@@ -126,9 +126,10 @@ class Postings:
 
 
 def _assign_slots(terms: IntArray, next_slots: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the position in the output arrays at which the score of each entry of a block is stored.
+    """Return where in the output array to store the score of each entry of a block.
 
-    All scores of a term are stored next to each other, so the entries of a term get its next free positions.
+    An entry says that a term occurs in a passage. The output array holds all scores of the first term, then all of the
+    second, and so on. So the entries of a term get the next free positions of this term.
 
     Args:
         terms: The term of each entry, in increasing order.

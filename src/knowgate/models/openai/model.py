@@ -140,9 +140,10 @@ class OpenAIModel(Backend):
 
     def check_request(self, request: SignalRequest) -> None:
         """Raise UnsupportedSignal if this server does not support a requested signal."""
-        if request.sample_layer is not None or (request.layers and self._state_reader is None):
-            what = "sampled answers" if request.sample_layer is not None else "prompts"
-            raise UnsupportedSignal(f"this server does not return hidden states of {what}. Use an hf: model.")
+        if request.sample_layer is not None:
+            raise UnsupportedSignal("this server does not return hidden states of sampled answers. Use an hf: model.")
+        if request.layers and self._state_reader is None:
+            raise UnsupportedSignal("this server does not return hidden states of prompts. Use an hf: model.")
         if request.layers and self._state_reader is not None:
             self._state_reader.check(request.layers)
         if request.entropies and not self.has_entropies:
@@ -226,16 +227,17 @@ class OpenAIModel(Backend):
             response = self._endpoint.complete_prompt(prompt, fields)
             completion = self._check_logprobs(responses.parse_completions(response)[0])
             draft_ids = responses.parse_answer_ids(response) if needs_states_after else []
-        hidden: Mapping[int, Vector] = {}
-        hidden_after: Mapping[int, Vector] = {}
-        if request.layers and self._state_reader is not None:
-            ids = self._endpoint.tokenize_prompt(prompt)
-            hidden = self._state_reader.read(ids, request.layers)
-            if needs_states_after and draft_ids:
-                hidden_after = self._state_reader.read([*ids, *draft_ids], request.layers)
-            elif needs_states_after:  # the draft is empty, so the states after it are those before it
-                hidden_after = hidden
-        return Reading(completion, hidden, hidden_after, resume=RemoteDraft(prompt, completion))
+        reading = Reading(completion, resume=RemoteDraft(prompt, completion))
+        if not request.layers or self._state_reader is None:
+            return reading
+        prompt_ids = self._endpoint.tokenize_prompt(prompt)
+        hidden = self._state_reader.read(prompt_ids, request.layers)
+        if not needs_states_after:
+            return replace(reading, hidden=hidden)
+        hidden_after = hidden  # after an empty draft, the states are those before it
+        if draft_ids:
+            hidden_after = self._state_reader.read([*prompt_ids, *draft_ids], request.layers)
+        return replace(reading, hidden=hidden, hidden_after=hidden_after)
 
     def _complete(self, draft: RemoteDraft, max_tokens: int, seed: int | None = None) -> Completion:
         """Return the whole greedy answer that begins with a draft.
@@ -402,8 +404,8 @@ class OpenAIModel(Backend):
     def _list_more_tokens(self, prompt: Prompt, labels: Sequence[str], top: responses.TopTokens) -> responses.TopTokens:
         """Return a longer list of probable first tokens of the answer, which contains the labels if possible.
 
-        vLLM and SGLang are asked for the labels by token id, llama.cpp for longer lists. On other servers, the list
-        stays as it is.
+        vLLM and SGLang can be asked for the labels by token id, and llama.cpp for longer lists. For other servers,
+        `top` is returned.
 
         Args:
             prompt: The prompt.
