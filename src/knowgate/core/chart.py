@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -89,10 +90,8 @@ def render_line_chart(curves: Sequence[Curve], frame: ChartFrame) -> str:
     legend_width = 30 + 7 * max((len(curve.name) for curve in curves), default=0)
     width = LEFT_MARGIN + frame.width + legend_width
     height = TOP_MARGIN + max(frame.height + BOTTOM_MARGIN, LEGEND_LINE_HEIGHT * (len(curves) + 1))
-    elements = [*_render_axes(frame)]
-    for curve in curves:
-        elements += _render_curve(curve, frame)
-    elements += _render_legend(curves, frame)
+    lines = itertools.chain.from_iterable(_render_curve(curve, frame) for curve in curves)
+    elements = [*_render_axes(frame), *lines, *_render_legend(curves, frame)]
     opening = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         'font-family="system-ui, sans-serif" font-size="11" fill="currentColor">'

@@ -27,12 +27,7 @@ CONTROL_CHARACTERS = re.compile(
 
 def sanitize_text(text: str, keep: str = "\n\t") -> str:
     """Escape every character that could control a terminal, except those in `keep`."""
-
-    def replace(match: re.Match[str]) -> str:
-        character = match[0]
-        return character if character in keep else _escape(character)
-
-    return CONTROL_CHARACTERS.sub(replace, text)
+    return CONTROL_CHARACTERS.sub(lambda match: match[0] if match[0] in keep else _escape(match[0]), text)
 
 
 def sanitize_line(text: str) -> str:

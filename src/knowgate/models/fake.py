@@ -116,7 +116,7 @@ def open_fake(file: str = "") -> FakeModel:
     return FakeModel(read_fake_table(Path(file)) if file else None)
 
 
-class FakeModel(backend.Backend):
+class FakeModel(backend.SinglePromptBackend):
     """A model that answers from a table.
 
     Args:
@@ -166,33 +166,21 @@ class FakeModel(backend.Backend):
         self._check_offered(Signal.SAMPLES, request.samples > 0)
         return [self._read(prompt, request) for prompt in prompts]
 
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        max_tokens: int,
-        temperature: float = 0.0,
-        n: int = 1,
-        seed: int | None = None,
-        resume: Sequence[object] | None = None,
-    ) -> list[list[Completion]]:
-        """Return `n` completions per prompt: sampled ones if temperature > 0, else the same answer `n` times.
+    def _complete_draft(self, draft: backend.RemoteDraft, max_tokens: int, seed: int | None = None) -> Completion:
+        """Return the answer to the prompt of a draft. It is never shorter than the draft."""
+        n_draft_tokens = draft.completion.n_tokens if draft.completion else 0
+        return self._complete(draft.prompt, self._answer(draft.prompt), max(max_tokens, n_draft_tokens))
 
-        With `resume`, the completions continue drafts (beginnings of answers) that `read` has returned. A completion is
-        never shorter than its draft, even if the draft has more than `max_tokens` tokens.
-        """
-        if resume is None and temperature > 0:
-            return [self._sample(prompt, max_tokens, n, seed, Sampling(temperature)) for prompt in prompts]
-        if resume is None:
-            return [[self._complete(prompt, self._answer(prompt), max_tokens)] * n for prompt in prompts]
-        backend.check_resume_options(temperature, n)
-        completions = []
-        for _prompt, handle in zip(prompts, resume, strict=True):
-            draft = backend.check_resume_handle(handle, backend.RemoteDraft)
-            n_draft_tokens = draft.completion.n_tokens if draft.completion else 0
-            limit = max(max_tokens, n_draft_tokens)
-            completions.append([self._complete(draft.prompt, self._answer(draft.prompt), limit)])
-        return completions
+    def _sample(
+        self, prompts: Sequence[Prompt], max_tokens: int, sampling: Sampling, n: int, seed: int | None
+    ) -> list[list[Completion]]:
+        """Draw `n` answers to each prompt, and cut each to `max_tokens` tokens."""
+        backend.check_sampling(sampling)
+        samples = []
+        for prompt in prompts:
+            answers = self._draw_answers(prompt, n, seed, sampling)
+            samples.append([self._complete(prompt, answer, max_tokens) for answer in answers])
+        return samples
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
         """Return made-up logits of the labels, such as 'yes' and 'no', after each part of a prompt (parts x labels).
@@ -223,7 +211,7 @@ class FakeModel(backend.Backend):
         if request.draft_tokens:
             draft = self._complete(prompt, self._answer(prompt), request.draft_tokens)
         draft_end = f"after {draft.text if draft else None}"  # hidden states after different drafts differ
-        samples = self._sample(prompt, request.sample_tokens, request.samples, request.seed, request.sampling)
+        [samples] = self._sample([prompt], request.sample_tokens, request.sampling, request.samples, request.seed)
         layers_after = request.layers if request.after_draft else ()
         return Reading(
             draft=draft,
@@ -244,11 +232,6 @@ class FakeModel(backend.Backend):
             return None
         position = "end of sample" if request.sample_end else "sample"
         return np.stack([self._state(prompt, layer, f"{position} {sample.text}") for sample in samples])
-
-    def _sample(self, prompt: Prompt, limit: int, n: int, seed: int | None, sampling: Sampling) -> list[Completion]:
-        """Draw `n` answers and cut each to `limit` tokens."""
-        backend.check_sampling(sampling)
-        return [self._complete(prompt, text, limit) for text in self._draw_answers(prompt, n, seed, sampling)]
 
     def _find_entry(self, text: str) -> FakeEntry:
         """Return the entry whose key equals the text, else that of the longest key in it, else an empty entry."""

@@ -19,18 +19,8 @@ from knowgate.models import tokenization
 from knowgate.models.backend import Backend, check_resume_options
 from knowgate.models.tokenization import LabelPromptTokens
 from knowgate.models.tools import find_call_token, render_with_tool
-from knowgate.types import (
-    Completion,
-    LabelPrompt,
-    Prompt,
-    Reading,
-    Sampling,
-    Signal,
-    SignalRequest,
-    TextStream,
-    Token,
-    Vector,
-)
+from knowgate.types import TextStream, Vector
+from knowgate.types.records import Completion, LabelPrompt, Prompt, Reading, Sampling, Signal, SignalRequest, Token
 
 TOKEN_CACHE_SIZE = 4_096  # number of prompts whose token ids are kept
 ENCODE_LOCK = threading.Lock()  # guards the token ids of recent prompts

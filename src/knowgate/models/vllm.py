@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -207,23 +207,17 @@ class VllmModel(LocalBackend):
 
         Drafts that the model has ended stay as they are. Drafts with more than `max_tokens` tokens are cut.
         """
-        answers = []
-        unfinished = []  # those of `answers` to continue
-        inputs = []  # token ids of prompt and draft, for each of them
-        for handle in drafts:
-            answer = handle.draft.cut(max_tokens)
-            answers.append(answer)
-            if not answer.finished and len(answer.tokens) < max_tokens:
-                unfinished.append(answer)
-                inputs.append([*handle.ids, *answer.tokens])
-        limits = [max_tokens - len(answer.tokens) for answer in unfinished]
+        copies = [replace(handle, draft=handle.draft.cut(max_tokens)) for handle in drafts]
+        unfinished = [copy for copy in copies if not copy.draft.finished and len(copy.draft.tokens) < max_tokens]
+        inputs = [[*copy.ids, *copy.draft.tokens] for copy in unfinished]  # token ids of prompt and draft
+        limits = [max_tokens - len(copy.draft.tokens) for copy in unfinished]
         with self.lock:
             continuations = self._decode_greedily(inputs, limits)
-        for answer, continuation in zip(unfinished, continuations, strict=True):
-            answer.tokens += continuation.tokens
-            answer.steps += continuation.steps
-            answer.finished = continuation.finished
-        return answers
+        for copy, continuation in zip(unfinished, continuations, strict=True):
+            copy.draft.tokens += continuation.tokens
+            copy.draft.steps += continuation.steps
+            copy.draft.finished = continuation.finished
+        return [copy.draft for copy in copies]
 
     def _start_stream(self, prompt: Prompt, max_tokens: int, resume: object) -> tuple[GeneratedAnswer, Iterator[None]]:
         """Return the complete answer, and an empty iterator because no tokens are left to add.

@@ -130,20 +130,15 @@ class HFModel(LocalModel, LocalBackend):
         states_only = not (request.draft_tokens or request.samples) and supports_partial_pass(self.loaded.model)
         layers = sorted({*self._resolve_layers(request.layers), *self._sample_layers(request)})
 
-        loaded = self.loaded
-
         def run(part: list[list[int]]) -> DecodingBatch:
             """Read some of the prompts in one forward pass."""
-            return prefill(
-                loaded.model, part, self.pad_id, loaded.device, layers, self.prefix_cache, states_only=states_only
-            )
+            model, device = self.loaded.model, self.loaded.device
+            return prefill(model, part, self.pad_id, device, layers, self.prefix_cache, states_only=states_only)
 
         if not self._can_join_prefills(request):
             return run(ids)
-        prefills = []
-        for indices in split_into_batches([len(tokens) for tokens in ids], limits, rows=1):
-            prefills.append(run([ids[i] for i in indices]))
-        return join_prefills(prefills)
+        parts = split_into_batches([len(tokens) for tokens in ids], limits, rows=1)
+        return join_prefills([run([ids[i] for i in indices]) for indices in parts])
 
     def _answer_batch(
         self, batch: DecodingBatch, prompts: list[Prompt], request: SignalRequest

@@ -26,7 +26,7 @@ from knowgate.core.files import sha256_text
 from knowgate.core.http_client import RetryPolicy
 from knowgate.errors import ModelError, UnsupportedSignal
 from knowgate.models import backend
-from knowgate.models.backend import Backend, RemoteDraft, check_resume_handle
+from knowgate.models.backend import RemoteDraft, SinglePromptBackend, check_resume_handle
 from knowgate.models.openai import responses
 from knowgate.models.openai.client import ApiClient, StatusError
 from knowgate.models.openai.hidden_states import HiddenStateReader
@@ -46,7 +46,7 @@ def open_openai(value: str) -> OpenAIModel:
     return OpenAIModel(spec.model, spec.url, concurrency=spec.concurrency, hidden_states=spec.hidden_states)
 
 
-class OpenAIModel(Backend):
+class OpenAIModel(SinglePromptBackend):
     """A model on an OpenAI-compatible server, safe to use from several threads.
 
     Args:
@@ -161,33 +161,6 @@ class OpenAIModel(Backend):
         samples = self._sample(prompts, request.sample_tokens, request.sampling, request.samples, request.seed)
         return [replace(reading, samples=tuple(drawn)) for reading, drawn in zip(readings, samples, strict=True)]
 
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        max_tokens: int,
-        temperature: float = 0.0,
-        n: int = 1,
-        seed: int | None = None,
-        resume: Sequence[object] | None = None,
-    ) -> list[list[Completion]]:
-        """Return `n` completions per prompt: sampled ones if temperature > 0, else the same answer `n` times.
-
-        With `resume`, the completions continue drafts (beginnings of answers) that `read` has returned. The tokens of a
-        draft count towards `max_tokens`. Sampled completions have no log-probabilities.
-        """
-        if resume is not None:
-            backend.check_resume_options(temperature, n)
-            # A handle contains its prompt. `zip` only checks that there are as many handles as prompts.
-            drafts = [check_resume_handle(handle, RemoteDraft) for _, handle in zip(prompts, resume, strict=True)]
-            return self._map(lambda draft: [self._complete(draft, max_tokens)], drafts)
-        if temperature > 0:
-            return self._sample(prompts, max_tokens, Sampling(temperature), n, seed)
-        if n == 0:
-            return [[] for _ in prompts]
-        # Greedy answers are all equal, and vLLM refuses n > 1 for them.
-        return self._map(lambda prompt: [self._complete(RemoteDraft(prompt, None), max_tokens, seed)] * n, prompts)
-
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
         """Yield the text of the greedy answer as the server sends it, then return it as a `Completion`.
 
@@ -239,7 +212,7 @@ class OpenAIModel(Backend):
             hidden_after = self._state_reader.read([*prompt_ids, *draft_ids], request.layers)
         return replace(reading, hidden=hidden, hidden_after=hidden_after)
 
-    def _complete(self, draft: RemoteDraft, max_tokens: int, seed: int | None = None) -> Completion:
+    def _complete_draft(self, draft: RemoteDraft, max_tokens: int, seed: int | None = None) -> Completion:
         """Return the whole greedy answer that begins with a draft.
 
         If the draft is complete, no request is sent. If the server cannot continue it, a new answer is generated.
