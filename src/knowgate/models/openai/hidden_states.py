@@ -88,7 +88,10 @@ class HiddenStateReader:
             )
 
     def read(self, ids: Sequence[int], layers: Sequence[int]) -> dict[int, Vector]:
-        """Return the hidden states of the given layers at the last of some tokens."""
+        """Return the hidden states of the given layers at the last of the tokens `ids`, keyed by layer.
+
+        Negative layer numbers count from the end.
+        """
         states = self._read_sglang(ids) if self._endpoint.server == "sglang" else self._read_vllm(ids)
         if len(states) != len(self._config.layers):
             raise BadSetting(
