@@ -124,6 +124,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    """Import a public name on first use; Python calls this function for names that the module does not have yet."""
     if name in _RENAMED:
         import warnings
 

@@ -49,11 +49,12 @@ class UnknownName(KnowgateError):
     """
 
     def __init__(self, kind: str, name: str, known: Iterable[str], *, also: str = ""):
-        names = sorted(known)
-        self.known, self.also = names, also
-        matches = difflib.get_close_matches(name, names, n=1)
+        self.known = sorted(known)
+        self.also = also
+        matches = difflib.get_close_matches(name, self.known, n=1)
         hint = f" Did you mean '{matches[0]}'?" if matches else ""
-        super().__init__(f"unknown {kind} '{name}'.{hint} Known: {', '.join(names)}{f'; or {also}' if also else ''}.")
+        alternative = f"; or {also}" if also else ""
+        super().__init__(f"unknown {kind} '{name}'.{hint} Known: {', '.join(self.known)}{alternative}.")
 
 
 class BadSetting(KnowgateError):
@@ -74,7 +75,12 @@ class MissingExtra(KnowgateError):
 
 @contextlib.contextmanager
 def require_extra(feature: str, extra: str) -> Iterator[None]:
-    """Raise MissingExtra, whose arguments these are, if a package that the block imports is not installed."""
+    """Raise MissingExtra if a package that the `with` block imports is not installed.
+
+    Args:
+        feature: What needs the package, as the subject of the message.
+        extra: The optional dependency group that installs the package.
+    """
     try:
         yield
     except ModuleNotFoundError as error:

@@ -84,21 +84,6 @@ def test_the_docstring_lists_every_described_field():
     assert "samples: Samples to draw." in str(draw.__doc__)
 
 
-def test_options_of_two_models_can_be_stacked():
-    class SearchOptions(Options):
-        k: Count = 3
-
-    @with_options(SearchOptions, "search")
-    @with_options(DrawOptions)
-    def both(*, search: SearchOptions, options: DrawOptions) -> tuple[int, int]:
-        return search.k, options.samples
-
-    assert both(k=5, samples=7) == (5, 7)
-    assert {"k", "samples", "search", "options"} <= set(inspect.signature(both).parameters)
-    with pytest.raises(BadSetting, match="unknown option 'x'"):
-        both(x=1)
-
-
 def test_options_can_be_sent_to_another_process():
     options = pickle.loads(pickle.dumps(DrawOptions(samples=3)))  # noqa: S301 - made here
     assert options == DrawOptions(samples=3)

@@ -10,7 +10,7 @@ litellm = pytest.importorskip("litellm", reason="needs the extra litellm")
 from knowgate.errors import AdapterError, BadSetting, ServerError
 from knowgate.gates import load_gate
 from knowgate.integrations import litellm as adapter
-from knowgate.integrations.litellm import KnowgateHook, LiteLLMModel, open_litellm
+from knowgate.integrations.litellm import KnowgateHook, LiteLLMModel
 from knowgate.models import load_model
 from knowgate.models.fake import FakeModel
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
@@ -105,7 +105,7 @@ def test_a_litellm_model_is_a_knowgate_model():
 
 
 def test_log_probabilities_are_offered_if_the_provider_returns_them():
-    assert Signal.LOGPROBS in open_litellm("gpt-4o-mini").offers
+    assert Signal.LOGPROBS in LiteLLMModel("gpt-4o-mini").offers
     assert Signal.LOGPROBS not in load_model("litellm:anthropic/claude-3-5-sonnet-20240620").offers
 
 

@@ -15,7 +15,7 @@ from knowgate.models import load_model
 from knowgate.models.gguf import find_gguf_file
 from knowgate.models.llamacpp import engine as llama_engine
 from knowgate.models.llamacpp.bindings import CACHE_TYPES_OFFSET, DEFAULT_FIRST_FIELDS, check_params_layout
-from knowgate.models.llamacpp.decoding import SequenceState, draw_tokens, pick_greedy_steps
+from knowgate.models.llamacpp.decoding import draw_token, pick_greedy_step
 from knowgate.models.prompts.answers import AnswerPrompts
 from knowgate.models.tools import SEARCH_TOOL
 from knowgate.types import LabelPrompt, Prompt, Question, Sampling, SignalRequest
@@ -89,7 +89,7 @@ def test_an_engine_that_fails_its_self_test_is_refused(difference, refused, tmp_
 
 
 def test_log_probability_entropy_and_margin_of_a_distribution():
-    [step] = pick_greedy_steps(np.log(np.array([[0.5, 0.25, 0.25]], dtype=np.float32)))
+    step = pick_greedy_step(np.log(np.array([0.5, 0.25, 0.25], dtype=np.float32)))
     assert step.token == 0
     assert step.logprob == pytest.approx(np.log(0.5), abs=1e-6)
     assert step.entropy == pytest.approx(1.5 * np.log(2), abs=1e-6)
@@ -102,9 +102,8 @@ def test_log_probability_entropy_and_margin_of_a_distribution():
 )
 def test_tokens_are_drawn_by_inverse_cumulative_probability(sampling, expected):
     """p = (.1, .6, .3): in the order of the vocabulary, or of the most probable where some are cut off."""
-    logits = np.log(np.array([[0.1, 0.6, 0.3]] * 3, dtype=np.float32))
-    rows = [SequenceState(prompt=[0], sequence=1, limit=1, uniforms=np.array([number])) for number in (0.5, 0.8, 0.05)]
-    assert draw_tokens(rows, logits, sampling) == expected
+    logits = np.log(np.array([0.1, 0.6, 0.3], dtype=np.float32))
+    assert [draw_token(logits, number, sampling) for number in (0.5, 0.8, 0.05)] == expected
 
 
 # --- the embedded model ---------------------------------------------------------------------------

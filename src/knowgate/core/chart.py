@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -89,7 +90,7 @@ def render_line_chart(curves: Sequence[Curve], frame: ChartFrame) -> str:
     legend_width = 30 + 7 * max((len(curve.name) for curve in curves), default=0)
     width = LEFT_MARGIN + frame.width + legend_width
     height = TOP_MARGIN + max(frame.height + BOTTOM_MARGIN, LEGEND_LINE_HEIGHT * (len(curves) + 1))
-    lines = (line for curve in curves for line in _render_curve(curve, frame))
+    lines = itertools.chain.from_iterable(_render_curve(curve, frame) for curve in curves)
     elements = [*_render_axes(frame), *lines, *_render_legend(curves, frame)]
     opening = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
@@ -149,7 +150,8 @@ def _render_curve(curve: Curve, frame: ChartFrame) -> Iterator[str]:
     points = " ".join(frame.locate(point) for point in thin_points(curve.points))
     yield f'<polyline points="{points}" fill="none" {_format_stroke(curve)}/>'
     if curve.mark is not None:
-        x, y = frame.to_pixel_x(curve.mark.x), frame.to_pixel_y(curve.mark.y)
+        x = frame.to_pixel_x(curve.mark.x)
+        y = frame.to_pixel_y(curve.mark.y)
         yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{escape_html(curve.color)}"/>'
 
 

@@ -93,10 +93,10 @@ class TextTable:
 
     def text(self) -> str:
         """Render the table in aligned columns, for a terminal or a log."""
-        lines = [[sanitize_line(cell) for cell in line] for line in (self.columns, *self.rows)]
+        lines = [list(map(sanitize_line, line)) for line in (self.columns, *self.rows)]
         # The last cell of a shorter row spans several columns, so it must not widen one of them.
         complete = [line for line in lines if len(line) == len(self.columns)]
-        widths = [max(len(line[column]) for line in complete) for column in range(len(self.columns))]
+        widths = [max(map(len, column)) for column in zip(*complete, strict=True)]
         padded = []
         for line in lines:
             cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=False)]

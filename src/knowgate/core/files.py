@@ -115,23 +115,24 @@ def atomic_file(path: Path, *, mode: int = 0o644) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def _name_target(path: Path) -> Iterator[None]:
-    """Make OS errors that are raised in the `with` block name `path`, the file or folder that the user asked for.
+    """Make OS errors in the `with` block name the file or folder `path`, which the user asked for.
 
-    Files are first written under a temporary name, which the user does not know. An error would name that file, or no
+    Files are first written under a temporary name, which the user does not know. Errors would name that file, or no
     file at all if the disk is full.
     """
     try:
         yield
-    except shutil.Error as error:  # holds a list of (source, target, message)
-        raise OSError(errno.EIO, str(error.args[0][0][2]), str(path)) from error
+    except shutil.Error as error:
+        _source, _target, message = error.args[0][0]  # the first file that could not be copied
+        raise OSError(errno.EIO, str(message), str(path)) from error
     except OSError as error:
-        # The path of a temporary file or folder begins like this and ends in random characters.
-        temporary = path.absolute().parent / f".{path.name}."
-        failed = str(error.filename or temporary)  # the error names no file if the disk is full
-        if error.errno is None or not failed.startswith(str(temporary)):
+        folder = path.absolute().parent
+        prefix = str(folder / f".{path.name}.")  # the path of a temporary file or folder begins like this
+        failed = str(error.filename or prefix)  # the error names no file if the disk is full
+        if error.errno is None or not failed.startswith(prefix):
             raise
-        path_inside = Path(failed).relative_to(temporary.parent).parts[1:]  # of a file in a temporary folder
-        raise OSError(error.errno, error.strerror, str(path.joinpath(*path_inside))) from error
+        _temporary, *inside = Path(failed).relative_to(folder).parts  # `inside` leads to a file in a temporary folder
+        raise OSError(error.errno, error.strerror, str(path.joinpath(*inside))) from error
 
 
 def write_bytes(path: Path, data: bytes) -> None:

@@ -136,9 +136,11 @@ class JsonClient:
         if not host:
             address = redact_message(redact_urls(url))
             raise BadSetting(f"'{address}' is not a valid address for {name}. Write http(s)://HOST[:PORT]/...")
-        self.url, self.name = url.rstrip("/"), name
+        self.url = url.rstrip("/")
+        self.name = name
         self._headers = {key: value for key, value in (headers or {}).items() if value}
-        self._advice, self._deadline = advice, deadline
+        self._advice = advice
+        self._deadline = deadline
         self._retry = RetryPolicy(timeout=deadline, total=deadline, retries=MAX_RETRIES, backoff=pause)
         self._transport = transport
 
@@ -188,8 +190,8 @@ class JsonClient:
 
     def redact(self, message: str) -> str:
         """Remove this client's keys and URL secrets from a message of the server, which may repeat them."""
-        headers = list(self._headers.values())
-        keys = [*headers, *(value.rpartition(" ")[2] for value in headers)]  # 'Bearer KEY', and KEY
+        keys = list(self._headers.values())  # such as 'Bearer KEY'
+        keys += [value.rpartition(" ")[2] for value in keys]  # such as 'KEY'
         long_keys = [key for key in keys if len(key) > 5]  # a shorter value is no key, and may be part of a word
         return redact_message(message, [*find_url_secrets(self.url), *long_keys])
 
@@ -206,11 +208,12 @@ class JsonClient:
         if response.status != 429 and response.status < 500:
             return response
         message = self._get_message(response)
-        problem = f"status {response.status}{': ' + message if message else ''}"
+        problem = f"status {response.status}: {message}" if message else f"status {response.status}"
         advice = " The quota is used up, or requests are sent too fast." if response.status == 429 else ""
         raise self._make_failure(problem, advice, response.retry_after)
 
     def _make_failure(self, problem: str, advice: str = "", wait: float | None = None) -> RetryableError:
+        """Make the error for a failure that may be temporary. `wait` is how many seconds the server asks to wait."""
         error = ServerError(
             f"{self.name} failed: {problem.rstrip('.')}. No request succeeded within {self._deadline:g} s.{advice} Check "
             "that the server runs, or try again later.",
@@ -385,7 +388,8 @@ def parse_retry_after(value: str) -> float | None:
     if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,12})?", value, re.ASCII):
         return float(value)
     try:
-        seconds = (email.utils.parsedate_to_datetime(value[:100]) - datetime.now(UTC)).total_seconds()
+        date = email.utils.parsedate_to_datetime(value[:100])
+        seconds = (date - datetime.now(UTC)).total_seconds()
     except (ValueError, TypeError, IndexError, OverflowError):
         return None
     return max(0.0, seconds)

@@ -62,8 +62,10 @@ def find_nearest_rows(
         max_norm: The largest norm of a vector, from which the largest possible rounding error is computed.
         block_rows: Number of rows that are multiplied at once.
     """
-    blocks = [queries[start : start + BLOCK_QUERIES] for start in range(0, len(queries), BLOCK_QUERIES)]
-    return [hits for block in blocks for hits in _search_block(vectors, block, k, max_norm, block_rows)]
+    results: list[NearestHits] = []
+    for start in range(0, len(queries), BLOCK_QUERIES):
+        results += _search_block(vectors, queries[start : start + BLOCK_QUERIES], k, max_norm, block_rows)
+    return results
 
 
 def score_rows(vectors: Vector, rows: RowIndices, query: Vector) -> NearestHits:

@@ -103,37 +103,33 @@ def get_set_fields(options: Options) -> dict[str, Any]:
     return {name: getattr(options, name) for name in options.model_fields_set}
 
 
-def with_options(model: type[Options], argument: str = "options") -> Callable[[Function[Result]], Function[Result]]:
-    """Decorate a function so that callers can pass the fields of its options as keywords.
+def with_options(model: type[Options]) -> Callable[[Function[Result]], Function[Result]]:
+    """Decorate a function so that callers can pass the fields of its argument `options` as keywords.
 
     Keywords override the fields of an options object that is passed as well. `inspect.signature` and the docstring of
-    the decorated function list the fields. Decorators for several models can be stacked.
+    the decorated function list the fields.
 
     Args:
         model: The options model that the function takes.
-        argument: Name of the parameter that receives it.
     """
 
     def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
-        signature = _expand_signature(inspect.signature(function), model, argument)
-        known = {*model.model_fields, *model.renamed}
-        # If the function takes more options, another decorator or the function itself checks unknown names.
-        takes_more_options = hasattr(function, "__options__") or any(
-            parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()
-        )
+        signature = _expand_signature(inspect.signature(function), model)
+        field_names = {*model.model_fields, *model.renamed}
+        takes_any_keyword = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
 
         @functools.wraps(function)
-        def wrapper(*args: Any, **keywords: Any) -> Result:
-            fields = {name: keywords.pop(name) for name in list(keywords) if name in known}
+        def wrapper(*args: Any, options: Options | None = None, **keywords: Any) -> Result:
+            """Call the function with one options object, made of `options` and the keywords that are its fields."""
+            fields = {name: keywords.pop(name) for name in list(keywords) if name in field_names}
             for name in keywords:
-                if name not in signature.parameters and not takes_more_options:
+                if not takes_any_keyword and name not in signature.parameters:
                     raise BadSetting(str(UnknownName("option", name, signature.parameters)))
-            options = keywords.pop(argument, None)
             if options is None:
                 options = model(**fields)
             elif fields:
                 options = options.replace(**fields)
-            return function(*args, **{argument: options}, **keywords)
+            return function(*args, options=options, **keywords)
 
         wrapper.__signature__ = signature  # type: ignore[attr-defined]
         wrapper.__options__ = model  # type: ignore[attr-defined]
@@ -177,9 +173,10 @@ def explain_option_error(detail: ErrorDetails, fields: Mapping[str, FieldInfo]) 
 
 def describe_requirement(detail: ErrorDetails) -> str:
     """Return what a rejected value must be, such as 'it must be at least 1', from the error of pydantic."""
-    expected, context = describe_expected(detail), detail.get("ctx", {})
+    context = detail.get("ctx", {})
     if detail["type"] == "string_too_long":
         return f"it must have at most {context.get('max_length'):,} characters"
+    expected = describe_expected(detail)
     if expected is not None:
         return f"it must be {expected}"
     bounds = {"ge": "at least ", "le": "at most ", "gt": "above ", "lt": "below ", "expected": ""}
@@ -189,13 +186,13 @@ def describe_requirement(detail: ErrorDetails) -> str:
     return detail["msg"].removeprefix("Value error, ").rstrip(".")
 
 
-def _expand_signature(signature: inspect.Signature, model: type[Options], argument: str) -> inspect.Signature:
+def _expand_signature(signature: inspect.Signature, model: type[Options]) -> inspect.Signature:
     """Return the signature that callers of a decorated function see.
 
     The options parameter becomes optional, and each field of the option model becomes a keyword of its own.
     """
     keyword = inspect.Parameter.KEYWORD_ONLY
-    others = [parameter for parameter in signature.parameters.values() if parameter.name != argument]
+    others = [parameter for parameter in signature.parameters.values() if parameter.name != "options"]
     before = [parameter for parameter in others if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
     after = [parameter for parameter in others if parameter.kind is inspect.Parameter.VAR_KEYWORD]
     hints = typing.get_type_hints(model)  # without the constraints of Annotated
@@ -203,7 +200,7 @@ def _expand_signature(signature: inspect.Signature, model: type[Options], argume
         inspect.Parameter(name, keyword, annotation=hints[name], default=_get_default(field))
         for name, field in model.model_fields.items()
     ]
-    options_object = inspect.Parameter(argument, keyword, annotation=model | None, default=None)
+    options_object = inspect.Parameter("options", keyword, annotation=model | None, default=None)
     return signature.replace(parameters=[*before, *fields, options_object, *after])
 
 
@@ -215,4 +212,6 @@ def _get_default(field: FieldInfo) -> Any:
 def _document_fields(docstring: str, model: type[Options]) -> str:
     """Append the descriptions of the fields to a docstring."""
     lines = [f"    {name}: {field.description}" for name, field in model.model_fields.items() if field.description]
-    return "\n".join([docstring, "", f"Options (fields of `{model.__name__}`):", *lines]) if lines else docstring
+    if not lines:
+        return docstring
+    return "\n".join([docstring, "", f"Options (fields of `{model.__name__}`):", *lines])

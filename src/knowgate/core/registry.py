@@ -150,12 +150,15 @@ def parse_options(cls: type, text: str, where: str) -> dict[str, Any]:
     hints = typing.get_type_hints(cls)
     known = ", ".join(fields) or "none"
     options: dict[str, Any] = {}
-    for position, part in enumerate(part for part in text.split(",") if part.strip()):
+    parts = [part for part in text.split(",") if part.strip()]
+    for position, part in enumerate(parts):
         key, equals, value = part.partition("=")
-        if not equals or "://" in key:  # an address may contain '=' itself
+        has_key = bool(equals) and "://" not in key  # an address may contain '=' itself
+        if not has_key:
             if position > 0 or not fields:
                 raise BadSetting(f"{where}: {part!r} does not have the form key=value. Known options: {known}.")
-            key, value = next(iter(fields)), part
+            key = next(iter(fields))
+            value = part
         key = key.strip()
         if key not in fields:
             raise BadSetting(f"{where}: unknown option {key!r}. Known options: {known}.")

@@ -96,7 +96,8 @@ def _explain(detail: ErrorDetails) -> str:
     if detail["type"] == "unexpected_keyword_argument":
         return f"{parent} has an unknown field '{path[-1]}'"
     value = repr(detail["input"])
-    value = value if len(value) <= MAX_VALUE_CHARS else f"{value[:MAX_VALUE_CHARS]}…"
+    if len(value) > MAX_VALUE_CHARS:
+        value = f"{value[:MAX_VALUE_CHARS]}…"
     return f"{'.'.join(path) or 'the value'} is {value}, not {describe_expected(detail) or detail['msg']}"
 
 
@@ -121,7 +122,8 @@ def _make_validator(kind: Any) -> SchemaValidator:
 
 def _make_schema(annotation: Any) -> CoreSchema:
     """Build the pydantic-core schema that validates values of a type annotation."""
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    origin = typing.get_origin(annotation)  # such as `list` for list[int]
+    arguments = typing.get_args(annotation)  # such as (int,)
     if annotation in _PLAIN_SCHEMAS:
         return _PLAIN_SCHEMAS[annotation]
     if origin is Annotated:
@@ -166,10 +168,10 @@ def _expect(schema: CoreSchema, description: str) -> CoreSchema:
 
 def _make_range_schema(schema: CoreSchema, allowed: NumberRange) -> CoreSchema:
     """Add the bounds of a NumberRange to the schema of a number."""
-    low, high = allowed.low, None if allowed.high == math.inf else allowed.high
-    bounds: CoreSchema = core_schema.float_schema(ge=low, le=high)
+    bounds: CoreSchema = core_schema.float_schema(ge=allowed.low, le=allowed.high)
     if schema is _PLAIN_SCHEMAS[int]:
-        bounds = core_schema.int_schema(ge=math.ceil(low), le=None if high is None else math.floor(high))
+        highest = None if allowed.high == math.inf else math.floor(allowed.high)
+        bounds = core_schema.int_schema(ge=math.ceil(allowed.low), le=highest)
     return core_schema.chain_schema([schema, _expect(bounds, allowed.description)])
 
 

@@ -30,7 +30,8 @@ def open_stoppable_context() -> Iterator[contextvars.Context]:
         ...
         knowgate.core.stop_flag.StopError: nobody waits for the result
     """
-    context, flag = contextvars.copy_context(), threading.Event()
+    context = contextvars.copy_context()
+    flag = threading.Event()
     context.run(_FLAG.set, flag)
     try:
         yield context

@@ -190,11 +190,12 @@ def grade_contains(answer: str, question: Question) -> ContainmentGrade:
 def _grade_contains(answer: str, question: str, golds: tuple[str, ...]) -> ContainmentGrade:
     """Grade an answer as `grade_contains` does. The arguments are hashable, so that grades can be cached."""
     answer_tokens = join_tokens(answer)
-    is_in_question = _prepare_golds(question, golds)  # by gold answer
+    is_in_question = _prepare_golds(question, golds)  # gold answer -> whether its words are in the question
     contained = [gold for gold in is_in_question if gold in answer_tokens]
     if not contained:
         return ContainmentGrade(correct=False)
-    if not all(is_in_question[gold] for gold in contained):  # then the answer does not just repeat the question
+    adds_words = any(not is_in_question[gold] for gold in contained)
+    if adds_words:
         return ContainmentGrade(correct=True)
     repeats_question = is_echo(tokenize(answer), tokenize(question))
     return ContainmentGrade(correct=not repeats_question, guarded=repeats_question)

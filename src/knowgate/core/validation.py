@@ -24,6 +24,7 @@ MAX_TEXT_BYTES = 256 << 20  # maximum size of a file that is read into memory at
 MAX_COUNT = 1_000_000_000  # maximum of options that count something
 MAX_DEPTH = 64  # maximum nesting of lists and objects
 MAX_DIGITS = 300  # maximum length of an integer; a float holds up to 309 digits
+MAX_SHOWN_CHARS = 80  # a value is cut to this length in an error message
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 SURROGATES = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")  # escaped in JSON, or as characters
 
@@ -113,23 +114,23 @@ def check_parsed_value(value: Any, where: str, *, allow_surrogates: bool = False
     """
     level = [value]
     for _ in range(MAX_DEPTH):
-        if not allow_surrogates:
-            for text in (item for item in level if isinstance(item, str)):
-                check_encodable(text, where)
+        for item in level:
+            if isinstance(item, str) and not allow_surrogates:
+                check_encodable(item, where)
         level = list(_iter_children(level))
         if not level:
             return
     raise _make_depth_error(where)
 
 
-def format_value(value: object, maximum: int = 80) -> str:
-    """Return the repr of a value for an error message, without secrets and cut to `maximum` characters."""
+def format_value(value: object) -> str:
+    """Return the repr of a value for an error message, without secrets and cut to MAX_SHOWN_CHARS characters."""
     try:
         text = repr(value)
     except ValueError:  # Python refuses to print integers of more than 4,300 digits
         return "a number of thousands of digits"
     text = redact_secrets(text)
-    return text if len(text) <= maximum else f"{text[:maximum]}..."
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
 
 
 def check_unique_ids(items: Iterable[Item], kind: str, source: object) -> Iterator[Item]:
@@ -244,7 +245,9 @@ def keep_object(value: dict[str, Any]) -> dict[str, Any]:
 
 def _may_have_surrogates(text: str) -> bool:
     """Return whether JSON text may contain lone surrogates. False is certain; True needs a closer check."""
-    return not (text.isascii() and "\\u" not in text) and SURROGATES.search(text) is not None
+    if text.isascii() and "\\u" not in text:  # faster than the search below
+        return False
+    return SURROGATES.search(text) is not None
 
 
 def _reject_constant(name: str) -> NoReturn:

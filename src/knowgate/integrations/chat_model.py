@@ -16,20 +16,10 @@ from typing import Any
 from knowgate.core.files import sha256_text
 from knowgate.core.frameworks import wrap_errors
 from knowgate.errors import ModelError, UnsupportedSignal
-from knowgate.models.backend import Backend, RemoteDraft, check_resume_handle, check_resume_options, check_sampling
+from knowgate.models.backend import RemoteDraft, SinglePromptBackend, check_resume_handle, check_sampling
 from knowgate.models.openai import responses
-from knowgate.types import (
-    Completion,
-    LabelPrompt,
-    Prompt,
-    Reading,
-    Sampling,
-    Signal,
-    SignalRequest,
-    TextStream,
-    Token,
-    Vector,
-)
+from knowgate.types import TextStream, Vector
+from knowgate.types.records import Completion, LabelPrompt, Prompt, Reading, Sampling, Signal, SignalRequest, Token
 
 MAX_CONCURRENT_REQUESTS = 8
 
@@ -45,7 +35,7 @@ class ChatRequest:
     seed: int | None = None
 
 
-class ChatModel(Backend):
+class ChatModel(SinglePromptBackend):
     """An LLM behind the chat interface of another framework.
 
     A subclass implements `_complete` and, if the framework can stream answers, `_stream`.
@@ -102,43 +92,14 @@ class ChatModel(Backend):
             raise UnsupportedSignal(
                 f"{self.name} returns no hidden states. Use an hf: model, or a gate that needs none."
             )
-        length = request.draft_tokens  # 0 if no draft is requested
-        drafts = self._map(lambda prompt: self._complete_greedily(prompt, length) if length else None, prompts)
+        drafts: list[Completion | None] = [None] * len(prompts)
+        if request.draft_tokens:
+            drafts = self._map(lambda prompt: self._complete_greedily(prompt, request.draft_tokens), prompts)
         samples = self._sample(prompts, request.sample_tokens, request.sampling, request.samples, request.seed)
         return [
             Reading(draft=draft, samples=tuple(completions), resume=RemoteDraft(prompt, draft))
             for prompt, draft, completions in zip(prompts, drafts, samples, strict=True)
         ]
-
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        max_tokens: int,
-        temperature: float = 0.0,
-        n: int = 1,
-        seed: int | None = None,
-        resume: Sequence[object] | None = None,
-    ) -> list[list[Completion]]:
-        """Return `n` completions per prompt.
-
-        Args:
-            prompts: The prompts.
-            max_tokens: The maximum length of a completion in tokens.
-            temperature: 0 for greedy decoding. Then all `n` completions of a prompt are the same one.
-            n: The number of completions per prompt.
-            seed: The seed for sampling.
-            resume: The `resume` handles of earlier readings, one per prompt. They hold drafts. A draft that is already
-                the complete answer is returned without a new request.
-        """
-        if resume is not None:
-            check_resume_options(temperature, n)
-            drafts = [check_resume_handle(handle, RemoteDraft) for _, handle in zip(prompts, resume, strict=True)]
-            return self._map(lambda draft: [self._continue_draft(draft, max_tokens)], drafts)
-        if temperature == 0:  # one request per prompt, whose completion is returned n times
-            completions = self._map(lambda prompt: self._complete_greedily(prompt, max_tokens, seed), prompts)
-            return [[completion] * n for completion in completions]
-        return self._sample(prompts, max_tokens, Sampling(temperature), n, seed)
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
         """Yield the answer piece by piece as the framework streams it, and return it whole.
@@ -166,9 +127,9 @@ class ChatModel(Backend):
         with wrap_errors(self.name):
             return self._check_logprobs(self._complete(ChatRequest(_get_user_message(prompt), max_tokens, seed=seed)))
 
-    def _continue_draft(self, draft: RemoteDraft, max_tokens: int) -> Completion:
+    def _complete_draft(self, draft: RemoteDraft, max_tokens: int, seed: int | None = None) -> Completion:
         """Return a complete draft as it is; otherwise generate the answer from the start."""
-        return draft.get_answer(max_tokens) or self._complete_greedily(draft.prompt, max_tokens)
+        return draft.get_answer(max_tokens) or self._complete_greedily(draft.prompt, max_tokens, seed)
 
     def _sample(
         self, prompts: Sequence[Prompt], max_tokens: int, sampling: Sampling, n: int, seed: int | None
@@ -221,7 +182,9 @@ def make_completion(text: str, tokens: tuple[Token, ...] | None, n_tokens: int |
         n_tokens: The number of tokens. If None, `tokens` are counted, or the words if there are no tokens.
         finished: False if the answer was cut off at the maximum length.
     """
-    return Completion(text, tokens, finished=finished, n_tokens=n_tokens or len(tokens or text.split()))
+    if not n_tokens:
+        n_tokens = len(tokens) if tokens else len(text.split())
+    return Completion(text, tokens, finished, n_tokens)
 
 
 def parse_logprobs(value: Any) -> tuple[Token, ...] | None:

@@ -80,7 +80,8 @@ class Decider:
 
     def answer_from_memory(self, question: str) -> str:
         """Return the LLM's answer to a question without retrieval."""
-        rag, prompt = self.rag, self.rag.prompts.closed(Question(question))
+        rag = self.rag
+        prompt = rag.prompts.closed(Question(question))
         completions = run_in_model_thread(rag.model, lambda: rag.model.generate([prompt], max_tokens=rag.max_tokens))
         return completions[0][0].text
 

@@ -44,7 +44,9 @@ class KnowgateRAG(dspy.Module):
         k: int = DEFAULT_K,
     ):
         super().__init__()
-        self.decider, self.search, self.k = as_decider(decider), search, k
+        self.decider = as_decider(decider)
+        self.search = search
+        self.k = k
         self.direct = direct or dspy.Predict("question -> answer")
         self.informed = informed or dspy.Predict("context, question -> answer")
 

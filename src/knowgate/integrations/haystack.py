@@ -36,7 +36,9 @@ class KnowgateGate:
     """
 
     def __init__(self, config: str | None = None, settings: dict[str, Any] | None = None, fall_open: bool = False):
-        self.config, self.settings, self.fall_open = config, dict(settings or {}), fall_open
+        self.config = config
+        self.settings = dict(settings or {})
+        self.fall_open = fall_open
         self._decider: Decider | None = None
 
     def warm_up(self) -> None:

@@ -57,7 +57,8 @@ def push_artifact(folder: str | Path, target: str, *, public: bool = False, ques
         out = expand_path(target)
         _copy(source, out, manifest, excluded=excluded)
         return str(out)
-    name, hub = _parse_repository(target), _import_hub()
+    name = _parse_repository(target)
+    hub = _import_hub()
     with wrap_errors("the Hugging Face hub"):
         api = hub.HfApi()
         api.create_repo(name, private=not public, exist_ok=True)
@@ -81,7 +82,8 @@ def pull_artifact(source: str, out: str | Path, *, revision: str | None = None) 
     if not source.startswith(HUB_PREFIX):
         _copy(expand_path(source), target, check_shared_folder(expand_path(source)))
         return target
-    name, hub = _parse_repository(source), _import_hub()
+    name = _parse_repository(source)
+    hub = _import_hub()
     with tempfile.TemporaryDirectory(prefix="knowgate-") as temporary:
         folder = Path(temporary)
         with wrap_errors("the Hugging Face hub"):

@@ -385,7 +385,8 @@ class LangChainModel(ChatModel):
 
     def _complete(self, request: ChatRequest) -> Completion:
         """Send one request and return the answer. Works with chat models that have only asynchronous methods, too."""
-        text, options = request.text, self._make_options(request)
+        text = request.text
+        options = self._make_options(request)
         message = call_or_await(lambda: self._chat.invoke(text, **options), lambda: self._chat.ainvoke(text, **options))
         return _make_completion(message)
 
@@ -407,8 +408,8 @@ def _make_completion(message: Any) -> Completion:
     metadata: Mapping[str, Any] = getattr(message, "response_metadata", None) or {}
     usage: Mapping[str, Any] = getattr(message, "usage_metadata", None) or {}
     reason = metadata.get("finish_reason") or metadata.get("stop_reason") or metadata.get("done_reason")
-    tokens, finished = parse_logprobs(metadata.get("logprobs")), reason not in TRUNCATION_REASONS
-    return make_completion(str(message.text), tokens, usage.get("output_tokens"), finished)
+    tokens = parse_logprobs(metadata.get("logprobs"))
+    return make_completion(str(message.text), tokens, usage.get("output_tokens"), reason not in TRUNCATION_REASONS)
 
 
 class LangChainRetriever:
@@ -428,7 +429,8 @@ class LangChainRetriever:
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Return the first k passages for each query."""
-        retriever, texts = self._retriever, list(queries)
+        retriever = self._retriever
+        texts = list(queries)
         description = f"LangChain's retriever {type(retriever).__name__}"
         with wrap_errors(description):
             results = call_or_await(lambda: retriever.batch(texts), lambda: retriever.abatch(texts))
@@ -442,7 +444,7 @@ def _make_passage(document: Any) -> Passage:
     """Convert a LangChain document to a passage; without an id, a hash of its text becomes the id."""
     metadata = document.metadata or {}
     title = metadata.get("title") or metadata.get("source") or ""
-    score = metadata.get("score", metadata.get("relevance_score"))
     passage_id = document.id or metadata.get("id") or sha256_text(document.page_content)[:16]
+    score = metadata.get("score", metadata.get("relevance_score"))
     score = float(score) if isinstance(score, int | float) else None
     return Passage(str(passage_id), document.page_content, str(title), score)

@@ -57,7 +57,8 @@ class KnowgateHook(CustomLogger):
             raise BadSetting("the LiteLLM callback needs documents to search. Set `docs` or `index` in knowgate.toml.")
         if place not in ("user", "system"):
             raise BadSetting(f"place={place!r} is not allowed: it must be 'user' or 'system'.")
-        self.decider, self.place = Decider(pipeline, fall_open=True), place
+        self.decider = Decider(pipeline, fall_open=True)
+        self.place = place
 
     async def async_pre_call_hook(
         self, user_api_key_dict: Any, cache: Any, data: dict[str, Any], call_type: str
@@ -131,11 +132,6 @@ def __getattr__(name: str) -> Any:
 # --- models ---------------------------------------------------------------------------------------
 
 
-def open_litellm(value: str) -> LiteLLMModel:
-    """Return the model with a LiteLLM name, such as `anthropic/claude-...`."""
-    return LiteLLMModel(value)
-
-
 class LiteLLMModel(ChatModel):
     """An LLM of any provider that LiteLLM supports. API keys are read from LiteLLM's environment variables.
 
@@ -147,7 +143,8 @@ class LiteLLMModel(ChatModel):
 
     def __init__(self, model: str, *, logprobs: bool | None = None, **options: Any):
         super().__init__(f"litellm:{model}", logprobs=_offers_logprobs(model) if logprobs is None else logprobs)
-        self._model, self._options = model, options
+        self._model = model
+        self._options = options
 
     def _complete(self, request: ChatRequest) -> Completion:
         """Send one request and return the answer."""

@@ -45,14 +45,17 @@ class KnowgateRetriever(BaseRetriever):
 
     def __init__(self, wrapped: Any, decider: Any, *, k: int | None = None):
         super().__init__()
-        self._wrapped, self._decider, self._k = wrapped, as_decider(decider), k
+        self._wrapped = wrapped
+        self._decider = as_decider(decider)
+        self._k = k
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         """Decide on a query, and search with the wrapped retriever if it needs retrieval.
 
         The wrapped retriever may have only asynchronous methods.
         """
-        decision, wrapped = self._decider.decide(query_bundle.query_str), self._wrapped
+        wrapped = self._wrapped
+        decision = self._decider.decide(query_bundle.query_str)
         if not decision.retrieve:
             return []
         with wrap_errors(self._description):

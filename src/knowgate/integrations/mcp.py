@@ -147,7 +147,8 @@ class McpTools:
 
     def make_card(self) -> str:
         """The model card of the gate: what it is, how well it decides, and what is guaranteed."""
-        rag, gate = self.rag, self.rag.bound_gate
+        rag = self.rag
+        gate = rag.bound_gate
         if isinstance(gate, FittedGate) and (gate.artifact.path / CARD_FILE).is_file():
             return (gate.artifact.path / CARD_FILE).read_text(encoding="utf-8", errors="replace")
         return (

@@ -36,7 +36,8 @@ def enable_tool(
         `Decider(..., fall_open=True)` it enables the tool instead.
     """
     check_framework_version("openai-agents", "openai-agents", majors=("0",))
-    decide, falls_open = cache_decisions(decider, on_decision), as_decider(decider).fall_open
+    decide = cache_decisions(decider, on_decision)
+    falls_open = as_decider(decider).fall_open
     get_question = question or _get_question
 
     async def is_enabled(context: Any, agent: Any) -> bool:

@@ -30,7 +30,7 @@ MODELS = {
         "openai:MODEL@URL, any OpenAI-compatible server; options follow a #, as in #concurrency=32&layers=15,23"),
     "langchain": RegistryEntry("knowgate.integrations.langchain:open_langchain",
         "langchain:PROVIDER:MODEL, any LangChain chat model", extra="langchain"),
-    "litellm": RegistryEntry("knowgate.integrations.litellm:open_litellm",
+    "litellm": RegistryEntry("knowgate.integrations.litellm:LiteLLMModel",
         "litellm:MODEL, any model that LiteLLM supports", extra="litellm"),
     "replay": RegistryEntry("knowgate.models.replay:ReplayModel", "replay:DIR, the recorded outputs of an earlier run"),
     "fake": RegistryEntry("knowgate.models.fake:open_fake", "fake[:FILE], answers made-up words, or from a table; for tests"),

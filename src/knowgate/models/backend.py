@@ -58,7 +58,10 @@ class Backend(ABC):
         """
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
-        """Yield the greedy answer word by word, then return it as a `Completion`."""
+        """Yield the greedy answer word by word, then return it as a `Completion`.
+
+        With `resume`, the handle of a draft (`Reading.resume`), the answer begins with that draft.
+        """
         handles = None if resume is None else [resume]
         completion = self.generate([prompt], max_tokens=max_tokens, resume=handles)[0][0]
         yield from WORD_PATTERN.findall(completion.text)
@@ -85,9 +88,10 @@ class Backend(ABC):
 
     def _map(self, work: Callable[[Item], Value], items: Sequence[Item]) -> list[Value]:
         """Call `work` with each item, in up to `concurrency` threads, and return the results in order."""
-        if len(items) < 2:
+        n_threads = min(self.concurrency, len(items))
+        if n_threads < 2:
             return [work(item) for item in items]
-        with ThreadPoolExecutor(min(self.concurrency, len(items))) as pool:
+        with ThreadPoolExecutor(n_threads) as pool:
             return list(pool.map(work, items))
 
 
@@ -111,6 +115,50 @@ class RemoteDraft:
         draft = self.completion
         is_complete = draft is not None and (draft.finished or draft.n_tokens >= max_tokens)
         return draft if is_complete else None
+
+
+class SinglePromptBackend(Backend):
+    """Base class for backends that answer each prompt by itself, such as those that send a request per prompt."""
+
+    @abstractmethod
+    def _complete_draft(self, draft: RemoteDraft, max_tokens: int, seed: int | None = None) -> Completion:
+        """Return the whole greedy answer that begins with a draft; it is a new answer if there is no draft yet."""
+
+    @abstractmethod
+    def _sample(
+        self, prompts: Sequence[Prompt], max_tokens: int, sampling: Sampling, n: int, seed: int | None
+    ) -> list[list[Completion]]:
+        """Return `n` sampled answers per prompt."""
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        max_tokens: int,
+        temperature: float = 0.0,
+        n: int = 1,
+        seed: int | None = None,
+        resume: Sequence[object] | None = None,
+    ) -> list[list[Completion]]:
+        """Return `n` completions per prompt: sampled ones if temperature > 0, else the same answer `n` times.
+
+        With `resume`, the handles of drafts (beginnings of answers) that `read` has returned, there is one completion
+        per prompt, which begins with its draft if the model can continue it. The tokens of a draft count towards
+        `max_tokens`.
+        """
+        if resume is not None:
+            check_resume_options(temperature, n)
+            # A handle contains its prompt. `zip` only checks that there are as many handles as prompts.
+            drafts = [check_resume_handle(handle, RemoteDraft) for _, handle in zip(prompts, resume, strict=True)]
+            return self._map(lambda draft: [self._complete_draft(draft, max_tokens)], drafts)
+        if temperature > 0:
+            return self._sample(prompts, max_tokens, Sampling(temperature), n, seed)
+        if n == 0:
+            return [[] for _ in prompts]
+        # Greedy answers are all equal, and vLLM refuses n > 1 for them.
+        return self._map(
+            lambda prompt: [self._complete_draft(RemoteDraft(prompt, None), max_tokens, seed)] * n, prompts
+        )
 
 
 def check_resume_options(temperature: float, n: int) -> None:

@@ -112,12 +112,12 @@ def fetch_weights(name: str) -> Path:
     Raises:
         WeightsError: The download failed, or its checksum is wrong. In that case nothing is stored.
     """
-    spec, target = get_weights(name), locate_weights(name)
+    target = locate_weights(name)
     if is_cached(name):
         return target
     with file_lock(target.with_suffix(".lock")):
-        if not is_cached(name):
-            _download(spec, target)
+        if not is_cached(name):  # another process may have downloaded them meanwhile
+            _download(get_weights(name), target)
     return target
 
 
@@ -128,10 +128,7 @@ def fetch_verified_file(name: str) -> Path:
         WeightsError: The download failed, or the cached file is corrupted.
     """
     file = fetch_weights(name) / get_weights(name).file
-    # A checksum that differs from the published one is not always an error: a file that was converted from a pickle has
-    # its own checksum. `verify_weights` takes this into account.
-    if cached_sha256_file(file) != get_weights(name).sha256:
-        verify_weights(name)
+    _check_sha256(name, cached_sha256_file(file))
     return file
 
 
@@ -155,18 +152,27 @@ def is_hub_reachable() -> bool:
 
 def verify_weights(name: str) -> None:
     """Raise WeightsError if the cached weight file is missing or has the wrong checksum."""
-    spec = get_weights(name)
-    path = locate_weights(name) / get_weights(name).file
-    if not path.is_file():
+    if not is_cached(name):
         raise WeightsError(f"the weights '{name}' are not downloaded. Download them: knowgate models pull {name}")
+    _check_sha256(name, sha256_file(locate_weights(name) / get_weights(name).file))
+
+
+def _check_sha256(name: str, sha256: str) -> None:
+    """Raise WeightsError unless `sha256` is the expected checksum of the cached weight file.
+
+    The published checksum does not apply to a file that was converted from a pickle. The checksum of such a file was
+    stored after the conversion.
+    """
+    spec = get_weights(name)
+    folder = locate_weights(name)
     expected = spec.sha256
-    if spec.unpickled:  # the file was converted from a pickle; its own checksum was stored after the conversion
-        digest_file = path.parent / DIGEST_FILE
+    if spec.unpickled:
+        digest_file = folder / DIGEST_FILE
         expected = digest_file.read_text(encoding="ascii") if digest_file.is_file() else ""
-    if sha256_file(path) != expected:
+    if sha256 != expected:
         raise WeightsError(
-            f"the weights '{name}' are corrupted: {path} has the wrong sha256. "
-            f"Delete the folder {path.parent} and download them again: knowgate models pull {name}"
+            f"the weights '{name}' are corrupted: {folder / spec.file} has the wrong sha256. "
+            f"Delete the folder {folder} and download them again: knowgate models pull {name}"
         )
 
 

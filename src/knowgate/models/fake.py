@@ -47,7 +47,9 @@ LOGPROB_LIMIT = 1e30  # largest absolute log-probability that a table may contai
 
 @dataclass(frozen=True)
 class FakeEntry:
-    """What the fake model answers to one question. Values that are not set are computed from a hash of the prompt.
+    """What the fake model, a stand-in for an LLM in tests, answers to one question.
+
+    Values that are not set are computed from a hash of the prompt.
 
     Args:
         closed: The closed-book answer, given to a prompt without passages.
@@ -114,7 +116,7 @@ def open_fake(file: str = "") -> FakeModel:
     return FakeModel(read_fake_table(Path(file)) if file else None)
 
 
-class FakeModel(backend.Backend):
+class FakeModel(backend.SinglePromptBackend):
     """A model that answers from a table.
 
     Args:
@@ -164,33 +166,21 @@ class FakeModel(backend.Backend):
         self._check_offered(Signal.SAMPLES, request.samples > 0)
         return [self._read(prompt, request) for prompt in prompts]
 
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        max_tokens: int,
-        temperature: float = 0.0,
-        n: int = 1,
-        seed: int | None = None,
-        resume: Sequence[object] | None = None,
-    ) -> list[list[Completion]]:
-        """Return `n` completions per prompt: sampled ones if temperature > 0, else the same answer `n` times.
+    def _complete_draft(self, draft: backend.RemoteDraft, max_tokens: int, seed: int | None = None) -> Completion:
+        """Return the answer to the prompt of a draft. It is never shorter than the draft."""
+        n_draft_tokens = draft.completion.n_tokens if draft.completion else 0
+        return self._complete(draft.prompt, self._answer(draft.prompt), max(max_tokens, n_draft_tokens))
 
-        With `resume`, the completions continue drafts (beginnings of answers) that `read` has returned. A completion is
-        never shorter than its draft, even if the draft has more than `max_tokens` tokens.
-        """
-        if resume is None and temperature > 0:
-            return [self._sample(prompt, max_tokens, n, seed, Sampling(temperature)) for prompt in prompts]
-        if resume is None:
-            return [[self._complete(prompt, self._answer(prompt), max_tokens)] * n for prompt in prompts]
-        backend.check_resume_options(temperature, n)
-        completions = []
-        for _prompt, handle in zip(prompts, resume, strict=True):
-            draft = backend.check_resume_handle(handle, backend.RemoteDraft)
-            n_draft_tokens = draft.completion.n_tokens if draft.completion else 0
-            limit = max(max_tokens, n_draft_tokens)
-            completions.append([self._complete(draft.prompt, self._answer(draft.prompt), limit)])
-        return completions
+    def _sample(
+        self, prompts: Sequence[Prompt], max_tokens: int, sampling: Sampling, n: int, seed: int | None
+    ) -> list[list[Completion]]:
+        """Draw `n` answers to each prompt, and cut each to `max_tokens` tokens."""
+        backend.check_sampling(sampling)
+        samples = []
+        for prompt in prompts:
+            answers = self._draw_answers(prompt, n, seed, sampling)
+            samples.append([self._complete(prompt, answer, max_tokens) for answer in answers])
+        return samples
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
         """Return made-up logits of the labels, such as 'yes' and 'no', after each part of a prompt (parts x labels).
@@ -218,11 +208,10 @@ class FakeModel(backend.Backend):
     def _read(self, prompt: Prompt, request: SignalRequest) -> Reading:
         """Return the requested signals of one prompt."""
         draft = None
-        draft_end = "after None"  # names the position after the draft; states after different drafts differ
         if request.draft_tokens:
             draft = self._complete(prompt, self._answer(prompt), request.draft_tokens)
-            draft_end = f"after {draft.text}"
-        samples = self._sample(prompt, request.sample_tokens, request.samples, request.seed, request.sampling)
+        draft_end = f"after {draft.text if draft else None}"  # hidden states after different drafts differ
+        [samples] = self._sample([prompt], request.sample_tokens, request.sampling, request.samples, request.seed)
         layers_after = request.layers if request.after_draft else ()
         return Reading(
             draft=draft,
@@ -243,11 +232,6 @@ class FakeModel(backend.Backend):
             return None
         position = "end of sample" if request.sample_end else "sample"
         return np.stack([self._state(prompt, layer, f"{position} {sample.text}") for sample in samples])
-
-    def _sample(self, prompt: Prompt, limit: int, n: int, seed: int | None, sampling: Sampling) -> list[Completion]:
-        """Draw `n` answers and cut each to `limit` tokens."""
-        backend.check_sampling(sampling)
-        return [self._complete(prompt, text, limit) for text in self._draw_answers(prompt, n, seed, sampling)]
 
     def _find_entry(self, text: str) -> FakeEntry:
         """Return the entry whose key equals the text, else that of the longest key in it, else an empty entry."""
@@ -282,11 +266,12 @@ class FakeModel(backend.Backend):
         return -1.0 - 2.0 * unit
 
     def _draw_answers(self, prompt: Prompt, n: int, seed: int | None, sampling: Sampling) -> list[str]:
-        """Return `n` sampled answers.
+        """Return `n` sampled answers to a prompt.
 
-        With an open-book prompt, all samples are the open-book answer. Otherwise they are the entry's `samples`, repeated
-        in order. Without these, each sample is the closed-book answer with the probability that the entry's logprob
-        gives, and one of `WRONG_ANSWER_COUNT` wrong guesses otherwise.
+        - If the prompt has passages, all samples are the open-book answer.
+        - If the table lists samples, these are returned in order, from the beginning again after the last one.
+        - Otherwise each sample is the closed-book answer, with the probability that its log-probability gives, or one
+          of `WRONG_ANSWER_COUNT` wrong guesses.
         """
         entry = self._find_entry(prompt.text)
         answer = self._answer(prompt)
@@ -297,12 +282,13 @@ class FakeModel(backend.Backend):
         if not n:
             return []
         rng = random.Random(_digest("samples", prompt.text, seed))
-        p = math.exp(self._logprob(prompt.text))  # of the closed-book answer; the guesses share the rest equally
-        p_guess = (1 - p) / WRONG_ANSWER_COUNT
-        p_answer, *p_guesses = backend.apply_sampling(np.array([p] + [p_guess] * WRONG_ANSWER_COUNT), sampling)
+        p_answer = math.exp(self._logprob(prompt.text))
+        p_guess = (1 - p_answer) / WRONG_ANSWER_COUNT  # all guesses are equally probable
+        unfiltered = np.array([p_answer] + [p_guess] * WRONG_ANSWER_COUNT)
+        probabilities = backend.apply_sampling(unfiltered, sampling)
         # top_k and top_p may exclude guesses. `randrange` needs at least one.
-        n_guesses = max(1, int(np.count_nonzero(p_guesses)))
-        return [answer if rng.random() < p_answer else f"guess{rng.randrange(n_guesses)}" for _ in range(n)]
+        n_guesses = max(1, int(np.count_nonzero(probabilities[1:])))
+        return [answer if rng.random() < probabilities[0] else f"guess{rng.randrange(n_guesses)}" for _ in range(n)]
 
     def _complete(self, prompt: Prompt, answer: str, max_tokens: int) -> Completion:
         """Return the first `max_tokens` words of an answer. Every word counts as one token."""

@@ -84,7 +84,7 @@ def convert_gguf(file: Path) -> Path:
 
 
 def _convert(file: Path, sha256: str, target: Path) -> None:
-    """Convert a GGUF file to a folder that transformers can load."""
+    """Convert a GGUF file to a folder `target` that transformers can load; `sha256` is the checksum of the file."""
     with require_extra("a GGUF file", "local"):
         import gguf  # noqa: F401 - transformers needs it, but its error does not say so clearly
     import torch
@@ -182,7 +182,8 @@ def write_gguf(
 
 def _write_sizes(writer: Any, config: Any) -> None:
     """Write the dimensions of the model, such as its context length, to the header of the GGUF file."""
-    heads, width = config.num_attention_heads, config.hidden_size
+    heads = config.num_attention_heads
+    width = config.hidden_size
     head_width = getattr(config, "head_dim", None) or width // heads
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(width)
@@ -273,27 +274,32 @@ def write_tokenizer(writer: Any, tokenizer: Any, vocab_size: int) -> None:
     """
     description = json.loads(tokenizer.backend_tokenizer.to_str())
     pre_tokenizer = _find_pre_tokenizer(description)
-    tokens = {token_id: token for token, token_id in tokenizer.get_vocab().items()}
-    types = dict.fromkeys(range(vocab_size), TOKEN_UNUSED) | dict.fromkeys(tokens, TOKEN_NORMAL)
-    for added in description["added_tokens"]:
-        types[added["id"]] = TOKEN_CONTROL if added["special"] else TOKEN_USER_DEFINED
-    merges = description["model"]["merges"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre_tokenizer)
-    writer.add_token_list([tokens.get(token_id, f"[PAD{token_id}]") for token_id in range(vocab_size)])
-    writer.add_token_types([types[token_id] for token_id in range(vocab_size)])
+    texts = {row: text for text, row in tokenizer.get_vocab().items()}
+    types = dict.fromkeys(texts, TOKEN_NORMAL)
+    for added in description["added_tokens"]:
+        types[added["id"]] = TOKEN_CONTROL if added["special"] else TOKEN_USER_DEFINED
+    writer.add_token_list([texts.get(row, f"[PAD{row}]") for row in range(vocab_size)])
+    writer.add_token_types([types.get(row, TOKEN_UNUSED) for row in range(vocab_size)])
     # Some versions of tokenizers write a merge as a pair of texts instead of one text.
+    merges = description["model"]["merges"]
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
+    _write_special_tokens(writer, tokenizer)
+
+
+def _write_special_tokens(writer: Any, tokenizer: Any) -> None:
+    """Write which tokens begin and end a text, and the chat template if there is one."""
     without_special = tokenizer.encode("a", add_special_tokens=False)
     writer.add_add_bos_token(len(tokenizer.encode("a")) > len(without_special))
-    for add, number in (
-        (writer.add_bos_token_id, tokenizer.bos_token_id),
-        (writer.add_eos_token_id, tokenizer.eos_token_id),
-        (writer.add_unk_token_id, tokenizer.unk_token_id),
-        (writer.add_pad_token_id, tokenizer.pad_token_id),
-    ):
-        if number is not None:
-            add(number)
+    if tokenizer.bos_token_id is not None:
+        writer.add_bos_token_id(tokenizer.bos_token_id)
+    if tokenizer.eos_token_id is not None:
+        writer.add_eos_token_id(tokenizer.eos_token_id)
+    if tokenizer.unk_token_id is not None:
+        writer.add_unk_token_id(tokenizer.unk_token_id)
+    if tokenizer.pad_token_id is not None:
+        writer.add_pad_token_id(tokenizer.pad_token_id)
     if tokenizer.chat_template:
         writer.add_chat_template(tokenizer.chat_template)
 
@@ -310,15 +316,15 @@ def _find_pre_tokenizer(description: Mapping[str, Any]) -> str:
     pre_tokenizer = description.get("pre_tokenizer") or {}
     steps = pre_tokenizer.get("pretokenizers", [pre_tokenizer])  # a sequence of steps, or a single step
     kinds = [step.get("type") for step in steps]
-    name = None
-    if kinds == ["ByteLevel"]:
-        name = "gpt-2"
-    elif kinds == ["Digits", "ByteLevel"] and steps[0]["individual_digits"]:
-        name = "smollm"
-    elif kinds == ["Split", "ByteLevel"]:
-        name = PRE_TOKENIZERS.get(steps[0]["pattern"].get("Regex", ""))
-    if description["model"]["type"] == "BPE" and name:
-        return name
+    is_bpe = description["model"]["type"] == "BPE"
+    if is_bpe and kinds == ["ByteLevel"]:
+        return "gpt-2"
+    if is_bpe and kinds == ["Digits", "ByteLevel"] and steps[0]["individual_digits"]:
+        return "smollm"
+    if is_bpe and kinds == ["Split", "ByteLevel"]:
+        pattern = steps[0]["pattern"].get("Regex", "")
+        if pattern in PRE_TOKENIZERS:
+            return PRE_TOKENIZERS[pattern]
     raise BadSetting(
         "the tokenizer of this base model cannot be exported to GGUF: llama.cpp does not support "
         f"{description['model']['type']} with {' and '.join(map(str, kinds)) or 'no word splitting'}. Fit the judge on a "

@@ -19,18 +19,8 @@ from knowgate.models import tokenization
 from knowgate.models.backend import Backend, check_resume_options
 from knowgate.models.tokenization import LabelPromptTokens
 from knowgate.models.tools import find_call_token, render_with_tool
-from knowgate.types import (
-    Completion,
-    LabelPrompt,
-    Prompt,
-    Reading,
-    Sampling,
-    Signal,
-    SignalRequest,
-    TextStream,
-    Token,
-    Vector,
-)
+from knowgate.types import TextStream, Vector
+from knowgate.types.records import Completion, LabelPrompt, Prompt, Reading, Sampling, Signal, SignalRequest, Token
 
 TOKEN_CACHE_SIZE = 4_096  # number of prompts whose token ids are kept
 ENCODE_LOCK = threading.Lock()  # guards the token ids of recent prompts
@@ -178,15 +168,15 @@ class LocalBackend(Backend):
         cache = self._encoded_prompts
         with ENCODE_LOCK:
             missing = [prompt for prompt in dict.fromkeys(prompts) if prompt not in cache]
-            raw = [prompt for prompt in missing if prompt.raw or not self.has_template]
-            chat = [prompt for prompt in missing if not prompt.raw and self.has_template]
-            raw_ids = self.tokenize_all([prompt.text for prompt in raw], special=True)
+            chat = [prompt for prompt in missing if self.has_template and not prompt.raw]
+            raw = [prompt for prompt in missing if not self.has_template or prompt.raw]
             chat_ids = self.tokenize_all([self.render(prompt.text) for prompt in chat])
-            for prompt, ids in zip([*raw, *chat], [*raw_ids, *chat_ids], strict=True):
+            raw_ids = self.tokenize_all([prompt.text for prompt in raw], special=True)
+            for prompt, ids in zip([*chat, *raw], [*chat_ids, *raw_ids], strict=True):
                 cache[prompt] = array("i", ids)
             encoded = [cache[prompt].tolist() for prompt in prompts]
-            n_excess = max(0, len(cache) - TOKEN_CACHE_SIZE)
-            for oldest in list(cache)[:n_excess]:
+            while len(cache) > TOKEN_CACHE_SIZE:
+                oldest = next(iter(cache))
                 del cache[oldest]
         return encoded
 
@@ -201,7 +191,7 @@ class LocalBackend(Backend):
         A label prompt asks the LLM for several labels, such as 'true' or 'false'. It has an optional prefix, and parts.
         The LLM predicts a label at the end of each part, and the next part begins with the label that is there. Prefix
         and parts are tokenized separately, because some tokenizers would otherwise merge the end of one part with the
-        label that begins the next. All parts of all prompts go to the tokenizer in one call.
+        label that begins the next.
 
         Args:
             prompts: The prompts.
@@ -218,7 +208,7 @@ class LocalBackend(Backend):
             raise BadSetting("a chat prompt can have only one part, and no prefix. Use raw=True for several parts.")
         prefixes = list({prompt.prefix for prompt in prompts if not is_chat(prompt)})
         prefix_ids = dict(zip(prefixes, self.tokenize_all(prefixes, special=True), strict=True))
-        texts: list[str] = []  # the parts of all prompts
+        texts: list[str] = []  # the parts of all prompts, which are tokenized in one call
         for prompt in prompts:
             texts += [self.render(prompt.parts[0])] if is_chat(prompt) else prompt.parts
         part_ids = iter(self.tokenize_all(texts))
@@ -247,7 +237,11 @@ class LocalBackend(Backend):
         seed: int | None = None,
         resume: Sequence[object] | None = None,
     ) -> list[list[Completion]]:
-        """Return `n` completions per prompt; with `resume`, continue the drafts of earlier readings instead."""
+        """Return `n` completions per prompt: sampled ones if temperature > 0, else the same answer `n` times.
+
+        With `resume`, the handles of drafts (beginnings of answers) that `read` has returned, there is one completion
+        per prompt, which begins with its draft.
+        """
         if resume is not None:
             check_resume_options(temperature, n)
             return [[completion] for completion in self._continue_drafts(prompts, resume, max_tokens)]
@@ -280,7 +274,8 @@ class LocalBackend(Backend):
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
         """Yield the greedy answer piece by piece, then return it as a `Completion`.
 
-        A piece is yielded as soon as its characters are complete. The text of a resumed draft comes first.
+        A piece is yielded as soon as its characters are complete. With `resume`, the handle of a draft (the beginning of
+        an answer), the text of the draft comes first.
         """
         answer, steps = self._start_stream(prompt, max_tokens, resume)
         decoder = tokenization.IncrementalDecoder(self.tokenizer)
@@ -376,6 +371,7 @@ class LocalBackend(Backend):
 
     @functools.cached_property
     def _decode_token(self) -> Callable[[int], str]:
+        """A function that returns the text of a token id. It remembers the texts, because tokens recur often."""
         return functools.cache(lambda token: str(self.tokenizer.decode([token], skip_special_tokens=False)))
 
     def _sample_layers(self, request: SignalRequest) -> list[int]:

@@ -107,11 +107,11 @@ def parse_result(line: bytes, key: str) -> Any:
         BadInput: The line belongs to another key, or its result does not match its digest.
     """
     call = parse_json(line.decode(), "the line")
-    result, digest = call["result"], call.get("digest")  # lines of earlier versions have no digest
-    is_changed = digest is not None and digest != compute_result_digest(result)
+    digest = call.get("digest")  # lines of earlier versions have no digest
+    is_changed = digest is not None and digest != compute_result_digest(call["result"])
     if call["key"] != key or is_changed:
         raise BadInput("the line was changed or damaged after it was recorded.")
-    return result
+    return call["result"]
 
 
 def index_calls(folder: Path) -> dict[str, int]:
@@ -178,7 +178,8 @@ def encode_reading(reading: Reading) -> dict[str, Any]:
 
 def decode_reading(value: Mapping[str, Any], resume: object) -> Reading:
     """Convert JSON to a reading (the recorded signals of a prompt); `resume` is its handle to continue the draft."""
-    draft, states = value["draft"], value.get("sample_states")
+    draft = value["draft"]
+    states = value.get("sample_states")
     return Reading(
         draft=None if draft is None else decode_completion(draft),
         hidden={int(layer): decode_array(state) for layer, state in value["hidden"].items()},

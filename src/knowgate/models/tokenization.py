@@ -53,11 +53,13 @@ def encode_labels(tokenize: Callable[[str], Sequence[int]], labels: Sequence[str
     Raises:
         BadSetting: Two labels begin with the same token, or a label is empty.
     """
-    tokens = [tokenize(label) for label in labels if label]
-    ids = [label_tokens[0] for label_tokens in tokens if label_tokens]
-    if len(ids) < len(labels) or len(set(ids)) < len(ids):
-        raise BadSetting(f"the labels {', '.join(map(repr, labels))} cannot be told apart. Choose other labels.")
-    return ids
+    first_tokens: list[int] = []
+    for label in labels:
+        tokens = tokenize(label) if label else ()
+        if not tokens or tokens[0] in first_tokens:
+            raise BadSetting(f"the labels {', '.join(map(repr, labels))} cannot be told apart. Choose other labels.")
+        first_tokens.append(tokens[0])
+    return first_tokens
 
 
 def join_label_parts(
@@ -105,9 +107,9 @@ def split_positions(values: Vector, prompts: Sequence[LabelPromptTokens]) -> lis
 
 
 def find_common_prefix(rows: Sequence[Sequence[int]]) -> list[int]:
-    """Return the tokens that all rows begin with. The last token of a row never counts.
+    """Return the tokens that all prompts begin with; `rows` are the token ids of each prompt.
 
-    The model must still compute the last token itself, because the logits after it are needed.
+    The last token of a prompt never counts as shared, because the model must read it to predict the next token.
     """
     shared = os.path.commonprefix([list(row) for row in rows])  # noqa: RUF071 - these are tokens, not paths
     return list(shared)[: min(map(len, rows)) - 1]
@@ -162,9 +164,9 @@ def extract_turn_template(render: Callable[[str], str], special: Sequence[str], 
 
 
 def extract_fast_template(render: Callable[[str], str], special: Sequence[str], template: str) -> TurnTemplate | None:
-    """Return a fast replacement for a chat template, which only puts fixed texts before and after a message.
+    """Find the fixed texts that a chat template puts before and after each message, to render messages faster.
 
-    It may be used only for plain messages, without brackets, braces and bars.
+    The result may be used only for plain messages, without brackets, braces and bars.
 
     Args:
         render: Applies the model's chat template to a message.
@@ -172,7 +174,7 @@ def extract_fast_template(render: Callable[[str], str], special: Sequence[str], 
         template: Source of the chat template.
 
     Returns:
-        The replacement, or None if there is none, because the template changes messages or prints the current date.
+        The two texts. None if the template changes messages or prints the current date, so that it cannot be replaced.
     """
     try:
         turn = extract_turn_template(render, special, chat=True)
@@ -180,7 +182,9 @@ def extract_fast_template(render: Callable[[str], str], special: Sequence[str], 
         return None
     prints_date = CLOCK_FUNCTION in template
     changes_message = turn.render(SPECIMEN_TEXT) != render(SPECIMEN_TEXT)
-    return None if prints_date or changes_message else turn
+    if prints_date or changes_message:
+        return None
+    return turn
 
 
 def is_plain_text(text: str) -> bool:
@@ -214,8 +218,8 @@ def decode_all(tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[str]:
 class IncrementalDecoder:
     """Decodes the tokens of one answer to text while they are generated.
 
-    A token may end inside a character, and spaces at both ends of an answer are stripped. So the decoder holds back
-    text that a later token may still change. The pieces that it returns join to exactly the decoded answer.
+    A token may end in the middle of a character, so the decoder holds back text that a later token may still change.
+    All pieces that it returns add up to the decoded answer, without spaces at its ends.
 
     Args:
         tokenizer: A transformers tokenizer, or an object with the same decoding methods.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -133,6 +133,7 @@ class VllmModel(LocalBackend):
         return split_positions(np.array(values, dtype=np.float32), prompts)
 
     def _score_answers(self, prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> list[float]:
+        """Return the mean log-probability of the tokens of each answer after its prompt."""
         rows = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
         with self.lock:
             outputs = self._generate(rows, [1] * len(rows), temperature=0.0, prompt_logprobs=1)
@@ -197,6 +198,7 @@ class VllmModel(LocalBackend):
     def _continue_drafts(
         self, prompts: Sequence[Prompt], handles: Sequence[object], max_tokens: int
     ) -> list[Completion]:
+        """Continue drafts (beginnings of answers) greedily, all in one batch, and return the whole answers."""
         drafts = [check_resume_handle(handle, VllmResumeHandle) for handle in handles]
         return [self._make_completion(answer, with_tokens=True) for answer in self._complete(drafts, max_tokens)]
 
@@ -205,16 +207,17 @@ class VllmModel(LocalBackend):
 
         Drafts that the model has ended stay as they are. Drafts with more than `max_tokens` tokens are cut.
         """
-        answers = [handle.draft.cut(max_tokens) for handle in drafts]
-        unfinished = [i for i, draft in enumerate(answers) if not draft.finished and len(draft.tokens) < max_tokens]
-        inputs = [[*drafts[i].ids, *answers[i].tokens] for i in unfinished]  # token ids of prompt and draft
-        limits = [max_tokens - len(answers[i].tokens) for i in unfinished]
+        copies = [replace(handle, draft=handle.draft.cut(max_tokens)) for handle in drafts]
+        unfinished = [copy for copy in copies if not copy.draft.finished and len(copy.draft.tokens) < max_tokens]
+        inputs = [[*copy.ids, *copy.draft.tokens] for copy in unfinished]  # token ids of prompt and draft
+        limits = [max_tokens - len(copy.draft.tokens) for copy in unfinished]
         with self.lock:
             continuations = self._decode_greedily(inputs, limits)
-        for i, added in zip(unfinished, continuations, strict=True):
-            draft = answers[i]
-            answers[i] = GeneratedAnswer([*draft.tokens, *added.tokens], [*draft.steps, *added.steps], added.finished)
-        return answers
+        for copy, continuation in zip(unfinished, continuations, strict=True):
+            copy.draft.tokens += continuation.tokens
+            copy.draft.steps += continuation.steps
+            copy.draft.finished = continuation.finished
+        return [copy.draft for copy in copies]
 
     def _start_stream(self, prompt: Prompt, max_tokens: int, resume: object) -> tuple[GeneratedAnswer, Iterator[None]]:
         """Return the complete answer, and an empty iterator because no tokens are left to add.

@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable, Iterator, Sequence
 from contextlib import aclosing, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from knowgate.core.text import normalize
 from knowgate.core.validation import check_integer, check_number
@@ -22,7 +22,7 @@ from knowgate.gates.scoring import bind_gate, read_questions
 from knowgate.models.prompts.answers import AnswerPrompts, fit_passages, load_answer_prompts
 from knowgate.pipeline import execution, stages
 from knowgate.pipeline.execution import GenerateFunction, GenerationTask, as_question, batch_questions
-from knowgate.pipeline.question_state import QuestionState, measure_time
+from knowgate.pipeline.question_state import DecidedQuestion, QuestionState, measure_time
 from knowgate.pipeline.stages import RERANK_CANDIDATES, RetrievalStage
 from knowgate.pipeline.traffic_log import CompleteDraftGate, TrafficLog
 from knowgate.types import Decision, DecisionNote, Gate, Passage, Question
@@ -30,13 +30,6 @@ from knowgate.types.protocols import Arbiter, Model, PassageFilter, Reranker, Re
 from knowgate.types.records import Answer, AnswerEvent, DecisionEvent, PassagesEvent, StreamEvent, TextEvent
 
 BATCH_SIZE = 64  # questions that the model reads together; limits the memory of their caches
-
-
-class DecidedQuestion(NamedTuple):
-    """A question, and the decision whether to retrieve for it."""
-
-    question: Question
-    decision: Decision
 
 
 @dataclass(frozen=True, repr=False)
@@ -110,8 +103,9 @@ class AdaptiveRAG:
 
     def __repr__(self) -> str:
         parts = [self.model.name, f"gate {self.gate.name} with threshold {self.used_threshold:.3g}"]
-        parts += [f"{self.k} passages from {self.retriever.name}"] if self.retriever else ["no documents"]
-        parts += [f"reranked by {self.reranker.name}"] if self.reranker else []
+        parts.append(f"{self.k} passages from {self.retriever.name}" if self.retriever else "no documents")
+        if self.reranker:
+            parts.append(f"reranked by {self.reranker.name}")
         return f"<AdaptiveRAG: {', '.join(parts)}>"
 
     def answer(self, question: str | Question) -> Answer:
@@ -171,8 +165,8 @@ class AdaptiveRAG:
             first: Size of the first batch; the following ones double up to `batch`. Default: `batch`.
         """
         for question_batch in batch_questions(questions, batch, first):
-            states = self._decide(question_batch, [self.bound_gate])
-            yield from (DecidedQuestion(state.question, state.final_decision) for state in states)
+            for state in self._decide(question_batch, [self.bound_gate]):
+                yield DecidedQuestion(state.question, state.final_decision)
 
     def stream(
         self, questions: Iterable[str | Question], batch: int = BATCH_SIZE, *, first: int | None = None
@@ -293,6 +287,7 @@ class AdaptiveRAG:
 
     @property
     def _deployment(self) -> deployment.Deployment:
+        """The settings of this pipeline that the guarantee of a gate depends on."""
         return deployment.Deployment(
             self.threshold,
             self.retriever.fingerprint if self.retriever else None,
@@ -315,6 +310,7 @@ class AdaptiveRAG:
 
     @property
     def _retrieval(self) -> RetrievalStage:
+        """The part of the pipeline that searches, reranks and filters passages; raises BadSetting without documents."""
         if self.retriever is None:
             raise BadSetting("there are no documents to retrieve from. Give `retriever`, or use the gate 'never'.")
         return RetrievalStage(
@@ -352,8 +348,11 @@ class AdaptiveRAG:
         open_book = [state for state in states if state.passages]
         stages.mark_replaceable_answers(self.bound_arbiter, open_book, self.max_tokens)
         yield from self._answer_open_book(open_book, generate)
-        yield from self._retrieve_further([state for state in open_book if state.max_rounds > 1], generate)
-        yield from self._arbitrate(open_book)
+        while remaining := [state for state in open_book if state.round < state.max_rounds]:
+            yield from self._retrieve_again(remaining, generate)
+        with self._lock:
+            chosen = list(stages.arbitrate(self.bound_arbiter, open_book))
+        yield from chosen
         closed_book = [state for state in states if not state.passages]
         yield from stages.compute_answers(closed_book)
         yield from self._answer_closed_book([state for state in closed_book if not state.is_computed], generate)
@@ -369,7 +368,8 @@ class AdaptiveRAG:
         First the LLM reads all questions in one pass, to get the signals (such as a draft) that the gates in `readers`
         request. The first of them decides.
         """
-        gate, states = self.bound_gate, [QuestionState(question) for question in questions]
+        gate = self.bound_gate
+        states = [QuestionState(question) for question in questions]
         with measure_time(states, "read"):
             readings = read_questions(self.model, readers, questions, self.prompts)
         for state, reading in zip(states, readings, strict=True):
@@ -385,44 +385,36 @@ class AdaptiveRAG:
 
     @property
     def _draft_readers(self) -> list[Gate]:
-        """A helper gate that makes the LLM write a complete answer without passages (draft), for log or arbiter.
-
-        The list is empty if neither needs one.
-        """
+        """A helper gate that makes the LLM write a complete answer without passages (draft), if log or arbiter need it."""
         arbiter = self.bound_arbiter
         log_needs_drafts = self.log is not None and self.log.drafts
         arbiter_needs_drafts = arbiter is not None and arbiter.makes_drafts and self.retriever is not None
-        return [CompleteDraftGate(self.max_tokens)] if log_needs_drafts or arbiter_needs_drafts else []
+        if log_needs_drafts or arbiter_needs_drafts:
+            return [CompleteDraftGate(self.max_tokens)]
+        return []
 
-    def _arbitrate(self, states: list[QuestionState]) -> list[TextEvent]:
-        with self._lock:
-            return list(stages.arbitrate(self.bound_arbiter, states))
+    def _retrieve_again(self, states: list[QuestionState], generate: GenerateFunction) -> Iterator[StreamEvent]:
+        """Run one more round of retrieval: search with each question and its last answer, then answer again.
 
-    def _retrieve_further(self, states: list[QuestionState], generate: GenerateFunction) -> Iterator[StreamEvent]:
-        """Run further rounds of retrieval: search with the question and its last answer, then answer again.
-
-        A question is finished when no new passages are found, its answer stays the same, or its rounds are used up. Its
-        answer is yielded as text only if it is the final one.
+        If no new passages are found or the answer stays the same, this was the last round of a question. The answer of
+        the last round is yielded as text.
         """
-        current = 1
-        while remaining := [state for state in states if state.max_rounds > current]:
-            current += 1
-            previous = [normalize(state.text) for state in remaining]
-            has_new_passages = self._retrieval.retrieve_again(remaining)
-            for state in remaining:
-                state.round = current
-            renewed = [state for state, has_new in zip(remaining, has_new_passages, strict=True) if has_new]
-            yield from (PassagesEvent(state.passages) for state in renewed)
-            yield from self._answer_open_book(renewed, generate)
-            for state, has_new, previous_text in zip(remaining, has_new_passages, previous, strict=True):
-                state.notes.append(DecisionNote.RETRIEVED_AGAIN)
-                was_streamed = has_new and current == state.max_rounds  # Only the answer of the last round is streamed.
-                if not has_new or normalize(state.text) == previous_text:
-                    state.max_rounds = current  # no further rounds
-                is_final = current == state.max_rounds
-                # If the arbiter may still replace the answer (`may_show`), it is yielded after that choice.
-                if is_final and state.text and not was_streamed and not state.may_show:
-                    yield TextEvent(state.text)
+        previous_answers = [normalize(state.text) for state in states]
+        has_new_passages = self._retrieval.retrieve_again(states)
+        for state in states:
+            state.round += 1
+        renewed = [state for state, has_new in zip(states, has_new_passages, strict=True) if has_new]
+        yield from (PassagesEvent(state.passages) for state in renewed)
+        yield from self._answer_open_book(renewed, generate)
+        for state, has_new, previous_answer in zip(states, has_new_passages, previous_answers, strict=True):
+            state.notes.append(DecisionNote.RETRIEVED_AGAIN)
+            was_streamed = has_new and state.round == state.max_rounds  # what is planned as the last round is streamed
+            if not has_new or normalize(state.text) == previous_answer:
+                state.max_rounds = state.round  # no further rounds
+            is_final = state.round == state.max_rounds
+            # If the arbiter may still replace the answer (`may_show`), it is yielded after that choice.
+            if is_final and state.text and not was_streamed and not state.may_show:
+                yield TextEvent(state.text)
 
     def _answer_closed_book(self, states: list[QuestionState], generate: GenerateFunction) -> Iterator[StreamEvent]:
         """Answer questions without passages. If the LLM began an answer while the gate read the question, continue it.
@@ -437,14 +429,19 @@ class AdaptiveRAG:
                 yield from generate(self.model, batch, self.max_tokens)
 
     def _answer_open_book(self, states: list[QuestionState], generate: GenerateFunction) -> Iterator[StreamEvent]:
+        """Answer questions with their passages.
+
+        With the prompts for small LLMs (`prompts.sentences`), an answer that is not in the passages is replaced by a
+        quotation. So these answers are not streamed, but yielded when they are complete.
+        """
         tasks = [GenerationTask(state, self.prompts.open(state.question, state.passages)) for state in states]
         if not tasks:
             return
         if self.prompts.sentences is None:
             yield from generate(self.model, tasks, self.max_tokens)
             return
-        yield from execution.generate_batch(self.model, tasks, self.max_tokens)
-        for state in states:  # The answer may be replaced by a quotation, so it is shown when it is complete.
+        execution.generate_batch(self.model, tasks, self.max_tokens)
+        for state in states:
             state.quote(self.prompts.check_open_answer(state.question, state.passages, state.text))
             if not (state.may_retrieve_again or state.may_show):
                 yield TextEvent(state.text)

@@ -105,6 +105,8 @@ def _choice_record(choice: ArbiterChoice) -> dict[str, Any]:
         "open_answer": choice.open,
     }
     if choice.closed_probability is not None and choice.open_probability is not None:
-        draft, passages = round(choice.closed_probability, 6), round(choice.open_probability, 6)
-        record["believed"] = {"draft": draft, "passages": passages}
+        record["believed"] = {
+            "draft": round(choice.closed_probability, 6),
+            "passages": round(choice.open_probability, 6),
+        }
     return record

@@ -199,7 +199,8 @@ def load_search_models(rag: AdaptiveRAG) -> None:
     Otherwise the first search would load them. Only models in this process are loaded; remote search engines and rerank
     servers are not called. Errors are ignored here, because the searches report them.
     """
-    retriever, reranker = rag.retriever, rag.reranker
+    retriever = rag.retriever
+    reranker = rag.reranker
     with suppress(Exception):
         if isinstance(retriever, DenseRetriever | HybridRetriever):
             retriever.search([EXAMPLE_QUESTION], 1)

@@ -53,8 +53,8 @@ def rewrite_follow_up(model: Model, exchanges: Sequence[Exchange], text: str) ->
         return text
     recent = exchanges[-MAX_EXCHANGES:]
     (completions,) = model.generate([build_condense_prompt(recent, text)], max_tokens=MAX_REWRITE_TOKENS)
-    first_line = (completions[0].text.strip().splitlines() or [""])[0].strip()
-    rewritten = REWRITE_PREFIX.sub("", first_line)
+    lines = completions[0].text.strip().splitlines() or [""]
+    rewritten = REWRITE_PREFIX.sub("", lines[0].strip())
     return rewritten if _is_plausible(rewritten, recent, text) else _concatenate(recent, text)
 
 
@@ -67,12 +67,14 @@ def _is_plausible(rewritten: str, exchanges: Sequence[Exchange], text: str) -> b
     if not QUESTION_END.search(rewritten):
         return False
     conversation = " ".join(f"{exchange.question} {exchange.answer}" for exchange in exchanges)
-    rewritten_words, conversation_words = _find_content_words(rewritten), _find_content_words(conversation)
+    conversation_words = _find_content_words(conversation)
+    rewritten_words = _find_content_words(rewritten)
     own_words = _find_content_words(REFERENCE_PATTERN.sub(" ", text))  # without pronouns
+    keeps_words = own_words <= rewritten_words
     added_words = rewritten_words - own_words
     adds_context = not conversation_words.isdisjoint(added_words)
     is_repeated = any(tokenize(rewritten) == tokenize(exchange.question) for exchange in exchanges)
-    return own_words <= rewritten_words and adds_context and not is_repeated
+    return keeps_words and adds_context and not is_repeated
 
 
 def _find_content_words(text: str) -> set[str]:
@@ -164,7 +166,8 @@ def question_from_messages(model: Model, messages: Sequence[Mapping[str, Any]], 
 
 def _read_message(message: Mapping[str, Any]) -> tuple[str, str]:
     """Return role and content of a chat message in OpenAI format; raise BadInput unless both are texts."""
-    role, content = message.get("role"), message.get("content")
+    role = message.get("role")
+    content = message.get("content")
     if not isinstance(role, str) or not isinstance(content, str) or not content.strip():
         raise BadInput("every message must be an object with the texts 'role' and 'content', which must not be empty.")
     return role, content

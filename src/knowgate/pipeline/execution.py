@@ -52,7 +52,8 @@ def batch_questions(
     Example: size=8, first=2 -> batches of 2, 4, 8, 8, ... questions.
     """
     check_not_text(questions)
-    iterator, batch_size = iter(questions), first or size
+    iterator = iter(questions)
+    batch_size = first or size
     while batch := [as_question(question) for question in islice(iterator, batch_size)]:
         yield batch
         batch_size = min(size, 2 * batch_size)
@@ -86,7 +87,8 @@ def generate_batch(model: Model, tasks: Sequence[GenerationTask], max_tokens: in
     The tasks must all continue an answer that the model began (`resume`), or all begin a new one. Returns no text
     events, in contrast to `generate_stream`.
     """
-    prompts, handles = [task.prompt for task in tasks], [task.resume for task in tasks]
+    prompts = [task.prompt for task in tasks]
+    handles = [task.resume for task in tasks]
     resume = None if None in handles else handles
     with measure_time([task.state for task in tasks], "answer"):
         rows = model.generate(prompts, max_tokens=max_tokens, resume=resume)
@@ -112,9 +114,10 @@ def generate_stream(model: Model, tasks: Sequence[GenerationTask], max_tokens: i
 def _stream_text(state: QuestionState, stream: TextStream) -> Generator[TextEvent, None, Completion]:
     """Yield the text of a stream piece by piece, and return the complete answer.
 
-    If an arbiter may replace the answer later, `state.may_show` is a function that tells whether an answer with a given
-    beginning is safe from that. Until it returns True, the text is held back. Only the time of the model is measured,
-    not what the caller does with the text.
+    An arbiter may replace the answer later, so that its text must not be shown yet. Then the function `state.may_show`
+    is set: it gets the text so far, and returns True if this answer will not be replaced. Text is held back until then.
+
+    Only the time of the model is measured, not what the caller does with the text.
     """
     pending = ""  # text that is held back
     try:

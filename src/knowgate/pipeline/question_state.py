@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from knowgate.types import Answer, ArbiterChoice, Completion, Decision, DecisionNote, Passage, Question, Reading
 
@@ -20,6 +21,13 @@ NOTE_TEXTS = {
     DecisionNote.WOULD_SKIP: "the gate would have skipped",
     DecisionNote.QUOTED: "quoted, because the LLM's own answer was not in the passages",
 }
+
+
+class DecidedQuestion(NamedTuple):
+    """A question, and the decision whether to retrieve for it."""
+
+    question: Question
+    decision: Decision
 
 
 @dataclass
@@ -90,14 +98,16 @@ class QuestionState:
 
     def take_completion(self, completion: Completion) -> None:
         """Store a generated answer, and add its tokens to those of earlier rounds of retrieval."""
-        self.text, self.completion = completion.text, completion
+        self.completion = completion
+        self.text = completion.text
         self.n_tokens += completion.n_tokens
 
     def quote(self, text: str) -> None:
         """Replace the answer with passages by a quotation from the passages, and note this, unless both are equal."""
         if text == self.text or self.completion is None:
             return
-        self.text, self.completion = text, replace(self.completion, text=text, finished=True)
+        self.completion = replace(self.completion, text=text, finished=True)
+        self.text = text
         self.notes.append(DecisionNote.QUOTED)
 
     def build_answer(self, batch_size: int) -> Answer:

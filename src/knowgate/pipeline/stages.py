@@ -35,7 +35,8 @@ def apply_gate(gate: Gate, threshold: float, states: Sequence[QuestionState]) ->
     The gate scores the need for retrieval of each question (0: the LLM knows, 1: retrieve). The decision is to retrieve
     if the need is above the threshold.
     """
-    questions, readings = [state.question for state in states], [state.reading for state in states]
+    questions = [state.question for state in states]
+    readings = [state.reading for state in states]
     scores = score_with_raw(gate, questions, readings)
     with wrap_plugin_errors(gate):
         explanations = gate.explain(questions, readings)
@@ -44,7 +45,8 @@ def apply_gate(gate: Gate, threshold: float, states: Sequence[QuestionState]) ->
     check_count(gate, "numbers of rounds", rounds, questions)
     distances = measure_distances(gate, questions, readings)
     for i, state in enumerate(states):
-        need, distance = scores.needs[i], distances[i]
+        need = scores.needs[i]
+        distance = distances[i]  # from the questions that the gate was fitted on
         state.max_rounds = min(rounds[i], MAX_ROUNDS)
         # A server that returns only its top tokens may omit all labels. Their logits are then equal.
         if gate.name in state.reading.labels and not has_distinct_logits(state.reading.labels[gate.name]):
@@ -122,7 +124,8 @@ def compute_answers(states: Sequence[QuestionState]) -> Iterator[TextEvent]:
         if state.decision is not None and state.decision.rule == ARITHMETIC_RULE:
             result = compute_arithmetic(state.question.text)
             if result is not None:
-                state.text, state.is_computed = result, True
+                state.text = result
+                state.is_computed = True
                 yield TextEvent(result)
 
 
@@ -164,10 +167,10 @@ def bind_arbiter(arbiter: Arbiter | None, gate: Gate, model: Model, prompts: Ans
 
 
 def mark_replaceable_answers(arbiter: Arbiter | None, states: Sequence[QuestionState], max_tokens: int) -> None:
-    """Mark questions that also have a complete answer without passages (draft), which an arbiter may choose later.
+    """Mark questions whose answer with passages an arbiter may replace later, so that it is not streamed too early.
 
-    The mark is the function `may_show`. Given the beginning of an answer with passages, it tells whether the arbiter is
-    sure to choose that answer. The answer is streamed only then.
+    These are the questions that also have a complete answer without passages (draft). The mark is `may_show`, a function
+    that gets the beginning of the answer with passages, and returns True if the arbiter will not replace it.
     """
     if arbiter is None:
         return
@@ -197,7 +200,8 @@ def arbitrate(arbiter: Arbiter | None, states: Sequence[QuestionState]) -> Itera
 
 def _pair_answers(state: QuestionState) -> AnswerPair:
     """Return the closed-book and the open-book answer of a question, with its passages."""
-    draft, completion = state.reading.draft, state.completion
+    draft = state.reading.draft
+    completion = state.completion
     if draft is None or completion is None:
         raise RuntimeError("the question does not have two answers yet")
     return AnswerPair(state.question, draft, completion, state.passages)
@@ -305,6 +309,8 @@ class RetrievalStage:
             else:
                 chosen.append(i)
         with self.lock, measure_time([states[i] for i in chosen], "rerank"):
-            best = rerank(reranker, [queries[i] for i in chosen], [results[i] for i in chosen], self.k)
-        reordered = dict(zip(chosen, best, strict=True))
-        return [reordered.get(i, passages) for i, passages in enumerate(results)]
+            reranked = rerank(reranker, [queries[i] for i in chosen], [results[i] for i in chosen], self.k)
+        reordered = list(results)
+        for i, passages in zip(chosen, reranked, strict=True):
+            reordered[i] = passages
+        return reordered

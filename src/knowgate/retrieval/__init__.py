@@ -58,12 +58,13 @@ def load_retriever(spec_or_dir: str, kind: str | None = None) -> Retriever:
         UnknownName: No retriever has this name.
         BadSetting: `kind` differs from the kind that the spec names.
     """
+    argument = spec_or_dir
     if spec_or_dir.startswith(("http://", "https://")):
-        name, argument = "http", spec_or_dir
+        name = "http"
     elif Path(spec_or_dir).exists():
         from knowgate.retrieval.index_folder import read_index_manifest
 
-        name, argument = kind or read_index_manifest(Path(spec_or_dir)).kind, spec_or_dir
+        name = kind or read_index_manifest(Path(spec_or_dir)).kind
     else:
         name, argument = split_spec(spec_or_dir)
     if not argument:

@@ -126,9 +126,10 @@ class Postings:
 
 
 def _assign_slots(terms: IntArray, next_slots: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the position in the output arrays at which the score of each entry of a block is stored.
+    """Return where in the output array to store the score of each entry of a block.
 
-    All scores of a term are stored next to each other, so the entries of a term get its next free positions.
+    An entry says that a term occurs in a passage. The output array holds all scores of the first term, then all of the
+    second, and so on. So the entries of a term get the next free positions of this term.
 
     Args:
         terms: The term of each entry, in increasing order.
@@ -136,8 +137,8 @@ def _assign_slots(terms: IntArray, next_slots: NDArray[np.int64]) -> NDArray[np.
     """
     n_entries = np.bincount(terms, minlength=len(next_slots))  # of each term
     first_entries = np.cumsum(n_entries) - n_entries  # where the entries of each term begin in the block
-    # The entry at position p of the block is entry number p - first_entries[term] of its term.
-    slots: NDArray[np.int64] = np.arange(len(terms)) + (next_slots - first_entries)[terms]
+    numbers = np.arange(len(terms)) - first_entries[terms]  # number of each entry among the entries of its term
+    slots: NDArray[np.int64] = next_slots[terms] + numbers
     next_slots += n_entries
     return slots
 
@@ -151,10 +152,10 @@ def _count_terms(passages: list[array[int]], first_row: int) -> PostingsBlock:
     """
     n = len(passages)
     arrays = [np.frombuffer(terms, dtype=np.int32) for terms in passages if terms]
-    terms = np.concatenate(arrays or [np.empty(0, np.int32)])
+    terms = np.concatenate(arrays or [np.empty(0, np.int32)]).astype(np.int64)
     owners = np.repeat(np.arange(n), [len(terms) for terms in passages])  # the passage that each term occurs in
     # Each pair of a term and a passage becomes one integer, so that a single np.unique sorts and counts the pairs.
-    pairs, counts = np.unique(terms.astype(np.int64) * n + owners, return_counts=True)
+    pairs, counts = np.unique(terms * n + owners, return_counts=True)
     distinct_terms = pairs // n
     rows = pairs % n + first_row
     return PostingsBlock(distinct_terms.astype(np.int32), rows.astype(np.int32), counts.astype(np.int32))
@@ -192,7 +193,9 @@ def select_candidate_rows(scores: NDArray[Any], k: int) -> NDArray[np.intp]:
         return np.flatnonzero(scores > 0)
     maxima = scores[: n_segments * SEGMENT_ROWS].reshape(n_segments, SEGMENT_ROWS).max(axis=1)
     threshold = np.partition(maxima, n_segments - k)[n_segments - k]
-    return np.flatnonzero(scores >= threshold) if threshold > 0 else np.flatnonzero(scores > 0)
+    if threshold <= 0:
+        return np.flatnonzero(scores > 0)
+    return np.flatnonzero(scores >= threshold)
 
 
 class Bm25Retriever:
@@ -225,10 +228,13 @@ class Bm25Retriever:
         return [self._search(query, k) for query in queries]
 
     def _search(self, query: str, k: int) -> list[Passage]:
+        """Return up to `k` passages for one query, best first."""
         hits = self._find_hits(query, k)
-        passages = [self._passages[row] for row in hits.rows.tolist()]
-        pairs = zip(passages, hits.scores.tolist(), strict=True)
-        return [Passage(passage.id, passage.text, passage.title, score) for passage, score in pairs]
+        found = []
+        for row, score in zip(hits.rows.tolist(), hits.scores.tolist(), strict=True):
+            passage = self._passages[row]
+            found.append(Passage(passage.id, passage.text, passage.title, score))
+        return found
 
     def _find_hits(self, query: str, k: int) -> NearestHits:
         """Return the rows and scores of the best passages; empty if the index has none of the query's terms."""
@@ -351,5 +357,6 @@ def _check_arrays(folder: Path, n_passages: int, last_term: int) -> None:
     has_equal_lengths = is_increasing and int(starts[-1]) == len(data) == len(rows)
     if not has_equal_lengths or last_term >= len(starts) - 1:
         raise BadInput("the BM25 arrays (data, indices, indptr) do not match each other.")
-    if 0 < len(rows) <= MAX_SCANNED_VALUES and not (int(rows.min()) >= 0 and int(rows.max()) < n_passages):
+    is_scanned = 0 < len(rows) <= MAX_SCANNED_VALUES
+    if is_scanned and (int(rows.min()) < 0 or int(rows.max()) >= n_passages):
         raise BadInput(f"the BM25 arrays refer to passages beyond the {n_passages} of the index.")

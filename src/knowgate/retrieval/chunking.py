@@ -81,20 +81,23 @@ def _pack(text: str, level: int, limit: int) -> list[str]:
     if level == len(_SEPARATORS) or _count_units(text) <= limit:
         return [text]
     passages: list[str] = []
-    current, size = [""], 0  # the pieces of the passage being filled, and their units
+    pieces: list[str] = []  # of the passage that is being filled
+    size = 0  # of these pieces, in units
     for piece in _split_at(text, level):
         size += _count_units(piece)
         if size <= limit:
-            current.append(piece)
+            pieces.append(piece)
             continue
         # The piece does not fit: finish the current passage and start the next one with the piece.
-        body, heading = "".join(current), ""
+        finished = "".join(pieces)
+        heading = ""
         if level < len(_SEPARATORS) - 1:  # at the last level, the pieces are words, which are no headings
-            body, heading = _split_trailing_heading(body)
+            finished, heading = _split_trailing_heading(finished)
         parts = _pack(heading + piece, level + 1, limit)
-        passages += [body, *parts[:-1]]
-        current, size = [parts[-1]], _count_units(parts[-1])  # more pieces may still fit behind the last part
-    return [*passages, "".join(current)]
+        passages += [finished, *parts[:-1]]
+        pieces = [parts[-1]]  # more pieces may still fit behind the last part
+        size = _count_units(parts[-1])
+    return [*passages, "".join(pieces)]
 
 
 def _split_at(text: str, level: int) -> Iterator[str]:

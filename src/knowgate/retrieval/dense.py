@@ -114,7 +114,8 @@ class DenseRetriever:
         if not queries:
             return []
         query_vectors = check_vectors(self._embedder.embed(queries), len(queries))
-        width, query_width = self._vectors.shape[1], query_vectors.shape[1]
+        width = self._vectors.shape[1]
+        query_width = query_vectors.shape[1]
         if query_width != width:
             raise ModelError(
                 f"the embedding model returns vectors of {query_width} numbers, but the index holds vectors of "
@@ -128,6 +129,7 @@ class DenseRetriever:
         return max_row_norm(self._vectors)
 
     def _get_passages(self, hits: NearestHits) -> list[Passage]:
+        """Return the passages of the hits, with their scores."""
         pairs = zip(hits.rows, hits.scores, strict=True)
         return [replace(self._passages[int(row)], score=float(score)) for row, score in pairs]
 

@@ -181,7 +181,8 @@ def _read_file(path: Path, document_id: str) -> Document:
         text = read_pdf(path)
     elif suffix in _HTML_SUFFIXES:
         page = read_html(_read_text(path))
-        title, text = page.title, page.text
+        title = page.title
+        text = page.text
     else:
         text = _read_text(path)
         title = _find_markdown_title(text) if suffix == ".md" else ""

@@ -55,7 +55,8 @@ class SentenceEmbedder:
 
     def __init__(self, spec: str = DEFAULT_EMBEDDER, *, device: str | None = None, batch_size: int = 64):
         self.spec = str(Path(spec).resolve()) if Path(spec).is_dir() else spec
-        self._device, self._batch_size = device, batch_size
+        self._device = device
+        self._batch_size = batch_size
         self._lock = threading.Lock()
 
     @cached_property

@@ -153,19 +153,20 @@ def tokenize_html(markup: str) -> Iterator[HtmlToken]:
             yield HtmlToken(_unescape(markup[position:text_end]))
         if start < 0:
             return
+        skipped = _COMMENT.match(markup, start) or _DECLARATION.match(markup, start)
+        if skipped:
+            position = skipped.end()
+            continue
         tag = _TAG.match(markup, start)
-        if tag is None:
-            skipped = _COMMENT.match(markup, start) or _DECLARATION.match(markup, start)
-            if skipped:
-                position = skipped.end()
-            else:  # A "<" that starts no tag is text.
-                yield HtmlToken("<")
-                position = start + 1
+        if tag is None:  # A "<" that starts no tag is text.
+            yield HtmlToken("<")
+            position = start + 1
             continue
         position = tag.end()
         if not tag["bracket"]:  # A tag without its closing ">" extends to the end of the page.
             continue
-        name, is_end_tag = tag["name"].lower(), bool(tag["slash"])
+        name = tag["name"].lower()
+        is_end_tag = bool(tag["slash"])
         is_self_closing = markup[position - 2] == "/"  # The character before the closing ">", as in <br/>.
         yield HtmlToken(tag=name, opens=not is_end_tag, closes=is_end_tag or is_self_closing)
         # The content of <script> and <style> is not HTML: skip to the end tag.

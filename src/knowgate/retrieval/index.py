@@ -128,7 +128,8 @@ def build_index(
     Example:
         >>> build_index("docs", "docs.index", kind="hybrid")  # doctest: +SKIP
     """
-    source, out = expand_path(source), expand_path(out)
+    source = expand_path(source)
+    out = expand_path(out)
     if out.exists() and not (out.is_dir() and index_folder.is_replaceable(out)):
         raise BadInput(f"'{out}' exists and is not an index, so it is not overwritten. Choose a new or empty folder.")
     corpus = find_documents(source)
@@ -158,7 +159,9 @@ def _choose_embedder(kind: IndexKind, embedder: str | Embedder | None) -> Embedd
                 "kind='bm25' uses no `embedder`. Leave `embedder` out, or choose kind='dense' or 'hybrid'."
             )
         return None
-    return load_embedder(embedder or DEFAULT_EMBEDDER) if isinstance(embedder, str | None) else embedder
+    if embedder is None or isinstance(embedder, str):
+        return load_embedder(embedder or DEFAULT_EMBEDDER)
+    return embedder
 
 
 def _make_settings(options: IndexOptions, embedder: Embedder | None) -> IndexSettings:
@@ -319,7 +322,8 @@ def _write_search_files(
 
     Vectors of unchanged passages are taken from the previous index, if the same embedding model made them.
     """
-    folder, store = scan.folder, PassageStore(scan.folder)
+    folder = scan.folder
+    store = PassageStore(folder)
     if manifest.kind != "dense":
         progress("bm25", 0, len(store))
         with tempfile.TemporaryDirectory(dir=folder) as scratch:

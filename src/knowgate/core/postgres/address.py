@@ -50,19 +50,15 @@ def is_postgres_address(spec: str) -> bool:
     return spec.strip().startswith(SCHEMES)
 
 
-def parse_database_address(spec: str, *, schema: str = DEFAULT_SCHEMA) -> DatabaseAddress:
+def parse_database_address(spec: str) -> DatabaseAddress:
     """Parse the address of a database, such as postgresql://USER:PASSWORD@HOST/DATABASE?schema=NAME.
-
-    Args:
-        spec: The address.
-        schema: The PostgreSQL schema to use if the address names none.
 
     Raises:
         BadSetting: The text is not an address, or the name of its schema is not allowed.
     """
     spec = spec.strip()
     login, path, parameters = _split(spec)
-    schema = parameters.pop("schema", schema)
+    schema = parameters.pop("schema", DEFAULT_SCHEMA)
     if not SCHEMA_NAME.fullmatch(schema) or schema.startswith("pg_"):
         raise BadSetting(
             f"the schema name in {redact_secrets(spec)} is not allowed. Use lowercase letters, digits and "

@@ -14,16 +14,9 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
-from knowgate.core.postgres import TableSchema
+from knowgate.core.postgres import TableSchema, migrations
 from knowgate.core.postgres.address import DatabaseAddress
-from knowgate.core.postgres.migrations import (
-    Connection,
-    has_tables,
-    make_connection_error,
-    prepare_tables,
-    set_search_path,
-    translate_error,
-)
+from knowgate.core.postgres.migrations import Connection
 from knowgate.errors import KnowgateError
 
 Result = TypeVar("Result")
@@ -88,9 +81,9 @@ class PostgresDatabase:
         assert self.schema is not None
         with self._connect() as connection:
             try:
-                return has_tables(connection, self.address, self.schema)
+                return migrations.has_tables(connection, self.address, self.schema)
             except psycopg.Error as error:
-                raise translate_error(self.address, error) from None
+                raise migrations.translate_error(self.address, error) from None
 
     def read(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run a query and return its rows. It uses question marks for the parameters `values`.
@@ -104,9 +97,9 @@ class PostgresDatabase:
         except psycopg.OperationalError as error:
             # Without a code, the error does not come from the server, which means that the connection is lost.
             if error.sqlstate is not None and not error.sqlstate.startswith(LOST_CONNECTION_STATES):
-                raise translate_error(self.address, error) from None
+                raise migrations.translate_error(self.address, error) from None
         except DATABASE_ERRORS as error:
-            raise translate_error(self.address, error) from None
+            raise migrations.translate_error(self.address, error) from None
         with self.connection() as connection:
             return connection.execute(to_psycopg_query(query), list(values)).fetchall()
 
@@ -122,9 +115,9 @@ class PostgresDatabase:
                     return work(WriteTransaction(connection))
             except RETRYABLE_ERRORS as error:
                 if not tries_left:
-                    raise translate_error(self.address, error) from None
+                    raise migrations.translate_error(self.address, error) from None
             except DATABASE_ERRORS as error:
-                raise translate_error(self.address, error) from None
+                raise migrations.translate_error(self.address, error) from None
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     @contextlib.contextmanager
@@ -204,7 +197,7 @@ class PostgresDatabase:
             with self._get_live_connection() as connection:
                 yield connection
         except DATABASE_ERRORS as error:
-            raise translate_error(self.address, error) from None
+            raise migrations.translate_error(self.address, error) from None
 
     @contextlib.contextmanager
     def _get_live_connection(self) -> Iterator[Connection]:
@@ -250,9 +243,9 @@ class PostgresDatabase:
         if self.schema is None:
             return
         try:
-            prepare_tables(connection, self.address, self.schema)
+            migrations.prepare_tables(connection, self.address, self.schema)
         except psycopg.Error as error:
-            raise translate_error(self.address, error) from None
+            raise migrations.translate_error(self.address, error) from None
 
     @contextlib.contextmanager
     def _connect(self) -> Iterator[Connection]:
@@ -263,7 +256,7 @@ class PostgresDatabase:
         try:
             connection = psycopg.connect(self.address.conninfo, **self._connect_options)
         except (psycopg.Error, UnicodeError, ValueError) as error:
-            raise make_connection_error(self.address, error) from None
+            raise migrations.make_connection_error(self.address, error) from None
         with contextlib.closing(connection):
             yield connection
 
@@ -277,13 +270,14 @@ class PostgresDatabase:
     def _configure(self, connection: Connection) -> None:
         """Prepare a new connection: make it use the schema of the address, and apply the settings."""
         if self.schema is not None:
-            set_search_path(connection, self.address)
+            migrations.set_search_path(connection, self.address)
         for name, value in self.settings:
             connection.execute("SELECT set_config(%s, %s, false)", [name, value])
 
     def close(self) -> None:
         """Close all connections. The database can still be used: the next query opens a new pool."""
         with self._lock:
-            pool, self._pool = self._pool, None
+            pool = self._pool
+            self._pool = None
         if pool is not None:
             pool.close()

@@ -35,7 +35,8 @@ MIN_PGVECTOR_VERSION = (0, 8)  # older versions lack iterative scans and find to
 
 def translate_error(address: DatabaseAddress, error: Exception) -> KnowgateError:
     """Convert an error of psycopg to a KnowgateError that says what is wrong and what to do."""
-    database, message = address.redacted, _get_message(address, error)
+    database = address.redacted
+    message = _get_message(address, error)
     if isinstance(error, PoolTimeout):
         return KnowgateError(
             f"the database {database} did not answer in time. Check that it runs and is not overloaded."
@@ -166,7 +167,8 @@ def _check_tables(connection: Connection, address: DatabaseAddress, schema: Tabl
     """Raise ArtifactError if a table or column of the latest version is missing."""
     existing = _get_columns(connection, address)  # of each table that exists
     for table, columns in schema.tables.items():
-        if missing := columns - existing.get(table, set()):
+        missing = columns - existing.get(table, set())
+        if missing:
             problem = f"table '{table}' has no column '{min(missing)}'" if table in existing else f"no table '{table}'"
             raise make_schema_error(address, f"version {schema.version} of '{schema.name}' is incomplete: {problem}")
 

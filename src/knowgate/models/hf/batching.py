@@ -50,17 +50,17 @@ BatchWork = Callable[[list[int]], list[Result]]  # takes the indices of a batch'
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """Maximum size of one batch of prompts, so that it fits the memory.
+    """How large a batch of prompts may be, so that it fits the memory.
 
-    The model may generate several answers to each prompt in parallel. Each answer is a row of the batch. The model
-    keeps the attention keys and values of the prompts in a cache while it generates answers.
+    First the model reads the prompts. Then it generates one or more answers to each prompt, all in parallel, while a
+    cache keeps what it has read (the attention keys and values).
 
     Args:
         prompts: Maximum number of prompts.
-        prompt_tokens: Maximum number of prompt tokens in one forward pass, including padding.
+        prompt_tokens: Maximum number of prompt tokens that the model reads in one forward pass, including padding.
         rows: Maximum number of answers to all prompts together.
-        row_tokens: Maximum number of prompt tokens in the cache if each answer has its own copy of its prompt. None if
-            the answers to a prompt share one copy.
+        row_tokens: If each answer needs its own copy of its prompt in the cache, the maximum number of prompt tokens in
+            all copies together. None if the answers to a prompt share one copy.
         cached_tokens: Maximum number of prompt tokens in the cache, including padding. It may be larger than
             `prompt_tokens`, because several forward passes may fill the cache before answers are generated.
     """
@@ -184,13 +184,13 @@ def compute_batch_limits(model: Any, device: torch.device, *, shared: bool = Fal
         """Return how many items of `bytes_each` bytes fit into the planned memory, from 1 to `maximum`."""
         return max(1, min(maximum, int(planned_bytes / bytes_each)))
 
+    cached_tokens = limit(CUDA_LIMITS.cached_tokens, cost.row_token)
     return BatchLimits(
         prompts=CUDA_LIMITS.prompts,
         prompt_tokens=limit(CUDA_LIMITS.prompt_tokens, cost.prompt_token),
         rows=limit(CUDA_LIMITS.rows, cost.row),
-        # `or 1` tells the type checker that this limit is not None.
-        row_tokens=None if shared else limit(CUDA_LIMITS.row_tokens or 1, cost.row_token),
-        cached_tokens=limit(CUDA_LIMITS.cached_tokens, cost.row_token),
+        row_tokens=None if shared else cached_tokens,
+        cached_tokens=cached_tokens,
     )
 
 
@@ -256,9 +256,10 @@ def run_single(work: Callable[[], Result]) -> Result:
 
     It runs in PyTorch's inference mode. Errors of the GPU become DeviceError or OutOfMemory, with advice.
     """
+    batch_of_one = [0]  # it cannot be halved, so lack of memory raises OutOfMemory
     with torch.inference_mode():
-        # A batch with a single index is never halved: if memory runs out, this raises OutOfMemory.
-        return _run_halving([0], lambda _batch: [work()])[0]
+        [result] = _run_halving(batch_of_one, lambda _batch: [work()])
+    return result
 
 
 def _run_halving(batch: list[int], work: BatchWork[Result]) -> list[Result]:

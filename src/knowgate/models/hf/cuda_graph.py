@@ -65,7 +65,12 @@ class GraphedStep(Generic[Result]):
         return self.output
 
     def _capture(self, function: Callable[[], Result]) -> None:
-        for _ in range(2):
+        """Capture the kernels of the function as `graph`.
+
+        If memory runs out, this is tried a second time with more free memory. After any other error, no function is
+        captured in this process any more.
+        """
+        for _attempt in range(2):
             try:
                 self.graph, self.output = capture_graph(function, self.device)
                 return

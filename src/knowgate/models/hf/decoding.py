@@ -62,8 +62,8 @@ class DecodingBatch:
             layers: Layers whose hidden states at the pending tokens are stored in `hidden`.
         """
         if self.pending is not None:
-            tokens, self.pending = self.pending, None
-            self._feed(tokens, layers)
+            self._feed(self.pending, layers)
+            self.pending = None
         if self.partial is not None:
             self.logits = self.partial.finish(self.model)
             self.partial = None
@@ -88,14 +88,15 @@ class DecodingBatch:
 
     def append(self, tokens: torch.Tensor) -> None:
         """Set the next token of every row. The model reads it when logits are needed again."""
-        self.pending, self.logits = tokens, None
+        self.pending = tokens
+        self.logits = None
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep only the given rows of the batch and drop all others, in place."""
         index = torch.tensor(rows, device=self.mask.device)
         self.cache.batch_select_indices(index)
         smaller = self._select(index, self.cache)
-        vars(self).update(vars(smaller))  # replaces all fields of this object by those of the smaller batch
+        self.__dict__ = smaller.__dict__  # this object becomes the smaller batch
 
     def copy(self, rows: Sequence[int], repeat: int = 1) -> DecodingBatch:
         """Return a new batch with `repeat` copies of each of the given rows."""
@@ -183,58 +184,56 @@ def iter_greedy_steps(
         stop_ids: Tokens that end an answer.
         layers: Layers whose hidden states at the last token of each answer are stored in `states`.
     """
-    active = list(range(len(answers)))  # indices of the answers that are still in the batch; all have the same length
-    while active and len(answers[active[0]].tokens) < max_tokens:
+    active = answers  # the answers that are still in the batch, one per row; all have the same length
+    while active and len(active[0].tokens) < max_tokens:
         steps = pick_greedy_steps(batch.compute_logits(layers))
-        _store_states(batch, answers, active, layers)
-        for index, step in zip(active, steps, strict=True):
+        _store_states(batch, active, layers)
+        for answer, step in zip(active, steps, strict=True):
             if step.token in stop_ids:
-                answers[index].finished = True
+                answer.finished = True
             else:
-                answers[index].steps.append(step)
-                answers[index].tokens.append(step.token)
+                answer.steps.append(step)
+                answer.tokens.append(step.token)
         batch.append(torch.tensor([step.token for step in steps], device=batch.mask.device))
-        active = _drop_finished(batch, answers, active)
+        active = _drop_finished(batch, active)
         yield
-    _store_last_states(batch, answers, active, layers)
+    _store_last_states(batch, active, layers)
 
 
-def _store_states(batch: DecodingBatch, answers: Answers, active: list[int], layers: Sequence[int]) -> None:
-    """Store the hidden states that the last forward pass computed in the answers, in place of those stored before.
+def _store_states(batch: DecodingBatch, answers: Answers, layers: Sequence[int]) -> None:
+    """Store in each answer the hidden states at its newest token, in place of those stored before.
 
     Args:
-        batch: The batch. Its `hidden` holds the states at the newest token of each row.
-        answers: All answers, including those that are no longer in the batch.
-        active: Indices in `answers` of the answers in the batch.
-        layers: The layers.
+        batch: The batch, after a forward pass over the newest token of each row.
+        answers: The answer of each row.
+        layers: Layers whose hidden states are stored.
     """
     if layers:
-        for position, index in enumerate(active):
-            answers[index].states = {layer: batch.hidden[layer][position] for layer in layers}
+        for row, answer in enumerate(answers):
+            answer.states = {layer: batch.hidden[layer][row] for layer in layers}
 
 
-def _store_last_states(batch: DecodingBatch, answers: Answers, active: list[int], layers: Sequence[int]) -> None:
-    """Store the hidden states at the last tokens of answers that are still in the batch.
+def _store_last_states(batch: DecodingBatch, answers: Answers, layers: Sequence[int]) -> None:
+    """Store the hidden states at the last tokens of answers that have reached the token limit.
 
-    These answers reached the token limit, so the model has not read their last tokens yet. It reads them now.
+    The model has not read these tokens yet, so it reads them now. `answers` has the answer of each row of the batch.
     """
-    if layers and active:
+    if layers and answers:
         batch.compute_logits(layers)  # sets `batch.hidden`; the logits are not needed
-        _store_states(batch, answers, active, layers)
+        _store_states(batch, answers, layers)
 
 
-def _drop_finished(batch: DecodingBatch, answers: Answers, active: list[int]) -> list[int]:
-    """Remove the rows of finished answers from the batch, and return the indices of the unfinished answers.
+def _drop_finished(batch: DecodingBatch, answers: Answers) -> Answers:
+    """Remove the rows of finished answers from a batch, and return the unfinished answers.
 
     Args:
-        batch: The batch, changed in place. If all rows are finished, it stays as it is: a batch must not be empty.
-        answers: All answers, including those that are no longer in the batch.
-        active: Indices in `answers` of the answers in the batch.
+        batch: The batch, changed in place. If all answers are finished, it stays as it is: a batch must not be empty.
+        answers: The answer of each row.
     """
-    positions = [position for position, index in enumerate(active) if not answers[index].finished]
-    if positions and len(positions) < len(active):
-        batch.keep(positions)
-    return [active[position] for position in positions]
+    unfinished_rows = [row for row, answer in enumerate(answers) if not answer.finished]
+    if 0 < len(unfinished_rows) < len(answers):
+        batch.keep(unfinished_rows)
+    return [answers[row] for row in unfinished_rows]
 
 
 def pick_greedy_steps(logits: torch.Tensor) -> list[TokenStep]:
@@ -277,30 +276,29 @@ def sample_rows(
         sampling: Temperature, top_p and top_k.
         stop_ids: Tokens that end an answer.
         layers: Layers whose hidden states at the last token of each answer are stored in `states`.
-        past_end: If a stop token ended the answer, store the states at that token instead. The answer then stays in the
-            batch for one more forward pass, in which the model reads the stop token.
+        past_end: If a stop token ended an answer, let the model read that token, too, and store the states at it.
     """
     answers = [GeneratedAnswer() for _ in range(len(batch))]
-    active = list(range(len(answers)))  # indices of the answers that are still in the batch
+    active = answers  # the answers that are still in the batch, one per row
     for position in range(uniforms.shape[1]):
-        batch.compute_logits(layers)  # the model reads the last tokens, which sets `batch.hidden`
-        _store_states(batch, answers, active, layers)
-        if past_end:  # the model has read the end tokens now, so their answers can be removed
-            active = _drop_finished(batch, answers, active)
+        batch.compute_logits(layers)  # the model reads the newest tokens
+        _store_states(batch, active, layers)
+        active = _drop_finished(batch, active)  # with `past_end`, the model has read their stop tokens now
         if not active:
             break
-        tokens = draw_tokens(batch.compute_logits(), uniforms[active, position], sampling)
-        for index, token in zip(active, tokens, strict=True):
+        is_unfinished = [not answer.finished for answer in answers]
+        tokens = draw_tokens(batch.compute_logits(), uniforms[is_unfinished, position], sampling)
+        for answer, token in zip(active, tokens, strict=True):
             if token in stop_ids:
-                answers[index].finished = True
+                answer.finished = True
             else:
-                answers[index].tokens.append(token)
+                answer.tokens.append(token)
         batch.append(torch.tensor(tokens, device=batch.mask.device))
         if not past_end:
-            active = _drop_finished(batch, answers, active)
-        if not active:
-            break
-    _store_last_states(batch, answers, active, layers)
+            active = _drop_finished(batch, active)
+            if not active:
+                break
+    _store_last_states(batch, active, layers)
     return answers
 
 

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -45,10 +46,10 @@ class PrefixCache:
     def start(
         self, model: Any, ids: Sequence[Sequence[int]], device: torch.device, n_reusable: int = 0
     ) -> tuple[int, DynamicCache]:
-        """Return the keys and values of the first tokens that all prompts share, so that a pass can start after them.
+        """Return the keys and values of a prefix that all prompts share, so that a forward pass can start after it.
 
-        They come from the cache. If it has no suitable prefix yet, the shared tokens are computed and cached, unless
-        they are too few to save work.
+        A prefix that is not cached yet is computed and cached. If the prompts share too few tokens to save work, the
+        prefix is empty.
 
         Args:
             model: The transformers model.
@@ -58,8 +59,7 @@ class PrefixCache:
                 is only one prompt now.
 
         Returns:
-            The number of tokens of the prefix, and its keys and values for each prompt; 0 and an empty cache if there
-            is no prefix.
+            The number of tokens of the prefix, and its keys and values, repeated for each prompt.
         """
         shared = tuple(find_common_prefix(ids))
         prefix = self._choose_prefix(shared, len(ids))
@@ -78,12 +78,10 @@ class PrefixCache:
         return len(prefix), DynamicCache(expanded)
 
     def _choose_prefix(self, shared: tuple[int, ...], n_prompts: int) -> tuple[int, ...]:
-        """Choose a prefix for prompts that all begin with the tokens `shared`.
+        """Choose the prefix to use for `n_prompts` prompts that all begin with the tokens `shared`.
 
-        Returns:
-            All shared tokens, as a new prefix to compute. But if a new prefix would save little work, the longest
-            cached prefix, which may be empty. That is the case if the cached prefix covers most of the shared tokens,
-            if there is only one prompt, or if the shared tokens are few.
+        Usually this is the longest cached prefix of these tokens, which may be empty. If several prompts share many
+        more tokens than it has, all of `shared` is returned, as a new prefix to compute.
         """
         cached = [prefix for prefix in self.entries if shared[: len(prefix)] == prefix]
         longest = max(cached, key=len, default=())
@@ -169,17 +167,18 @@ def run_lower_layers(
     """
     hidden: dict[int, torch.Tensor] = {}
 
-    def add_hook(layer: int) -> Any:
-        def store_input(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            states = args[0] if args else kwargs["hidden_states"]
-            hidden[layer] = states[:, -1].clone()
-            if layer == max(layers):
-                arguments = {key: value for key, value in kwargs.items() if key != "hidden_states"}
-                raise _StopForward(PartialPass(layer, states, arguments))
+    def store_input(layer: int, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Store the input of a layer at the last token; before the highest layer, stop the forward pass."""
+        states = args[0] if args else kwargs["hidden_states"]
+        hidden[layer] = states[:, -1].clone()
+        if layer == max(layers):
+            arguments = {key: value for key, value in kwargs.items() if key != "hidden_states"}
+            raise _StopForward(PartialPass(layer, states, arguments))
 
-        return model.base_model.layers[layer].register_forward_pre_hook(store_input, with_kwargs=True)
-
-    hooks = [add_hook(layer) for layer in layers]
+    hooks = []
+    for layer in layers:
+        module = model.base_model.layers[layer]
+        hooks.append(module.register_forward_pre_hook(functools.partial(store_input, layer), with_kwargs=True))
     try:
         model.base_model(**inputs)
     except _StopForward as stop:
@@ -242,11 +241,21 @@ class SharedCacheLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.keys, self.values
 
     def select(self, prompts: torch.Tensor, answers: torch.Tensor, *, has_all_prompts: bool) -> None:
-        """Keep only some prompts and answers; takes the arguments of `SharedCache.select`."""
-        # The axes are prompts, heads, answers, ... Heads and answers change places, so that prompts and answers are the
-        # first two axes and can be indexed together.
-        self.keys = self.keys.transpose(1, 2)[prompts, answers].transpose(1, 2).contiguous()
-        self.values = self.values.transpose(1, 2)[prompts, answers].transpose(1, 2).contiguous()
+        """Keep only some prompts and answers in the cache.
+
+        Args:
+            prompts: Indices of the prompts to keep (kept prompts x 1).
+            answers: For each of them, the indices of its answers to keep (kept prompts x kept answers).
+            has_all_prompts: Whether all prompts are kept, in order, so that their keys and values need not be copied.
+        """
+
+        def select_rows(buffer: torch.Tensor) -> torch.Tensor:
+            """Select from a tensor with the axes prompts, heads, answers, tokens and width."""
+            by_answer = buffer.transpose(1, 2)  # prompts x answers x heads: the two axes to select from come first
+            return by_answer[prompts, answers].transpose(1, 2).contiguous()
+
+        self.keys = select_rows(self.keys)
+        self.values = select_rows(self.values)
         if not has_all_prompts:
             self.prompt_keys = self.prompt_keys[prompts.flatten()]
             self.prompt_values = self.prompt_values[prompts.flatten()]
@@ -281,11 +290,15 @@ class SharedCache(Cache):  # type: ignore[misc]
 
     def __init__(self, prompt_cache: Cache, mask: torch.Tensor, answers: int, max_tokens: int):
         self.position = torch.full((1,), -1, device=mask.device)  # of the current token; `start_token` moves it to 0
-        shape, layers = (answers, max_tokens), prompt_cache.layers
-        super().__init__(layers=[SharedCacheLayer(part.keys, part.values, shape, self.position) for part in layers])
+        layers = [
+            SharedCacheLayer(layer.keys, layer.values, (answers, max_tokens), self.position)
+            for layer in prompt_cache.layers
+        ]
+        super().__init__(layers=layers)
         is_visible = torch.nn.functional.pad(mask.bool(), (0, max_tokens), value=False)
         self.padding = is_visible.float().log()[:, None, None]  # the logarithm of 1 is 0, that of 0 is -inf
-        self.prompt_width, self.max_tokens = mask.shape[1], max_tokens
+        self.prompt_width = mask.shape[1]
+        self.max_tokens = max_tokens
 
     def start_token(self) -> None:
         """Move on to the next token of every answer.
@@ -311,7 +324,7 @@ class SharedCache(Cache):  # type: ignore[misc]
 
 
 def supports_shared_cache(model: Any) -> bool:
-    """Return whether the model can use `SharedCache`.
+    """Return whether all answers to a prompt can share its keys and values in memory, by the class `SharedCache`.
 
     This requires plain attention over all earlier tokens, without sliding windows or soft caps.
     """
@@ -369,22 +382,24 @@ def compute_shared_attention(
         raise RuntimeError(f"attention with {', '.join(unsupported)} cannot share a cache: see supports_shared_cache")
     cache = _active_cache.get()
     layer = cache.layers[module.layer_idx]
-    prompts, heads, answers, length, _ = key.shape
+    prompts, heads, answers, answer_tokens, _ = key.shape
     groups = query.shape[1] // heads
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    # The matrix products below have one batch entry per prompt and key head, or per prompt, key head and answer.
-    queries = (query * scale).view(prompts, answers, heads, groups, -1).transpose(1, 2)  # heads x answers x groups
-    queries = queries.reshape(prompts * heads, answers * groups, -1)
+    # All matrix products below are batched: one matrix per key head of each prompt, or per key head of each answer.
+    by_prompt = (prompts * heads, answers * groups, -1)
+    by_answer = (prompts * heads * answers, groups, -1)
+    queries = (query * scale).view(prompts, answers, heads, groups, -1).transpose(1, 2).reshape(by_prompt)
     prompt_scores = _multiply(queries, layer.prompt_keys.flatten(0, 1).transpose(1, 2))
-    prompt_scores = prompt_scores.view(prompts, heads, answers * groups, -1)
-    answer_scores = _multiply(queries.view(prompts * heads * answers, groups, -1), key.flatten(0, 2).transpose(1, 2))
-    scores = torch.cat([prompt_scores, answer_scores.view(prompts, heads, answers * groups, length)], dim=-1)
+    answer_scores = _multiply(queries.view(by_answer), key.flatten(0, 2).transpose(1, 2))
+    scores = torch.cat([prompt_scores, answer_scores.view(by_prompt)], dim=-1)
+    scores = scores.view(prompts, heads, answers * groups, -1)
     scores += cache.padding  # also hides the tokens that the answers do not have yet
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-    prompt_weights, answer_weights = weights.split([prompt_scores.shape[-1], length], dim=-1)
-    from_prompt = torch.bmm(prompt_weights.flatten(0, 1), layer.prompt_values.flatten(0, 1))
-    from_answer = torch.bmm(answer_weights.reshape(prompts * heads * answers, groups, length), value.flatten(0, 2))
-    output = (from_prompt + from_answer.view_as(from_prompt)).view(prompts, heads, answers, groups, -1).transpose(1, 2)
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype).flatten(0, 1)
+    prompt_weights, answer_weights = weights.split([prompt_scores.shape[-1], answer_tokens], dim=-1)
+    from_prompt = torch.bmm(prompt_weights, layer.prompt_values.flatten(0, 1))
+    from_answer = torch.bmm(answer_weights.reshape(by_answer), value.flatten(0, 2))
+    output = from_prompt + from_answer.view(by_prompt)
+    output = output.view(prompts, heads, answers, groups, -1).transpose(1, 2)
     return output.reshape(prompts * answers, 1, heads * groups, -1), None
 
 

@@ -166,7 +166,8 @@ def read_label_logits(
     Returns:
         An array (positions x labels) per prompt.
     """
-    llm, device = model.loaded.model, model.loaded.device
+    llm = model.loaded.model
+    device = model.loaded.device
     # The forward pass returns no states of cached tokens, so the cached prefix must end before the first label
     # position.
     first_position = min(prompt.positions[0] for prompt in prompts)
@@ -175,9 +176,12 @@ def read_label_logits(
     n_cached, cache = model.prefix_cache.start(llm, beginnings, device, n_reusable)
     inputs = batching.make_inputs([prompt.ids for prompt in prompts], n_cached, cache, model.pad_id, device)
     states = llm.base_model(**inputs).last_hidden_state
-    # Rows are padded on the left, so all prompts end in the last column. Positions are counted from there.
-    rows = [row for row, prompt in enumerate(prompts) for _ in prompt.positions]
-    columns = [position - len(prompt.ids) for prompt in prompts for position in prompt.positions]
+    # Row and column of each label position. Rows are padded on the left, so columns are counted from the end.
+    rows: list[int] = []
+    columns: list[int] = []
+    for row, prompt in enumerate(prompts):
+        rows += [row] * len(prompt.positions)
+        columns += [position - len(prompt.ids) for position in prompt.positions]
     values: Vector = apply_lm_head(llm, states[rows, columns], label_ids).cpu().numpy()
     if not np.isfinite(values).all():
         raise batching.make_nan_error("NaN label logits")
@@ -220,14 +224,16 @@ def compute_mean_logprobs(
     states = model.loaded.model.base_model(
         input_ids=tokens, attention_mask=mask, position_ids=batching.compute_positions(mask), use_cache=False
     ).last_hidden_state
-    # Every answer token has an entry in both lists: its row, and its column counted from the end. Rows are padded on
-    # the left, so all answers end in the last column, -1.
-    token_rows = [row for row, length in enumerate(answer_lengths) for _ in range(length)]
-    columns = [column for length in answer_lengths for column in range(-length, 0)]
+    # Row and column of each answer token. Rows are padded on the left, so columns are counted from the end.
+    token_rows: list[int] = []
+    columns: list[int] = []
+    for row, length in enumerate(answer_lengths):
+        token_rows += [row] * length
+        columns += range(-length, 0)
     preceding = [column - 1 for column in columns]  # the state at a token predicts the next token
-    logp = torch.log_softmax(apply_lm_head(model.loaded.model, states[token_rows, preceding]), dim=-1)
+    logits = apply_lm_head(model.loaded.model, states[token_rows, preceding])
     answer_tokens = tokens[token_rows, columns]
-    logprobs = logp.gather(1, answer_tokens[:, None])[:, 0]
+    logprobs = torch.log_softmax(logits, dim=-1).gather(1, answer_tokens[:, None])[:, 0]
     if not bool(torch.isfinite(logprobs).all()):
         raise batching.make_nan_error()
     answers = logprobs.cpu().split(list(answer_lengths))

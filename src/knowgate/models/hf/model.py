@@ -75,29 +75,31 @@ class HFModel(LocalModel, LocalBackend):
         limits = self.compute_limits()
 
         def read_batch(indices: list[int]) -> list[tuple[Future[list[Reading]], int]]:
-            """Run the model on some prompts. Their readings are made later, in the thread.
+            """Run the model on some prompts, and let the thread make their readings from the output.
 
             Returns, for each prompt, the future with the readings of the whole batch, and the prompt's index in them.
             """
             batch = self._prefill([ids[i] for i in indices], request, limits)
             make_readings = self._answer_batch(batch, [prompts[i] for i in indices], request)
-            future = thread.submit(make_readings)
-            return [(future, index) for index in range(len(indices))]
+            batch_readings = thread.submit(make_readings)
+            return [(batch_readings, index) for index in range(len(indices))]
 
         # If several forward passes may fill a batch, only the size of the cache limits it.
         max_batch_tokens = limits.cached_tokens if self._can_join_prefills(request) else limits.prompt_tokens
         batch_limits = replace(limits, prompt_tokens=max_batch_tokens)
         with ThreadPoolExecutor(1, "knowgate-read") as thread:
             results = self.run_batched(ids, read_batch, max(1, request.samples), batch_limits)
-            return [future.result()[index] for future, index in results]
+            return [batch_readings.result()[index] for batch_readings, index in results]
 
     def _read_labels(self, prompts: Sequence[LabelPromptTokens], label_ids: Sequence[int]) -> list[Vector]:
+        """Return the logits of the labels at each label position, as an array (positions x labels) per prompt."""
         return self.run_batched(
             [prompt.ids for prompt in prompts],
             lambda indices: read_label_logits(self, [prompts[i] for i in indices], label_ids),
         )
 
     def _score_answers(self, prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> list[float]:
+        """Return the mean log-probability of the tokens of each answer after its prompt."""
         rows = [[*ids, *answer] for ids, answer in zip(prompts, answers, strict=True)]
 
         def score(indices: list[int]) -> list[float]:
@@ -129,13 +131,14 @@ class HFModel(LocalModel, LocalBackend):
         layers = sorted({*self._resolve_layers(request.layers), *self._sample_layers(request)})
 
         def run(part: list[list[int]]) -> DecodingBatch:
-            loaded, cache = self.loaded, self.prefix_cache
-            return prefill(loaded.model, part, self.pad_id, loaded.device, layers, cache, states_only=states_only)
+            """Read some of the prompts in one forward pass."""
+            model, device = self.loaded.model, self.loaded.device
+            return prefill(model, part, self.pad_id, device, layers, self.prefix_cache, states_only=states_only)
 
         if not self._can_join_prefills(request):
             return run(ids)
         parts = split_into_batches([len(tokens) for tokens in ids], limits, rows=1)
-        return join_prefills([run([ids[i] for i in part]) for part in parts])
+        return join_prefills([run([ids[i] for i in indices]) for indices in parts])
 
     def _answer_batch(
         self, batch: DecodingBatch, prompts: list[Prompt], request: SignalRequest
@@ -214,33 +217,52 @@ class HFModel(LocalModel, LocalBackend):
             prompts: The prompts of the batch.
             request: The requested signals.
         """
-        draft_layers = self._resolve_layers(request.layers) if request.after_draft else []
-        # Drafts in the shared cache cannot be continued later. A single draft gains nothing from it, and without it
-        # equals a stream to the last bit.
-        is_single_draft = len(prompts) == 1 and request.samples == 0
-        can_share = self.shares_prompt_cache and not request.resumable
-        drafts_share_cache = can_share and request.draft_tokens > 0 and not is_single_draft
-        samples: list[GeneratedAnswer] = []
-        if request.samples:
-            check_sampling(request.sampling)
-            uniforms = np.concatenate([draw_uniforms(prompt, request) for prompt in prompts])
-            has_equal_lengths = request.sample_tokens == request.draft_tokens
-            if drafts_share_cache and has_equal_lengths and not self._sample_layers(request):
-                generation = SharedGeneration(batch, uniforms, request.sampling, self.stop_ids, with_drafts=True)
-                return generation.run(draft_layers)
-            samples = self._sample(batch, uniforms, request)
-        if drafts_share_cache:
+        if not request.samples:
+            return self._draft(batch, request)
+        check_sampling(request.sampling)
+        uniforms = np.concatenate([draw_uniforms(prompt, request) for prompt in prompts])
+        has_equal_lengths = request.sample_tokens == request.draft_tokens
+        if self._can_share_drafts(batch, request) and has_equal_lengths and not self._sample_layers(request):
+            generation = SharedGeneration(batch, uniforms, request.sampling, self.stop_ids, with_drafts=True)
+            return generation.run(self._draft_layers(request))
+        samples = self._sample(batch, uniforms, request)
+        return replace(self._draft(batch, request), samples=samples)
+
+    def _draft(self, batch: DecodingBatch, request: SignalRequest) -> DraftsAndSamples:
+        """Generate the greedy answer (draft) to each prompt of a batch, without samples."""
+        layers = self._draft_layers(request)
+        if self._can_share_drafts(batch, request):
             no_uniforms = np.empty((0, request.draft_tokens))  # greedy answers need no random numbers
             generation = SharedGeneration(batch, no_uniforms, None, self.stop_ids, with_drafts=True)
-            return replace(generation.run(draft_layers), samples=samples)
-        drafts = [GeneratedAnswer() for _ in prompts]
-        unfinished = decode_greedily(batch, drafts, request.draft_tokens, self.stop_ids, draft_layers)
-        return DraftsAndSamples(drafts, samples, unfinished)
+            return generation.run(layers)
+        drafts = [GeneratedAnswer() for _ in range(len(batch))]
+        unfinished = decode_greedily(batch, drafts, request.draft_tokens, self.stop_ids, layers)
+        return DraftsAndSamples(drafts, [], unfinished)
+
+    def _draft_layers(self, request: SignalRequest) -> list[int]:
+        """Return the layers whose hidden states after the draft are requested."""
+        return self._resolve_layers(request.layers) if request.after_draft else []
+
+    def _can_share_drafts(self, batch: DecodingBatch, request: SignalRequest) -> bool:
+        """Return whether drafts are generated in the shared cache, where all answers to a prompt share its memory.
+
+        Drafts in the shared cache cannot be continued later. A single draft gains nothing from it, and without it
+        equals a stream to the last bit.
+        """
+        is_single_draft = len(batch) == 1 and request.samples == 0
+        can_share = self.shares_prompt_cache and not request.resumable
+        return can_share and request.draft_tokens > 0 and not is_single_draft
 
     def _sample(
         self, batch: DecodingBatch, uniforms: NDArray[np.float64], request: SignalRequest
     ) -> list[GeneratedAnswer]:
-        """Sample answers to each prompt of a batch with uniform random numbers (samples x tokens)."""
+        """Draw the sampled answers to each prompt of a batch.
+
+        Args:
+            batch: The prompts after the forward pass over them.
+            uniforms: Random numbers from 0 to 1, one for each token of each sample (samples x tokens).
+            request: Number of samples per prompt, and how they are drawn.
+        """
         layers = self._sample_layers(request)
         if self.shares_prompt_cache:
             generation = SharedGeneration(batch, uniforms, request.sampling, self.stop_ids, past_end=request.sample_end)
@@ -262,38 +284,36 @@ class HFModel(LocalModel, LocalBackend):
             handles: The state in which each draft stopped, as returned with the draft.
             max_tokens: Maximum number of tokens per answer, including those of the draft.
         """
-        drafts = [check_resume_handle(handle, HFResumeHandle) for handle in handles]
-        answers = [draft.row.cut(max_tokens) for draft in drafts]  # copies, which are extended in place below
-        groups: dict[int, list[int]] = {}  # `id` of a batch -> positions of its unfinished drafts in `drafts`
-        for i, draft in enumerate(drafts):
-            has_ended = draft.index is None
-            if not has_ended and len(answers[i].tokens) < max_tokens:
-                groups.setdefault(id(draft.batch), []).append(i)
+        drafts = []
+        groups: dict[int, list[HFResumeHandle]] = {}  # `id` of a batch -> its unfinished drafts
+        for handle in handles:
+            original = check_resume_handle(handle, HFResumeHandle)
+            draft = replace(original, row=original.row.cut(max_tokens))  # a copy, which is extended below
+            drafts.append(draft)
+            if draft.index is not None and len(draft.row.tokens) < max_tokens:
+                groups.setdefault(id(draft.batch), []).append(draft)
         for group in groups.values():
-            group_drafts = [drafts[i] for i in group]
-            group_answers = [answers[i] for i in group]
-            self.run_alone(functools.partial(self._extend_group, group_drafts, group_answers, max_tokens))
-        return [self._make_completion(answer, with_tokens=True) for answer in answers]
+            self.run_alone(functools.partial(self._extend_group, group, max_tokens))
+        return [self._make_completion(draft.row, with_tokens=True) for draft in drafts]
 
-    def _extend_group(self, drafts: list[HFResumeHandle], answers: list[GeneratedAnswer], max_tokens: int) -> None:
-        """Extend the drafts of one batch greedily until they end or have `max_tokens` tokens.
-
-        Args:
-            drafts: Handles of unfinished drafts that were read in the same batch.
-            answers: Copies of the drafts, which are extended in place.
-            max_tokens: Maximum number of tokens per answer, including those of the draft.
-        """
+    def _extend_group(self, drafts: list[HFResumeHandle], max_tokens: int) -> None:
+        """Extend unfinished drafts of one batch, in place, until they end or have `max_tokens` tokens."""
         # The index is None only for finished drafts. The condition tells the type checker so.
         indices = [draft.index for draft in drafts if draft.index is not None]
         batch = drafts[0].batch.copy(indices)
-        decode_greedily(batch, answers, max_tokens, self.stop_ids, ())
+        decode_greedily(batch, [draft.row for draft in drafts], max_tokens, self.stop_ids, ())
 
     def _start_stream(self, prompt: Prompt, max_tokens: int, resume: object) -> tuple[GeneratedAnswer, Iterator[None]]:
+        """Return an answer, and an iterator that adds one token to it in each step.
+
+        The answer begins with the draft of the handle `resume`. It is empty at first if `resume` is None.
+        """
         if resume is not None:
             handle = check_resume_handle(resume, HFResumeHandle)
             draft = self.run_alone(lambda: handle.copy(max_tokens))
         else:
-            ids, local = self._encode([prompt], max_tokens), self.loaded
+            ids = self._encode([prompt], max_tokens)
+            local = self.loaded
             batch = self.run_alone(lambda: prefill(local.model, ids, self.pad_id, local.device, (), self.prefix_cache))
             draft = HFResumeHandle(batch, 0, GeneratedAnswer())
         return draft.row, self._iter_steps(draft, max_tokens)

@@ -101,7 +101,13 @@ class SharedDecodingBatch:
         return output.logits[:, -1].view(*shape, -1), hidden
 
     def select(self, prompts: torch.Tensor, answers: torch.Tensor, *, has_all_prompts: bool) -> None:
-        """Keep only some prompts and answers of the batch; takes the arguments of `SharedCache.select`."""
+        """Keep only some prompts and answers in the batch.
+
+        Args:
+            prompts: Indices of the prompts to keep (kept prompts x 1).
+            answers: For each of them, the indices of its answers to keep (kept prompts x kept answers).
+            has_all_prompts: Whether all prompts are kept, in order.
+        """
         self.cache.select(prompts, answers, has_all_prompts=has_all_prompts)
         self.positions = self.positions.view_as(self.rows)[prompts, answers].reshape(-1, 1)
         self.rows = self.rows[prompts, answers]
@@ -158,17 +164,19 @@ class SharedGeneration:
         if with_drafts:  # the draft is the first answer to a prompt; it is not drawn, so its numbers are never used
             numbers = torch.cat([numbers.new_zeros(n_prompts, 1, max_tokens), numbers], dim=1)
         self.prompts = prompts
-        self.sampling, self.past_end = sampling, past_end
+        self.sampling = sampling
+        self.past_end = past_end
         self.stop_ids = torch.tensor(sorted(stop_ids), dtype=torch.long, device=device)
         self.per_prompt = numbers.shape[1]  # number of answers per prompt; the first is the draft, if there are drafts
         self.uniforms = numbers.flatten(0, 1)  # answers x tokens
         self.batch = SharedDecodingBatch(prompts.model, prompts.cache, prompts.mask, self.per_prompt, max_tokens)
         # Logprob, entropy and margin of the drafts' tokens (3 x prompts x tokens).
         self.statistics = torch.zeros(3, n_prompts, max_tokens, device=device) if with_drafts else None
-        # Indices of the drafts among the flattened rows of the batch.
+        # Indices of the drafts among all answers in the batch.
         self.draft_indices = torch.arange(n_prompts if with_drafts else 0, device=device) * self.per_prompt
-        self.tokens = torch.full((n_prompts * self.per_prompt, max_tokens), NO_TOKEN, device=device)
-        self.has_ended = torch.zeros(n_prompts * self.per_prompt, dtype=torch.bool, device=device)
+        n_answers = n_prompts * self.per_prompt
+        self.tokens = torch.full((n_answers, max_tokens), NO_TOKEN, device=device)
+        self.has_ended = torch.zeros(n_answers, dtype=torch.bool, device=device)
         # Whether the model reads the token chosen last for each answer in the batch (prompts x answers). It does not
         # read those of ended answers.
         self.reads_token = torch.ones(n_prompts, self.per_prompt, dtype=torch.bool, device=device)
@@ -184,12 +192,13 @@ class SharedGeneration:
         Args:
             layers: Layers whose hidden states at the last token of each answer are kept.
         """
-        prompts, max_tokens = self.prompts, self.tokens.shape[1]
+        prompts = self.prompts
+        max_tokens = self.tokens.shape[1]
         interval = CHECK_INTERVALS.get(prompts.mask.device.type, DEFAULT_CHECK_INTERVAL)
-        logits = prompts.compute_logits(layers)[:, None]  # prompts x 1 x vocabulary: all answers to a prompt share them
-        self.store_states(
-            {layer: prompts.hidden[layer][:, None].expand(*self.reads_token.shape, -1) for layer in layers}
-        )
+        # All answers to a prompt start with the logits and hidden states at its end.
+        logits = prompts.compute_logits(layers)[:, None]  # prompts x 1 x vocabulary
+        n_answers = self.per_prompt
+        self.store_states({layer: prompts.hidden[layer][:, None].expand(-1, n_answers, -1) for layer in layers})
         for position in range(max_tokens):
             chosen: torch.Tensor | None = self.choose(logits, position)
             self.append(chosen, position)
@@ -214,7 +223,8 @@ class SharedGeneration:
                 (prompts x 1 x vocabulary).
             position: Number of the token in the answer.
         """
-        rows, flat_logits = self.batch.rows, logits.flatten(0, 1)
+        rows = self.batch.rows
+        flat_logits = logits.flatten(0, 1)
         if self.sampling is None:  # all answers are drafts; their tokens are set below
             tokens = torch.empty_like(rows)
         else:  # for simplicity, tokens are drawn for drafts too; they are replaced below
@@ -297,7 +307,8 @@ class SharedGeneration:
             return chosen
         # Both are copied to the device at once, and separated there.
         table = torch.from_numpy(np.column_stack([kept_prompts, kept_answers])).to(chosen.device)
-        prompts, answers = table[:, :1], table[:, 1:]
+        prompts = table[:, :1]
+        answers = table[:, 1:]
         has_all_prompts = np.array_equal(kept_prompts, np.arange(len(is_left)))
         self.batch.select(prompts, answers, has_all_prompts=has_all_prompts)
         self.reads_token = self.reads_token[prompts, answers]
@@ -322,7 +333,8 @@ class SharedGeneration:
             The indices of the prompts, and for each of them the indices of its answers (prompts x answers).
         """
         kept_prompts = np.flatnonzero(is_left.any(axis=1))  # prompts that have answers left
-        width, cache = int(is_left.sum(axis=1).max()), self.batch.cache
+        width = int(is_left.sum(axis=1).max())
+        cache = self.batch.cache
         prompts, answers = np.nonzero(is_left)  # of each answer that is left
         old_cache_size = len(is_left) * cache.prompt_width + is_left.size * cache.max_tokens
         copied_cache_size = len(prompts) * (cache.prompt_width + cache.max_tokens)
@@ -376,7 +388,8 @@ def join_prefills(parts: Sequence[DecodingBatch]) -> DecodingBatch:
     for number in range(len(parts[0].cache.layers)):
         caches = [part.cache.layers[number] for part in parts]
         keys = _join_tokens([cache.keys for cache in caches], width)
-        layers.append((keys, _join_tokens([cache.values for cache in caches], width)))
+        values = _join_tokens([cache.values for cache in caches], width)
+        layers.append((keys, values))
         for part in parts:
             part.cache.layers[number] = DynamicLayer()  # frees the memory before the next layer is joined
     return DecodingBatch(

@@ -106,7 +106,8 @@ def load_library() -> Any:
                 function = getattr(library, name)
             except AttributeError:
                 raise _make_release_error(f"the function {name} is missing") from None
-            function.restype, function.argtypes = result, arguments
+            function.restype = result
+            function.argtypes = arguments
     check_params_layout(bytes(library.llama_context_default_params().bytes))
     library.llama_log_set(log_callback, None)
     library.llama_backend_init()

@@ -35,8 +35,8 @@ class SequenceState(GeneratedAnswer):
         limit: Maximum number of answer tokens.
         uniforms: Random numbers from 0 to 1, one for each token to draw; None to choose the most probable tokens.
         end: The token that ended the answer; None if it has not ended.
-        prefill_number: Number of the last forward pass over prompts (prefill) before the answer; -1 for none. If the
-            engine has made another prefill since, the sequence is gone, and prompt and answer must be computed again.
+        prefill_number: Number of the forward pass that read the prompt (prefill); -1 if it was not read yet. The next
+            prefill removes the sequence from the engine. Then prompt and answer must be computed again.
         length: Number of tokens of prompt and answer that the model has read. It may not have read the last one yet.
     """
 
@@ -115,7 +115,7 @@ def feed_last_tokens(
 
 
 def choose_tokens(answers: Sequence[SequenceState], logits: Vector, sampling: Sampling, engine: LlamaEngine) -> None:
-    """Choose the next token of each answer and append it.
+    """Choose the next token of each answer, and append it to the answer unless it ends the answer.
 
     Answers with random numbers (`uniforms`) are samples: their tokens are drawn. The others are greedy and get the most
     probable token.
@@ -126,56 +126,46 @@ def choose_tokens(answers: Sequence[SequenceState], logits: Vector, sampling: Sa
         sampling: Temperature, top_p and top_k for drawing.
         engine: Tells which tokens end an answer.
     """
-    is_greedy = np.array([answer.uniforms is None for answer in answers], dtype=bool)
-    greedy = [answer for answer in answers if answer.uniforms is None]
-    for answer, step in zip(greedy, pick_greedy_steps(logits[is_greedy]), strict=True):
-        _append_token(answer, step.token, engine)
-        if not answer.finished:
-            answer.steps.append(step)
-    sampled = [answer for answer in answers if answer.uniforms is not None]
-    for answer, token in zip(sampled, draw_tokens(sampled, logits[~is_greedy], sampling), strict=True):
-        _append_token(answer, token, engine)
+    for answer, answer_logits in zip(answers, logits, strict=True):
+        if answer.uniforms is None:
+            step = pick_greedy_step(answer_logits)
+            token = step.token
+            if not engine.is_end(token):
+                answer.steps.append(step)
+        else:
+            token = draw_token(answer_logits, float(answer.uniforms[len(answer.tokens)]), sampling)
+        if engine.is_end(token):
+            answer.end = token
+            answer.finished = True
+        else:
+            answer.tokens.append(token)
 
 
-def _append_token(answer: SequenceState, token: int, engine: LlamaEngine) -> None:
-    """Append a token to an answer, or end the answer if it is an end token."""
-    if engine.is_end(token):
-        answer.end, answer.finished = token, True
-    else:
-        answer.tokens.append(token)
-
-
-def pick_greedy_steps(logits: Vector) -> list[TokenStep]:
-    """Return the most probable token of each row of logits, with its log-probability, entropy and margin."""
+def pick_greedy_step(logits: Vector) -> TokenStep:
+    """Return the most probable next token, with its log-probability, entropy and margin."""
     logp = log_softmax(logits)
     probabilities = np.exp(logp)
     # A forbidden token has p = 0 and log p = -inf. It adds nothing to the entropy.
     finite_logp = np.where(probabilities > 0, logp, 0)
-    entropies = -(probabilities * finite_logp).sum(axis=-1)
-    tokens = logp.argmax(axis=-1)
-    rows = np.arange(len(tokens))
-    logprobs = logp[rows, tokens]
-    probabilities[rows, tokens] = -1  # removes the most probable token, so that the maximum is the second
-    margins = np.exp(logprobs) - probabilities.max(axis=-1)
-    steps = zip(tokens.tolist(), logprobs.tolist(), entropies.tolist(), margins.tolist(), strict=True)
-    return [TokenStep(*step) for step in steps]
+    entropy = -(probabilities * finite_logp).sum()
+    second, first = np.partition(probabilities, -2)[-2:]
+    token = int(logp.argmax())
+    return TokenStep(token, float(logp[token]), float(entropy), margin=float(first - second))
 
 
-def draw_tokens(answers: Sequence[SequenceState], logits: Vector, sampling: Sampling) -> list[int]:
-    """Draw the next token of each answer by inverse transform sampling.
+def draw_token(logits: Vector, uniform: float, sampling: Sampling) -> int:
+    """Draw the next token by inverse transform sampling.
 
     Args:
-        answers: The answers. Each has a list of uniform random numbers, one for each of its tokens.
-        logits: Logits of the next token of each answer (answers x vocabulary).
+        logits: Logits of the next token.
+        uniform: A random number from 0 to 1, which determines the token.
         sampling: Temperature, top_p and top_k.
     """
-    # The number of the next token. The condition is always true; it tells the type checker so.
-    uniforms = [float(answer.uniforms[len(answer.tokens)]) for answer in answers if answer.uniforms is not None]
     scaled = (logits / np.float32(sampling.temperature)).astype(np.float32)
-    rows = list(zip(np.exp(log_softmax(scaled)), uniforms, strict=True))
+    probabilities = np.exp(log_softmax(scaled))
     if sampling.is_whole:  # neither top_k nor top_p excludes tokens
-        return [_invert_cdf(probabilities, uniform) for probabilities, uniform in rows]
-    return [_draw_from_top(probabilities, uniform, sampling) for probabilities, uniform in rows]
+        return _invert_cdf(probabilities, uniform)
+    return _draw_from_top(probabilities, uniform, sampling)
 
 
 def _invert_cdf(probabilities: Vector, uniform: float) -> int:
@@ -253,17 +243,7 @@ class EnginePrefixCache:
             How many tokens at the start of each prompt came from the cache. The model need not read them again.
         """
         self.n_prefills += 1
-        n_cached = sum(map(len, self.prefixes.values()))
-        was_cleared = self.times_cleared != engine.times_cleared
-        has_room = n_cached + n_cells <= engine.cells
-        if was_cleared or not has_room:
-            self.prefixes.clear()
-            engine.clear()
-            self.times_cleared = engine.times_cleared
-        # All sequences but the cached prefixes are removed, also prefixes whose computation was interrupted.
-        for sequence in list(engine.filled):
-            if sequence not in self.prefixes:
-                engine.truncate(sequence)
+        self._make_room(engine, n_cells)
         prefix = self._find_prefix(engine, ids)
         length = min(prefix.length, max_length)
         if length:
@@ -271,6 +251,24 @@ class EnginePrefixCache:
             for index in range(len(ids)):
                 engine.copy(prefix.sequence, PREFIX_ROWS + index, length)
         return length
+
+    def _make_room(self, engine: LlamaEngine, n_cells: int) -> None:
+        """Remove earlier prompts and answers from the engine, and the cached prefixes too if more room is needed.
+
+        Args:
+            engine: The engine.
+            n_cells: Number of tokens to make room for.
+        """
+        n_cached = sum(map(len, self.prefixes.values()))
+        was_cleared = self.times_cleared != engine.times_cleared  # then the engine no longer holds the prefixes
+        has_room = n_cached + n_cells <= engine.cells
+        if was_cleared or not has_room:
+            self.prefixes.clear()
+            engine.clear()
+            self.times_cleared = engine.times_cleared
+        for sequence in list(engine.filled):
+            if sequence not in self.prefixes:  # an earlier prompt or answer, or a prefix that was not completed
+                engine.truncate(sequence)
 
     def keep(self, engine: LlamaEngine, tokens: list[int], reused: int) -> None:
         """Cache the beginning of the prompt that was just computed, unless it is short or mostly came from the cache.

@@ -154,8 +154,8 @@ class LlamaEngine:
             batch = tokens[start : start + BATCH_TOKENS]
             self._compute(batch, layers)
             outputs = [index for index, token in enumerate(batch) if token.needs_output]
+            logits += [self._get_logits(index) for index in outputs]
             if outputs:
-                logits += [self._get_logits(index) for index in outputs]
                 for layer in layers:
                     states[layer].append(self._get_states(layer, len(batch), outputs))
         all_logits = np.stack(logits) if logits else np.empty((0, self.n_vocab), dtype=np.float32)
@@ -239,11 +239,10 @@ class LlamaEngine:
         """
         states = self._captured_states.get(layer)
         if states is not None and len(states) == n_tokens:
-            states = states[list(outputs)]
-        # For the last layers, llama.cpp computes only the tokens that need output.
-        if states is None or len(states) != len(outputs):
-            raise ModelError(f"llama.cpp did not return the hidden states of layer {layer}. Use gguf:FILE.")
-        return states
+            return states[list(outputs)]
+        if states is not None and len(states) == len(outputs):
+            return states  # for the last layers, llama.cpp computes only the tokens that need output
+        raise ModelError(f"llama.cpp did not return the hidden states of layer {layer}. Use gguf:FILE.")
 
 
 class EngineTokenizer:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -99,6 +99,7 @@ class LlamaCppModel(LocalBackend):
         return [readings[i] for i in range(len(prompts))]
 
     def _read_labels(self, prompts: Sequence[LabelPromptTokens], label_ids: Sequence[int]) -> list[Vector]:
+        """Return the logits of the labels at each label position, as an array (positions x labels) per prompt."""
         logits: dict[int, Vector] = {}
         with self.lock:
             for group in self._group_prompts([len(prompt.ids) for prompt in prompts], samples=0, max_tokens=1):
@@ -110,6 +111,7 @@ class LlamaCppModel(LocalBackend):
         return [logits[i] for i in range(len(prompts))]
 
     def _score_answers(self, prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> list[float]:
+        """Return the mean log-probability of the tokens of each answer after its prompt."""
         scores = []
         for ids, answer in zip(prompts, answers, strict=True):
             # The logits after each token predict the next one: from the prompt's last token to the answer's last but one.
@@ -136,21 +138,22 @@ class LlamaCppModel(LocalBackend):
         Returns:
             The indices of the prompts in each group.
         """
-        sequences = 1 + samples  # that a prompt needs: one for the draft, and one for each sample
-        available = MAX_SEQUENCES - PREFIX_ROWS
-        if sequences > available:
-            raise BadSetting(f"samples={samples} is too many for a llamacpp: model. Use at most {available - 1}.")
-        groups: list[list[int]] = [[]]
-        used = 0  # tokens of the last group
+        n_sequences = 1 + samples  # that a prompt needs: one for the draft, and one for each sample
+        n_available = MAX_SEQUENCES - PREFIX_ROWS
+        if n_sequences > n_available:
+            raise BadSetting(f"samples={samples} is too many for a llamacpp: model. Use at most {n_available - 1}.")
+        max_prompts = n_available // n_sequences  # per group
+        max_group_tokens = min(MAX_CONCURRENT_TOKENS, self.context_window)
+        groups: list[list[int]] = []
+        n_tokens = 0  # of the last group
         for index in sorted(range(len(lengths)), key=lambda index: lengths[index]):
-            size = lengths[index] + sequences * max_tokens
-            limit = max(size, min(MAX_CONCURRENT_TOKENS, self.context_window))  # a long prompt is a group of its own
-            if used + size > limit or (len(groups[-1]) + 1) * sequences > available:
+            size = lengths[index] + n_sequences * max_tokens
+            if not groups or n_tokens + size > max_group_tokens or len(groups[-1]) == max_prompts:
                 groups.append([])
-                used = 0
+                n_tokens = 0
             groups[-1].append(index)
-            used += size
-        return groups if lengths else []
+            n_tokens += size
+        return groups
 
     def _read_group(self, prompts: Sequence[Prompt], ids: list[list[int]], request: SignalRequest) -> list[Reading]:
         """Return the requested signals of prompts that are computed together.
@@ -170,12 +173,11 @@ class LlamaCppModel(LocalBackend):
         read_layers = sorted({*layers, *sample_layers})
         logits, prompt_states = self._prefill(ids, read_layers, n_prompt_tokens + n_answer_tokens)
         states = [{layer: block[i] for layer, block in prompt_states.items()} for i in range(len(ids))]
-        drafts = [
-            SequenceState(prompt=row, sequence=PREFIX_ROWS + i, limit=request.draft_tokens, states=states[i])
-            for i, row in enumerate(ids)
-        ]
-        for draft in drafts:
+        drafts = []
+        for i, row in enumerate(ids):
+            draft = SequenceState(prompt=row, sequence=PREFIX_ROWS + i, limit=request.draft_tokens, states=states[i])
             draft.prefill_number = self.prefix_cache.n_prefills
+            drafts.append(draft)
         samples = self._start_samples(drafts, prompts, request)
         # All drafts and samples are decoded as one batch. Each starts with the logits after its prompt.
         first_logits = np.concatenate([logits, np.repeat(logits, request.samples, axis=0)])
@@ -188,21 +190,39 @@ class LlamaCppModel(LocalBackend):
             self._feed_ends(drafts, kept_layers, feed_end=False)
         if sample_layers:
             self._feed_ends(samples, kept_layers, feed_end=request.sample_end)
-        layer_names = list(zip(request.layers, layers, strict=True))
-        readings = []
-        for i, draft in enumerate(drafts):
-            own_samples = samples[i * request.samples : (i + 1) * request.samples]
-            sample_states = [sample.states[layer] for layer in sample_layers for sample in own_samples]
-            reading = Reading(
-                draft=self._make_completion(draft, with_tokens=True) if request.draft_tokens else None,
-                hidden={name: states[i][layer] for name, layer in layer_names},
-                hidden_after={name: draft.states[layer] for name, layer in layer_names if request.after_draft},
-                samples=tuple(self._make_completion(sample) for sample in own_samples),
-                resume=draft if request.resumable else None,
-                sample_states=np.stack(sample_states) if sample_layers else None,
-            )
-            readings.append(reading)
-        return readings
+        n = request.samples
+        return [
+            self._make_reading(draft, states[i], samples[i * n : (i + 1) * n], request)
+            for i, draft in enumerate(drafts)
+        ]
+
+    def _make_reading(
+        self,
+        draft: SequenceState,
+        prompt_states: Mapping[int, Vector],
+        samples: Sequence[SequenceState],
+        request: SignalRequest,
+    ) -> Reading:
+        """Make the record of all requested signals of one prompt from its draft and its samples.
+
+        Args:
+            draft: The draft.
+            prompt_states: Hidden states at the end of the prompt, by layer.
+            samples: The samples.
+            request: The requested signals. Negative layer numbers in it count from the end.
+        """
+        # Requested layer number, which may be negative -> number of the layer.
+        layers = dict(zip(request.layers, self._resolve_layers(request.layers), strict=True))
+        layers_after = layers if request.after_draft else {}
+        sample_states = [sample.states[layer] for layer in self._sample_layers(request) for sample in samples]
+        return Reading(
+            draft=self._make_completion(draft, with_tokens=True) if request.draft_tokens else None,
+            hidden={requested: prompt_states[layer] for requested, layer in layers.items()},
+            hidden_after={requested: draft.states[layer] for requested, layer in layers_after.items()},
+            samples=tuple(self._make_completion(sample) for sample in samples),
+            resume=draft if request.resumable else None,
+            sample_states=np.stack(sample_states) if sample_states else None,
+        )
 
     def _prefill(
         self, ids: Sequence[list[int]], layers: Sequence[int], n_cells: int, outputs: Sequence[Sequence[int]] = ()
@@ -273,6 +293,10 @@ class LlamaCppModel(LocalBackend):
     # --- continuing a draft -----------------------------------------------------------------------
 
     def _start_stream(self, prompt: Prompt, max_tokens: int, resume: object) -> tuple[SequenceState, Iterator[None]]:
+        """Return an answer, and an iterator that adds one token to it in each step.
+
+        The answer begins with the draft `resume`. It is empty at first if `resume` is None.
+        """
         if resume is not None:
             answer = check_resume_handle(resume, SequenceState).copy(max_tokens)
         else:

@@ -47,7 +47,9 @@ class ApiClient:
 
     def __init__(self, url: str, *, retry: RetryPolicy, connections: int, transport: httpx.BaseTransport | None = None):
         self.url = url.rstrip("/")
-        self._retry, self._connections, self._transport = retry, connections, transport
+        self._retry = retry
+        self._connections = connections
+        self._transport = transport
 
     def get(self, path: str) -> Any:
         """Send a GET request and return the JSON response."""
@@ -71,7 +73,8 @@ class ApiClient:
         of the stream are not retried. The last chunk is STREAM_END if the server sends it. Closing the generator closes
         the connection.
         """
-        url, content = self.url + path, _encode(body)
+        url = self.url + path
+        content = _encode(body)
         response = call_with_retries(lambda deadline: self._open(url, content, deadline), self._retry)
         return self._iter_chunks(url, response)
 
@@ -83,6 +86,7 @@ class ApiClient:
 
     @functools.cached_property
     def _client(self) -> httpx.Client:
+        """The httpx client, which sends the API key. It is closed when this object is deleted."""
         headers = {"Content-Type": "application/json"}
         key, _ = find_api_key()
         if key:
@@ -145,7 +149,8 @@ class ApiClient:
         Raises:
             ServerError: The server takes too long for one piece or in total, or closes the connection.
         """
-        body, waited = http_client.iter_body(response, url), 0.0
+        body = http_client.iter_body(response, url)
+        waited = 0.0  # seconds
         while True:
             start = time.monotonic()
             with _translate_stream_errors(url), http_client.request_deadline(start + self._retry.timeout):
@@ -186,11 +191,14 @@ def _split_lines(chunks: Iterable[bytes]) -> Iterator[str]:
     for chunk in chunks:
         if is_json is None and chunk.strip():
             is_json = chunk.lstrip().startswith((b"{", b"["))
-        first, *others = [chunk] if is_json else chunk.split(b"\n")
-        line.append(first)
-        for piece in others:  # each of these begins a new line
+        if is_json:
+            line.append(chunk)
+            continue
+        rest_of_line, *new_lines = chunk.split(b"\n")
+        line.append(rest_of_line)
+        for beginning in new_lines:
             yield b"".join(line).decode(errors="replace").removesuffix("\r")
-            line = [piece]
+            line = [beginning]
     yield b"".join(line).strip().decode(errors="replace")
 
 

@@ -53,7 +53,8 @@ class HiddenStateReader:
     """Reads hidden states of prompts and drafts from one vLLM or SGLang server."""
 
     def __init__(self, endpoint: ModelEndpoint, config: HiddenStateConfig):
-        self._endpoint, self._config = endpoint, config
+        self._endpoint = endpoint
+        self._config = config
 
     @property
     def depth(self) -> int:
@@ -87,7 +88,10 @@ class HiddenStateReader:
             )
 
     def read(self, ids: Sequence[int], layers: Sequence[int]) -> dict[int, Vector]:
-        """Return the hidden states of the given layers at the last of some tokens."""
+        """Return the hidden states of the given layers at the last of the tokens `ids`, keyed by layer.
+
+        Negative layer numbers count from the end.
+        """
         states = self._read_sglang(ids) if self._endpoint.server == "sglang" else self._read_vllm(ids)
         if len(states) != len(self._config.layers):
             raise BadSetting(
@@ -110,7 +114,7 @@ class HiddenStateReader:
 
     def _read_vllm(self, ids: Sequence[int]) -> Vector:
         """Send token ids to vLLM, and read the hidden states from the file that it writes."""
-        # After other requests, the file that vLLM writes is deleted. report=False prevents that, because it is read here.
+        # vLLM writes a file for every request. It is deleted after other requests, but report=False keeps this one.
         response = self._endpoint.complete_ids(ids, {**NEUTRAL_SAMPLING, "max_tokens": 1}, report=False)
         params = response.get("kv_transfer_params") if isinstance(response, dict) else None
         path = params.get("hidden_states_path") if isinstance(params, dict) else None

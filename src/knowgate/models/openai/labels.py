@@ -188,11 +188,12 @@ def _request_vllm(endpoint: ModelEndpoint, tokens: LabelPromptTokens, label_ids:
 
 @responses.translate_format_errors(FORMAT_NAME)
 def _parse_vllm(response: Any, tokens: LabelPromptTokens, label_ids: Sequence[int], top: int) -> list[list[float]]:
-    """Return the log-probabilities of the labels at each label position (positions x labels), from a response of vLLM.
+    """Read from vLLM's response how probable each label is at each label position of a prompt (positions x labels).
 
-    For each token of the prompt, vLLM lists what could have stood in its place: the most probable tokens, given the
-    tokens before it. So the labels that could follow a position are in the list of the next token. The last position is
-    the end of the prompt. What could follow it is in the list of the answer's first token.
+    A label position is a token after which the LLM would write a label, such as Yes or No. For each token of the prompt,
+    vLLM lists what could have stood in its place: the most probable tokens, given the tokens before it. So the labels
+    that could follow a position are in the list of the next token. The last position is the end of the prompt. What
+    could follow it is in the list of the answer's first token.
     """
     choice = responses.get_first_choice(response)
     prompt_logprobs = choice["prompt_logprobs"]
@@ -243,7 +244,7 @@ def _parse_token_id(text: str) -> int:
 
 
 def _request_sglang(endpoint: ModelEndpoint, tokens: LabelPromptTokens, label_ids: Sequence[int]) -> Any:
-    """Request the log-probabilities of the labels inside and after a prompt from SGLang."""
+    """Request from SGLang how probable labels, such as Yes and No, are at several positions of a prompt and at its end."""
     fields = {
         "return_logprob": True,
         # Tokens before the first label need no log-probabilities, so the server can take them from its prefix cache.
@@ -255,11 +256,12 @@ def _request_sglang(endpoint: ModelEndpoint, tokens: LabelPromptTokens, label_id
 
 @responses.translate_format_errors(FORMAT_NAME)
 def _parse_sglang(response: Any, tokens: LabelPromptTokens, label_ids: Sequence[int]) -> list[list[float]]:
-    """Return the log-probabilities of the labels at each label position (positions x labels), from SGLang's response.
+    """Read from SGLang's response how probable each label is at each label position of a prompt (positions x labels).
 
-    For each token of the prompt from the first label position on, the response has the log-probabilities that the
-    labels have in its place. So those of the labels that could follow a position are in the entry of the next token.
-    The last position is the end of the prompt. Its labels are in the entry of the answer's first token.
+    A label position is a token after which the LLM would write a label, such as Yes or No. For each token of the prompt
+    from the first position on, the response has the log-probabilities that the labels have in its place. So those of the
+    labels that could follow a position are in the entry of the next token. The last position is the end of the prompt.
+    Its labels are in the entry of the answer's first token.
     """
     meta = response["meta_info"]
     first_position = tokens.positions[0]

@@ -26,7 +26,7 @@ from knowgate.core.files import sha256_text
 from knowgate.core.http_client import RetryPolicy
 from knowgate.errors import ModelError, UnsupportedSignal
 from knowgate.models import backend
-from knowgate.models.backend import Backend, RemoteDraft, check_resume_handle
+from knowgate.models.backend import RemoteDraft, SinglePromptBackend, check_resume_handle
 from knowgate.models.openai import responses
 from knowgate.models.openai.client import ApiClient, StatusError
 from knowgate.models.openai.hidden_states import HiddenStateReader
@@ -46,7 +46,7 @@ def open_openai(value: str) -> OpenAIModel:
     return OpenAIModel(spec.model, spec.url, concurrency=spec.concurrency, hidden_states=spec.hidden_states)
 
 
-class OpenAIModel(Backend):
+class OpenAIModel(SinglePromptBackend):
     """A model on an OpenAI-compatible server, safe to use from several threads.
 
     Args:
@@ -140,9 +140,10 @@ class OpenAIModel(Backend):
 
     def check_request(self, request: SignalRequest) -> None:
         """Raise UnsupportedSignal if this server does not support a requested signal."""
-        if request.sample_layer is not None or (request.layers and self._state_reader is None):
-            what = "sampled answers" if request.sample_layer is not None else "prompts"
-            raise UnsupportedSignal(f"this server does not return hidden states of {what}. Use an hf: model.")
+        if request.sample_layer is not None:
+            raise UnsupportedSignal("this server does not return hidden states of sampled answers. Use an hf: model.")
+        if request.layers and self._state_reader is None:
+            raise UnsupportedSignal("this server does not return hidden states of prompts. Use an hf: model.")
         if request.layers and self._state_reader is not None:
             self._state_reader.check(request.layers)
         if request.entropies and not self.has_entropies:
@@ -159,33 +160,6 @@ class OpenAIModel(Backend):
         readings = self._map(lambda prompt: self._read_draft(prompt, request), prompts)
         samples = self._sample(prompts, request.sample_tokens, request.sampling, request.samples, request.seed)
         return [replace(reading, samples=tuple(drawn)) for reading, drawn in zip(readings, samples, strict=True)]
-
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        max_tokens: int,
-        temperature: float = 0.0,
-        n: int = 1,
-        seed: int | None = None,
-        resume: Sequence[object] | None = None,
-    ) -> list[list[Completion]]:
-        """Return `n` completions per prompt: sampled ones if temperature > 0, else the same answer `n` times.
-
-        With `resume`, the completions continue drafts (beginnings of answers) that `read` has returned. The tokens of a
-        draft count towards `max_tokens`. Sampled completions have no log-probabilities.
-        """
-        if resume is not None:
-            backend.check_resume_options(temperature, n)
-            # A handle contains its prompt. `zip` only checks that there are as many handles as prompts.
-            drafts = [check_resume_handle(handle, RemoteDraft) for _, handle in zip(prompts, resume, strict=True)]
-            return self._map(lambda draft: [self._complete(draft, max_tokens)], drafts)
-        if temperature > 0:
-            return self._sample(prompts, max_tokens, Sampling(temperature), n, seed)
-        if n == 0:
-            return [[] for _ in prompts]
-        # Greedy answers are all equal, and vLLM refuses n > 1 for them.
-        return self._map(lambda prompt: [self._complete(RemoteDraft(prompt, None), max_tokens, seed)] * n, prompts)
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
         """Yield the text of the greedy answer as the server sends it, then return it as a `Completion`.
@@ -226,18 +200,19 @@ class OpenAIModel(Backend):
             response = self._endpoint.complete_prompt(prompt, fields)
             completion = self._check_logprobs(responses.parse_completions(response)[0])
             draft_ids = responses.parse_answer_ids(response) if needs_states_after else []
-        hidden: Mapping[int, Vector] = {}
-        hidden_after: Mapping[int, Vector] = {}
-        if request.layers and self._state_reader is not None:
-            ids = self._endpoint.tokenize_prompt(prompt)
-            hidden = self._state_reader.read(ids, request.layers)
-            if needs_states_after and draft_ids:
-                hidden_after = self._state_reader.read([*ids, *draft_ids], request.layers)
-            elif needs_states_after:  # the draft is empty, so the states after it are those before it
-                hidden_after = hidden
-        return Reading(completion, hidden, hidden_after, resume=RemoteDraft(prompt, completion))
+        reading = Reading(completion, resume=RemoteDraft(prompt, completion))
+        if not request.layers or self._state_reader is None:
+            return reading
+        prompt_ids = self._endpoint.tokenize_prompt(prompt)
+        hidden = self._state_reader.read(prompt_ids, request.layers)
+        if not needs_states_after:
+            return replace(reading, hidden=hidden)
+        hidden_after = hidden  # after an empty draft, the states are those before it
+        if draft_ids:
+            hidden_after = self._state_reader.read([*prompt_ids, *draft_ids], request.layers)
+        return replace(reading, hidden=hidden, hidden_after=hidden_after)
 
-    def _complete(self, draft: RemoteDraft, max_tokens: int, seed: int | None = None) -> Completion:
+    def _complete_draft(self, draft: RemoteDraft, max_tokens: int, seed: int | None = None) -> Completion:
         """Return the whole greedy answer that begins with a draft.
 
         If the draft is complete, no request is sent. If the server cannot continue it, a new answer is generated.
@@ -402,8 +377,8 @@ class OpenAIModel(Backend):
     def _list_more_tokens(self, prompt: Prompt, labels: Sequence[str], top: responses.TopTokens) -> responses.TopTokens:
         """Return a longer list of probable first tokens of the answer, which contains the labels if possible.
 
-        vLLM and SGLang are asked for the labels by token id, llama.cpp for longer lists. On other servers, the list
-        stays as it is.
+        vLLM and SGLang can be asked for the labels by token id, and llama.cpp for longer lists. For other servers,
+        `top` is returned.
 
         Args:
             prompt: The prompt.

@@ -172,12 +172,12 @@ def _parse_chat_token(item: dict[str, Any]) -> TokenLogprobs:
 
 def _parse_parallel_arrays(logprobs: dict[str, Any]) -> list[TokenLogprobs]:
     """Parse the log-probabilities of a response to a raw prompt, which are in parallel arrays."""
-    texts, values = logprobs["tokens"], logprobs["token_logprobs"]
+    texts = logprobs["tokens"]
     tops = logprobs.get("top_logprobs") or [None] * len(texts)
-    return [
-        TokenLogprobs(str(text), check_logprob(value), _parse_top((top or {}).items()))
-        for text, value, top in zip(texts, values, tops, strict=True)
-    ]
+    tokens = []
+    for text, value, top in zip(texts, logprobs["token_logprobs"], tops, strict=True):
+        tokens.append(TokenLogprobs(str(text), check_logprob(value), _parse_top((top or {}).items())))
+    return tokens
 
 
 def _parse_top(pairs: Iterable[tuple[Any, Any]]) -> TopTokens:

@@ -19,7 +19,7 @@ from knowgate.types import Completion, Prompt, Result
 
 TOOL_CALL_TOKENS = 64  # enough for a call with a query; servers detect a call only when it is complete
 PROBE_PROMPT = Prompt("Hi")  # a request with it finds out what a server supports
-PROBE_TOKENS = 4  # length of the answer to it
+PROBE_FIELDS: Mapping[str, Any] = {"max_tokens": 4, "temperature": 1.0, "top_p": 1.0}  # what every server supports
 # Parameters to probe, and the values to try, best first. top_k=-1 means no limit in vLLM, SGLang and llama.cpp, but some
 # gateways expect 0.
 PROBED_PARAMETERS: Mapping[str, tuple[dict[str, Any], ...]] = {
@@ -80,7 +80,8 @@ class ModelEndpoint:
     """
 
     def __init__(self, model: str, client: ApiClient):
-        self.model, self.client = model, client
+        self.model = model
+        self.client = client
         self._probe_lock = threading.Lock()
         self._capabilities: ServerCapabilities | None = None
         self.refuses_drafts = False  # set when the server refuses to continue a draft
@@ -101,20 +102,12 @@ class ModelEndpoint:
         parameters are added one by one; those that the server refuses are left out. A server may accept a parameter and
         ignore it, so log-probabilities and `n` count as supported only if the response contains them.
         """
-        plain: dict[str, Any] = {"max_tokens": PROBE_TOKENS, "temperature": 1.0, "top_p": 1.0}
-        fields = dict(plain)
+        fields = dict(PROBE_FIELDS)
         for values in PROBED_PARAMETERS.values():
             fields |= values[0]
         response = self._try_fields(fields)
         if response is None:
-            fields = plain
-            response = self.complete_prompt(PROBE_PROMPT, plain)
-            for values in PROBED_PARAMETERS.values():
-                for value in values:  # the best value first; the first that the server accepts is used
-                    attempt = self._try_fields(fields | value)
-                    if attempt is not None:
-                        fields, response = fields | value, attempt
-                        break
+            fields, response = self._probe_one_by_one()
         tokens = parse_token_logprobs(response) or []
         return ServerCapabilities(
             logprobs=bool(tokens),
@@ -123,6 +116,24 @@ class ModelEndpoint:
             seed="seed" in fields,
             sampling={key: fields[key] for key in ("top_k", "min_p") if key in fields},
         )
+
+    def _probe_one_by_one(self) -> tuple[dict[str, Any], Any]:
+        """Add optional parameters to a test request, one after another, and keep those that the server accepts.
+
+        Returns:
+            The fields of the last accepted request, and its response.
+        """
+        fields = dict(PROBE_FIELDS)
+        response = self.complete_prompt(PROBE_PROMPT, fields)
+        for values in PROBED_PARAMETERS.values():
+            for value in values:  # the best value first; the first that the server accepts is used
+                more_fields = fields | value
+                attempt = self._try_fields(more_fields)
+                if attempt is not None:
+                    fields = more_fields
+                    response = attempt
+                    break
+        return fields, response
 
     def _try_fields(self, fields: dict[str, Any]) -> Any:
         """Send a short chat request with these fields; returns the response, or None if the server refuses them."""
@@ -169,7 +180,12 @@ class ModelEndpoint:
     def stream_prompt(self, prompt: Prompt, fields: dict[str, Any], draft: str = "") -> Generator[Any, None, None]:
         """Send a prompt and return the streamed response as a generator of JSON chunks.
 
-        Takes the arguments of `complete_prompt`. If `on_response` is set, it is called when the stream ends.
+        If the callback `on_response` is set, it is called when the stream ends.
+
+        Args:
+            prompt: A chat message, or raw text.
+            fields: Other fields of the request.
+            draft: The beginning of the answer, for the server to continue; empty for a new answer.
         """
         path, body = self._make_request(prompt, {**fields, "stream": True}, draft)
         with self._explain_missing_model():
@@ -216,7 +232,10 @@ class ModelEndpoint:
         return "/chat/completions", {**body, "messages": messages}
 
     def _post(self, path: str, body: dict[str, Any], *, report: bool = True) -> Any:
-        """Send a POST request and return its JSON response. The callback `on_response`, if set, is called with its id."""
+        """Send a POST request and return its JSON response.
+
+        The callback `on_response`, if set, is called with the id of the response, unless `report` is False.
+        """
         with self._explain_missing_model():
             response = self.client.post(path, body)
         if report:
@@ -268,10 +287,10 @@ class ModelEndpoint:
 
         Args:
             draft: The draft.
-            send: Requests the text that follows the draft it is called with; NO_DRAFT stands for a new answer.
+            send: Sends the request. It takes the beginning of the answer, which is NO_DRAFT for a new answer.
 
         Returns:
-            The draft that the response continues, or NO_DRAFT, and the result of `send`.
+            The beginning that was sent, which is the draft or NO_DRAFT, and what `send` returned for it.
         """
         if draft.completion is not None and self.can_continue(draft):
             try:

@@ -79,11 +79,10 @@ def select_sentences(question: str, passages: Sequence[Passage], limit: int) -> 
         >>> select_sentences("What does lunch cost?", [passage], 1)[0].text
         'Lunch costs 5 euro.'
     """
-    sentences = [
-        _Sentence(index, text, frozenset(_find_terms(text)), len(tokenize(text)))
-        for index, passage in enumerate(passages)
-        for text in split_sentences(passage.text)
-    ]
+    sentences = []
+    for index, passage in enumerate(passages):
+        for text in split_sentences(passage.text):
+            sentences.append(_Sentence(index, text, frozenset(_find_terms(text)), len(tokenize(text))))
     scores = _score(question, sentences)
     best = sorted(range(len(sentences)), key=lambda index: (-scores[index], index))[:limit]
     selected: dict[int, list[str]] = {}
@@ -131,10 +130,11 @@ def split_sentences(text: str) -> list[str]:
     pieces = [text[start:end] for start, end in itertools.pairwise(bounds)]
     lines = [" ".join(piece.lstrip("# \t\n").split()) for piece in pieces]
     sentences = [line for line in lines if line]
-    # A heading is short and does not end in a punctuation mark.
-    if len(sentences) > 1 and len(tokenize(sentences[0])) <= _MAX_HEADING_WORDS and sentences[0][-1].isalnum():
-        return sentences[1:]
-    return sentences
+    if len(sentences) < 2:
+        return sentences
+    first = sentences[0]
+    is_heading = len(tokenize(first)) <= _MAX_HEADING_WORDS and first[-1].isalnum()  # short, without a full stop
+    return sentences[1:] if is_heading else sentences
 
 
 def _score(question: str, sentences: Sequence[_Sentence]) -> list[float]:
@@ -177,6 +177,7 @@ def _find_terms(text: str) -> set[str]:
 
 
 def _strip_ending(word: str) -> str:
+    """Return a word without an ending such as 'ing' or 's', and without a final 'e': 'baking' and 'bake' -> 'bak'."""
     for suffix in _SUFFIXES:
         if word.endswith(suffix) and len(word) - len(suffix) >= _MIN_STEM_LENGTH:
             return word.removesuffix(suffix).removesuffix("e")

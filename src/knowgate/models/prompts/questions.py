@@ -35,11 +35,9 @@ def build_ik_prompt(question: Question, draft: str = "") -> str:
         question: The question.
         draft: The beginning of the LLM's answer, to show to the judge; empty to show only the question.
     """
-    lang = detect_question_language(question)
-    query = render_choices(question)
     if not draft:
-        return load_packaged_templates("ik").fill("bare", lang, query=query)
-    return load_packaged_templates("ik").fill("drafted", lang, query=query, draft=draft)
+        return _fill("ik", "bare", question)
+    return _fill("ik", "drafted", question, draft=draft)
 
 
 def build_kbm_prompt(question: Question, passages: Sequence[Passage] = ()) -> str:
@@ -51,9 +49,7 @@ def build_kbm_prompt(question: Question, passages: Sequence[Passage] = ()) -> st
         question: The question.
         passages: Retrieved passages to show to the judge; empty to show only the question.
     """
-    reference = format_passages(passages) if passages else "None"
-    values = {"query": render_choices(question), "reference": reference}
-    return load_packaged_templates("kbm").fill("judge", detect_question_language(question), **values)
+    return _fill("kbm", "judge", question, reference=format_passages(passages) if passages else "None")
 
 
 def build_correctness_prompt(question: Question, answer: str | None = None) -> str:
@@ -63,12 +59,9 @@ def build_correctness_prompt(question: Question, answer: str | None = None) -> s
         question: The question.
         answer: The answer to judge; None to ask whether the LLM would answer the question correctly.
     """
-    lang = detect_question_language(question)
-    query = render_choices(question)
-    templates = load_packaged_templates("right")
     if answer is None:
-        return templates.fill("question", lang, query=query)
-    return templates.fill("answer", lang, query=query, answer=_format_answer(answer, lang))
+        return _fill("right", "question", question)
+    return _fill("right", "answer", question, answer=_format_answer(answer, question))
 
 
 def build_search_correctness_prompt(question: Question, answer: str) -> str:
@@ -80,9 +73,7 @@ def build_search_correctness_prompt(question: Question, answer: str) -> str:
         question: The question.
         answer: The LLM's closed-book answer.
     """
-    lang = detect_question_language(question)
-    query = render_choices(question)
-    return load_packaged_templates("right").fill("search", lang, query=query, answer=_format_answer(answer, lang))
+    return _fill("right", "search", question, answer=_format_answer(answer, question))
 
 
 def build_arbiter_prompt(
@@ -97,18 +88,29 @@ def build_arbiter_prompt(
         side: Which of the two answers to judge: 'memory' (closed-book) or 'documents' (open-book).
         passages: Retrieved passages to show to the judge; empty to show only the two answers.
     """
+    answers = {"closed": _format_answer(closed, question), "opened": _format_answer(opened, question)}
+    if not passages:
+        return _fill("right", side, question, **answers)
+    return _fill("right", f"{side}_read", question, **answers, passages=format_passages(passages))
+
+
+def _fill(templates: str, key: str, question: Question, **values: str) -> str:
+    """Fill a packaged template, in the language of a question, with the question and other values.
+
+    Args:
+        templates: Name of the set of templates.
+        key: Name of the template.
+        question: The question, which replaces the placeholder `query`.
+        values: Placeholder name -> text.
+    """
     lang = detect_question_language(question)
-    values = {"query": render_choices(question)}
-    values |= {"closed": _format_answer(closed, lang), "opened": _format_answer(opened, lang)}
-    if passages:
-        values["passages"] = format_passages(passages)
-    key = f"{side}_read" if passages else side  # templates named *_read show the passages too
-    return load_packaged_templates("right").fill(key, lang, **values)
+    return load_packaged_templates(templates).fill(key, lang, query=render_choices(question), **values)
 
 
-def _format_answer(answer: str, lang: str) -> str:
-    """Return the answer, or a phrase such as '(no answer)' in the prompt's language if it is empty."""
-    return answer.strip() or load_packaged_templates("right").templates[lang]["nothing"]
+def _format_answer(answer: str, question: Question) -> str:
+    """Return the answer or, if it is empty, a phrase such as '(no answer)' in the language of the question."""
+    nothing = load_packaged_templates("right").templates[detect_question_language(question)]["nothing"]
+    return answer.strip() or nothing
 
 
 TURN_MARKS = {"en": ("Q", "A"), "zh": ("问", "答")}  # written before each question and answer of a conversation

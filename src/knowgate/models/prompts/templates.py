@@ -125,7 +125,17 @@ def load_templates(path: Path, like: str) -> TemplateSet:
 
 
 def _check_templates(path: Path, lang: str, texts: Mapping[str, str], base: TemplateSet) -> None:
-    """Raise BadSetting unless `base` has templates with the same names and the same placeholders."""
+    """Check a user's templates of one language against the packaged ones.
+
+    Args:
+        path: The user's file, for error messages.
+        lang: The language.
+        texts: Template name -> text.
+        base: The packaged templates.
+
+    Raises:
+        BadSetting: The package has no template of this name, or its template has other placeholders.
+    """
     if lang not in base.templates:
         raise BadSetting(f"{path}: unknown section [{lang[:80]}]. Known: {', '.join(base.templates)}.")
     for key, text in texts.items():

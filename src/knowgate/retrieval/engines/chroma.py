@@ -54,13 +54,18 @@ class ChromaRetriever(EngineRetriever):
         self._collection = collection
 
     def _find_hits(self, queries: Sequence[str], k: int) -> list[list[SearchHit]]:
-        columns = ["documents", "metadatas", "distances"]
+        """Return up to k hits for each query, best first."""
         response = self._collection.query(
-            query_embeddings=self._embed(queries), n_results=k, where=self._make_filter(), include=columns
+            query_embeddings=self._embed(queries),
+            n_results=k,
+            where=self._make_filter(),
+            include=["documents", "metadatas", "distances"],
         )
-        ids, documents, metadatas, distances = (response[column] for column in ("ids", *columns))
-        # Each of these has one list per query.
-        return [list(map(_make_hit, ids[i], documents[i], metadatas[i], distances[i])) for i in range(len(queries))]
+        hits = []
+        for i in range(len(queries)):  # each column of the response has one list per query
+            columns = [response[name][i] for name in ("ids", "documents", "metadatas", "distances")]
+            hits.append([_make_hit(*row) for row in zip(*columns, strict=True)])
+        return hits
 
     def _make_filter(self) -> dict[str, Any] | None:
         """Return the filter in Chroma's format: one condition, or several joined by `$and`. None without a filter."""

@@ -62,6 +62,7 @@ class ElasticRetriever(EngineRetriever):
         return self.mode == "knn"
 
     def _find_hits(self, queries: Sequence[str], k: int) -> list[list[SearchHit]]:
+        """Return up to k hits for each query, best first. Each query is a request of its own."""
         if self.is_dense:
             bodies = [self._make_knn_body(vector, k) for vector in self._embed(queries)]
         else:
@@ -75,10 +76,12 @@ class ElasticRetriever(EngineRetriever):
         return {"query": {"bool": {"must": [match], "filter": self._make_filters()}}}
 
     def _make_knn_body(self, vector: Vector, k: int) -> dict[str, Any]:
+        """Return the part of a request that searches the vectors nearest to a vector."""
         candidates = max(MIN_CANDIDATES, CANDIDATES_PER_RESULT * k)
         knn = {"field": self.fields.vector, "query_vector": vector.tolist(), "k": k, "num_candidates": candidates}
-        filters = {"filter": self._make_filters()} if self.where else {}
-        return {"knn": {**knn, **filters}}
+        if self.where:
+            knn["filter"] = self._make_filters()
+        return {"knn": knn}
 
     def _make_filters(self) -> list[dict[str, Any]]:
         return [{"terms": {name: values}} for name, values in self.where.items()]
@@ -156,4 +159,6 @@ def _make_auth_headers() -> dict[str, str]:
     login = os.environ.get("KNOWGATE_SEARCH_LOGIN", "").strip()
     if key:
         return {"Authorization": key if " " in key else f"ApiKey {key}"}  # a space: it is a whole header
-    return {"Authorization": f"Basic {base64.b64encode(login.encode()).decode()}"} if login else {}
+    if login:
+        return {"Authorization": f"Basic {base64.b64encode(login.encode()).decode()}"}
+    return {}

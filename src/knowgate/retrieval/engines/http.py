@@ -80,20 +80,17 @@ class HttpRetriever:
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Return up to k passages for each query, in the order of the server."""
         check_k(k)
-        server = self._server
+        return self._server.map(lambda query: self._search(query, k), queries)
 
-        def search_one(query: str) -> list[Passage]:
-            return parse_search_response(self._request(query, k), server.name, server.redact)[:k]
-
-        return server.map(search_one, queries)
-
-    def _request(self, query: str, k: int) -> bytes:
-        """Send one query, by GET if the URL contains {query}, else by POST; return the body of the response."""
+    def _search(self, query: str, k: int) -> list[Passage]:
+        """Send one query, by GET if the URL contains {query}, else by POST; return up to k passages."""
         query = replace_surrogates(cut_query(query))
-        if "{query}" not in self._url:
-            return self._server.request_bytes("POST", self._url, body={"query": query, "k": k})
-        url = self._url.replace("{k}", str(k)).replace("{query}", quote(query, safe=""))
-        return self._server.request_bytes("GET", url)
+        if "{query}" in self._url:
+            url = self._url.replace("{k}", str(k)).replace("{query}", quote(query, safe=""))
+            body = self._server.request_bytes("GET", url)
+        else:
+            body = self._server.request_bytes("POST", self._url, body={"query": query, "k": k})
+        return parse_search_response(body, self._server.name, self._server.redact)[:k]
 
 
 def parse_search_response(body: bytes, server: str, redact: Callable[[str], str] = redact_message) -> list[Passage]:

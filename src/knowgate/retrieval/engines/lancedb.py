@@ -44,6 +44,7 @@ class LanceDBRetriever(EngineRetriever):
         return [self._find_nearest(vector, k) for vector in self._embed(queries)]
 
     def _find_nearest(self, vector: Any, k: int) -> list[SearchHit]:
+        """Return the k rows whose vectors are nearest to a vector, among those that match the filter."""
         column = {"vector_column_name": self.fields.vector} if self.fields.vector else {}
         query = self._table.search(vector, query_type="vector", **column).distance_type("cosine").with_row_id(True)
         if self.where:

@@ -87,8 +87,10 @@ class TableSpec:
     @property
     def columns(self) -> list[str]:
         """The names of all columns that a search uses, including those of the filters."""
-        optional = [self.title] if self.title else []
-        return [self.id, self.text, self.vector, *optional, *(column for column, _ in self.filters)]
+        columns = [self.id, self.text, self.vector]
+        if self.title:
+            columns.append(self.title)
+        return columns + [column for column, _ in self.filters]
 
     @property
     def quoted_table(self) -> str:
@@ -192,8 +194,9 @@ class PgvectorRetriever:
     @property
     def _condition(self) -> str:
         """The SQL condition that rows must meet: text and vector are present, and the filters match."""
-        not_null = [f"{_quote(name)} IS NOT NULL" for name in (self._spec.text, self._spec.vector)]
-        return " AND ".join([*not_null, *(f"{_quote(column)}::text = ANY(?)" for column, _ in self._spec.filters)])
+        conditions = [f"{_quote(name)} IS NOT NULL" for name in (self._spec.text, self._spec.vector)]
+        conditions += [f"{_quote(column)}::text = ANY(?)" for column, _ in self._spec.filters]
+        return " AND ".join(conditions)
 
     @property
     def _condition_values(self) -> list[Any]:

@@ -49,6 +49,7 @@ class QdrantRetriever(EngineRetriever):
         self._client = client
 
     def _find_hits(self, queries: Sequence[str], k: int) -> list[list[SearchHit]]:
+        """Return up to k hits for each query, best first. All queries are sent in one request."""
         from qdrant_client import models
 
         settings = {"using": self.fields.vector or None, "filter": self._make_filter(), "limit": k}

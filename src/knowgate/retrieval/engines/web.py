@@ -183,7 +183,8 @@ class WebReplayRetriever:
                 f"there is no folder of recorded web searches at '{redact_message(folder)}'. Record searches with "
                 "web:ENGINE?record=DIR."
             )
-        self._folder, self._recording = folder, ResultFolder(Path(folder))
+        self._folder = folder
+        self._recording = ResultFolder(Path(folder))
 
     @property
     def fingerprint(self) -> str:
@@ -195,6 +196,7 @@ class WebReplayRetriever:
         return [convert_results(self._find(_normalize_query(query)))[:k] for query in queries]
 
     def _find(self, query: str) -> list[WebResult]:
+        """Return the recorded results of one query; raise BadInput if it was not recorded."""
         if not query:
             return []
         key = _make_recording_key(query)
@@ -231,8 +233,10 @@ def _normalize_url(url: str) -> str:
         parts = urlsplit(url)
     except ValueError:
         return url
+    host = parts.netloc.lower().removeprefix("www.")
+    path = parts.path.rstrip("/")
     parameters = [pair for pair in parse_qsl(parts.query) if not pair[0].startswith(TRACKING_PARAMETERS)]
-    return f"{parts.netloc.lower().removeprefix('www.')}{parts.path.rstrip('/')}?{sorted(parameters)}"
+    return f"{host}{path}?{sorted(parameters)}"
 
 
 def _normalize_query(query: str) -> str:
@@ -275,7 +279,8 @@ class ResultFolder:
     """
 
     def __init__(self, folder: Path, max_age: float = math.inf):
-        self._folder, self._max_age = folder, max_age
+        self._folder = folder
+        self._max_age = max_age
 
     def find(self, key: str, *, expired: bool = False) -> list[WebResult] | None:
         """Return the stored results of a search, or None if there are none or they have expired.

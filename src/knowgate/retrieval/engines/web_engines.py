@@ -132,6 +132,7 @@ class SearxngEngine(WebEngine):
     default_url = ""
 
     def _request(self, query: str, n: int) -> Any:
+        """Send a search and return its response as JSON; raise ServerError with advice if JSON is turned off."""
         # SearXNG takes words such as !bing, :de and <3 as commands (engine, language, timeout). Their marks are removed.
         query = re.sub(r"(?<!\S)[!:<]+\s*", "", query)
         language = self.options.lang or "auto"
@@ -160,6 +161,7 @@ class TavilyEngine(WebEngine):
         return {"Authorization": f"Bearer {key}"}
 
     def _request(self, query: str, n: int) -> Any:
+        """Send a search and return its response as JSON; raise ServerError if the quota is used up."""
         body = {"query": query, "max_results": n, "search_depth": "basic", "include_answer": False}
         response = self.client.request_json("POST", "/search", body=body, accept=QUOTA_STATUSES)
         if isinstance(response, dict) and "results" not in response and "detail" in response:

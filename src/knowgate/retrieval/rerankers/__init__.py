@@ -41,7 +41,8 @@ def load_reranker(spec: str) -> Reranker:
     """
     name, argument = split_spec(spec)
     if Path(spec).is_dir() or (not argument and "/" in spec):
-        name, argument = "cross-encoder", spec
+        name = "cross-encoder"
+        argument = spec
     reranker: Reranker = load_entry(RERANKERS, "reranker", name, RERANKER_GROUP)(argument)
     return reranker
 
@@ -63,11 +64,11 @@ def rerank(
 
 
 def _select_best(passages: Sequence[Passage], scores: Sequence[float], k: int) -> list[Passage]:
+    """Return the k passages with the highest of the given scores, best first; raise ModelError for NaN scores."""
     if not all(math.isfinite(score) for score in scores):
         raise ModelError("the reranker returned a score that is not a number (NaN or infinite). Use another reranker.")
-    scored = [replace(passage, score=score) for passage, score in zip(passages, scores, strict=True)]
-    order = sorted(range(len(scored)), key=lambda index: -scores[index])
-    return [scored[index] for index in order[:k]]
+    ranked = sorted(zip(passages, scores, strict=True), key=lambda pair: -pair[1])
+    return [replace(passage, score=score) for passage, score in ranked[:k]]
 
 
 def can_skip_reranking(passages: Sequence[Passage], margin: float | None) -> bool:

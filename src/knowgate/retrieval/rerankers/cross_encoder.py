@@ -151,7 +151,8 @@ class CrossEncoderReranker:
         if not spec:
             raise BadSetting("a cross-encoder needs a model. Write cross-encoder:NAME_OR_DIR.")
         self.spec = spec
-        self._device, self._batch_size = device, batch_size
+        self._device = device
+        self._batch_size = batch_size
 
     @classmethod
     def from_model(cls, model: Any, spec: str, *, reads_question: bool = True) -> CrossEncoderReranker:

@@ -127,6 +127,7 @@ class TeiReranker(RemoteReranker):
         return f"tei:{redact_urls(self._url)}"
 
     def _score_passages(self, question: str, passages: Sequence[Passage]) -> list[float]:
+        """Return the scores of the passages of one question, in order. Long lists are sent in several requests."""
         scores: list[float] = []
         for start in range(0, len(passages), self.MAX_BATCH_SIZE):
             scores += super()._score_passages(question, passages[start : start + self.MAX_BATCH_SIZE])
