@@ -129,10 +129,11 @@ class PolicyResult:
             if loss.mean > limits.max_loss + 1e-9:
                 return f"{figures}: {100 * loss.mean:.1f} points less; at most {100 * limits.max_loss:g} is allowed"
             if not limits.accepts(loss):
-                worst = (
-                    f"worst case, with {limits.confidence:.0%} confidence: {100 * loss.upper(limits.confidence):.2f}"
+                worst_case = 100 * loss.upper(limits.confidence)
+                return (
+                    f"{figures} (worst case, with {limits.confidence:.0%} confidence: {worst_case:.2f} points less; at most "
+                    f"{100 * limits.loss_bound:g} are allowed)"
                 )
-                return f"{figures} ({worst} points less; at most {100 * limits.loss_bound:g} are allowed)"
         return ""
 
     def describe_extra_cost(self, prices: ChoiceOptions) -> str:
@@ -144,17 +145,22 @@ class PolicyResult:
             The warning; '' if the policy does not cost more.
         """
         # Per question, compared with always retrieving, which makes one search and one LLM call.
-        extra = prices.price_llm_call * (self.llm_calls - 1) - prices.price_search * (1 - self.searches)
+        price_of_calls = prices.price_llm_call * (self.llm_calls - 1)
+        saved_on_searches = prices.price_search * (1 - self.searches)
+        extra = price_of_calls - saved_on_searches
         if extra <= 1e-12:
             return ""
-        pays = "that does not pay, because it gains no right answers on these questions."
-        if self.loss.mean < 0:
-            worth = f"{extra / -self.loss.mean:.2g}, in the currency of your prices"
-            pays = f"it gains right answers, not money. It pays only if a right answer is worth more than {worth}. To save "
-            pays += "costs instead, set `price_wrong` below that."
+        gained = -self.loss.mean  # right answers per question
+        if gained > 0:
+            verdict = (
+                "it gains right answers, not money. It pays only if a right answer is worth more than "
+                f"{extra / gained:.2g}, in the currency of your prices. To save costs instead, set `price_wrong` below that."
+            )
+        else:
+            verdict = "that does not pay, because it gains no right answers on these questions."
         return (
             f"It saves {1 - self.searches:.1%} of the searches but makes {self.llm_calls:.2f} LLM calls per question instead "
-            f"of 1.00: {pays} Prices now: a wrong answer {prices.price_wrong:g}, a search {prices.price_search:g}, an LLM "
+            f"of 1.00: {verdict} Prices now: a wrong answer {prices.price_wrong:g}, a search {prices.price_search:g}, an LLM "
             f"call {prices.price_llm_call:g}."
         )
 
@@ -269,17 +275,19 @@ class GradedQuestions:
             arbiter: Name of the arbiter; '' for none.
             threshold: Threshold of the gate.
         """
-        candidate, right = self.gates[gate], self.answer_right(gate, arbiter, threshold)
-        searches = np.count_nonzero(candidate.needs > threshold) / len(right)  # as a share of the questions
+        right = self.answer_right(gate, arbiter, threshold)
         right_share = np.count_nonzero(right) / len(right)
+        searches = np.count_nonzero(self.gates[gate].needs > threshold) / len(right)  # as a share of the questions
         llm_calls = self._count_llm_calls(gate, arbiter, searches)
         cost = self.options.price_search * searches + self.options.price_llm_call * llm_calls
-        models = candidate.models + (self.arbiters[arbiter].models if arbiter else 0)
+        n_models = self.gates[gate].models
+        if arbiter:
+            n_models += self.arbiters[arbiter].models
+        value = right_share - cost / self.options.price_wrong
         loss = count_net_loss(right, self.open_right)
         reference_loss = count_net_loss(right, self._answer_retrieved_right(self.reference_arbiter))
-        value = right_share - cost / self.options.price_wrong
         return PolicyResult(
-            gate, arbiter, threshold, searches, right_share, llm_calls, loss, reference_loss, value, models
+            gate, arbiter, threshold, searches, right_share, llm_calls, loss, reference_loss, value, n_models
         )
 
     def evaluate_constant(self, gate: str, arbiter: str = NO_ARBITER) -> PolicyResult:
