@@ -66,10 +66,7 @@ class DhiclGate(Gate):
         if self.k < 1:
             raise BadSetting(f"gate 'dhicl': k, the number of examples, is {self.k}, but it must be at least 1.")
         if self.balanced and (self.cold or self.k == 1):
-            raise BadSetting(
-                "gate 'dhicl': balanced=true needs k of at least 2 and cold=false, because it shows both known and "
-                "unknown examples."
-            )
+            raise BadSetting("gate 'dhicl': balanced=true needs k of at least 2 and cold=false.")
 
     @property
     def labels(self) -> tuple[str, ...]:

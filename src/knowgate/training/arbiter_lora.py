@@ -90,10 +90,7 @@ def fit_lora_arbiter(
 def _check_passages(pairs: AnswerPairs, passages: int) -> None:
     """Raise BadSetting if the judge should read passages but the label runs contain none."""
     if passages and not any(pair.passages for pair in pairs.answers):
-        raise BadSetting(
-            f"passages={passages} is not possible, because the label runs contain no passages. Label with an index, or "
-            "leave the option out."
-        )
+        raise BadSetting(f"passages={passages} needs label runs with passages. Label with an index, or leave it out.")
 
 
 @dataclass(frozen=True)

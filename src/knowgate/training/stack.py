@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knowgate.core.options import Options, option, with_options
+from knowgate.errors import BadSetting
 from knowgate.gates.fusion import compute_margin, name_judge
 from knowgate.training.examples import Examples
 from knowgate.training.fit_function import ExampleRequirements, FitProgressCallback, FitResult, ignore_progress
@@ -96,7 +97,12 @@ def stack_judges(examples: Examples, judges: Sequence[FitResult], *, cheap: bool
             were not trained on it, or the fusion would trust the judges too much.
         cheap: Leave out signals that need samples or extra passes.
         work: Folder in which the folders of the judges are prepared.
+
+    Raises:
+        BadSetting: There is no judge, or there are too many.
     """
+    if not 1 <= len(judges) <= MAX_JUDGES:
+        raise BadSetting(f"a stack combines 1 to {MAX_JUDGES} judges, got {len(judges)}.")
     indices = range(len(examples.rows))
     margins = {name_judge(number): compute_margin(judge.raw(indices)) for number, judge in enumerate(judges)}
     fusion = fit_fusion(examples, cheap=cheap, margins=margins)

@@ -166,10 +166,7 @@ def _complete_beliefs(
     if not missing:
         return beliefs
     if named.arbiter is None:
-        raise BadInput(
-            f"the label run '{run}' has results of the arbiter '{named.name}' for only some questions. To compute the "
-            "others, pass the arbiter's folder."
-        )
+        raise BadInput(f"the label run '{run}' lacks results of the arbiter '{named.name}'. Pass the arbiter's folder.")
     _check_rows(run, missing, named.arbiter)
     log.info("%s judges the answers to %d questions", named.name, len(missing))
     try:

@@ -93,16 +93,9 @@ def learn_then_test(
     # Without an arbiter, always retrieving loses nothing against itself.
     proven = p_values[index] <= delta or outcomes.arbitrated_right is None
     return Guarantee(
-        threshold=float(grid[index]),
-        epsilon=epsilon,
-        delta=delta,
-        n=n,
-        harmed=int(harmed[index]),
-        p_value=p_values[index],
-        form=form,
-        gained=int(gained[index]),
-        proven=proven,
-    )
+        threshold=float(grid[index]), epsilon=epsilon, delta=delta, n=n, p_value=p_values[index], form=form,
+        harmed=int(harmed[index]), gained=int(gained[index]), proven=proven,
+    )  # fmt: skip
 
 
 def _walk_net_p_values(harmed: IntArray, gained: IntArray, n: int, epsilon: float, delta: float) -> list[float]:

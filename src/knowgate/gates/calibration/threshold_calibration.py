@@ -389,10 +389,7 @@ def _check_gate_matches_runs(artifact: Artifact, table: LabelTable) -> None:
         )
     _check_reading_lengths(manifest, settings)
     if not (artifact.path / SEEN_FILE).is_file():
-        raise ArtifactError(
-            f"the gate '{artifact.path}' has no {SEEN_FILE}, so its training questions are unknown and cannot be "
-            "excluded. Fit the gate again."
-        )
+        raise ArtifactError(f"the gate '{artifact.path}' has no list of training questions, {SEEN_FILE}. Fit it again.")
 
 
 def _check_reading_lengths(manifest: Mapping[str, Any], settings: Mapping[str, Any]) -> None:

@@ -274,10 +274,7 @@ def load_judge(folder: Path, options: Mapping[str, Any], prompts: str, llm: Mode
         ArtifactError: The files were changed, or the prompt templates are not those that the judge was fitted with.
     """
     if options["wording"] != load_packaged_templates(prompts).fingerprint:
-        raise ArtifactError(
-            f"the judge in '{folder.parent}' was fitted with different prompt templates than those of this version of "
-            "knowgate. Fit it again."
-        )
+        raise ArtifactError(f"the judge in '{folder.parent}' was fitted with other prompt templates. Fit it again.")
     known, unknown = options["labels"]
     folders, digests = check_adapters(folder, options)
     if (host := _find_host(folder, options, llm)) is not None:
