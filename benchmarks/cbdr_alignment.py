@@ -200,11 +200,11 @@ def select_relevance(question: Any, hits: Sequence[Any]) -> list[Any]:
     from knowgate.core.text import join_tokens
     from knowgate.data.preferences import deduplicate_passages
     from knowgate.labels.grading import list_gold_answers
-    from knowgate.training.reranker import AnswerMatcher
+    from knowgate.training.reranker import contains_answer
 
     answers = [text for gold in list_gold_answers(question) if (text := join_tokens(gold)).strip()]
-    pool, matcher = deduplicate_passages([*question.contexts, *hits]), AnswerMatcher()
-    relevant = [matcher.contains(passage, answers) for passage in pool]
+    pool = deduplicate_passages([*question.contexts, *hits])
+    relevant = [contains_answer(passage, answers) for passage in pool]
     with_answer = [passage for passage, is_relevant in zip(pool, relevant, strict=True) if is_relevant]
     without = [passage for passage, is_relevant in zip(pool, relevant, strict=True) if not is_relevant]
     return [*with_answer[:POSITIVES], *without[:NEGATIVES]]
@@ -273,11 +273,11 @@ def make_targets(question: Any, benefit: Sequence[Any], likelihood: Sequence[Any
     from knowgate.core.text import join_tokens
     from knowgate.data.preferences import select_passages
     from knowgate.labels.grading import list_gold_answers
-    from knowgate.training.reranker import AnswerMatcher
+    from knowgate.training.reranker import contains_answer
 
     answers = [text for gold in list_gold_answers(question) if (text := join_tokens(gold)).strip()]
-    matcher, shifts = AnswerMatcher(), {each[0]: each[1] for each in likelihood}
-    targets = {each.id: [float(matcher.contains(each, answers))] for each in question.contexts}
+    shifts = {each[0]: each[1] for each in likelihood}
+    targets = {each.id: [float(contains_answer(each, answers))] for each in question.contexts}
     is_clear = {key: shift <= max(shifts.values()) - MARGIN for key, shift in shifts.items()}
     columns: list[dict[str, float]] = []
     for effects in (benefit, likelihood):

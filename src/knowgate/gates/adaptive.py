@@ -48,10 +48,7 @@ class AdaptiveGate(FittedGate):
         tensors.require("bias", len(COMPLEXITY_CLASSES))
         seen = tensors.require("seen", len(COMPLEXITY_CLASSES))
         if not (set(seen.tolist()) <= {0.0, 1.0} and seen.any()):
-            raise BadInput(
-                "the tensor 'seen' must be 1 for the classes that occurred in training and 0 for the others, but it "
-                f"is {seen.tolist()}."
-            )
+            raise BadInput(f"the tensor 'seen' must be 1 for each class that was trained, else 0: {seen.tolist()}.")
         tensors.reject_others()
 
     @cached_property

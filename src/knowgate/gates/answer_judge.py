@@ -70,10 +70,10 @@ class JudgeGate(FittedGate):
 class GainGate(JudgeGate):
     """Retrieves if a judge model expects an answer from documents to be better than the LLM's own answer.
 
-    The uncalibrated need for retrieval is (P(answer from documents is right) - P(the LLM's answer is right) + 1) / 2.
-    The judge predicts both probabilities before any search. If documents would not help either, the need is low, so
-    such questions are skipped first. The judge is fitted on questions that were answered with and without passages, and
-    the need is calibrated to the probability that retrieval helps.
+    The judge predicts two probabilities before any search: that an answer from documents is right, and that the LLM's
+    own answer is right. The uncalibrated need for retrieval is their difference, mapped from [-1, 1] to [0, 1]. So the
+    need is also low for questions that documents cannot help with. The judge is fitted on questions that were answered
+    with and without passages, and the need is calibrated to the probability that retrieval helps.
 
     Needs: draft. Cost per question: two prefills of 50 tokens plus the answer for each member of the judge ensemble.
     When skipping, the draft is the start of the answer and costs nothing extra.
@@ -89,7 +89,8 @@ class GainGate(JudgeGate):
         The judge is asked whether the LLM's answer is right, and whether an answer from documents would be right. The
         gain is the difference of the two probabilities. It is mapped from [-1, 1] to [0, 1].
         """
-        tokens, texts = int(self.artifact.options["tokens"]), draft_texts(readings)
+        tokens = int(self.artifact.options["tokens"])
+        texts = draft_texts(readings)
         probabilities = []
         for prompt_name in GAIN_PROMPTS:
             prompts = encode_answers(prompt_name, self.judge, questions, texts, tokens)

@@ -119,5 +119,5 @@ class RandomGate(Gate):
 
         It is never exactly 0 or 1, so that a rate of 0 retrieves for no question and a rate of 1 for all.
         """
-        bits = int(sha256_text(str(self.seed), question.id, question.text)[:13], 16)  # 13 hex digits fit a double
-        return (bits + 0.5) / 16**13
+        digits = sha256_text(str(self.seed), question.id, question.text)[:13]  # 13 hex digits fit a double
+        return (int(digits, 16) + 0.5) / 16**13

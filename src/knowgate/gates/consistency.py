@@ -46,6 +46,7 @@ class ConsistencyGate(Gate):
     needs = frozenset({Signal.SAMPLES})
 
     def __post_init__(self) -> None:
+        """Raise BadSetting if an option is out of range."""
         if self.n < 2 or self.max_tokens < 1:
             raise BadSetting(
                 f"gate 'consistency': n is {self.n} and max_tokens is {self.max_tokens}, but n must be at least 2 and "
@@ -66,18 +67,27 @@ class ConsistencyGate(Gate):
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         """Compute the need for retrieval: 1 - the mean agreement of all pairs of sampled answers to a question."""
-        answers = []  # the normalized answers to each question
+        answers_by_question = []
+        to_embed: set[str] = set()
         for question, reading in zip(questions, readings, strict=True):
-            answers.append([canonical_answer(text, question) for text in self._list_answers(reading)])
-        # If all answers to a question are equal, they agree fully. Only the answers to other questions are embedded.
-        differing = [texts for texts in answers if len(set(texts)) > 1]
-        vectors = self._embed(set().union(*differing))
-        return [1 - fmean(_agree(a, b, vectors) for a, b in combinations(texts, 2)) for texts in answers]
+            answers = [canonical_answer(text, question) for text in self._list_answers(reading)]
+            answers_by_question.append(answers)
+            if len(set(answers)) > 1:  # equal answers agree fully, whatever their embeddings are
+                to_embed.update(answers)
+        vectors = self._embed(to_embed)
+        needs = []
+        for answers in answers_by_question:
+            agreements = [_agree(first, second, vectors) for first, second in combinations(answers, 2)]
+            needs.append(1 - fmean(agreements))
+        return needs
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         """Say how many different answers were sampled."""
-        counts = [len({normalize(text) for text in self._list_answers(reading)}) for reading in readings]
-        return [f"{self.n} sampled answers, {count} different" for count in counts]
+        explanations = []
+        for reading in readings:
+            distinct = {normalize(text) for text in self._list_answers(reading)}
+            explanations.append(f"{self.n} sampled answers, {len(distinct)} different")
+        return explanations
 
     def _list_answers(self, reading: Reading) -> list[str]:
         """Return the first `n` sampled answers; raise if there are fewer."""
@@ -95,7 +105,8 @@ class ConsistencyGate(Gate):
         if self.encoder is None or not answers:
             return {}
         texts = sorted(answers)
-        return dict(zip(texts, check_vectors(self.encoder.embed(texts), len(texts)).tolist(), strict=True))
+        vectors = check_vectors(self.encoder.embed(texts), len(texts))
+        return dict(zip(texts, vectors.tolist(), strict=True))
 
 
 def _agree(first: str, second: str, vectors: dict[str, list[float]]) -> float:

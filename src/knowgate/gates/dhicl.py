@@ -61,14 +61,12 @@ class DhiclGate(Gate):
     needs = frozenset({Signal.LABELS})
 
     def __post_init__(self) -> None:
+        """Raise BadSetting if an option has a value that is not allowed."""
         parse_label_pair(self.words, self.name)
         if self.k < 1:
             raise BadSetting(f"gate 'dhicl': k, the number of examples, is {self.k}, but it must be at least 1.")
         if self.balanced and (self.cold or self.k == 1):
-            raise BadSetting(
-                "gate 'dhicl': balanced=true needs k of at least 2 and cold=false, because it shows both known and "
-                "unknown examples."
-            )
+            raise BadSetting("gate 'dhicl': balanced=true needs k of at least 2 and cold=false.")
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -140,8 +138,12 @@ class DhiclGate(Gate):
         The prompt also shows logged questions, for which it is recorded whether the LLM knew the answer. The errors
         that the LLM makes on these examples are used to correct its prediction for the question.
         """
-        name = self.name
-        return [score_logits(item.labels[name], get_known_flags(item.neighbors[name]), self.sign) for item in readings]
+        needs = []
+        for reading in readings:
+            logits = reading.labels[self.name]
+            known = get_known_flags(reading.neighbors[self.name])
+            needs.append(score_logits(logits, known, self.sign))
+        return needs
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         """Say how many examples the LLM knew and whether it expects to know the question."""
@@ -203,7 +205,8 @@ def calibrate_logits(logits: Vector, known: Sequence[bool], sign: CalibrationSig
         The corrected z_known and z_unknown of the question.
     """
     *example_logits, question_logits = logits
-    known_deficits, unknown_deficits = [], []
+    known_deficits = []
+    unknown_deficits = []
     for (z_known, z_unknown), is_known in zip(example_logits, known, strict=True):
         if is_known:
             known_deficits.append(max(0.0, float(z_unknown - z_known)))
@@ -211,7 +214,9 @@ def calibrate_logits(logits: Vector, known: Sequence[bool], sign: CalibrationSig
             unknown_deficits.append(max(0.0, float(z_known - z_unknown)))
     factor = {"paper": -1.0, "code": 1.0, "none": 0.0}[sign]
     z_known, z_unknown = question_logits
-    return float(z_known) + factor * _mean(known_deficits), float(z_unknown) + factor * _mean(unknown_deficits)
+    corrected_known = float(z_known) + factor * _mean(known_deficits)
+    corrected_unknown = float(z_unknown) + factor * _mean(unknown_deficits)
+    return corrected_known, corrected_unknown
 
 
 def _mean(values: Sequence[float]) -> float:

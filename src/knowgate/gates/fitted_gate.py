@@ -141,7 +141,8 @@ class FittedGate(Gate):
     def distances(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float | None]:
         """Compute how far each question is from the training questions; above 1 is farther than 99 % of them.
 
-        All distances are None if the folder has no data to measure it (older gates), or if a question has no text.
+        Gates of older versions store no training questions to compare with, so that all distances are None. They are
+        also None if a question has no text.
         """
         source = self.artifact.manifest.get("distance")
         if source is None or not questions or any(not question.text for question in questions):
@@ -223,9 +224,12 @@ def load_fitted_embedder(artifact: gate_folder.Artifact, embedder: Embedder | No
 def summarize_gate(path: Path, manifest: Mapping[str, Any]) -> str:
     """Describe a fitted gate in one line: folder, LLM, AUROC and threshold."""
     parts = [f"{path.name}: for {manifest['model']['name']}"]
-    parts += [f"fitted on '{manifest['target']}'"] if "target" in manifest else []
-    parts += [f"AUROC {format_auroc(manifest)}"] if "metrics" in manifest else []
-    return ", ".join([*parts, f"retrieves {describe_threshold_rule(manifest)}"])
+    if "target" in manifest:
+        parts.append(f"fitted on '{manifest['target']}'")
+    if "metrics" in manifest:
+        parts.append(f"AUROC {format_auroc(manifest)}")
+    parts.append(f"retrieves {describe_threshold_rule(manifest)}")
+    return ", ".join(parts)
 
 
 def render_gate_html(path: Path, manifest: Mapping[str, Any], note: str = "") -> str:
@@ -269,7 +273,9 @@ def describe_retrieval_rule(threshold: float) -> str:
     """Say when a gate with this threshold retrieves."""
     if threshold < 0:
         return "always"
-    return f"when need is above {threshold:g}" if threshold < 1 else "never"
+    if threshold >= 1:
+        return "never"
+    return f"when need is above {threshold:g}"
 
 
 # --- names and folders ----------------------------------------------------------------------------
@@ -282,7 +288,9 @@ def _get_fitted_spec(gate: str | Gate) -> gate_folder.FittedGateSpec | None:
     """
     if isinstance(gate, str):
         return gate_folder.parse_fitted_spec(gate)
-    return gate_folder.FittedGateSpec(str(gate.artifact.path), gate.verdict) if isinstance(gate, FittedGate) else None
+    if isinstance(gate, FittedGate):
+        return gate_folder.FittedGateSpec(str(gate.artifact.path), gate.verdict)
+    return None
 
 
 def get_gate_name(gate: str | Gate) -> str:
@@ -299,12 +307,15 @@ def has_judge(gate: str | Gate) -> bool:
     The manifest of a fitted gate says what kind of gate it is. Other gates and arbiters are recognized by their name,
     such as 'kbm' or 'lora:...'.
     """
+    name = get_gate_name(gate)
     folder = get_gate_folder(gate)
-    file = expand_path(folder) / gate_folder.GATE_MANIFEST if folder else None
-    manifest: Any = read_json(file) if file else {"gate": get_gate_name(gate)}
-    kind = re.split("[^a-z]", str(manifest["gate"]))[0]  # 'kbm-certainty' is a variant of 'kbm'
-    reads_embeddings = manifest.get("options", {}).get("mode") == "text"  # an `ik` gate without a judge
-    return kind in JUDGE_KINDS and not reads_embeddings
+    if folder is not None:
+        manifest: Any = read_json(expand_path(folder) / gate_folder.GATE_MANIFEST)
+        name = str(manifest["gate"])
+        if manifest.get("options", {}).get("mode") == "text":  # an `ik` gate that reads embeddings instead
+            return False
+    kind = re.split("[^a-z]", name)[0]  # 'kbm-certainty' is a variant of 'kbm'
+    return kind in JUDGE_KINDS
 
 
 def get_gate_folder(gate: str | Gate) -> str | None:

@@ -198,15 +198,22 @@ class FusionGate(FittedGate):
         if not questions or "embedder" in options:  # embedding the texts a second time would be too slow
             return ["" for _ in questions]
         if options.get("heads"):
-            closed_wrong, open_wrong = self._predict(questions, readings)
-            pairs = zip(1 - closed_wrong, 1 - open_wrong, strict=True)
-            return [f"expected to be right: {p:.0%} from memory, {q:.0%} with passages" for p, q in pairs]
+            return self._explain_heads(questions, readings)
         (signals,) = self.compute_signals(questions, readings)
         contributions = compute_contributions(self.artifact.tensors, signals, "fusion.")
-        if contributions is None:
+        if contributions is None:  # the classifier is not linear
             return ["" for _ in questions]
         names = [*options["features"], *(probe["name"] for probe in options["probes"])]
         return [describe_signals(names, *row) for row in zip(signals, contributions, strict=True)]
+
+    def _explain_heads(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
+        """Say how probably each question is answered right without and with passages, as two regressions predict."""
+        explanations = []
+        for closed_wrong, open_wrong in zip(*self._predict(questions, readings), strict=True):
+            explanations.append(
+                f"expected to be right: {1 - closed_wrong:.0%} from memory, {1 - open_wrong:.0%} with passages"
+            )
+        return explanations
 
     @functools.cached_property
     def encoder(self) -> Embedder:
@@ -242,7 +249,9 @@ class StackGate(FusionGate):
         judges = []
         for number in range(int(self.artifact.options["judges"])):
             judge = load_fitted_gate(str(self.artifact.path / name_judge(number)), plug_in=self.plug_in)
-            judges.append(judge if self.llm is None else judge.bind(self.llm, self.artifact.manifest["prompts"]))
+            if self.llm is not None:
+                judge = judge.bind(self.llm, self.artifact.manifest["prompts"])
+            judges.append(judge)
         return judges
 
     @property
@@ -314,4 +323,5 @@ def add_self_assessment(reading: Reading, gate: str) -> Reading:
     """
     if gate not in reading.labels:
         return reading
-    return replace(reading, signals={**reading.signals, SELF_ASSESSMENT: self_assessment_logit(reading.labels[gate])})
+    assessment = self_assessment_logit(reading.labels[gate])
+    return replace(reading, signals={**reading.signals, SELF_ASSESSMENT: assessment})

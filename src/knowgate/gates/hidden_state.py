@@ -130,10 +130,9 @@ class UarGate(FittedGate):
         tensors.reject_others()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
-        """Compute the probability that the LLM does not know the answer, with the classifier (head) 'self'.
+        """Compute the uncalibrated probability that the LLM does not know the answer to each question.
 
-        The raw score of the gate is that of this head alone, because it is calibrated on graded answers of the LLM. The
-        other heads, such as 'time', have calibrations of their own.
+        It comes from one of the gate's four classifiers (heads), 'self'. `score` combines it with the other three.
         """
         return apply_head(self.artifact.tensors, SELF_HEAD, self._get_states(readings))
 
@@ -148,7 +147,8 @@ class UarGate(FittedGate):
         if not questions:
             return []
         apply_tree = apply_hard_tree if self.artifact.options["tree"] == "hard" else apply_soft_tree
-        return [float(need) for need in np.clip(apply_tree(self.predict_heads(questions, readings)), 0.0, 1.0)]
+        needs = apply_tree(self.predict_heads(questions, readings))
+        return [float(need) for need in np.clip(needs, 0.0, 1.0)]
 
     def score_with_raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> GateScores:
         """Return the needs for retrieval from the decision tree, and the raw scores of the head 'self'."""

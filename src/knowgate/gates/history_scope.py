@@ -40,8 +40,9 @@ def bind_scope(
     Raises:
         BadSetting: The log is missing or has no entries for this model, or its address contains a password.
     """
-    path = redact_secrets(history) if isinstance(history, str) else "FILE"  # what error messages call the log
+    path = "FILE"  # what error messages call the log
     if isinstance(history, str):
+        path = redact_secrets(history)
         if path != history:
             raise BadSetting(
                 f"the address of the log {path} contains a password, which reports and decisions would show. Remove "

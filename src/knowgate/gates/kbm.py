@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
+import numpy as np
+
 from knowgate.core.schema import read_record
 from knowgate.errors import BadSetting
 from knowgate.gates.artifacts.networks import TensorValidator
@@ -102,18 +104,18 @@ class KbmGate(FittedGate):
         """
         self._check_passage_training()
         max_tokens = int(self.artifact.options["max_tokens"])
-        is_useful = [False] * len(questions)
+        is_useful = np.zeros(len(questions), dtype=bool)
         rows = [row for row, items in enumerate(passages) if items]  # the questions that have passages
         if not rows:
-            return is_useful
+            return is_useful.tolist()
         prompts = [render_kbm_prompt(self.judge, questions[row], passages[row], max_tokens) for row in rows]
         confidence = compute_kbm_confidence(self.judge, self.head, prompts)
-        required: float | FloatArray = SUFFICIENT_CONFIDENCE
-        if self.verdict != "own":  # the confidence without passages
-            required = compute_kbm_confidence(self.judge, self.head, [build_kbm_prompt(questions[row]) for row in rows])
-        for row, is_enough in zip(rows, (confidence >= required).tolist(), strict=True):
-            is_useful[row] = is_enough
-        return is_useful
+        if self.verdict == "own":
+            is_useful[rows] = confidence >= SUFFICIENT_CONFIDENCE
+        else:
+            prompts_without_passages = [build_kbm_prompt(questions[row]) for row in rows]
+            is_useful[rows] = confidence >= compute_kbm_confidence(self.judge, self.head, prompts_without_passages)
+        return is_useful.tolist()
 
     def _check_passage_training(self) -> None:
         """Raise BadSetting if the judge was trained without passages.

@@ -99,6 +99,7 @@ class FlareGate(Gate):
     is_pure = True  # `score` is a short computation that uses no model, file or network
 
     def __post_init__(self) -> None:
+        """Raise BadSetting if an option is out of range."""
         if not 0 <= self.theta <= 1:
             raise BadSetting(f"gate 'flare': theta is {self.theta}, but it must be between 0 and 1.")
         confidence.check_draft_tokens(self.name, self.draft_tokens)

@@ -201,14 +201,16 @@ class _GateScorer:
             name: Name of the gate in tables.
             gate: The gate whose threshold and cost are returned. It has the same scores as the scored gate.
         """
-        request, distances = gate.request, np.concatenate(self.distances)
+        has_own_prompt = Signal.LABELS in gate.needs
+        n_samples = gate.request.samples
+        distances = np.concatenate(self.distances)
         return TableScores(
             name,
             np.concatenate(self.needs),
             gate.threshold,
-            calls=float(Signal.LABELS in gate.needs) + request.samples,  # one for a prompt of the gate, one per sample
-            drafts=request.draft_tokens > 0,
-            extra_tokens=request.samples * float(table.closed_tokens.mean()),  # a sample is about as long as an answer
+            calls=float(has_own_prompt) + n_samples,
+            drafts=gate.request.draft_tokens > 0,
+            extra_tokens=n_samples * float(table.closed_tokens.mean()),  # a sample is about as long as an answer
             note=gate.note,
             raw=np.concatenate(self.raw) if self.raw else None,
             far=compute_far_share(distances[~np.isnan(distances)].tolist()),
@@ -235,29 +237,29 @@ def score_gates(table: LabelTable, gates: Sequence[str | Gate], *, plug_in: bool
     for gate in gates:
         expanded += list_scorable_gates(table) if gate == "auto" else [gate]
     unique = {gate if isinstance(gate, str) else id(gate): gate for gate in expanded}
-    recorded = {key: _find_recorded(table, gate) for key, gate in unique.items()}
-    scorers = {key: _make_scorer(table, gate, plug_in) for key, gate in unique.items() if recorded[key] is None}
-    computed = _run_scorers(table, scorers)
-    scores = []
+    scores: dict[str | int, TableScores] = {}
+    scorers: dict[str | int, _GateScorer] = {}
     for key, gate in unique.items():
-        column = recorded[key]
-        scores.append(computed[key] if column is None else _get_recorded_scores(column, str(gate)))
-    names = number_duplicates([item.name for item in scores])
-    return [replace(item, name=name) for item, name in zip(scores, names, strict=True)]
+        column = _find_recorded(table, gate)
+        if column is None:
+            scorers[key] = _make_scorer(table, gate, plug_in)
+        else:
+            scores[key] = _get_recorded_scores(column, str(gate))
+    if scorers:
+        scores |= _run_scorers(table, scorers)
+    names = number_duplicates([scores[key].name for key in unique])
+    return [replace(scores[key], name=name) for key, name in zip(unique, names, strict=True)]
 
 
 def _run_scorers(table: LabelTable, scorers: Mapping[str | int, _GateScorer]) -> dict[str | int, TableScores]:
-    """Score several gates in one pass over the rows of a label table.
+    """Score several gates in one pass over the rows of a label table, and return the scores by the keys of `scorers`.
 
     Fitted gates with the same fingerprint (`scoring`) have the same scores, so only the first of them runs.
-
-    Returns:
-        The scores of each gate, under its key in `scorers`.
     """
-    first_scorers: dict[str, _GateScorer] = {}
+    first_scorers: dict[str, _GateScorer] = {}  # by the fingerprint of the gate; by its key if it has none
     for key, scorer in scorers.items():
         first_scorers.setdefault(scorer.scoring or str(key), scorer)
-    for chunk in table.chunks() if scorers else ():
+    for chunk in table.chunks():
         for scorer in first_scorers.values():
             scorer.add(chunk)
     scores = {}
@@ -325,16 +327,19 @@ def number_duplicates(names: Sequence[str]) -> list[str]:
 
 
 def _find_recorded(table: LabelTable, gate: str | Gate) -> GateColumn | None:
-    """Return the scores that a label table records for a gate; None if there are none.
+    """Return the scores that a label table records for a gate. Returns None if there are none.
 
     Scores are recorded by the name of the gate. If the gate is given as a folder, its fingerprint (`scoring`) must be
     the same as well, because another gate may have had this name.
     """
-    column = table.find_recorded(gate) if isinstance(gate, str) else None
-    if column is None or parse_fitted_spec(str(gate)) is None:  # not a folder
+    if not isinstance(gate, str):
+        return None
+    column = table.find_recorded(gate)
+    if column is None or parse_fitted_spec(gate) is None:  # nothing is recorded, or the gate is not a folder
         return column
-    loaded = load_gate(str(gate))
-    return column if isinstance(loaded, FittedGate) and loaded.scoring == column.scoring else None
+    loaded = load_gate(gate)
+    is_same_gate = isinstance(loaded, FittedGate) and loaded.scoring == column.scoring
+    return column if is_same_gate else None
 
 
 def _get_recorded_scores(column: GateColumn, gate: str) -> TableScores:

@@ -151,4 +151,6 @@ def _count_tokens(model: ModelIdentity, text: str) -> int:
     """Count the tokens of a text. The result is 1 if neither the model nor its server can tokenize."""
     if isinstance(model, TokenizingModel):
         return len(model.tokenize(text))
-    return (model.count_tokens(text) or 1) if isinstance(model, ServedModel) else 1
+    if isinstance(model, ServedModel):
+        return model.count_tokens(text) or 1
+    return 1

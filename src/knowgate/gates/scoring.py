@@ -151,15 +151,26 @@ def bind_gate(gate: Gate, model: Model, prompts: AnswerPrompts) -> Gate:
     """
     check_model_signals(gate, model)
     with wrap_plugin_errors(gate):
-        # A server has another fingerprint than its weights, so `bind` would reject it. Compare hidden states instead.
         if isinstance(gate, FittedGate) and _may_serve_same_weights(gate, model, prompts):
-            served = replace(gate, llm=model)
-            check_read_request(served, model)
-            bound: Gate = replace(served, note=check_state_agreement(gate.artifact, model, prompts, served.request))
-        else:
-            bound = gate.bind(model, prompts.fingerprint)
+            return _bind_by_states(gate, model, prompts)
+        bound = gate.bind(model, prompts.fingerprint)
     check_read_request(bound, model)
     return bound
+
+
+def _bind_by_states(gate: FittedGate, model: Model, prompts: AnswerPrompts) -> FittedGate:
+    """Return a copy of a fitted gate that decides for a server, if the server runs the weights it was fitted on.
+
+    `FittedGate.bind` would reject the server, because its fingerprint differs from that of its weights. So the hidden
+    states that it returns are compared with those that the gate stores.
+
+    Raises:
+        ArtifactError: The hidden states differ.
+    """
+    bound = replace(gate, llm=model)
+    check_read_request(bound, model)
+    note = check_state_agreement(gate.artifact, model, prompts, bound.request)
+    return replace(bound, note=note)
 
 
 def _may_serve_same_weights(gate: FittedGate, model: Model, prompts: AnswerPrompts) -> bool:
@@ -248,8 +259,9 @@ def needs_label_prompts(gate: Gate, readings: Sequence[Reading]) -> bool:
     Raises:
         BadSetting: The gate has prompts, but does not define the labels to choose from.
     """
-    is_recorded = all(gate.recorded_signal in reading.signals for reading in readings)
-    if Signal.LABELS not in gate.needs or is_recorded:
+    if Signal.LABELS not in gate.needs:
+        return False
+    if all(gate.recorded_signal in reading.signals for reading in readings):
         return False
     if not gate.labels:
         raise BadSetting(

@@ -53,6 +53,7 @@ class SeakrGate(Gate):
     needs = frozenset({Signal.HIDDEN, Signal.SAMPLES})
 
     def __post_init__(self) -> None:
+        """Raise BadSetting if an option is out of range."""
         if self.n < 2 or self.max_tokens < 1:
             raise BadSetting(
                 f"gate 'seakr': n is {self.n} and max_tokens is {self.max_tokens}, but n must be at least 2 and "
@@ -94,9 +95,9 @@ class SeakrGate(Gate):
     def compute_need(self, uncertainty: float, size: float | None = None) -> float:
         """Convert the uncertainty of a question to its need for retrieval.
 
-        By default, the uncertainty is compared with the length of the hidden states, which differs between LLMs: states
-        that are long differ more. If `center` is set or the length is unknown, the need is
-        sigmoid(uncertainty - center).
+        By default, the uncertainty is divided by what it would be at most for hidden states of this length, because
+        long states differ more and the length depends on the LLM. If `center` is set or the length is unknown, the need
+        is sigmoid(uncertainty - center).
 
         Args:
             uncertainty: Value of `compute_uncertainty`.

@@ -110,16 +110,22 @@ class SkrGate(Gate):
         texts = [question.text for question in questions]
         # More than k are searched for, because those whose answer did not change are dropped.
         nearest = self._store.search(texts, self.k * SEARCH_FACTOR, self.scope)
-        changed = [[neighbor for neighbor in row if neighbor.outcome in DECISIVE_OUTCOMES] for row in nearest]
-        return [tuple(neighbors[: self.k]) for neighbors in changed]
+        neighbors = []
+        for candidates in nearest:
+            changed = [candidate for candidate in candidates if candidate.outcome in DECISIVE_OUTCOMES]
+            neighbors.append(tuple(changed[: self.k]))
+        return neighbors
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         """Compute the need for retrieval of each question, with the classifier or by a vote of its neighbors.
 
         The neighbors are similar logged questions, and they vote by whether retrieval helped them.
         """
+        if not questions:
+            return []
         if self.classifier is not None:
-            return self.classifier.predict(self._store.embed([item.text for item in questions])) if questions else []
+            vectors = self._store.embed([question.text for question in questions])
+            return self.classifier.predict(vectors)
         vote = majority_vote if self.mode == "vote" else smooth_vote
         return [vote(reading.neighbors[self.name]) for reading in readings]
 

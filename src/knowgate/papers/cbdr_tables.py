@@ -72,7 +72,8 @@ def build_beta_tables(
     scored = []
     for source, group in group_by_passage_source(runs).items():
         table = load_label_table(group)
-        table = drop_seen_rows(table, gates) if drop_seen else table
+        if drop_seen:
+            table = drop_seen_rows(table, gates)
         scores_by_gate = {scores.name: scores for scores in score_gates(table, gates, plug_in=plug_in)}
         scored.append(ScoredTable(source, table, scores_by_gate))
     if len(scored) == 1:
@@ -127,7 +128,8 @@ def _build_beta_table(gate: str, parts: Sequence[ScoredTable]) -> TextTable:
         tables.setdefault(part.source.column, part.table)
     by_ranker: dict[tuple[str, str], dict[str, ScoredTable]] = {}  # (ranker, fingerprint) -> column -> its label runs
     for part in parts:
-        by_ranker.setdefault((part.source.ranker, part.source.fingerprint), {})[part.source.column] = part
+        ranker_parts = by_ranker.setdefault((part.source.ranker, part.source.fingerprint), {})
+        ranker_parts[part.source.column] = part
     # Answers without passages are the same for all rankers, so one row shows never retrieving.
     never = [format_accuracy_and_rate(table, np.zeros(len(table.rows), dtype=bool)) for table in tables.values()]
     rows = [(MISSING_VALUE, "never retrieve", *never)]
@@ -164,5 +166,6 @@ def format_accuracy_and_rate(table: LabelTable, retrieve: BoolArray) -> str:
         retrieve: For each question, whether to retrieve. This decides which of its two answers counts.
     """
     is_right = np.where(retrieve, table.always_right, table.closed_right)
-    accuracy, retrieval_rate = float(is_right.mean()), float(retrieve.mean())
-    return f"{format_percent(accuracy)} ({format_percent(retrieval_rate)})"
+    accuracy = format_percent(float(is_right.mean()))
+    retrieval_rate = format_percent(float(retrieve.mean()))
+    return f"{accuracy} ({retrieval_rate})"

@@ -216,7 +216,9 @@ def record_decisions(
     check_same_llm(f"the label run '{run}'", table.settings, model, prompts.fingerprint)
     n_entries = open_history(variants.history, variants.embedder).count(scope_from_settings(table.settings))
     # Stored with the decisions. Decisions with another note were made with a smaller log or another embedder.
-    note = f"log of {n_entries} questions" + (f", {variants.embedder}" if variants.embedder else "")
+    note = f"log of {n_entries} questions"
+    if variants.embedder:
+        note += f", {variants.embedder}"
     stored = {name for name, needs in table.recorded_needs.items() if needs.about == note}
     for reader, group in _group_by_pass(variants).items():
         if set(group) <= stored:
@@ -227,8 +229,8 @@ def record_decisions(
             needs = _decide(table.questions, bind_gate(reader, model, prompts), group, model, prompts)
         except BadSetting as error:  # for example two label words that start with the same token
             notify(f"skipped {names}: {error}")
-        else:
-            write_needs(run, [RecordedNeeds(name, gate.threshold, needs[name], note) for name, gate in group.items()])
+            continue
+        write_needs(run, [RecordedNeeds(name, gate.threshold, needs[name], note) for name, gate in group.items()])
 
 
 def _group_by_pass(variants: DhiclVariants) -> dict[Gate, dict[str, Gate]]:
@@ -285,7 +287,9 @@ def _build_table(
         scores: Scores of gates, by the name of the run and of the gate. A gate without scores on a run has dashes there.
         names: Names of the gates to show.
     """
-    columns = ("gate", *(column for run in tables for column in (run, "random", "AUROC")))
+    columns = ["gate"]
+    for run in tables:
+        columns += [run, "random", "AUROC"]
     rows = []
     for name, need in (("never", 0.0), ("always", 1.0)):  # at a threshold of 0.5
         cells: list[str] = []
@@ -298,7 +302,7 @@ def _build_table(
         for run, table in tables.items():
             cells += _make_cells(table, scores[run].get(name))
         rows.append((name, *cells))
-    return TextTable(title, columns, tuple(rows))
+    return TextTable(title, tuple(columns), tuple(rows))
 
 
 def _make_cells(table: LabelTable, gate: TableScores | None) -> tuple[str, str, str]:
@@ -314,9 +318,8 @@ def _make_cells(table: LabelTable, gate: TableScores | None) -> tuple[str, str, 
     """
     if gate is None:
         return (MISSING_VALUE, MISSING_VALUE, MISSING_VALUE)
-    retrieve = gate.needs > gate.threshold
-    retrieval_rate, accuracy, random_accuracy, *_ = measure_decisions(table, retrieve)
-    return (f"{accuracy} ({retrieval_rate})", random_accuracy, format_auroc(table, gate))
+    cells = measure_decisions(table, gate.needs > gate.threshold)
+    return (f"{cells['accuracy']} ({cells['retrieval']})", cells["random"], format_auroc(table, gate))
 
 
 # --- a cut learned from the log ---------------------------------------------------------------------

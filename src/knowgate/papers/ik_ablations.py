@@ -116,9 +116,12 @@ def sweep_ik(
             training = limit_training_rows(replace(examples, needed=needed[grader]), n_rows, ablations.seed)
             gate = _fit_variant(training, variant, folder, ablations, notify)
             rows.append(_make_row(test, variant, gate, len(training.split.train)))
-    rate, accuracy, random, *_, judged_right = measure_majority_decisions(test)
-    answers = f"{accuracy} ({rate})"
-    rows.append(("majority", MISSING_VALUE, MISSING_VALUE, judged_right, judged_right, MISSING_VALUE, answers, random))
+    cells = measure_majority_decisions(test)
+    judged_right = cells["judged right"]
+    answers = f"{cells['accuracy']} ({cells['retrieval']})"
+    rows.append(
+        ("majority", MISSING_VALUE, MISSING_VALUE, judged_right, judged_right, MISSING_VALUE, answers, cells["random"])
+    )
     title = f"IK on {len(test.rows)} questions, graded by {own_grader}"
     return TextTable(title, ABLATION_COLUMNS, tuple(rows))
 
@@ -150,15 +153,16 @@ def _make_row(table: LabelTable, variant: IkVariant, folder: Path, n_training: i
         n_training: Number of questions that it was fitted on.
     """
     scores = score_gate(table, load_fitted_gate(str(folder)))
-    rate, accuracy, random, *_, judged_right = measure_decisions(table, scores.needs > scores.threshold)
+    cells = measure_decisions(table, scores.needs > scores.threshold)
     # The paper's accuracy: how often the judge's uncalibrated Yes or No is right.
     raw_accuracy = MISSING_VALUE
     if scores.raw is not None:
         says_unknown = scores.raw > RAW_THRESHOLD
         raw_accuracy = format_percent(float((says_unknown == ~table.closed_right).mean()))
+    answers = f"{cells['accuracy']} ({cells['retrieval']})"
     return (
-        str(variant.tokens), str(n_training), variant.grader, judged_right, raw_accuracy, format_auroc(table, scores),
-        f"{accuracy} ({rate})", random,
+        str(variant.tokens), str(n_training), variant.grader, cells["judged right"], raw_accuracy,
+        format_auroc(table, scores), answers, cells["random"],
     )  # fmt: skip
 
 
@@ -178,7 +182,8 @@ def compute_needed(examples: Examples, grader: str, judge: Model | None) -> Bool
     texts = [row.closed.text if row.closed else "" for row in examples.rows]
     verdicts = load_grader(grader, judge).grade(texts, examples.questions)
     needed = np.array([not verdict.correct for verdict in verdicts], dtype=bool)
-    n_unknown, n_known = int(needed.sum()), int((~needed).sum())
+    n_unknown = int(needed.sum())
+    n_known = len(needed) - n_unknown
     if min(n_unknown, n_known) < MIN_ROWS_PER_CLASS:
         counts = f"'{grader}' grades {n_known} answers right and {n_unknown} wrong"
         raise BadInput(f"{counts}, but {MIN_ROWS_PER_CLASS} of each are needed. Label more questions.")

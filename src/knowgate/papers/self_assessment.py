@@ -263,15 +263,13 @@ class SelfAssessor:
         """
         template = load_packaged_templates("self")
         languages = [detect_question_language(question) for question in self.questions]
-        prompts = [
-            Prompt(template.fill("free", language, query=question.text))
-            for language, question in zip(languages, self.questions, strict=True)
-        ]
+        prompts = []
+        for language, question in zip(languages, self.questions, strict=True):
+            prompts.append(Prompt(template.fill("free", language, query=question.text)))
         statements = [samples[0].text for samples in self.model.generate(prompts, max_tokens=FREE_TOKENS)]
-        judge_prompts = [
-            Prompt(template.fill("verdict", language, statement=statement))
-            for language, statement in zip(languages, statements, strict=True)
-        ]
+        judge_prompts = []
+        for language, statement in zip(languages, statements, strict=True):
+            judge_prompts.append(Prompt(template.fill("verdict", language, statement=statement)))
         replies = [samples[0].text for samples in judge.generate(judge_prompts, max_tokens=VERDICT_TOKENS)]
         verdicts = [parse_verdict(reply) for reply in replies]  # True if the LLM says that it knows; None if unreadable
         known = read_known_labels(self.questions)
@@ -302,9 +300,10 @@ class SelfAssessor:
             threshold: A question with a need at or below this value is predicted to be known.
         """
         known = np.array(read_known_labels(self.questions))
-        predicted_known = np.array([need <= threshold for need in needs])
+        predicted_known = np.array(needs) <= threshold
         accuracy = float((predicted_known == known).mean())
-        n_known, n_unknown = int(predicted_known.sum()), int((~predicted_known).sum())
+        n_known = int(predicted_known.sum())
+        n_unknown = len(known) - n_known
         return SelfAssessment(method, words, len(known), accuracy, n_known, n_unknown, auroc(~known, np.array(needs)))
 
 

@@ -48,12 +48,9 @@ def sweep_thresholds(table: LabelTable, gate: TableScores) -> TextTable:
     The gate retrieves if its need for retrieval (0 = the LLM knows, 1 = retrieve) is above the threshold. The last row
     decides the same for every question, for comparison.
     """
-    rows = [(f"{threshold:g}", *measure_decisions(table, gate.needs > threshold)) for threshold in THRESHOLDS]
-    return TextTable(
-        f"{gate.name}: threshold, {len(table.rows)} questions",
-        ("retrieve if need >", *DECISION_COLUMNS),
-        (*rows, ("majority", *measure_majority_decisions(table))),
-    )
+    decisions = {f"{threshold:g}": gate.needs > threshold for threshold in THRESHOLDS}
+    title = f"{gate.name}: threshold, {len(table.rows)} questions"
+    return _build_decision_table(table, title, "retrieve if need >", decisions)
 
 
 def sweep_betas(table: LabelTable, gate: TableScores, betas: Sequence[float] = BETAS) -> TextTable:
@@ -62,13 +59,28 @@ def sweep_betas(table: LabelTable, gate: TableScores, betas: Sequence[float] = B
     Beta is the confidence above which the LLM answers directly, without retrieval. The last row decides the same for
     every question, for comparison.
     """
-    rows = [(f"{beta:g}", *measure_decisions(table, select_unsure_questions(gate, beta))) for beta in betas]
+    decisions = {f"{beta:g}": select_unsure_questions(gate, beta) for beta in betas}
     confidence = "1 - need" if gate.raw is None else "the raw confidence"
-    return TextTable(
-        f"{gate.name}: beta on {confidence}, {len(table.rows)} questions",
-        ("answer if confidence >", *DECISION_COLUMNS),
-        (*rows, ("majority", *measure_majority_decisions(table))),
-    )
+    title = f"{gate.name}: beta on {confidence}, {len(table.rows)} questions"
+    return _build_decision_table(table, title, "answer if confidence >", decisions)
+
+
+def _build_decision_table(
+    table: LabelTable, title: str, first_column: str, decisions: Mapping[str, BoolArray]
+) -> TextTable:
+    """Build a table that shows how good several rules decide whether to retrieve.
+
+    The last row is a baseline that decides the same for every question.
+
+    Args:
+        table: The graded questions.
+        title: Title of the table.
+        first_column: Title of the first column, which names the rules.
+        decisions: For each rule, for which questions it retrieves.
+    """
+    rows = [(name, *measure_decisions(table, retrieve).values()) for name, retrieve in decisions.items()]
+    rows.append(("majority", *measure_majority_decisions(table).values()))
+    return TextTable(title, (first_column, *DECISION_COLUMNS), tuple(rows))
 
 
 def select_unsure_questions(gate: TableScores, beta: float) -> BoolArray:
@@ -85,41 +97,40 @@ def select_unsure_questions(gate: TableScores, beta: float) -> BoolArray:
     return np.asarray(confidence <= beta + 1e-12)  # the tolerance absorbs rounding errors of the subtraction
 
 
-def measure_decisions(table: LabelTable, retrieve: BoolArray) -> tuple[str, ...]:
-    """Measure decisions whether to retrieve, and format the results as the eight cells `DECISION_COLUMNS` of a table.
+def measure_decisions(table: LabelTable, retrieve: BoolArray) -> dict[str, str]:
+    """Measure how good decisions whether to retrieve are, and format the results for a table.
 
     Args:
         table: Questions whose answers without passages (closed) and with passages (open) are graded.
         retrieve: For each question, whether to retrieve.
 
     Returns:
-        Retrieval rate; accuracy of the answers; accuracy of retrieving for as many questions at random; accuracy minus
-        that of random; accuracy minus that of always retrieving, with a 95 % interval; harm; waste; and the share of
-        right decisions (retrieve if the LLM does not know the answer). Without open answers, all cells but the first and
-        the last are dashes.
+        One cell for each of `DECISION_COLUMNS`: the retrieval rate; the accuracy of the answers; the accuracy of
+        retrieving for as many questions at random; accuracy minus that of random; accuracy minus that of always
+        retrieving, with a 95 % interval; harm; waste; and the share of right decisions (retrieve if the LLM does not
+        know the answer). Without open answers, all cells but the first and the last are dashes.
     """
-    is_decision_right = retrieve == ~table.closed_right
-    judged_right = format_percent(float(is_decision_right.mean()))
+    closed = table.closed_right
     rate = float(retrieve.mean())
+    cells = dict.fromkeys(DECISION_COLUMNS, MISSING_VALUE)
+    cells["retrieval"] = format_percent(rate)
+    cells["judged right"] = format_percent(float((retrieve == ~closed).mean()))
     if table.open_right is None:
-        return (format_percent(rate), *[MISSING_VALUE] * 6, judged_right)
-    closed, opened = table.closed_right, table.open_right
+        return cells
+    opened = table.open_right
     right = np.where(retrieve, opened, closed).astype(float)
     accuracy = float(right.mean())
     random = float(rate * opened.mean() + (1 - rate) * closed.mean())
-    return (
-        format_percent(rate),
-        format_percent(accuracy),
-        format_percent(random),
-        format_points(accuracy - random),
-        format_points_estimate(estimate_mean(right - opened)),
-        format_percent(float((~retrieve & opened & ~closed).mean())),  # harm: skipped, but passages were needed
-        format_percent(float((retrieve & closed).mean())),  # waste: retrieved, but the LLM knew the answer
-        judged_right,
-    )
+    cells["accuracy"] = format_percent(accuracy)
+    cells["random"] = format_percent(random)
+    cells["gain"] = format_points(accuracy - random)
+    cells["against always"] = format_points_estimate(estimate_mean(right - opened))
+    cells["harm"] = format_percent(float((~retrieve & opened & ~closed).mean()))  # skipped, but passages were needed
+    cells["waste"] = format_percent(float((retrieve & closed).mean()))  # retrieved, but the LLM knew the answer
+    return cells
 
 
-def measure_majority_decisions(table: LabelTable) -> tuple[str, ...]:
+def measure_majority_decisions(table: LabelTable) -> dict[str, str]:
     """Measure a baseline that makes the same decision for every question, and return the cells of `measure_decisions`.
 
     It always retrieves if the LLM knows less than half of the answers, and never otherwise. A useful gate must decide
@@ -141,13 +152,13 @@ def sweep_variants(table: LabelTable, prefix: str) -> TextTable:
         raise BadInput(
             f"the label runs have decisions of {recorded}, but not of '{prefix}'. Add some: `knowgate eval`."
         )
+    columns = ("retrieval", "accuracy", "random", "gain")
     rows = []
     for name in names:
         gate = score_gate(table, name)
         cells = measure_decisions(table, gate.needs > gate.threshold)
-        rows.append((gate.name, format_auroc(table, gate), *cells[:4]))  # retrieval rate, accuracy, random and gain
-    columns = ("gate", "AUROC", "retrieval", "accuracy", "random", "gain")
-    return TextTable(f"Variants of {prefix}", columns, tuple(rows))
+        rows.append((gate.name, format_auroc(table, gate), *(cells[column] for column in columns)))
+    return TextTable(f"Variants of {prefix}", ("gate", "AUROC", *columns), tuple(rows))
 
 
 def format_auroc(table: LabelTable, gate: TableScores) -> str:
@@ -166,9 +177,12 @@ def sweep_plug_in(gates: Sequence[str], runs: Sequence[Path]) -> TextTable:
     was fitted on are left out. A cell shows the error in parentheses if the gate cannot be used on the run.
     """
     tables = [load_label_table([run]) for run in runs]
-    rows = tuple((Path(gate).name, *(_make_transfer_cell(table, gate) for table in tables)) for gate in gates)
+    rows = []
+    for gate in gates:
+        cells = [_make_transfer_cell(table, gate) for table in tables]
+        rows.append((Path(gate).name, *cells))
     title = "AUROC of gates (rows) on label runs (columns); *: fitted on another LLM"
-    return TextTable(title, ("gate", *(run.name for run in runs)), rows)
+    return TextTable(title, ("gate", *(run.name for run in runs)), tuple(rows))
 
 
 def _make_transfer_cell(table: LabelTable, gate: str) -> str:

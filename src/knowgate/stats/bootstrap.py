@@ -6,6 +6,7 @@ therefore use the same resamples, and the interval of their difference is a pair
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -115,8 +116,9 @@ class Bootstrap:
 
     def resample(self, metrics: Sequence[WeightedMetric]) -> list[dict[str, FloatArray]]:
         """Compute each metric on every resample, without the original sample."""
-        # Portion 0 is the original sample.
-        return self._compute(range(1, self.n_portions), metrics) if self.resamples else [{} for _ in metrics]
+        if not self.resamples:
+            return [{} for _ in metrics]
+        return self._compute(range(1, self.n_portions), metrics)  # portion 0 is the original sample
 
     def _compute(self, portions: Sequence[int], metrics: Sequence[WeightedMetric]) -> list[dict[str, FloatArray]]:
         """Compute metrics on many resamples, in parallel.
@@ -133,10 +135,14 @@ class Bootstrap:
         """
 
         def compute_portion(number: int) -> list[list[Mapping[str, FloatArray]]]:
-            return [[metric(weights) for metric in metrics] for weights in self.iter_blocks(number)]
+            """Compute all metrics on the blocks of one portion; the result has one list per block."""
+            blocks = []
+            for weights in self.iter_blocks(number):
+                blocks.append([metric(weights) for metric in metrics])
+            return blocks
 
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:  # numpy releases the GIL
-            blocks = [block for portion in pool.map(compute_portion, portions) for block in portion]
+            blocks = list(itertools.chain.from_iterable(pool.map(compute_portion, portions)))
         results = []
         for metric_blocks in zip(*blocks, strict=True):  # the values of one metric, block by block
             names = metric_blocks[0]
@@ -151,10 +157,10 @@ def summarize_resamples(values: FloatArray) -> Estimate:
         values: Value on the original sample, followed by the values on the resamples. Values of resamples that are not
             finite are ignored.
     """
-    original, resampled = values[0], values[1:]
-    resampled = resampled[np.isfinite(resampled)]
+    original = values[0]
     if not np.isfinite(original):
         return Estimate(None)
+    resampled = values[1:][np.isfinite(values[1:])]
     if not len(resampled):
         return Estimate(float(original))
     low, high = np.quantile(resampled, INTERVAL_QUANTILES)
@@ -248,6 +254,7 @@ def estimate_quality(needed: BoolArray, needs: FloatArray, resamples: int = DEFA
     ranking = NeedRanking(needs)
 
     def compute_quality(weights: WeightMatrix) -> dict[str, FloatArray]:
+        """Compute each metric for each resample; `weights` says how often it draws each question."""
         areas = ranking.areas(ranking.sort(weights), needed)
         return {
             "auroc": areas["auroc"],
@@ -282,7 +289,8 @@ def estimate_auroc(needed: BoolArray, needs: FloatArray, resamples: int = DEFAUL
 
 def _estimate(metric: WeightedMetric, bootstrap: Bootstrap) -> dict[str, Estimate]:
     """Estimate each value that a metric function computes, with a bootstrap interval, by name."""
-    return {name: summarize_resamples(values) for name, values in bootstrap.apply([metric])[0].items()}
+    (resampled,) = bootstrap.apply([metric])
+    return {name: summarize_resamples(values) for name, values in resampled.items()}
 
 
 def bootstrap_p_value(differences: FloatArray) -> float:

@@ -87,9 +87,12 @@ class MeanConfidenceSequence:
     def _find_lower_bound(self, total: float) -> float:
         """Find the lower bound of the mean of observations with this sum: the largest mean that is too small for them.
 
-        Bisection finds it between 0 and the observed mean.
+        Bisection finds it between 0 and the observed mean. The bound is 0 without observations.
         """
-        low, high = 0.0, total / self.n if self.n else 0.0
+        if not self.n:
+            return 0.0
+        low = 0.0
+        high = total / self.n
         for _ in range(BISECTION_STEPS):
             middle = (low + high) / 2
             if self._is_excluded(total, middle):
@@ -105,7 +108,8 @@ class MeanConfidenceSequence:
         reach 2 / delta with probability at most delta / 2 (Ville's inequality for supermartingales).
         """
         log_evidence = LAMBDAS * (total - self.n * mean) - PSI * self.variation  # one value per lambda
-        return _log_mean_exp(log_evidence) >= math.log(2 / self.delta)
+        log_mean_evidence = float(np.logaddexp.reduce(log_evidence)) - math.log(len(LAMBDAS))
+        return log_mean_evidence >= math.log(2 / self.delta)
 
 
 @dataclass
@@ -133,6 +137,7 @@ class GuaranteeTest:
     bets: list[float] = field(init=False)
 
     def __post_init__(self) -> None:
+        """Check the limit and delta, and choose the stakes of the bets."""
         _check_delta(self.delta)
         if not 0 < self.limit < 1:
             raise BadSetting(f"limit={self.limit} is not allowed: it must be above 0 and below 1.")
@@ -141,14 +146,19 @@ class GuaranteeTest:
         self.capital = [0.0] * len(ODDS_RATIOS)
 
     def add(self, value: float) -> None:
-        """Add an observation between 0 and 1: bets win if it is above the limit, and lose if it is below."""
+        """Add an observation between 0 and 1.
+
+        The capital of each bet grows if the observation is above the limit, and shrinks if it is below.
+        """
         _check_value(value)
         # The initial capital is bet little by little, so that a late violation need not first win back earlier losses.
         new_capital = _unspent_capital(self.n) - _unspent_capital(self.n + 1)
-        growth = [1 + bet * (value - self.limit) for bet in self.bets]
-        self.capital = [(amount + new_capital) * factor for amount, factor in zip(self.capital, growth, strict=True)]
+        for number, bet in enumerate(self.bets):
+            growth = 1 + bet * (value - self.limit)
+            self.capital[number] = (self.capital[number] + new_capital) * growth
         self.n += 1
-        self.is_violated = self.is_violated or self.evidence >= 1 / self.delta
+        if self.evidence >= 1 / self.delta:
+            self.is_violated = True
 
     @property
     def evidence(self) -> float:
@@ -174,17 +184,13 @@ def _unspent_capital(n: int) -> float:
     return 1 / (1 + math.log1p(n))
 
 
-def _log_mean_exp(logs: FloatArray) -> float:
-    """Return log(mean(exp(logs))) without overflow."""
-    maximum = float(logs.max())
-    return maximum + math.log(float(np.exp(logs - maximum).mean()))
-
-
 def _check_value(value: float) -> None:
+    """Raise BadInput if an observation is not between 0 and 1."""
     if not 0 <= value <= 1:
         raise BadInput(f"the observation {value} is not between 0 and 1. Scale all observations to this range.")
 
 
 def _check_delta(delta: float) -> None:
+    """Raise BadSetting if delta, the probability of an error, is not between 0 and 1."""
     if not 0 < delta < 1:
         raise BadSetting(f"delta={delta} is not allowed: it must be above 0 and below 1, such as 0.05.")

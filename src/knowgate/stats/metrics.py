@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, overload
@@ -39,7 +38,6 @@ FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 WeightMatrix = NDArray[np.floating[Any]]  # float32 for resamples, to save memory; float64 for unit weights
 N_ECE_BINS = 15
-MIN_BLOCK_COLUMNS = 16  # with fewer columns, np.cumsum is faster than sums of blocks
 ECE_BLOCK_SIZE = 100_000  # questions whose bins are in memory at once
 
 
@@ -150,7 +148,7 @@ class NeedRanking:
             needed: Whether each question really needed retrieval, in the original order.
         """
         positive, negative = self._group(sorted_weights, needed)
-        return self._auroc(positive, negative, _cumulate(negative))
+        return self._auroc(positive, negative, below=np.cumsum(negative, axis=0))
 
     def areas(self, sorted_weights: WeightMatrix, needed: BoolArray) -> dict[str, FloatArray]:
         """Return the areas under the ROC curve, the precision-recall curve and the risk-coverage curve.
@@ -165,9 +163,10 @@ class NeedRanking:
         positive, negative = self._group(sorted_weights, needed)
         both = positive + negative
         # Positives and questions up to and including each group, from the lowest need.
-        hits = _cumulate(positive)
-        seen = _cumulate(both)
-        n_positive, total = hits[-1], seen[-1]
+        hits = np.cumsum(positive, axis=0)
+        seen = np.cumsum(both, axis=0)
+        n_positive = hits[-1]
+        total = seen[-1]
         risk = hits / np.maximum(seen, 1)
         # Risk counts from the lowest need up, but precision counts from the highest need down. The number of questions
         # from the top down to a group is the total minus the groups below it.
@@ -210,37 +209,10 @@ class NeedRanking:
         return self._sum_groups(positive), self._sum_groups(negative)
 
     def _sum_groups(self, rows: WeightMatrix) -> WeightMatrix:
-        """Sum the rows (questions) of each group of equal needs, much faster than np.add.reduceat.
-
-        The sum of a group is the cumulative sum up to its last row, minus that up to the group before.
-        """
+        """Sum the rows (questions) of each group of equal needs."""
         if not self.has_ties:  # every group is one question
             return rows
-        last_rows = np.append(self.starts[1:], len(rows)) - 1
-        sums: WeightMatrix = _cumulate(rows)[last_rows]
-        sums[1:] -= sums[:-1].copy()
-        return sums
-
-
-def _cumulate(rows: WeightMatrix) -> WeightMatrix:
-    """Return the cumulative sums over the rows, like np.cumsum(rows, axis=0), but twice as fast for many columns.
-
-    The rows are summed within blocks of about sqrt(n) rows, and then the totals of earlier blocks are added. The
-    results are exactly those of np.cumsum, because the weights are whole numbers.
-    """
-    if rows.shape[1] < MIN_BLOCK_COLUMNS:
-        return np.cumsum(rows, axis=0, dtype=rows.dtype)
-    sums = rows.copy()
-    block_size = max(1, math.isqrt(len(rows)))
-    n_in_blocks = len(rows) // block_size * block_size
-    blocks = sums[:n_in_blocks].reshape(-1, block_size, rows.shape[1])
-    for row in range(1, block_size):  # in all blocks at once
-        blocks[:, row] += blocks[:, row - 1]
-    block_totals = blocks[:, -1]
-    blocks[1:] += np.cumsum(block_totals, axis=0)[:-1, None]  # the totals of earlier blocks
-    for row in range(n_in_blocks, len(rows)):  # the rows after the last whole block
-        sums[row] += sums[row - 1]
-    return sums
+        return np.asarray(np.add.reduceat(rows, self.starts, axis=0))
 
 
 def safe_divide(numerator: FloatArray, denominator: FloatArray) -> FloatArray:
@@ -272,8 +244,11 @@ def auroc(needed: BoolArray, needs: FloatArray) -> float | None:
     Returns:
         The area; None if all or none of the questions needed retrieval.
     """
+    if not len(needs):
+        return None
     ranking = NeedRanking(needs)
-    return _first(ranking.auroc(ranking.sort(unit_weights(len(needs))), needed)) if len(needs) else None
+    sorted_weights = ranking.sort(unit_weights(len(needs)))
+    return _first(ranking.auroc(sorted_weights, needed))
 
 
 def accuracy(needed: BoolArray, needs: FloatArray) -> float | None:

@@ -73,12 +73,16 @@ def upper_confidence_limit(hits: int, n: int, error: float) -> float:
     counts = np.arange(hits + 1)
     # Logarithms of the binomial coefficients "n choose count".
     log_choose = np.concatenate([[0.0], np.cumsum(np.log((n - counts[1:] + 1) / counts[1:]))])
-    low, high = hits / n, 1.0
+    low = hits / n
+    high = 1.0
     for _ in range(BISECTION_STEPS):
         share = (low + high) / 2
         # Probability of at most `hits` cases if the true share is `share`; it decreases as `share` grows.
         probability = np.exp(log_choose + counts * math.log(share) + (n - counts) * math.log1p(-share)).sum()
-        low, high = (share, high) if probability > error else (low, share)
+        if probability > error:
+            low = share
+        else:
+            high = share
     return high
 
 
@@ -167,9 +171,12 @@ def cohens_kappa(pairs: Sequence[tuple[bool, bool]]) -> float | None:
         return None
     agreement = sum(first == second for first, second in pairs) / n
     # How often each grader says True, and how often they would agree if they decided independently.
-    first_rate, second_rate = sum(first for first, _ in pairs) / n, sum(second for _, second in pairs) / n
+    first_rate = sum(first for first, _ in pairs) / n
+    second_rate = sum(second for _, second in pairs) / n
     by_chance = first_rate * second_rate + (1 - first_rate) * (1 - second_rate)
-    return None if math.isclose(by_chance, 1) else (agreement - by_chance) / (1 - by_chance)
+    if math.isclose(by_chance, 1):
+        return None
+    return (agreement - by_chance) / (1 - by_chance)
 
 
 @dataclass(frozen=True)
@@ -227,9 +234,10 @@ def holm_correction(p_values: Sequence[float]) -> list[float]:
 
     The smallest of n p-values is multiplied by n, the next one by n - 1, and so on. Their order stays the same.
     """
-    order = sorted(range(len(p_values)), key=lambda number: p_values[number])
-    corrected, highest = [0.0] * len(p_values), 0.0
-    for rank, number in enumerate(order):  # from the smallest p-value
+    from_smallest = sorted(range(len(p_values)), key=lambda number: p_values[number])
+    corrected = [0.0] * len(p_values)
+    highest = 0.0
+    for rank, number in enumerate(from_smallest):
         n_remaining = len(p_values) - rank
         highest = max(highest, min(1.0, p_values[number] * n_remaining))
         corrected[number] = highest

@@ -44,7 +44,8 @@ def fit_adaptive(
     options = {"embedder": getattr(encoder, "spec", "minilm"), "embedder_fingerprint": encoder.fingerprint}
     counts = ", ".join(f"{name} {strategies.count(name)}" for name in COMPLEXITY_CLASSES)
     notes = [f"cheapest strategy that was right: {counts}; left out, as nothing was right: {strategies.count(None)}"]
-    if n_unknown := [is_iterative_correct(row) for row in examples.rows].count(None):
+    n_unknown = sum(is_iterative_correct(row) is None for row in examples.rows)
+    if n_unknown:
         notes.append(
             f"{n_unknown} of {len(strategies)} rows have no iterative answer: questions that one round does not answer "
             "count as several rounds there. Label with `iterative` to measure them."
@@ -94,7 +95,8 @@ def _train_classifier(vectors: Vector, classes: NDArray[np.int64], examples: Exa
     Raises:
         BadInput: All training questions are of the class "no", or none is.
     """
-    train, dev = (indices[classes[indices] != NO_CLASS] for indices in (examples.split.train, examples.split.dev))
+    train = _drop_unanswered(examples.split.train, classes)
+    dev = _drop_unanswered(examples.split.dev, classes)
     present = {COMPLEXITY_CLASSES[number] for number in classes[train]}
     if len(present) < 2 or "no" not in present:
         raise BadInput(
@@ -123,18 +125,33 @@ def _fit_classes(vectors: Vector, classes: NDArray[np.int64], c: float) -> Tenso
     return {"weight": weight, "bias": bias, "seen": seen}
 
 
+def _drop_unanswered(indices: NDArray[np.int64], classes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the indices of those questions that some strategy answers right, so that they have a class."""
+    return np.asarray(indices[classes[indices] != NO_CLASS])
+
+
 def _mean_log_likelihood(tensors: Tensors, vectors: Vector, classes: NDArray[np.int64]) -> float:
+    """Return the mean logarithm of the probability that a classifier gives to the true class of each question.
+
+    It is 0 if there are no questions.
+    """
     if not len(classes):
         return 0.0
-    probabilities = predict_complexity(tensors, vectors)[np.arange(len(classes)), classes]
-    return float(np.log(np.maximum(probabilities, 1e-9)).mean())
+    probabilities = predict_complexity(tensors, vectors)  # one row per question, one column per class
+    true_class_probabilities = probabilities[np.arange(len(classes)), classes]
+    return float(np.log(np.maximum(true_class_probabilities, 1e-9)).mean())
 
 
 def _measure_accuracy(tensors: Tensors, vectors: Vector, classes: NDArray[np.int64], examples: Examples) -> list[str]:
-    """Measure on the test split how often the predicted class is right, for the card; empty without test questions."""
-    test = examples.split.test[classes[examples.split.test] != NO_CLASS]
+    """Measure on the test split how often the predicted class is right.
+
+    Returns:
+        One note for the model card; empty without test questions.
+    """
+    test = _drop_unanswered(examples.split.test, classes)
     if not len(test):
         return []
-    accuracy = float((predict_complexity(tensors, vectors[test]).argmax(axis=1) == classes[test]).mean())
+    predicted = predict_complexity(tensors, vectors[test]).argmax(axis=1)
+    accuracy = float((predicted == classes[test]).mean())
     majority = float(np.bincount(classes[test]).max() / len(test))
     return [f"accuracy of the three classes on the test split: {accuracy:.3f} (most frequent class: {majority:.3f})"]

@@ -49,6 +49,7 @@ def fit_features_arbiter(pairs: AnswerPairs) -> ArbiterResult:
         tensors |= {f"{side}.{name}": block for name, block in fitted.items()}
 
     def raw(indices: Sequence[int]) -> FloatArray:
+        """Predict how probably the answers of these rows are right; columns: closed-book, open-book."""
         rows = features[list(indices)]
         columns = [apply_network(tensors, rows, f"{side}.") for side in arbiter_features.ANSWER_SIDES]
         return np.stack(columns, axis=1)
@@ -66,7 +67,8 @@ def fit_features_arbiter(pairs: AnswerPairs) -> ArbiterResult:
 
 
 AUTO_FOLDS = 5
-FitPairs = Callable[[AnswerPairs, int], ArbiterResult]  # fits an arbiter on pairs, without the fold of this number
+# Trains an arbiter on pairs. The number is that of the fold that they leave out; None if they leave out none.
+FitPairs = Callable[[AnswerPairs, int | None], ArbiterResult]
 
 
 def fit_rules_arbiter(pairs: AnswerPairs) -> ArbiterResult:
@@ -134,10 +136,14 @@ def compare_with_rules(pairs: AnswerPairs, mode: str, fit: FitPairs, seed: int =
     rules_take_closed = take_closed(fitted_arbiter.estimate_by_rules(pairs.answers))
     trained_takes_closed = np.zeros(len(pairs.answers), dtype=bool)
     for fold in range(AUTO_FOLDS):
-        other_rows, fold_rows = rows[folds != fold], rows[folds == fold]
-        parts = (split.train, split.dev, split.calibration)
-        train, dev, calibration = (np.intersect1d(part, other_rows) for part in parts)
-        result = fit(replace(pairs, split=Split(train, dev, calibration, test=fold_rows)), fold)
+        fold_rows = rows[folds == fold]
+        fold_split = Split(
+            np.setdiff1d(split.train, fold_rows),
+            np.setdiff1d(split.dev, fold_rows),
+            np.setdiff1d(split.calibration, fold_rows),
+            test=fold_rows,
+        )
+        result = fit(replace(pairs, split=fold_split), fold)
         trained_takes_closed[fold_rows] = take_closed(result.raw(fold_rows.tolist()))
     rules_right = _choose_right(pairs, rules_take_closed)
     trained_right = _choose_right(pairs, trained_takes_closed)
@@ -225,40 +231,31 @@ def fit_arbiter(
     fit_function.check_fit_options(f"arbiter (mode={mode})", function, options)
     with require_extra("fitting an arbiter", EXTRA):
         pairs = load_answer_pairs(resolve_run_paths(runs), seed)
-        injected = {"seed": seed, "work": checkpoint_folder(folder), "watch": watch or fit_function.ignore_progress}
-        result = _fit_better(pairs, function, injected, options, compared_mode=mode if is_auto else None)
+        injected = {"seed": seed, "watch": watch or fit_function.ignore_progress}
+
+        def train(training_pairs: AnswerPairs, fold: int | None = None) -> ArbiterResult:
+            """Train an arbiter on these pairs; each fold of a cross-validation has a work folder of its own."""
+            work = checkpoint_folder(folder) if fold is None else checkpoint_folder(folder) / f"fold-{fold}"
+            declared = fit_function.select_injected_arguments(function, {**injected, "work": work})
+            return cast(ArbiterResult, function(training_pairs, **declared, **options))
+
+        result = _fit_better(pairs, mode, train, seed) if is_auto else train(pairs)
         save_arbiter(result, pairs, folder, command=command)
     delete_checkpoint(folder)
     return cast(fitted_arbiter.FittedArbiter, load_arbiter(str(folder)))
 
 
-def _fit_better(
-    pairs: AnswerPairs,
-    function: fit_function.FitFunction,
-    injected: Mapping[str, Any],
-    options: Mapping[str, Any],
-    compared_mode: str | None,
-) -> ArbiterResult:
-    """Fit an arbiter and, if asked to, use fixed rules instead unless the arbiter is better.
+def _fit_better(pairs: AnswerPairs, mode: str, train: FitPairs, seed: int) -> ArbiterResult:
+    """Train an arbiter if it is better than fixed rules in a cross-validation; otherwise return the rules.
 
     Args:
         pairs: The pairs of answers that the arbiter chooses between.
-        function: Fits the arbiter.
-        injected: Arguments that the function may declare: seed, work folder and progress callback.
-        options: Options of the function.
-        compared_mode: If set, the arbiter is compared with the rules by cross-validation, under this name. None: the
-            arbiter is used without a comparison.
+        mode: Mode of the trained arbiter, for the model card.
+        train: Trains an arbiter on pairs of answers. Its second argument is the number of a fold; None for all pairs.
+        seed: Seed of the folds.
     """
-
-    def train(training_pairs: AnswerPairs, fold: int | None = None) -> ArbiterResult:
-        work = injected["work"] if fold is None else injected["work"] / f"fold-{fold}"
-        declared = fit_function.select_injected_arguments(function, {**injected, "work": work})
-        return cast(ArbiterResult, function(training_pairs, **declared, **options))
-
-    if compared_mode is None:
-        return train(pairs)
-    comparison = compare_with_rules(pairs, compared_mode, train, injected["seed"])
-    result = train(pairs) if comparison.is_trained_better else fit_rules_arbiter(pairs)
+    comparison = compare_with_rules(pairs, mode, train, seed)
+    result = train(pairs, None) if comparison.is_trained_better else fit_rules_arbiter(pairs)
     return replace(result, notes=[comparison.describe(), *result.notes])
 
 
@@ -367,7 +364,9 @@ def _build_manifest(result: ArbiterResult, pairs: AnswerPairs) -> dict[str, Any]
 def render_arbiter_card(manifest: Mapping[str, Any], command: str) -> str:
     """Render the model card: data, splits, metrics with intervals, and how to use the arbiter."""
     rates = manifest["base_rates"]
-    reads = [*manifest["needs"], *(["passages"] if manifest["wants_passages"] else [])]
+    reads = list(manifest["needs"])
+    if manifest["wants_passages"]:
+        reads.append("passages")
     facts = [
         *model_card.list_training_facts(manifest),
         ("questions", ", ".join(f"{name} {count}" for name, count in manifest["split"].items())),

@@ -68,8 +68,11 @@ def fit_lora_arbiter(
     fitted = fit_judge(spec, members, encoder.make_examples, work=work, watch=watch)
 
     def raw(indices: Sequence[int]) -> FloatArray:
-        # Column 0 has the probabilities that the closed-book answers are right, column 1 those of the open-book answers.
-        columns = [fitted.predict_known(encoder.encode(fitted.judge, indices, side), indices) for side in ARBITER_SIDES]
+        """Predict how probably the answers of these rows are right; columns: closed-book, open-book."""
+        columns = []
+        for side in ARBITER_SIDES:
+            prompts = encoder.encode(fitted.judge, indices, side)
+            columns.append(fitted.predict_known(prompts, indices))
         return np.stack(columns, axis=1)
 
     return ArbiterResult(
@@ -87,10 +90,7 @@ def fit_lora_arbiter(
 def _check_passages(pairs: AnswerPairs, passages: int) -> None:
     """Raise BadSetting if the judge should read passages but the label runs contain none."""
     if passages and not any(pair.passages for pair in pairs.answers):
-        raise BadSetting(
-            f"passages={passages} is not possible, because the label runs contain no passages. Label with an index, or "
-            "leave the option out."
-        )
+        raise BadSetting(f"passages={passages} needs label runs with passages. Label with an index, or leave it out.")
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,9 @@ class PairEncoder:
     def make_examples(self, judge: CausalJudge, indices: Sequence[int]) -> list[TrainingExample]:
         """Make two training examples of each pair, one per side. The target is 1 if that answer is right, else 0."""
         made = []
-        for side, is_right in zip(ARBITER_SIDES, (self.pairs.closed_right, self.pairs.open_right), strict=True):
-            for index, prompt in zip(indices, self.encode(judge, indices, side), strict=True):
+        grades = (self.pairs.closed_right, self.pairs.open_right)  # of each side
+        for side, is_right in zip(ARBITER_SIDES, grades, strict=True):
+            prompts = self.encode(judge, indices, side)
+            for index, prompt in zip(indices, prompts, strict=True):
                 made.append(TrainingExample(prompt, (float(is_right[index]),)))
         return made

@@ -161,9 +161,11 @@ def fit_platt_scaling(raw: FloatArray, needed: BoolArray) -> dict[str, Any]:
     if not 0 < needed.sum() < len(needed):
         return {"kind": "none"}
     fitted = fit_logistic(logit(raw, PROBABILITY_FLOOR)[:, None], needed, C=1e3, max_iter=100)
-    slope, shift = float(fitted.coef_.item()), float(fitted.intercept_.item())
+    slope = float(fitted.coef_.item())
+    shift = float(fitted.intercept_.item())
     if slope < MIN_SLOPE:  # The scores carry no information, so predict the base rate for almost all of them.
-        slope, shift = MIN_SLOPE, logit(float(np.clip(needed.mean(), 1e-3, 1 - 1e-3)))
+        slope = MIN_SLOPE
+        shift = logit(float(np.clip(needed.mean(), 1e-3, 1 - 1e-3)))
     return {"kind": "platt", "a": slope, "b": shift, "floor": PROBABILITY_FLOOR}
 
 
@@ -248,7 +250,9 @@ def _train_member(
     # Both classes get the same total weight, however rare one of them is.
     class_weights = n_rows / (2 * torch.bincount(classes, minlength=2).clamp(min=1))
     weights = class_weights[classes]
-    best, best_score, epochs_without_gain = network.copy_weights(), -1.0, 0
+    best = network.copy_weights()
+    best_score = -1.0
+    epochs_without_gain = 0
     for _ in range(EPOCHS):
         for rows in itertools.islice(batches, updates):
             if stop.is_set():
@@ -256,13 +260,16 @@ def _train_member(
             optimizer.zero_grad()
             logits = network.compute_logits(inputs[rows], drop=True)
             losses = torch.nn.functional.cross_entropy(logits, classes[rows], reduction="none")
-            ((losses * weights[rows]).sum() / weights[rows].sum()).backward()
+            weighted_mean = (losses * weights[rows]).sum() / weights[rows].sum()
+            weighted_mean.backward()
             optimizer.step()
         score = _score_epoch(network.compute_margins(dev_inputs), dev.needed, by_accuracy=by_accuracy)
         if score is None:  # The epochs cannot be compared.
             best = network.copy_weights()
         elif score > best_score or (by_accuracy and score == best_score):
-            best, best_score, epochs_without_gain = network.copy_weights(), score, 0
+            best = network.copy_weights()
+            best_score = score
+            epochs_without_gain = 0
         else:
             epochs_without_gain += 1
         if epochs_without_gain >= PATIENCE:
@@ -293,10 +300,12 @@ class _Network:
     """
 
     def __init__(self, width: int, seed: int):
+        """Create the layers with random weights; `width` is the number of inputs, and there are two outputs."""
         import torch
 
         self._generator = torch.Generator().manual_seed(seed)
-        self.layers = [self._make_layer(a, b) for a, b in itertools.pairwise((width, *HIDDEN_SIZES, 2))]
+        sizes = (width, *HIDDEN_SIZES, 2)
+        self.layers = [self._make_layer(inputs, outputs) for inputs, outputs in itertools.pairwise(sizes)]
 
     def _make_layer(self, inputs: int, outputs: int) -> tuple[Any, Any]:
         """Draw the initial weight and bias of a layer from the same distribution as torch's Linear.
@@ -328,6 +337,7 @@ class _Network:
         return torch.addmm(bias, x, weight)
 
     def _draw_dropout_mask(self, shape: tuple[int, ...]) -> Any:
+        """Draw factors that set random values to zero and scale the others up, so that the expected sum stays."""
         import torch
 
         return torch.empty(shape).bernoulli_(1 - DROPOUT, generator=self._generator) / (1 - DROPOUT)

@@ -131,13 +131,23 @@ def load_examples(
     require_both_classes(needed, MIN_ROWS_PER_CLASS, NEED_CLASSES, problem or LABEL_MORE_ADVICE)
     texts = [question.text for question in table.questions]
     split = split_questions(texts, seed)
-    # Training in folds holds out one distinct question of each class and needs another one to learn from.
-    needs = map_questions_to_needs([texts[index] for index in split.train], needed[split.train])
-    distinct = np.array(list(needs.values()), dtype=bool)
+    _check_distinct_questions([texts[index] for index in split.train], needed[split.train])
+    return Examples(table, needed, chosen, split)
+
+
+def _check_distinct_questions(texts: Sequence[str], needed: BoolArray) -> None:
+    """Raise BadInput if too few distinct training questions need retrieval, or too few do not.
+
+    Cross-validation leaves out one distinct question of each class and needs another one to learn from.
+
+    Args:
+        texts: The training questions, in which some may occur several times.
+        needed: Whether each of them needs retrieval.
+    """
+    distinct = np.array(list(map_questions_to_needs(texts, needed).values()), dtype=bool)
     what = ("distinct questions to train on that need retrieval", "distinct questions that do not")
     advice = "Label more distinct questions, or try another `seed`."
     require_both_classes(distinct, MIN_TRAINING_QUESTIONS_PER_CLASS, what, advice)
-    return Examples(table, needed, chosen, split)
 
 
 def check_texts(table: LabelTable) -> None:

@@ -128,14 +128,20 @@ def fit_fusion(
     heads = _fit_heads(examples, inputs)
 
     def raw(indices: Sequence[int]) -> FloatArray:
-        needs = [head.predict(indices) for head in heads.values()]
-        return needs[0] if len(needs) == 1 else compute_gain_needs(1 - needs[0], 1 - needs[1])
+        """Compute the uncalibrated need for retrieval of the questions with these indices."""
+        predictions = [head.predict(indices) for head in heads.values()]
+        if len(predictions) == 1:
+            return predictions[0]
+        closed_wrong, open_wrong = predictions
+        return compute_gain_needs(known=1 - closed_wrong, document_right=1 - open_wrong)
 
     probes = next(iter(heads.values())).probes
     options["probes"] = probes
     if examples.target == "gain":
         options["heads"] = list(GAIN_HEADS)
-    needs = _list_needed_signals(names, probes) | ({Signal.DRAFT} if text else set())
+    needs = _list_needed_signals(names, probes)
+    if text:
+        needs.add(Signal.DRAFT)
     request = _build_request(names, probes, examples)
     tensors, notes = _merge_heads(heads)
     return FitResult("fusion", options, frozenset(needs), request, tensors, raw, notes=notes)
@@ -219,6 +225,7 @@ class FusionHead:
         column = logit(apply_network(tuned.tensors, features))
         indices = self.examples.split.train
         texts = [self.examples.questions[index].text for index in indices]
+        # Replace the scores of training questions by those of the cross-validation.
         column[indices] = logit(predict_out_of_fold(train, texts, tuned.strength))
         self.tensors |= {f"{name}.{key}": value for key, value in tuned.tensors.items()}
         self.add(name, column)
@@ -309,25 +316,29 @@ def describe_contributions(head: FusionHead) -> list[str]:
     A line gives the AUROC of the signal alone, and how the AUROC of all signals changes if this one is left out. If some
     signals are costly, a last line gives the AUROC of the others. Measured on the dev and calibration splits.
     """
-    names, signals = head.names, head.signals
-    split, needed = head.examples.split, head.examples.needed
-    dev = np.concatenate([split.dev, split.calibration])
+    names = head.names
+    needed = head.examples.needed
+    train = head.examples.split.train
+    dev = np.concatenate([head.examples.split.dev, head.examples.split.calibration])
 
-    def score(columns: list[int]) -> float:
-        tensors = classifiers.fit_linear(signals[split.train][:, columns], needed[split.train], strength=0.1)
-        return classifiers.auroc_or_half(needed[dev], apply_network(tensors, signals[dev][:, columns]))
+    def measure_auroc(columns: list[int]) -> float:
+        """Fit a regression on some of the signals, and return its AUROC on the dev questions."""
+        signals = head.signals[:, columns]
+        tensors = classifiers.fit_linear(signals[train], needed[train], strength=0.1)
+        return classifiers.auroc_or_half(needed[dev], apply_network(tensors, signals[dev]))
 
     every = list(range(len(names)))
-    total = score(every)
+    total = measure_auroc(every)
     lines = [f"all signals: dev AUROC {total:.3f}"]
     for index, name in enumerate(names):
         others = [column for column in every if column != index]
-        without = score(others) if others else 0.5
-        lines.append(f"{name}: alone {score([index]):.3f}, without it {without - total:+.3f}")
+        without = measure_auroc(others) if others else 0.5
+        lines.append(f"{name}: alone {measure_auroc([index]):.3f}, without it {without - total:+.3f}")
     cheap = [index for index, name in enumerate(names) if name not in COSTLY_FEATURES]
     if cheap and len(cheap) < len(names):
-        costly, cheap_score = ", ".join(COSTLY_FEATURES), score(cheap)
-        lines.append(f"cheap fusion, without {costly}: {cheap_score:.3f} ({cheap_score - total:+.3f})")
+        cheap_auroc = measure_auroc(cheap)
+        costly = ", ".join(COSTLY_FEATURES)
+        lines.append(f"cheap fusion, without {costly}: {cheap_auroc:.3f} ({cheap_auroc - total:+.3f})")
     return lines
 
 

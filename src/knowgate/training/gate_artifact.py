@@ -77,9 +77,12 @@ def save_fitted(
     Returns:
         The manifest, without the checksums that are added when it is written.
     """
-    split, needed = examples.split, examples.needed
+    split = examples.split
+    needed = examples.needed
     calibration = fit_platt_scaling(result.raw(split.calibration.tolist()), needed[split.calibration])
-    needs = apply_calibration(result.raw(split.test.tolist()), calibration) if len(split.test) else np.empty(0)
+    needs = np.empty(0)  # need for retrieval of each test question
+    if len(split.test):
+        needs = apply_calibration(result.raw(split.test.tolist()), calibration)
     metrics = estimate_quality(needed[split.test], needs)
     default = _choose_default_threshold(result, examples, calibration, max_loss)
     if threshold is None:
@@ -90,7 +93,6 @@ def save_fitted(
     manifest = {
         **build_gate_manifest(result, examples),
         "distance": drift.choose_distance_source(result.request.layers),
-        **({"reference": True} if reference else {}),
         "calibration": calibration,
         "metrics": {name: asdict(estimate) for name, estimate in metrics.items()},
         "threshold": threshold,
@@ -99,6 +101,8 @@ def save_fitted(
         "test_rate": float(needed[split.test].mean()) if len(split.test) else None,
         **_measure_by_run(examples, needs),
     }
+    if reference:
+        manifest["reference"] = True
     seen_keys = list_seen_keys(examples.questions, split, result.uses_test_split)
     curve = draw_roc_curve(needed[split.test], needs).encode()
     files = {**result.files, **reference, SEEN_FILE: ("\n".join(seen_keys) + "\n").encode(), "curve.svg": curve}
@@ -191,10 +195,12 @@ def _fit_distance(source: Mapping[str, Any], examples: Examples) -> Tensors:
         examples: The training data. If it has no train rows or no held-out rows, the others take their place.
     """
     features = drift.read_distance_features(source, examples.questions, examples.readings)
-    split = examples.split
-    train, held_out = split.train, np.concatenate([split.dev, split.calibration, split.test])
-    train = train if len(train) else held_out
-    held_out = held_out if len(held_out) else train
+    train = examples.split.train
+    held_out = np.concatenate([examples.split.dev, examples.split.calibration, examples.split.test])
+    if not len(train):
+        train = held_out
+    elif not len(held_out):
+        held_out = train
     return drift.fit_distance(features[train], features[held_out])
 
 
@@ -244,7 +250,8 @@ def _choose_default_threshold(
         share = len(rows) / len(examples.rows)
         return DefaultThreshold(threshold, [_explain_always(outcomes, limits, share)])
     notes = [describe_threshold(threshold_choice.evaluate_threshold(outcomes, threshold), limits)]
-    notes += [NEVER_RETRIEVES_NOTE] if threshold == threshold_choice.NEVER_RETRIEVE else []
+    if threshold == threshold_choice.NEVER_RETRIEVE:
+        notes.append(NEVER_RETRIEVES_NOTE)
     return DefaultThreshold(threshold, notes)
 
 
@@ -341,24 +348,23 @@ def describe_weakness(manifest: Mapping[str, Any]) -> str:
 
 def render_gate_card(manifest: Mapping[str, Any], command: str) -> str:
     """Render the model card: data, splits, metrics with intervals, and how to use the gate."""
-    model, majority = escape_markdown(manifest["model"]["name"]), majority_accuracy(manifest)
-    synthetic = describe_synthetic(manifest.get("synthetic", 0), sum(manifest["split"].values()))
-    extra_rows = {"accuracy": f"| the same if every question gets the more frequent class | {majority:.3f} | |"}
+    model = escape_markdown(manifest["model"]["name"])
     is_constant = manifest["gate"] == CONSTANT_GATE
     meaning = f"Its need is a calibrated probability that {TARGET_MEANINGS[manifest['target']]}."
-    measured = "## Measured on the held-out test split\n\n" + model_card.format_metrics(
-        manifest["metrics"], METRIC_NAMES, extra_rows
-    )
-    curve = "![ROC curve on the test split](curve.svg)"
-    parts = [
-        f"# {manifest['gate']} gate for {model}",
-        f"A knowgate gate, fitted {manifest['created']}. "
-        + ("It decides the same for every question, whatever its text." if is_constant else meaning),
-        *([f"**{synthetic}**"] if synthetic else []),
-        model_card.format_usage(gate="THIS_FOLDER", model=model, docs="FOLDER"),
-        _format_gate_facts(manifest),
-        *([] if is_constant else [measured, curve]),
-    ]
+    if is_constant:
+        meaning = "It decides the same for every question, whatever its text."
+    parts = [f"# {manifest['gate']} gate for {model}", f"A knowgate gate, fitted {manifest['created']}. {meaning}"]
+    synthetic = describe_synthetic(manifest.get("synthetic", 0), sum(manifest["split"].values()))
+    if synthetic:
+        parts.append(f"**{synthetic}**")
+    parts.append(model_card.format_usage(gate="THIS_FOLDER", model=model, docs="FOLDER"))
+    parts.append(_format_gate_facts(manifest))
+    if not is_constant:
+        majority = majority_accuracy(manifest)
+        extra_rows = {"accuracy": f"| the same if every question gets the more frequent class | {majority:.3f} | |"}
+        metrics = model_card.format_metrics(manifest["metrics"], METRIC_NAMES, extra_rows)
+        parts.append(f"## Measured on the held-out test split\n\n{metrics}")
+        parts.append("![ROC curve on the test split](curve.svg)")
     return model_card.join_card(parts, manifest["notes"], command)
 
 
@@ -402,8 +408,9 @@ def draw_roc_curve(needed: Any, needs: FloatArray) -> str:
     true_positives = np.concatenate([[0], np.cumsum(needed[order])])
     false_positives = np.concatenate([[0], np.cumsum(~needed[order])])
     # The last counts are the totals; 1 avoids a division by zero if there is only one class.
-    x, y = false_positives / max(1, false_positives[-1]), true_positives / max(1, true_positives[-1])
-    points = [ChartPoint(float(a), float(b)) for a, b in zip(x, y, strict=True)]
+    true_rates = true_positives / max(1, true_positives[-1])
+    false_rates = false_positives / max(1, false_positives[-1])
+    points = [ChartPoint(float(x), float(y)) for x, y in zip(false_rates, true_rates, strict=True)]
     chance = Curve("chance", [ChartPoint(0, 0), ChartPoint(1, 1)], GRAY, dashed=True)
     frame = ChartFrame(Axis("needless retrievals"), Axis("needed retrievals found"), width=260, height=260)
     return render_line_chart([chance, Curve("the gate", points)], frame)

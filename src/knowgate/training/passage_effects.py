@@ -62,6 +62,7 @@ class ConfidenceSource:
     name = "confidence"
 
     def __post_init__(self) -> None:
+        """Raise BadSetting if the probe predicts something else, or reads another hidden state."""
         target = self.gate.artifact.manifest.get("target", "known")
         if target != "known":
             raise BadSetting(
@@ -78,8 +79,12 @@ class ConfidenceSource:
         """Measure the probe's confidence without passages and with each passage alone."""
         prompts = build_passage_prompts(self.prompts, questions, passages)
         readings = self.model.read(prompts, SignalRequest(layers=self.gate.request.layers, resumable=False))
-        values = 1 - self.gate.raw([Question(prompt.text) for prompt in prompts], readings)
-        return _group_by_question([float(value) for value in values], [None] * len(prompts), passages)
+        probed = [
+            Question(prompt.text) for prompt in prompts
+        ]  # the probe reads only the hidden states, not these texts
+        confidences = 1 - self.gate.raw(probed, readings)
+        not_graded = [None] * len(prompts)
+        return _group_by_question(confidences.tolist(), not_graded, passages)
 
 
 @dataclass(frozen=True)
@@ -175,6 +180,7 @@ def _group_by_question(
 
 
 def _get_first_gold(question: Question) -> str:
+    """Return the first gold (correct) answer of a question; raise BadInput if it has none."""
     answers = list_gold_answers(question)
     if not answers:
         raise BadInput(f"question '{question.id}' has no gold answer, which source='likelihood' needs.")
@@ -279,14 +285,16 @@ class PreferenceLabeler:
         for i, split in enumerate(self._get_splits(questions)):
             row = self._make_row(questions[i], split, shown[i], effects[i])
             n_duplicates = len(candidates[i]) - len(distinct[i])
-            rows.append(replace(row, duplicates=n_duplicates, cut=_count_changed(distinct[i], shown[i])))
+            n_changed = _count_changed(distinct[i], shown[i])
+            rows.append(replace(row, duplicates=n_duplicates, cut=n_changed))
         return rows
 
     def _fit(self, question: Question, passages: Sequence[Passage]) -> list[Passage]:
         """Shorten passages that exceed the LLM's context window; drop those that do not fit even then."""
-        model, prompts = self.source.model, self.source.prompts
-        groups = [fit_passages(model, prompts, question, [passage], ANSWER_TOKENS) for passage in passages]
-        return [passage for group in groups for passage in group]  # a group has one passage, or none if it was dropped
+        fitting: list[Passage] = []
+        for passage in passages:  # each is shown alone
+            fitting += fit_passages(self.source.model, self.source.prompts, question, [passage], ANSWER_TOKENS)
+        return fitting
 
     def _make_row(
         self, question: Question, split: str, passages: Sequence[Passage], effects: PassageEffects
@@ -334,8 +342,12 @@ def truncate_passages(model: Model, passages: Sequence[Passage], n_tokens: int) 
         raise UnsupportedSignal(
             f"`cut` needs a local tokenizer to truncate, but {model.name} has none. Use an hf, gguf or smollm model."
         )
-    truncated = [(passage, truncate_text(model, format_passages([passage]), n_tokens)) for passage in passages]
-    return [Passage(passage.id, text, score=passage.score) for passage, text in truncated if text is not None]
+    truncated = []
+    for passage in passages:
+        text = truncate_text(model, format_passages([passage]), n_tokens)
+        if text is not None:
+            truncated.append(Passage(passage.id, text, score=passage.score))
+    return truncated
 
 
 def truncate_text(model: TokenizingModel, text: str, n_tokens: int) -> str | None:

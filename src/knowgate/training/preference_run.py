@@ -70,6 +70,7 @@ class PreferenceOptions(Options):
 
     @model_validator(mode="after")
     def _check_candidates(self) -> PreferenceOptions:
+        """Raise BadSetting if two sources of candidate passages are given."""
         if self.index and self.data:
             raise BadSetting("`index` and `data` are mutually exclusive: give only one source of candidate passages.")
         return self
@@ -115,17 +116,20 @@ class PreferenceProgress:
             seconds: Seconds since the run was started or continued. They replace the earlier value.
         """
         good = [row for row in rows if row.error is None]
+        n_kept = sum(row.is_kept for row in good)
+        n_bare = sum(not row.candidates for row in good)
+        # The LLM reads one prompt without a passage, and one for each candidate passage.
+        n_prompts = sum(1 + len(row.candidates) for row in good) if is_fresh else 0
         return replace(
             self,
             done=self.done + len(rows),
-            kept=self.kept + sum(row.is_kept for row in good),
-            one_sided=self.one_sided + sum(bool(row.candidates) and not row.is_kept for row in good),
-            bare=self.bare + sum(not row.candidates for row in good),
+            kept=self.kept + n_kept,
+            one_sided=self.one_sided + len(good) - n_kept - n_bare,
+            bare=self.bare + n_bare,
             failed=self.failed + len(rows) - len(good),
             duplicates=self.duplicates + sum(row.duplicates for row in good),
             cut=self.cut + sum(row.cut for row in good),
-            # The LLM reads one prompt without a passage, and one for each candidate passage.
-            prompts=self.prompts + (sum(1 + len(row.candidates) for row in good) if is_fresh else 0),
+            prompts=self.prompts + n_prompts,
             seconds=seconds,
         )
 
@@ -252,14 +256,16 @@ def run_preferences(
     """
     with folder.exclusive():
         folder.start(describe_preference_run(labeler, questions, data), describe_environment())
-        progress, done = PreferenceProgress(len(questions)), set[str]()
+        progress = PreferenceProgress(len(questions))
+        done: set[str] = set()
         for row in folder.rows():
             progress = progress.add([row], is_fresh=False)
             done.add(row.id)
         on_progress(progress)
+        remaining = [question for question in questions if question.id not in done]
         start = time.perf_counter()
         try:
-            for rows in runner.run([question for question in questions if question.id not in done], labeler.label):
+            for rows in runner.run(remaining, labeler.label):
                 _check_candidates_found(rows, progress)
                 folder.append(rows)
                 progress = progress.add(rows, seconds=time.perf_counter() - start)

@@ -55,8 +55,11 @@ def fit_probe(
     raw = classifiers.make_scorer(tensors, features)
     reads_draft = position == "post"
     request = SignalRequest(layers=(number,), draft_tokens=DRAFT_TOKENS if reads_draft else 0, after_draft=reads_draft)
-    options = {"layer": number, "position": position, "kind": kind, **({"balanced": True} if balanced else {})}
-    notes = describe_balance(training_examples, raw) if balanced else []
+    options: dict[str, Any] = {"layer": number, "position": position, "kind": kind}
+    notes = []
+    if balanced:
+        options["balanced"] = True
+        notes = describe_balance(training_examples, raw)
     return FitResult("probe", options, frozenset({Signal.HIDDEN}), request, tensors, raw, notes)
 
 
@@ -103,19 +106,20 @@ def balance_examples(examples: Examples, seed: int) -> Examples:
             f"balanced=True needs target='known', but this fit has target='{examples.target}'. Use target='known', or "
             "leave `balanced` out."
         )
-    split = examples.split
-    drawn = {
-        name: draw_balanced(getattr(split, name), examples.needed, size, seed) for name, size in BALANCED_SIZES.items()
-    }
-    return replace(examples, split=replace(split, **drawn))
+    drawn = {}
+    for name, size in BALANCED_SIZES.items():
+        drawn[name] = draw_balanced(getattr(examples.split, name), examples.needed, size, seed)
+    return replace(examples, split=replace(examples.split, **drawn))
 
 
 def draw_balanced(indices: NDArray[np.int64], needed: BoolArray, limit: int, seed: int) -> NDArray[np.int64]:
     """Draw equally many rows of both classes, at most `limit` of each; return their indices in order."""
-    classes = [indices[needed[indices]], indices[~needed[indices]]]
-    size = min(limit, *map(len, classes))
+    unknown = indices[needed[indices]]
+    known = indices[~needed[indices]]
+    size = min(limit, len(unknown), len(known))
     rng = np.random.default_rng(seed)
-    return np.sort(np.concatenate([rng.choice(rows, size, replace=False) for rows in classes])).astype(np.int64)
+    drawn = [rng.choice(rows, size, replace=False) for rows in (unknown, known)]
+    return np.sort(np.concatenate(drawn)).astype(np.int64)
 
 
 def describe_balance(examples: Examples, raw: Callable[[Sequence[int]], FloatArray]) -> list[str]:
@@ -130,8 +134,10 @@ def describe_balance(examples: Examples, raw: Callable[[Sequence[int]], FloatArr
     """
     counts = {name: len(getattr(examples.split, name)) // 2 for name in BALANCED_SIZES}
     sizes = ", ".join(f"{name} {count} + {count}" for name, count in counts.items())
+    notes = [f"balanced: {sizes}"]
     short = [f"{size} + {size} for {name}" for name, size in BALANCED_SIZES.items() if counts[name] < size]
-    notes = [f"balanced: {sizes}" + (f"; the runs are too small for the paper's {', '.join(short)}" if short else "")]
+    if short:
+        notes[0] += f"; the runs are too small for the paper's {', '.join(short)}"
     if counts["train"] < MIN_KNOWN_ROWS:
         notes.append(
             f"only {counts['train']} training questions of each class: below {MIN_KNOWN_ROWS} the raw confidence shows "
@@ -180,4 +186,6 @@ def _resolve_layer(layer: str, settings: Mapping[str, Any]) -> int:
     if layer in NAMED_LAYERS and settings.get("depth"):
         return named_layers(int(settings["depth"]))[layer]
     # Older label runs do not record the depth, but those with SeaKR's signal record the middle layer.
-    return int(settings.get("seakr_layer") or -1) if layer == "mid" else -1
+    if layer == "mid" and settings.get("seakr_layer"):
+        return int(settings["seakr_layer"])
+    return -1

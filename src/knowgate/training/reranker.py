@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -145,7 +146,9 @@ def split_dev_rows(
         dev = [row for row, is_dev in zip(train, held_out, strict=True) if is_dev]
         rest = [row for row, is_dev in zip(train, held_out, strict=True) if not is_dev]
     useful = [row for row in dev if row.is_kept and row.error is None]  # kept rows have helpful and harmful passages
-    return (rest, useful) if len(useful) >= MIN_DEV_QUESTIONS else (list(train), [])
+    if len(useful) < MIN_DEV_QUESTIONS:
+        return list(train), []
+    return rest, useful
 
 
 def draw_groups(groups: Sequence[RankingGroup], count: int, seed: int) -> list[RankingGroup]:
@@ -156,7 +159,11 @@ def draw_groups(groups: Sequence[RankingGroup], count: int, seed: int) -> list[R
 
 def _make_selector(model: Any, rows: Sequence[Preference], reads_question: bool) -> WeightSelector:
     """Make a selector that keeps the weights with the best P@1 (share of questions with a helpful passage on top)."""
-    return WeightSelector(model, lambda: float(measure_ranking(model, rows, reads_question)["P@1"].mean()), len(rows))
+
+    def measure() -> float:
+        return float(measure_ranking(model, rows, reads_question)["P@1"].mean())
+
+    return WeightSelector(model, measure, len(rows))
 
 
 @dataclass(frozen=True)
@@ -228,53 +235,55 @@ def make_relevance_groups(questions: Sequence[Question], retriever: Retriever | 
         questions: Questions with gold answers; their contexts are candidates.
         retriever: Finds further candidates.
     """
-    pools = [list(question.contexts) for question in questions]
+    pools = [list(question.contexts) for question in questions]  # candidate passages of each question
     if retriever is not None:
         results = retriever.search([question.text for question in questions], RELEVANCE_CANDIDATES)
-        pools = [[*pool, *passages] for pool, passages in zip(pools, results, strict=True)]
+        for pool, passages in zip(pools, results, strict=True):
+            pool += passages
     pools = [deduplicate_passages(pool) for pool in pools]
     every_passage = [passage for pool in pools for passage in pool]
-    matcher, rng = AnswerMatcher(), np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     groups: list[RankingGroup] = []
     for question, pool in zip(questions, pools, strict=True):
         answers = [text for text in map(join_tokens, list_gold_answers(question)) if text.strip()]
-        positives = [passage for passage in pool if matcher.contains(passage, answers)]
+        positives = [passage for passage in pool if contains_answer(passage, answers)]
         if not positives:
             continue
-        negatives = [passage for passage in pool if not matcher.contains(passage, answers)][:MAX_NEGATIVES]
+        negatives = [passage for passage in pool if not contains_answer(passage, answers)][:MAX_NEGATIVES]
         missing = MAX_NEGATIVES - len(negatives)
         if missing > 0:
             indices = rng.integers(0, len(every_passage), 3 * missing)
             drawn = deduplicate_passages([every_passage[index] for index in indices.tolist()])
-            negatives += [passage for passage in drawn if not matcher.contains(passage, answers)][:missing]
+            negatives += [passage for passage in drawn if not contains_answer(passage, answers)][:missing]
         if negatives:
             groups.append(_make_group(question.text, positives[:MAX_POSITIVES], negatives))
     return groups
 
 
-@dataclass
-class AnswerMatcher:
-    """Tells whether passages contain an answer; caches normalized passages, which many questions share."""
+def contains_answer(passage: Passage, answers: Sequence[str]) -> bool:
+    """Return whether a passage contains one of the normalized answers as whole words."""
+    text = _normalize_text(format_passage(passage))
+    return any(answer in text for answer in answers)
 
-    normalized: dict[str, str] = field(default_factory=dict)
 
-    def contains(self, passage: Passage, answers: Sequence[str]) -> bool:
-        """Return whether a passage contains one of the normalized answers as whole words."""
-        text = format_passage(passage)
-        if text not in self.normalized:
-            self.normalized[text] = join_tokens(text)
-        return any(answer in self.normalized[text] for answer in answers)
+@functools.lru_cache(maxsize=100_000)  # many questions share passages
+def _normalize_text(text: str) -> str:
+    """Normalize a text, with spaces around each word, so that only whole words match."""
+    return join_tokens(text)
 
 
 def _make_group(question: str, positives: Sequence[Passage], negatives: Sequence[Passage]) -> RankingGroup:
+    """Make a training example: a question with its passages, of which the positives are labeled 1 and the others 0."""
     passages = tuple(format_passage(passage) for passage in (*positives, *negatives))
-    return RankingGroup(question, passages, (1.0,) * len(positives) + (0.0,) * len(negatives))
+    labels = (1.0,) * len(positives) + (0.0,) * len(negatives)
+    return RankingGroup(question, passages, labels)
 
 
 def extract_preference_questions(rows: Iterable[Preference]) -> list[Question]:
     """Return the questions of preference rows with their candidates as contexts."""
-    return [
-        Question(row.question, row.id, row.answers, contexts=tuple(each.passage for each in row.candidates))
-        for row in rows
-        if row.error is None
-    ]
+    questions = []
+    for row in rows:
+        if row.error is None:
+            contexts = tuple(candidate.passage for candidate in row.candidates)
+            questions.append(Question(row.question, row.id, row.answers, contexts=contexts))
+    return questions

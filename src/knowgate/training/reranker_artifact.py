@@ -130,11 +130,13 @@ def _summarize_losses(log: TrainingLog) -> dict[str, Any]:
 
 def render_reranker_card(manifest: Mapping[str, Any], command: str) -> str:
     """Render the model card of a reranker from its manifest."""
-    aligned, training, cut = manifest["aligned_to"], manifest["training"], manifest["cut"]
-    losses = [
-        (f"{stage} loss", f"{loss['first']} at the start, {loss['last']} at the end, {loss['groups']} groups")
-        for stage, loss in manifest["losses"].items()
-    ]
+    aligned = manifest["aligned_to"]
+    training = manifest["training"]
+    cut = manifest["cut"]
+    losses = []
+    for stage, loss in manifest["losses"].items():
+        text = f"{loss['first']} at the start, {loss['last']} at the end, {loss['groups']} groups"
+        losses.append((f"{stage} loss", text))
     facts = [
         ("aligned to", f"{aligned['model']} ({aligned['model_fingerprint']}), by {aligned['source']}"),
         ("prompts", aligned["prompts_fingerprint"]),
@@ -162,6 +164,7 @@ def render_reranker_card(manifest: Mapping[str, Any], command: str) -> str:
 
 
 def _format_selection(selection: Mapping[str, Any] | None) -> str:
+    """Say which weights of the training were kept; `selection` is None if they were not chosen on dev questions."""
     if selection is None:
         return "those of the last update"
     values = f"P@1 {selection['chosen']:.3f} on {selection['questions']} dev questions, base {selection['base']:.3f}"
@@ -171,6 +174,7 @@ def _format_selection(selection: Mapping[str, Any] | None) -> str:
 
 
 def _format_ranking_metrics(metrics: Mapping[str, Any]) -> str:
+    """Format the ranking metrics before and after the alignment, and their gain, as a Markdown table."""
     if not metrics["after"]:
         return "No question was held out: measure with `knowgate eval-rerank`."
     lines = ["| measure | before | after | gain, 95 % interval |", "|---|---|---|---|"]

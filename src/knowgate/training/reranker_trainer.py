@@ -48,7 +48,8 @@ def compute_batch_loss(model: Any, batch: Sequence[RankingGroup], temperature: f
     """Return the mean InfoNCE loss of all positive passages of a batch; the model scores all passages in one pass."""
     import torch
 
-    scores = _score_pairs(model, [(group.question, text) for group in batch for text in group.passages])
+    pairs = [(group.question, passage) for group in batch for passage in group.passages]
+    scores = _score_pairs(model, pairs)
     scores_by_group = scores.split([len(group.passages) for group in batch])
     losses = []
     for group, group_scores in zip(batch, scores_by_group, strict=True):
@@ -58,9 +59,14 @@ def compute_batch_loss(model: Any, batch: Sequence[RankingGroup], temperature: f
 
 
 def _score_pairs(model: Any, pairs: list[tuple[str, str]]) -> torch.Tensor:
-    inputs = {
-        key: value.to(model.device) if hasattr(value, "to") else value for key, value in model.preprocess(pairs).items()
-    }
+    """Return the score that a cross-encoder gives to each pair of a question and a passage.
+
+    Raises:
+        ModelError: A score is NaN or infinite.
+    """
+    inputs = {}
+    for name, value in model.preprocess(pairs).items():
+        inputs[name] = value.to(model.device) if hasattr(value, "to") else value  # tensors are moved to the device
     scores: torch.Tensor = model(inputs)["scores"].reshape(-1).float()
     if not bool(scores.isfinite().all()):
         raise ModelError("training the reranker gave NaN: use a lower `learning_rate` or a higher `temperature`.")
@@ -187,6 +193,7 @@ class WeightSelector:
     n_questions: int
 
     def __post_init__(self) -> None:
+        """Remember the weights from before the training, and measure them."""
         self._base = self._trained = self._copy_weights()
         self._history = [(0, self.measure())]
         self._best_trained = -1.0
@@ -207,12 +214,14 @@ class WeightSelector:
         The candidates are the weights before the training, the best trained weights, and averages of the two.
         """
         _, base = self._history[0]  # P@1 before the training
-        best, best_share = base, 0.0  # share of the trained weights in the average
+        best = base
+        best_share = 0.0  # share of the trained weights in the average
         for share in (1.0, *BLENDS):
             self._load(share)
             value = self._best_trained if share == 1.0 else self.measure()
             if value > best:
-                best, best_share = value, share
+                best = value
+                best_share = share
         self._load(best_share)
         history = tuple((update, round(value, 4)) for update, value in self._history)
         return WeightSelection(self.n_questions, round(base, 4), round(best, 4), best_share, self._best_update, history)
@@ -222,10 +231,10 @@ class WeightSelector:
 
     def _load(self, share: float) -> None:
         """Load a weighted average into the model: `share` of the trained weights, the rest from before the training."""
-        weights = {
-            name: base.lerp(self._trained[name], share) if base.is_floating_point() else base
-            for name, base in self._base.items()
-        }
+        weights = dict(self._base)
+        for name, base in self._base.items():
+            if base.is_floating_point():
+                weights[name] = base.lerp(self._trained[name], share)
         self.model.load_state_dict(weights)
 
 
@@ -260,7 +269,8 @@ def train_groups(
     make_update = _create_optimizer(model, training, updates)
     interval = math.ceil(updates / max(1, training.checks))
     losses: list[float] = []
-    done, total = 0, len(groups) * training.epochs
+    done = 0
+    total = len(groups) * training.epochs
     start = time.perf_counter()
     torch.manual_seed(training.seed)
     model.train()
@@ -335,6 +345,7 @@ def _create_optimizer(model: Any, training: RerankerTrainingOptions, updates: in
     )
 
     def make_update(loss: Any) -> None:
+        """Change the weights by the gradient of a loss, which is cut to a maximum length."""
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, MAX_GRADIENT_NORM)
         optimizer.step()
@@ -391,6 +402,13 @@ def _open_minilm(seed: int) -> Any:
 
 
 def _load_cross_encoder(path: str, name: str, **options: Any) -> Any:
+    """Load a cross-encoder of sentence-transformers that gives one score per pair.
+
+    Args:
+        path: Folder or hub name.
+        name: What error messages call it.
+        **options: Further arguments of `CrossEncoder`.
+    """
     with require_extra("a cross-encoder", "train"):
         from sentence_transformers import CrossEncoder
         from transformers.utils import logging

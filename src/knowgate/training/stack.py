@@ -78,7 +78,8 @@ def fit_cross_fitted_judge(
     """
     known = select_known_target(examples)
     task = answer_judge.make_answer_task(known, options)
-    rows = np.sort(np.concatenate([known.split.train, known.split.dev])) if rows is None else rows
+    if rows is None:
+        rows = np.sort(np.concatenate([known.split.train, known.split.dev]))
     texts = [question.text for question in known.questions]
     training = answer_judge.make_default_training(options, seed)
     members = plan_ensemble(known.split, training, folds=judges, texts=texts, rows=rows)
@@ -107,19 +108,22 @@ def stack_judges(examples: Examples, judges: Sequence[FitResult], *, cheap: bool
     fusion = fit_fusion(examples, cheap=cheap, margins=margins)
     known = select_known_target(examples)
     files: dict[str, bytes] = {}
+    needs = fusion.needs
+    request = fusion.request
+    notes = list(fusion.notes)
     for name, judge in zip(margins, judges, strict=True):
         judge_files = _write_judge(judge, known, work / name)
         files |= {f"{name}/{path}": content for path, content in judge_files.items()}
-    request = fusion.request
-    for judge in judges:
+        needs |= judge.needs
         request |= judge.request
+        notes += judge.notes
     return replace(
         fusion,
         gate="stack",
         options={**fusion.options, "judges": len(judges)},
-        needs=fusion.needs.union(*(judge.needs for judge in judges)),
+        needs=needs,
         request=request,
-        notes=[*fusion.notes, *(note for judge in judges for note in judge.notes)],
+        notes=notes,
         files=files,
         uses_test_split=any(judge.uses_test_split for judge in judges),
     )

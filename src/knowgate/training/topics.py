@@ -166,9 +166,11 @@ def _read_labels(table: LabelTable, key: str) -> NDArray[np.object_]:
 
 
 def _choose_count(topics: str, n: int) -> int:
+    """Return into how many topics n questions are divided: the number in `topics`, or by default one per 60 questions."""
     if topics == AUTO_TOPICS:
-        low, high = AUTO_RANGE
-        return min(n, max(low, min(high, n // QUESTIONS_PER_TOPIC)))
+        lowest, highest = AUTO_RANGE
+        count = int(np.clip(n // QUESTIONS_PER_TOPIC, lowest, highest))
+        return min(n, count)
     if not 2 <= int(topics) <= min(MAX_TOPICS, n):
         raise BadSetting(f"topics={topics} is not allowed. Use a number from 2 to {min(MAX_TOPICS, n)}, or 'auto'.")
     return int(topics)
@@ -224,11 +226,16 @@ def _choose_starts(vectors: Vector, count: int, rng: np.random.Generator) -> Vec
 
 
 def _run_k_means(vectors: Vector, centers: Vector) -> tuple[NDArray[np.int64], Vector]:
+    """Run spherical k-means from starting centers until no vector changes its cluster.
+
+    Returns:
+        The number of the cluster of each vector, and the center of each cluster, a unit vector.
+    """
     assigned = np.argmax(vectors @ centers.T, axis=1)
     for _ in range(K_MEANS_ROUNDS):
         sums = np.stack([vectors[assigned == number].sum(axis=0) for number in range(len(centers))])
         norms = np.linalg.norm(sums, axis=1, keepdims=True)
-        centers = np.where(norms > 0, sums / np.maximum(norms, 1e-12), centers)
+        centers = np.where(norms > 0, sums / np.maximum(norms, 1e-12), centers)  # an empty cluster keeps its center
         updated = np.argmax(vectors @ centers.T, axis=1)
         if (updated == assigned).all():
             break
@@ -245,16 +252,19 @@ def name_clusters(texts: Sequence[str], assigned: NDArray[Any], count: int) -> l
         count: Number of clusters.
     """
     split = Tokenizer(stem=False)
-    words = [{word for word in split(text) if word not in QUESTION_WORDS and len(word) > 1} for text in texts]
-    total_uses = Counter(word for question in words for word in question)
+    total_uses: Counter[str] = Counter()  # number of questions that contain each word
+    cluster_uses: list[Counter[str]] = [Counter() for _ in range(count)]  # the same in each cluster
+    for text, number in zip(texts, assigned, strict=True):
+        words = {word for word in split(text) if word not in QUESTION_WORDS and len(word) > 1}
+        total_uses.update(words)
+        cluster_uses[number].update(words)
     names = []
-    for number in range(count):
-        members = [words[index] for index in np.flatnonzero(assigned == number)]
-        uses = Counter(word for question in members for word in question)
+    for number, uses in enumerate(cluster_uses):
+        size = int((assigned == number).sum())
         weights = {}
         for word in uses:
-            if uses[word] >= max(2, MIN_WORD_SHARE * len(members)):
-                weights[word] = uses[word] / len(members) * np.log(1 + len(texts) / total_uses[word])
+            if uses[word] >= max(2, MIN_WORD_SHARE * size):
+                weights[word] = uses[word] / size * np.log(1 + len(texts) / total_uses[word])
         best = sorted(weights, key=lambda word: (-weights[word], word))[:NAME_WORDS]
         names.append(", ".join(best) or "other questions")
     return number_duplicates(names)
@@ -284,8 +294,11 @@ def build_topic_table(topics: Sequence[TopicResult]) -> TextTable:
 
 
 def _format_share(share: Proportion) -> str:
-    interval = "" if share.low is None or share.high is None else f" [{100 * share.low:.1f}, {100 * share.high:.1f}]"
-    return f"{format_percent(share.value)}{interval}"
+    """Format a share with its interval, in percent."""
+    text = format_percent(share.value)
+    if share.low is None or share.high is None:
+        return text
+    return f"{text} [{100 * share.low:.1f}, {100 * share.high:.1f}]"
 
 
 def describe_extremes(topics: Sequence[TopicResult]) -> str:
@@ -310,11 +323,12 @@ def propose_rules(topics: Sequence[TopicResult]) -> list[TopicRule]:
         topics on which they surely lose. If there are no answers with passages, the only rules are to always retrieve,
         for topics of which the LLM surely knows less than 10 %.
     """
-    return [
-        TopicRule(topic.name, action, topic.examples, topic.similarity, DEFAULT_EMBEDDER)
-        for topic in topics
-        if topic.examples and (action := _choose_action(topic))
-    ]
+    rules = []
+    for topic in topics:
+        action = _choose_action(topic)
+        if topic.examples and action is not None:
+            rules.append(TopicRule(topic.name, action, topic.examples, topic.similarity, DEFAULT_EMBEDDER))
+    return rules
 
 
 def describe_rules(rules: Sequence[TopicRule]) -> str:
@@ -340,14 +354,17 @@ def topics_to_dict(topics: Sequence[TopicResult]) -> list[dict[str, Any]]:
 
 
 def _choose_action(topic: TopicResult) -> RuleAction | None:
+    """Choose what a routing rule does for the questions of a topic, as `propose_rules` explains; None for no rule."""
     if topic.n < RULE_QUESTIONS:
         return None
-    if topic.benefit is None:
-        return "retrieve" if topic.closed.high is not None and topic.closed.high < RULE_GAIN else None
-    low, high = topic.benefit.low, topic.benefit.high
-    if low is not None and low > RULE_GAIN:
+    if topic.benefit is None:  # no answers with passages
+        knows_little = topic.closed.high is not None and topic.closed.high < RULE_GAIN
+        return "retrieve" if knows_little else None
+    if topic.benefit.low is not None and topic.benefit.low > RULE_GAIN:
         return "retrieve"
-    return "skip" if high is not None and high < 0 else None
+    if topic.benefit.high is not None and topic.benefit.high < 0:
+        return "skip"
+    return None
 
 
 def _choose_similarity(vectors: Vector, rows: BoolArray, mean: Vector) -> float:

@@ -92,20 +92,22 @@ def fit_uar_heads(
     states = stack_hidden_states(examples.readings, layer, "pre")
     train = np.concatenate([examples.split.train, examples.split.dev])
     tensors = prefix_tensors(SELF_HEAD, train_uar_head(states[train], examples.needed[train]))
-    calibrations, notes = [], []
+    calibrations = []
+    notes = []
     for name in CRITERIA:
-        fits = model.fits([answer_prompts.closed(question) for question in criteria[name]], 1)
-        usable = [question for question, is_short in zip(criteria[name], fits, strict=True) if is_short]
-        truth = _read_verdicts(usable, name)  # whether each question needs retrieval by this criterion
-        prompts = [answer_prompts.closed(question) for question in usable]
-        criterion_states = _read_states(model, prompts, f"reading {name}", watch)
+        prompts = [answer_prompts.closed(question) for question in criteria[name]]
+        is_short = np.array(model.fits(prompts, 1), dtype=bool)  # whether it fits into the context window
+        usable = np.flatnonzero(is_short).tolist()
+        truth = _read_verdicts([criteria[name][i] for i in usable], name)  # whether each needs retrieval, by criterion
+        criterion_states = _read_states(model, [prompts[i] for i in usable], f"reading {name}", watch)
         # Every fifth question calibrates and measures the head.
         held_out = np.arange(len(usable)) % HELD_OUT_INTERVAL == 0
         tensors |= prefix_tensors(name, train_uar_head(criterion_states[~held_out], truth[~held_out]))
         scores = apply_head(tensors, name, criterion_states[held_out])
-        calibrations.append(fit_platt_scaling(scores, truth[held_out]))
-        needs = apply_calibration(scores, calibrations[-1])
-        notes.append(_describe_head(name, truth[held_out], needs, len(criteria[name]) - len(usable)))
+        calibration = fit_platt_scaling(scores, truth[held_out])
+        calibrations.append(calibration)
+        needs = apply_calibration(scores, calibration)
+        notes.append(_describe_head(name, truth[held_out], needs, n_left_out=len(prompts) - len(usable)))
 
     def raw(indices: Sequence[int]) -> FloatArray:
         return apply_head(tensors, SELF_HEAD, states[list(indices)])
@@ -164,6 +166,7 @@ def _read_verdicts(questions: Sequence[Question], criterion: str) -> BoolArray:
 def _check_inputs(
     examples: Examples, model: Model, prompts: AnswerPrompts, criteria: Mapping[str, Sequence[Question]]
 ) -> None:
+    """Raise BadSetting if a criterion has no questions, or if the label run is of another LLM or lacks hidden states."""
     if set(criteria) != set(CRITERIA):
         raise BadSetting(
             f"uar needs questions for the criteria {', '.join(CRITERIA)}, but got {', '.join(criteria) or 'none'}."
@@ -176,6 +179,14 @@ def _check_inputs(
 
 
 def _describe_head(name: str, truth: BoolArray, needs: FloatArray, n_left_out: int) -> str:
+    """Describe the quality of one classifier (head) in a line for the model card.
+
+    Args:
+        name: Name of the head.
+        truth: Whether each held-out question needs retrieval.
+        needs: Need for retrieval that the head predicts for it.
+        n_left_out: Number of questions that are too long for the LLM.
+    """
     left_out = f"; {n_left_out} too long for the context window left out" if n_left_out else ""
     score = _format_auroc(auroc(truth, needs))
     quality = f"AUROC {score}, accuracy {accuracy(truth, needs):.3f}"
@@ -194,10 +205,11 @@ def _measure_tree(examples: Examples, states: Vector, tensors: Tensors, calibrat
         tensors: Weights of all heads.
         calibrations: Calibrations of the other three heads.
     """
-    split, needed = examples.split, examples.needed
-    scores = apply_head(tensors, SELF_HEAD, states[split.calibration])
-    calibration = fit_platt_scaling(scores, needed[split.calibration])
-    unknown = apply_calibration(apply_head(tensors, SELF_HEAD, states[split.test]), calibration)
+    split = examples.split
+    needed = examples.needed
+    self_scores = apply_head(tensors, SELF_HEAD, states)
+    calibration = fit_platt_scaling(self_scores[split.calibration], needed[split.calibration])
+    unknown = apply_calibration(self_scores[split.test], calibration)
     heads = apply_heads(tensors, calibrations, states[split.test], unknown)
     score = _format_auroc(auroc(needed[split.test], apply_soft_tree(heads)))
     return f"the metrics are those of the head self; the whole tree has AUROC {score} on the same test split"

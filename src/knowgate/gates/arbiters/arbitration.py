@@ -30,9 +30,10 @@ def compute_beliefs(arbiter: Arbiter, answers: Sequence[AnswerPair]) -> list[Bel
     """
     beliefs: list[Belief | None] = [None] * len(answers)
     different = [index for index, pair in enumerate(answers) if not answers_agree(pair)]
-    estimated = _estimate(arbiter, [answers[index] for index in different]) if different else []
-    for index, belief in zip(different, estimated, strict=True):
-        beliefs[index] = belief
+    if different:
+        estimated = _estimate(arbiter, [answers[index] for index in different])
+        for index, belief in zip(different, estimated, strict=True):
+            beliefs[index] = belief
     return beliefs
 
 

@@ -51,9 +51,11 @@ def _passage_share(answer: Completion, pair: AnswerPair) -> float | None:
     if not pair.passages:
         return None
     words = " ".join(tokenize(answer.text))
+    if not words:
+        return 0.0
     texts = [join_tokens(f"{passage.title} {passage.text}") for passage in pair.passages]
     # Tokens are joined with spaces on both sides, so that only whole words match.
-    return sum(bool(words) and f" {words} " in text for text in texts) / len(texts)
+    return sum(f" {words} " in text for text in texts) / len(texts)
 
 
 # --- features of both answers ---------------------------------------------------------------------
@@ -74,11 +76,6 @@ def _contains_other(pair: AnswerPair) -> float:
 def _rank_scores(pair: AnswerPair) -> list[float]:
     """Return the retrieval scores of the passages, best first."""
     return sorted((passage.score for passage in pair.passages if passage.score is not None), reverse=True)
-
-
-def _best_score(pair: AnswerPair) -> float | None:
-    """Return the best retrieval score, None without scores."""
-    return max(_rank_scores(pair), default=None)
 
 
 def _score_lead(pair: AnswerPair) -> float | None:
@@ -106,7 +103,7 @@ PAIR_FEATURES: dict[str, Callable[[AnswerPair], float | None]] = {
     "same_words": _word_f1,
     "one_holds_the_other": _contains_other,
     "question_words": lambda pair: math.log1p(len(tokenize(pair.question.text))),
-    "best_score": _best_score,
+    "best_score": lambda pair: max(_rank_scores(pair), default=None),
     "lead": _score_lead,
 }
 ANSWER_FEATURES = (*(f"{side}_{name}" for name in SIDE_FEATURES for side in ANSWER_SIDES), *PAIR_FEATURES)
@@ -179,8 +176,9 @@ class FeaturesArbiter(FittedArbiter):
 
     def raw(self, answers: Sequence[AnswerPair]) -> FloatArray:
         """Compute the uncalibrated probability that each answer is right; columns: closed-book, open-book."""
-        features, tensors = build_answer_matrix(self.artifact.options["features"], answers), self.artifact.tensors
-        return np.stack([apply_network(tensors, features, f"{side}.") for side in ANSWER_SIDES], axis=1)
+        features = build_answer_matrix(self.artifact.options["features"], answers)
+        columns = [apply_network(self.artifact.tensors, features, f"{side}.") for side in ANSWER_SIDES]
+        return np.stack(columns, axis=1)
 
 
 def get_required_signals(names: Sequence[str]) -> frozenset[Signal]:

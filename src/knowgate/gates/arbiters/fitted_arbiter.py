@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from knowgate.core.schema import UnitInterval, read_record
-from knowgate.errors import BadInput, ModelError
+from knowgate.errors import BadInput
 from knowgate.gates.arbiters.abstention import RULES_ARBITER
 from knowgate.gates.arbiters.arbitration import format_probabilities
 from knowgate.gates.artifacts import gate_manifest
@@ -164,24 +164,17 @@ class FittedArbiter(Arbiter):
         """Return the probabilities that the closed-book and the open-book answer to each question are right.
 
         `raw` computes scores for both, and the calibrations in the manifest turn them into probabilities.
-
-        Raises:
-            ModelError: `raw` did not return two finite numbers per pair of answers.
         """
         if not answers:
             return []
-        raw = self.raw(answers)
-        if raw.shape != (len(answers), 2) or not np.isfinite(raw).all():
-            raise ModelError(
-                f"the fitted arbiter '{self.name}' did not return two finite numbers for each pair of answers."
-            )
         calibrations = self.artifact.manifest["calibration"]
-        closed = apply_calibration(np.clip(raw[:, 0], 0, 1), calibrations["closed"]).tolist()
-        opened = apply_calibration(np.clip(raw[:, 1], 0, 1), calibrations["open"]).tolist()
-        pairs = zip(closed, opened, strict=True)
-        return [
-            Belief(p_closed, p_open, format_probabilities(p_closed, p_open, self.note)) for p_closed, p_open in pairs
-        ]
+        raw_closed, raw_open = np.clip(self.raw(answers), 0, 1).T
+        closed = apply_calibration(raw_closed, calibrations["closed"]).tolist()
+        opened = apply_calibration(raw_open, calibrations["open"]).tolist()
+        beliefs = []
+        for p_closed, p_open in zip(closed, opened, strict=True):
+            beliefs.append(Belief(p_closed, p_open, format_probabilities(p_closed, p_open, self.note)))
+        return beliefs
 
 
 class FittedRulesArbiter(FittedArbiter):

@@ -59,11 +59,11 @@ class LoraArbiter(FittedArbiter):
         Returns:
             One row per pair of answers with two columns: closed-book (without passages), open-book (with passages).
         """
-        tokens, passages = self.artifact.options["tokens"], self.artifact.options["passages"]
-        columns = [
-            self.judge.predict_known(encode_answer_pairs(self.judge, answers, side, tokens, passages))
-            for side in ARBITER_SIDES
-        ]
+        options = self.artifact.options
+        columns = []
+        for side in ARBITER_SIDES:
+            prompts = encode_answer_pairs(self.judge, answers, side, options["tokens"], options["passages"])
+            columns.append(self.judge.predict_known(prompts))
         return np.stack(columns, axis=1)
 
 

@@ -166,10 +166,7 @@ def _complete_beliefs(
     if not missing:
         return beliefs
     if named.arbiter is None:
-        raise BadInput(
-            f"the label run '{run}' has results of the arbiter '{named.name}' for only some questions. To compute the "
-            "others, pass the arbiter's folder."
-        )
+        raise BadInput(f"the label run '{run}' lacks results of the arbiter '{named.name}'. Pass the arbiter's folder.")
     _check_rows(run, missing, named.arbiter)
     log.info("%s judges the answers to %d questions", named.name, len(missing))
     try:
@@ -190,12 +187,15 @@ def _add_beliefs(recorded: RecordedBeliefs, rows: Sequence[LabelRow], arbiter: A
     recorded in `agreed`.
     """
     computed = compute_beliefs(arbiter, [get_answer_pair(row) for row in rows])
-    closed, opened, agreed = dict(recorded.closed), dict(recorded.open), list(recorded.agreed)
+    closed = dict(recorded.closed)
+    opened = dict(recorded.open)
+    agreed = list(recorded.agreed)
     for row, belief in zip(rows, computed, strict=True):
         if belief is None:
             agreed.append(row.id)
         else:
-            closed[row.id], opened[row.id] = belief.closed, belief.open
+            closed[row.id] = belief.closed
+            opened[row.id] = belief.open
     return RecordedBeliefs(recorded.arbiter, recorded.fingerprint, closed, opened, tuple(agreed))
 
 

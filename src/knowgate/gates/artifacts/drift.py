@@ -115,20 +115,21 @@ def fit_distance(features: Vector, held_out: Vector) -> dict[str, Vector]:
     """
     step = math.ceil(len(features) / MAX_ROWS)
     rows = features[::step].astype(np.float64)  # at most MAX_ROWS, evenly spaced
-    mean, deviation = rows.mean(axis=0), rows.std(axis=0)
+    mean = rows.mean(axis=0)
+    deviation = rows.std(axis=0)
     scale = np.where(deviation < 1e-6, 1.0, deviation)
     standardized = (rows - mean) / scale
-    # eigh returns variances in increasing order; here the principal directions come first.
     variances, directions = np.linalg.eigh(standardized.T @ standardized / len(rows))
-    variances, directions = variances[::-1], directions[:, ::-1]
+    variances = variances[::-1]  # eigh returns them in increasing order, but the largest come first here
+    directions = directions[:, ::-1]
     count = max(1, min(MAX_DIRECTIONS, rows.shape[1] // 2, len(rows) // 4))
-    remaining = variances[count:]
+    other_variance = float(variances[count:].mean()) if len(variances) > count else 0.0
     arrays = {
         "mean": mean,
         "scale": scale,
         "directions": directions[:, :count],
         "along": np.maximum(variances[:count], 1e-6),
-        "across": np.array([max(float(remaining.mean()) if len(remaining) else 0.0, 1e-6)]),
+        "across": np.array([max(other_variance, 1e-6)]),
         "edge": np.array([1.0]),  # until the distances of held-out questions are known
     }
     tensors = {f"{DISTANCE_PREFIX}{name}": array.astype(np.float32) for name, array in arrays.items()}
@@ -139,9 +140,9 @@ def fit_distance(features: Vector, held_out: Vector) -> dict[str, Vector]:
 def compute_distances(tensors: Tensors, features: Vector) -> FloatArray:
     """Compute the distance of each row of features from the training questions.
 
-    This is a Mahalanobis distance. The tensor 'along' has the variances along the principal 'directions', 'across' the
-    variance of what is left. The distance is divided by 'edge', so that 99 % of held-out questions of the same kind
-    have a distance below 1.
+    This is a Mahalanobis distance: differences count less in directions in which the training questions vary more. The
+    tensor 'along' has the variances along the principal 'directions', 'across' the variance in all other directions.
+    The distance is divided by 'edge', so that 99 % of held-out questions of the same kind have a distance below 1.
     """
 
     def get(name: str) -> FloatArray:
@@ -149,16 +150,18 @@ def compute_distances(tensors: Tensors, features: Vector) -> FloatArray:
 
     check_feature_width(features, len(get("mean")))
     x = (features.astype(np.float64) - get("mean")) / get("scale")
-    components = x @ get("directions")  # along the principal directions; the rest shares the variance 'across'
-    remaining_square = np.maximum((x**2).sum(axis=1) - (components**2).sum(axis=1), 0.0)
-    squared_distance = (components**2 / get("along")).sum(axis=1) + remaining_square / get("across")[0]
+    components = (x @ get("directions")) ** 2  # squared, one column per principal direction
+    remaining = np.maximum((x**2).sum(axis=1) - components.sum(axis=1), 0.0)  # squared, in all other directions
+    squared_distance = (components / get("along")).sum(axis=1) + remaining / get("across")[0]
     return np.asarray(np.sqrt(squared_distance) / get("edge")[0])
 
 
 def compute_far_share(distances: Sequence[float | None]) -> float | None:
     """Compute the share of questions that are far from the training questions; None if no distance is known."""
     known = [distance for distance in distances if distance is not None]
-    return sum(distance > FAR_DISTANCE for distance in known) / len(known) if known else None
+    if not known:
+        return None
+    return sum(distance > FAR_DISTANCE for distance in known) / len(known)
 
 
 def format_far_warning(gate: str, share: float | None, n: int) -> str:
@@ -225,13 +228,13 @@ def build_reference_files(
         return {}
     # The numbers of ten evenly spaced questions; fewer if there are not as many.
     rows = sorted(set(np.linspace(0, len(questions) - 1, REFERENCE_COUNT).astype(int).tolist()))
-    if any(layer not in readings[row].hidden for row in rows for layer in layers):
-        return {}
     chosen = [questions[row] for row in rows]
     records = [{"text": item.text, "lang": item.lang, "choices": list(item.choices)} for item in chosen]
-    states = {
-        str(layer): np.stack([readings[row].hidden[layer] for row in rows]).astype(np.float32) for layer in layers
-    }
+    states = {}
+    for layer in layers:
+        if any(layer not in readings[row].hidden for row in rows):
+            return {}
+        states[str(layer)] = np.stack([readings[row].hidden[layer] for row in rows]).astype(np.float32)
     return {REFERENCE_FILE: save(states, {QUESTIONS_KEY: json.dumps(records)})}
 
 
@@ -319,12 +322,15 @@ def measure_state_agreement(
     Returns:
         The worst agreement over all layers; no agreement at all if the states have different sizes.
     """
-    min_cosine, is_nearest = 1.0, np.ones(len(readings), dtype=bool)
+    min_cosine = 1.0
+    is_nearest = np.ones(len(readings), dtype=bool)
     for layer in layers:
-        expected, actual = reference.states[layer], np.stack([reading.hidden[layer] for reading in readings])
+        expected = reference.states[layer]
+        actual = np.stack([reading.hidden[layer] for reading in readings])
         if expected.shape != actual.shape:
             return StateAgreement(0.0, 0, len(readings))
-        min_cosine = min(min_cosine, float((_normalize(expected) * _normalize(actual)).sum(axis=1).min()))
+        cosines = (_normalize(expected) * _normalize(actual)).sum(axis=1)
+        min_cosine = min(min_cosine, float(cosines.min()))
         # States of a layer are similar for all questions, so their mean is subtracted before they are compared.
         mean = expected.mean(axis=0)
         similarities = _normalize(actual - mean) @ _normalize(expected - mean).T

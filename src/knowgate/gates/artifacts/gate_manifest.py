@@ -15,6 +15,7 @@ from knowgate.types import Signal
 MAX_TOKENS = 1_000_000  # larger numbers in a manifest are rejected as errors
 MAX_SAMPLES = 10_000
 StatePosition = Literal["pre", "post"]  # "pre": hidden state before the answer; "post": after the draft
+LossForm = Literal["harm", "net"]  # "harm" ignores answers that skipping gains, "net" subtracts them from the loss
 
 
 @dataclass(frozen=True)
@@ -193,8 +194,8 @@ class PolicyRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CountsRecord:
-    """What a gate with its threshold does to a set of questions, as counts and rates.
+class ThresholdCounts:
+    """How many questions a gate with its threshold retrieves for, and how many it answers right.
 
     Attributes:
         n: Number of questions.
@@ -205,10 +206,6 @@ class CountsRecord:
         harmed: Number of questions that always retrieving answers right and the gate answers wrong.
         gained: Number of questions that the gate answers right and always retrieving answers wrong.
         right_chosen: Number of right answers if always retrieving and then using the arbiter; None without an arbiter.
-        rate: Share of questions that the gate retrieves for.
-        accuracy: Share of right answers with the gate.
-        loss: Accuracy lost against always retrieving.
-        risk: Share of harmed questions.
     """
 
     n: Annotated[int, NumberRange(1)]
@@ -219,6 +216,19 @@ class CountsRecord:
     harmed: NonNegativeInt
     gained: NonNegativeInt = 0
     right_chosen: NonNegativeInt | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountsRecord(ThresholdCounts):
+    """The counts of a gate with its threshold, and the rates that follow from them.
+
+    Attributes:
+        rate: Share of questions that the gate retrieves for.
+        accuracy: Share of right answers with the gate.
+        loss: Accuracy lost against always retrieving.
+        risk: Share of harmed questions.
+    """
+
     rate: float
     accuracy: float
     loss: float
@@ -227,7 +237,7 @@ class CountsRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class RetrieverRecord:
-    """Name and fingerprint of a retriever or reranker; None if the label run did not record them.
+    """Name and fingerprint of a retriever or reranker; None if the label run (a folder of answers) lacks them.
 
     `candidates` is the number of passages that a reranker chose from.
     """
@@ -283,8 +293,8 @@ class EvidenceRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GuaranteeRecord(EvidenceRecord):
-    """Evidence for a threshold that loses at most `epsilon` accuracy against always retrieving.
+class LossTest:
+    """A statistical test that a threshold loses at most `epsilon` accuracy against always retrieving.
 
     Attributes:
         epsilon: Maximum loss of accuracy.
@@ -301,9 +311,14 @@ class GuaranteeRecord(EvidenceRecord):
     delta: UnitInterval
     harmed: NonNegativeInt
     p_value: UnitInterval
-    form: Literal["harm", "net"] = "harm"
+    form: LossForm = "harm"
     gained: NonNegativeInt = 0
     proven: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuaranteeRecord(LossTest, EvidenceRecord):
+    """Evidence for a threshold that is proven to lose little accuracy: the test, and the setup that it is valid for."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,9 +68,9 @@ class TensorValidator:
 
 def _has_shape(tensor: NDArray[Any], shape: Shape) -> bool:
     """Return whether a tensor has the given shape, where None accepts any size of at least 1."""
-    return tensor.ndim == len(shape) and all(
-        size >= 1 and expected in (None, size) for size, expected in zip(tensor.shape, shape, strict=True)
-    )
+    if tensor.ndim != len(shape) or 0 in tensor.shape:
+        return False
+    return all(expected in (None, size) for size, expected in zip(tensor.shape, shape, strict=True))
 
 
 def _format_shape(shape: Shape) -> str:
@@ -148,10 +148,10 @@ def compute_contributions(tensors: Tensors, features: Vector, prefix: str = "") 
     Returns:
         One row per question and one column per feature; None if the classifier is not linear.
     """
-    members, slopes = _list_members(tensors, prefix), []
-    if any(f"{prefix}{member}.1.weight" in tensors for member in members):  # a second layer
-        return None
-    for member in members:
+    slopes = []
+    for member in _list_members(tensors, prefix):
+        if f"{prefix}{member}.1.weight" in tensors:  # a second layer
+            return None
         weight = tensors[f"{prefix}{member}.0.weight"].astype(np.float64)  # one row per output
         # With two outputs (known, retrieval needed) the logit is their difference.
         slopes.append(weight[1] - weight[0] if len(weight) == 2 else weight[0])
@@ -183,8 +183,9 @@ def _apply_member(tensors: Tensors, prefix: str, inputs: FloatArray) -> FloatArr
         outputs = outputs @ tensors[f"{prefix}{layer}.weight"].T.astype(np.float64) + tensors[f"{prefix}{layer}.bias"]
         if layer < depth - 1:
             outputs = np.maximum(outputs, 0.0)
-    # The softmax of two outputs is the sigmoid of their difference.
-    return sigmoid(outputs[:, 1] - outputs[:, 0] if outputs.shape[1] == 2 else outputs[:, 0])
+    if outputs.shape[1] == 1:
+        return sigmoid(outputs[:, 0])
+    return sigmoid(outputs[:, 1] - outputs[:, 0])  # the softmax of two outputs is the sigmoid of their difference
 
 
 def apply_calibration(raw: FloatArray, calibration: Mapping[str, Any]) -> FloatArray:

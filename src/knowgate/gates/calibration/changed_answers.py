@@ -56,13 +56,15 @@ def bound_changed_answers(
         answers.
     """
     gives_closed = is_skipped if choices is None else is_skipped | choices.from_memory
-    n, n_changed, has_texts = int(is_held.sum()), 0, False
+    pairs = []  # texts of the closed-book and the open-book answer, where the closed-book answer is given
     for index in np.flatnonzero(gives_closed & is_held):
         row = table.rows[int(index)]
         if row.closed is not None and row.open is not None:
-            has_texts = has_texts or bool(row.closed.text or row.open.text)
-            n_changed += answers_differ(row.closed.text, row.open.text)
-    if not n or (n_changed and not has_texts):  # answers without texts would count as changed
+            pairs.append((row.closed.text, row.open.text))
+    has_texts = any(closed or opened for closed, opened in pairs)
+    n = int(is_held.sum())
+    if not n or (pairs and not has_texts):
         return None
+    n_changed = sum(answers_differ(closed, opened) for closed, opened in pairs)
     bound = upper_confidence_limit(n_changed, n, delta / 2)
     return {"n": n, "changed": n_changed, "bound": bound, "delta": delta / 2}

@@ -114,7 +114,8 @@ def find_violated_conditions(gate: Gate, deployment: Deployment) -> list[str]:
         violations += _check_passages(deployment, evidence)
         violations += _check_arbiter(deployment, evidence.get("arbiter"))
         violations += _check_reranker(deployment, evidence.get("reranker"))
-        violations += ["it was proven without a second look at the passages"] if deployment.filters_passages else []
+        if deployment.filters_passages:
+            violations.append("it was proven without a second look at the passages")
     return violations
 
 
@@ -174,10 +175,10 @@ def _check_passages(deployment: Deployment, evidence: Mapping[str, Any]) -> Iter
     k = count_shown_passages(evidence["k"], retriever["fingerprint"])  # None if each question had its own passages
     if k not in (None, deployment.k):
         yield f"it was proven for {k} passages, not for {deployment.k}"
-    max_tokens, open_prompts = evidence.get("max_tokens"), evidence.get("open_prompts")
+    max_tokens = evidence.get("max_tokens")
     if _differ(max_tokens, deployment.max_tokens):
         yield f"it was proven for answers of up to {max_tokens} tokens, not {deployment.max_tokens}"
-    if _differ(open_prompts, deployment.open_prompts):
+    if _differ(evidence.get("open_prompts"), deployment.open_prompts):
         yield "it was proven for other prompts with passages"
 
 

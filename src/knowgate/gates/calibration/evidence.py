@@ -107,28 +107,20 @@ def summarize_threshold(threshold: float, kind: TargetKind, evidence: Mapping[st
 
     Args:
         threshold: The threshold.
-        kind: What it was chosen for: 'guarantee', 'budget' or 'accuracy'.
-        evidence: How it was chosen, as stored in `gate.json`.
-    """
-    n_questions = sum(int(counts["n"]) for counts in (evidence.get("chosen_on"), evidence.get("held_out")) if counts)
-    caveat = describe_synthetic(evidence.get("synthetic") or 0, n_questions)
-    summary = _summarize_choice(threshold, kind, evidence)
-    return f"{summary} {caveat}" if caveat else summary
-
-
-def _summarize_choice(threshold: float, kind: TargetKind, evidence: Mapping[str, Any]) -> str:
-    """Say in a sentence what a threshold achieves.
-
-    Args:
-        threshold: The threshold.
         kind: What it was chosen for: a 'guarantee' on accuracy, a 'budget' of searches, or the best 'accuracy'.
         evidence: How it was chosen, as stored in `gate.json`.
     """
-    if kind == "guarantee":
-        return _summarize_guarantee(threshold, evidence)
-    goal = f"a retrieval rate of {_format_percent(evidence['wanted'])}" if kind == "budget" else "the best accuracy"
     rule = "always retrieve" if threshold == ALWAYS_RETRIEVE else f"threshold {threshold:g}"
-    return f"For {goal}: {rule}."
+    if kind == "guarantee":
+        summary = _summarize_guarantee(threshold, evidence)
+    elif kind == "budget":
+        summary = f"For a retrieval rate of {_format_percent(evidence['wanted'])}: {rule}."
+    else:
+        summary = f"For the best accuracy: {rule}."
+    question_sets = [evidence.get("chosen_on"), evidence.get("held_out")]
+    n_questions = sum(int(counts["n"]) for counts in question_sets if counts)
+    caveat = describe_synthetic(evidence.get("synthetic") or 0, n_questions)
+    return f"{summary} {caveat}" if caveat else summary
 
 
 def _summarize_guarantee(threshold: float, evidence: Mapping[str, Any]) -> str:
@@ -140,7 +132,8 @@ def _summarize_guarantee(threshold: float, evidence: Mapping[str, Any]) -> str:
     """
     arbiter = evidence.get("arbiter")
     always = threshold == ALWAYS_RETRIEVE
-    loss, confidence = _format_percent(evidence["epsilon"]), _format_percent(1 - evidence["delta"])
+    loss = _format_percent(evidence["epsilon"])
+    confidence = _format_percent(1 - evidence["delta"])
     if always and not arbiter and evidence.get("test_only"):
         return "The policy is to always retrieve, so nothing is lost against always retrieving."
     if always and not arbiter:

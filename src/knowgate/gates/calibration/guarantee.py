@@ -28,12 +28,12 @@ import functools
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from knowgate.errors import BadSetting, require_extra
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
+from knowgate.gates.artifacts.gate_manifest import LossForm, LossTest
 from knowgate.gates.calibration.threshold_choice import (
     GateOutcomes,
     IntArray,
@@ -48,35 +48,19 @@ THRESHOLD_GRID: FloatArray = np.concatenate([[ALWAYS_RETRIEVE], np.arange(1001) 
 MIN_LOSS = 1e-9  # to prove less would take three billion questions
 NUISANCE_SHARE = 0.02  # share of delta that is spent on q being above its limit
 NUISANCE_STEPS = 7  # values of q to try; the p-value increases smoothly with q
-LossForm = Literal["harm", "net"]
 
 
-@dataclass(frozen=True)
-class Guarantee:
-    """A threshold that is proven to lose little accuracy against always retrieving.
+@dataclass(frozen=True, kw_only=True)
+class Guarantee(LossTest):
+    """A threshold that is proven to lose little accuracy against always retrieving, with the result of the test.
 
     Attributes:
         threshold: The highest proven threshold; ALWAYS_RETRIEVE if no proven threshold skips any question.
-        epsilon: Maximum loss of accuracy against always retrieving.
-        delta: Maximum probability that the guarantee is wrong.
         n: Number of questions it was proven on.
-        harmed: Questions that the threshold answers wrong and always retrieving answers right.
-        p_value: p-value of the test at the threshold.
-        form: 'harm' ignores answers that skipping gains, 'net' subtracts them from the loss.
-        gained: Questions that the threshold answers right and always retrieving answers wrong.
-        proven: Whether the guarantee holds. It can be False only with an arbiter, whose choices may lose more than
-            `epsilon` even if passages are always retrieved.
     """
 
     threshold: float
-    epsilon: float
-    delta: float
     n: int
-    harmed: int
-    p_value: float
-    form: LossForm = "harm"
-    gained: int = 0
-    proven: bool = True
 
 
 def learn_then_test(
@@ -96,7 +80,8 @@ def learn_then_test(
     """
     check_loss_and_confidence(epsilon, delta)
     n = len(outcomes)
-    harmed, gained = count_harmed(outcomes, grid), count_gained(outcomes, grid)  # at each threshold
+    harmed = count_harmed(outcomes, grid)  # number of questions at each threshold
+    gained = count_gained(outcomes, grid)
     if form == "harm":
         p_values = [float(p) for p in compute_harm_p_values(harmed, n, epsilon)]
     else:
@@ -108,8 +93,9 @@ def learn_then_test(
     # Without an arbiter, always retrieving loses nothing against itself.
     proven = p_values[index] <= delta or outcomes.arbitrated_right is None
     return Guarantee(
-        float(grid[index]), epsilon, delta, n, int(harmed[index]), p_values[index], form, int(gained[index]), proven
-    )
+        threshold=float(grid[index]), epsilon=epsilon, delta=delta, n=n, p_value=p_values[index], form=form,
+        harmed=int(harmed[index]), gained=int(gained[index]), proven=proven,
+    )  # fmt: skip
 
 
 def _walk_net_p_values(harmed: IntArray, gained: IntArray, n: int, epsilon: float, delta: float) -> list[float]:
@@ -149,7 +135,9 @@ def compute_harm_p_values(harmed: IntArray, n: int, epsilon: float) -> FloatArra
 
 
 def compute_required_rows(epsilon: float, delta: float, form: LossForm = "harm") -> int:
-    """Compute how many questions it takes at least to prove a guarantee: if not one of them is answered worse.
+    """Compute how many questions it takes at least to prove a guarantee.
+
+    This is the number for the best case: that skipping retrieval loses not a single right answer.
 
     Args:
         epsilon: Maximum loss of accuracy against always retrieving.
@@ -202,6 +190,7 @@ def compute_net_p_value(lost: int, gained: int, n: int, epsilon: float, delta: f
     limit = 1.0 if changed >= n else max(float(beta.ppf(1 - error, changed + 1, n - changed)), epsilon)
     shares = np.linspace(epsilon, limit, NUISANCE_STEPS)[:, None]  # one row per tried share
     n_changed = _list_likely_counts(n, epsilon, limit)  # one column per likely number of changed questions
+    # If a share s is changed and the net loss is epsilon, (s + epsilon) / 2 is lost and (s - epsilon) / 2 gained.
     p_lost = np.minimum(1.0, (shares + epsilon) / (2 * shares))  # that a changed question is lost, not gained
     # lost - gained is at most the observed difference if at most (n_changed + difference) / 2 questions are lost.
     p_as_small = binom.cdf(np.floor((n_changed + lost - gained) / 2), n_changed, p_lost)

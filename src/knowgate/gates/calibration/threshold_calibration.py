@@ -22,10 +22,11 @@ from knowgate.gates import check_gate_spec, load_gate
 from knowgate.gates.arbiters.offline_arbitration import ProgressCallback, arbitrate, get_arbiter_folder
 from knowgate.gates.arbiters.policy_arbiter import NO_ARBITER, get_policy_arbiter
 from knowgate.gates.artifacts.gate_folder import SEEN_FILE, Artifact, read_artifact
+from knowgate.gates.artifacts.gate_manifest import LossForm
 from knowgate.gates.calibration import threshold_choice
 from knowgate.gates.calibration.changed_answers import bound_changed_answers
 from knowgate.gates.calibration.evidence import TargetKind, build_calibration_table, save_threshold, summarize_threshold
-from knowgate.gates.calibration.guarantee import LossForm, compute_required_rows, learn_then_test
+from knowgate.gates.calibration.guarantee import compute_required_rows, learn_then_test
 from knowgate.gates.calibration.threshold_choice import GateOutcomes, ThresholdResult, evaluate_threshold
 from knowgate.gates.fitted_gate import get_gate_folder, get_gate_name, get_verdict
 from knowgate.gates.offline_scoring import mark_seen_rows, score_gate
@@ -368,7 +369,7 @@ def _check_enough_questions(n: int, n_usable: int, options: CalibrationOptions, 
 
 
 def _check_any_harm(outcomes: GateOutcomes) -> None:
-    """Raise BadInput if no question has a right answer only with passages: then no threshold can lose accuracy."""
+    """Raise BadInput if passages correct no wrong answer, so that skipping retrieval loses nothing at any threshold."""
     if not outcomes.harmed.any():
         raise BadInput(
             f"retrieval corrected none of the {len(outcomes)} answers, so skipping it loses nothing. Check the "
@@ -388,10 +389,7 @@ def _check_gate_matches_runs(artifact: Artifact, table: LabelTable) -> None:
         )
     _check_reading_lengths(manifest, settings)
     if not (artifact.path / SEEN_FILE).is_file():
-        raise ArtifactError(
-            f"the gate '{artifact.path}' has no {SEEN_FILE}, so its training questions are unknown and cannot be "
-            "excluded. Fit the gate again."
-        )
+        raise ArtifactError(f"the gate '{artifact.path}' has no list of training questions, {SEEN_FILE}. Fit it again.")
 
 
 def _check_reading_lengths(manifest: Mapping[str, Any], settings: Mapping[str, Any]) -> None:

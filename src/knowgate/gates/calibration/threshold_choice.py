@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from knowgate.core.options import Options, option
 from knowgate.errors import BadInput, BadSetting
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
+from knowgate.gates.artifacts.gate_manifest import ThresholdCounts
 from knowgate.stats.metrics import BoolArray, FloatArray
 
 IntArray = NDArray[np.int64]
@@ -88,13 +89,30 @@ def find_smallest_count(is_enough: Callable[[int], bool]) -> int:
 
     A number is doubled until it is enough. Bisection then finds the smallest one.
     """
-    too_small, enough = 0, 1
+    too_small = 0
+    enough = 1
     while not is_enough(enough):
-        too_small, enough = enough, 2 * enough
+        too_small = enough
+        enough *= 2
     while enough - too_small > 1:
         middle = (too_small + enough) // 2
-        too_small, enough = (too_small, middle) if is_enough(middle) else (middle, enough)
+        if is_enough(middle):
+            enough = middle
+        else:
+            too_small = middle
     return enough
+
+
+def count_net_loss(right: BoolArray, open_right: BoolArray) -> NetLoss:
+    """Count the questions that a rule, such as a gate with a threshold, loses and gains against always retrieving.
+
+    Args:
+        right: Whether the rule answers each question right.
+        open_right: Whether always retrieving answers each question right.
+    """
+    n_lost = int(np.count_nonzero(open_right & ~right))
+    n_gained = int(np.count_nonzero(right & ~open_right))
+    return NetLoss(n_lost, n_gained, len(right))
 
 
 def _upper_limit(lost: float, gained: float, n: int, confidence: float) -> float:
@@ -136,6 +154,7 @@ class GateOutcomes:
     arbitrated_right: BoolArray | None = None
 
     def __post_init__(self) -> None:
+        """Raise BadInput if the arrays do not have one value per question."""
         if not len(self.needs) == len(self.closed_right) == len(self.open_right) == len(self.retrieved_right):
             raise BadInput(
                 f"each question needs a score and two grades, but there are {len(self.needs)} scores, "
@@ -166,29 +185,9 @@ class GateOutcomes:
         return GateOutcomes(self.needs[rows], self.closed_right[rows], self.open_right[rows], arbitrated)
 
 
-@dataclass(frozen=True)
-class ThresholdResult:
-    """What a gate with a given threshold does to graded questions.
-
-    Attributes:
-        n: Number of questions.
-        retrieved: Number of questions that the gate retrieves for.
-        right: Number of right answers with the gate, and the arbiter if there is one.
-        right_always: Number of right answers if always retrieving.
-        right_never: Number of right answers if never retrieving.
-        harmed: Number of questions that always retrieving answers right and the gate answers wrong.
-        gained: Number of questions that the gate answers right and always retrieving answers wrong.
-        right_chosen: Number of right answers if always retrieving and then using the arbiter; None without an arbiter.
-    """
-
-    n: int
-    retrieved: int
-    right: int
-    right_always: int
-    right_never: int
-    harmed: int
-    gained: int = 0
-    right_chosen: int | None = None
+@dataclass(frozen=True, kw_only=True)
+class ThresholdResult(ThresholdCounts):
+    """What a gate with a given threshold does to graded questions: the counts of `ThresholdCounts`, and rates."""
 
     @property
     def rate(self) -> float:
@@ -309,9 +308,10 @@ def count_required_rows(outcomes: GateOutcomes, limits: SafetyLimits) -> int | N
     skipped_shares = np.searchsorted(np.sort(outcomes.needs), thresholds, side="right") / len(outcomes)
     counts = []
     for loss, share in zip(_count_losses(outcomes, thresholds), skipped_shares, strict=True):
-        if share > MIN_SAVING:
-            counts.append(loss.count_required_rows(limits))
-    return min((count for count in counts if count is not None), default=None)
+        count = loss.count_required_rows(limits) if share > MIN_SAVING else None
+        if count is not None:
+            counts.append(count)
+    return min(counts, default=None)
 
 
 def _count_losses(outcomes: GateOutcomes, thresholds: FloatArray) -> list[NetLoss]:
@@ -356,7 +356,7 @@ def _count_by_threshold(
     """
 
     def count_skipped(values: FloatArray) -> IntArray:
-        # For each threshold, the number of needs that are at most as high.
+        """Count for each threshold the needs that are at most as high, so that retrieval is skipped."""
         return np.asarray(np.searchsorted(np.sort(values), thresholds, side="right"))
 
     n_retrieved: IntArray = if_retrieved.sum() - count_skipped(needs[if_retrieved])

@@ -63,8 +63,7 @@ class GgufOptions:
     Attributes:
         kind: Quantization of the file.
         turn: Chat template of a user message.
-        pair: Token ids of the two words that the judge answers with, such as Yes (known) and No (unknown). Of each word, it
-            is the first token.
+        pair: Ids of the first tokens of the words that the judge answers with, such as Yes (known) and No (unknown).
         checks: Reference prompts that show whether llama.cpp predicts the same as the original judge.
     """
 
@@ -158,13 +157,13 @@ class CausalJudge:
     def encode(self, text: str, *parts: str) -> LabelPromptTokens:
         """Tokenize a prompt for the judge, with the positions of the tokens after which it predicts a label.
 
-        Usually there is one label, right after the prompt. If the answer has a fixed form with several labels, such as
-        '{"mastery": "True", "certainty": "', pass its text in `parts`.
+        Usually there is one label, right after the prompt, and `parts` is empty. If the judge answers with several labels
+        in a fixed text, such as '{"mastery": "True", "certainty": "False"}', the text before each label is a part.
 
         Args:
             text: The user message.
-            parts: Parts of the answer, each up to a label that is predicted. They are tokenized separately. Every part
-                except the first starts with the label that belongs after the part before it.
+            parts: The answer of the judge, cut before each label: '{"mastery": "' and 'True", "certainty": "'. So every
+                part except the first starts with the label before it.
 
         Raises:
             BadSetting: The tokenizer merges a label with the text that follows it.
@@ -207,7 +206,8 @@ class CausalJudge:
 
         This is P(known) / (P(known) + P(unknown)) at the last label of the prompt.
         """
-        return np.asarray(np.mean([self.predict_member(i, prompts) for i in range(len(self.members) or 1)], axis=0))
+        predictions = [self.predict_member(number, prompts) for number in range(max(1, len(self.members)))]
+        return np.asarray(np.mean(predictions, axis=0))
 
     def predict_member(self, number: int, prompts: Sequence[LabelPromptTokens]) -> FloatArray:
         """Predict for each prompt how probably the LLM knows the answer, with one member of the ensemble.
@@ -222,9 +222,9 @@ class CausalJudge:
                 [prompt.ids for prompt in prompts],
                 lambda rows: read_label_logits(model, [prompts[row] for row in rows], self.label_tokens),
             )
-        # The last row of a prompt's logits belongs to its last label. Its columns are known and unknown.
-        log_odds = np.array([float(rows[-1][0]) - float(rows[-1][1]) for rows in logits], dtype=np.float64)
-        return sigmoid(log_odds)
+        last_logits = np.array([label_logits[-1] for label_logits in logits], dtype=np.float64)  # of the last label
+        known, unknown = last_logits.reshape(-1, 2).T
+        return sigmoid(known - unknown)
 
     def truncate(self, text: str, n_tokens: int) -> str:
         """Return the start of a text, cut after `n_tokens` tokens."""
@@ -274,10 +274,7 @@ def load_judge(folder: Path, options: Mapping[str, Any], prompts: str, llm: Mode
         ArtifactError: The files were changed, or the prompt templates are not those that the judge was fitted with.
     """
     if options["wording"] != load_packaged_templates(prompts).fingerprint:
-        raise ArtifactError(
-            f"the judge in '{folder.parent}' was fitted with different prompt templates than those of this version of "
-            "knowgate. Fit it again."
-        )
+        raise ArtifactError(f"the judge in '{folder.parent}' was fitted with other prompt templates. Fit it again.")
     known, unknown = options["labels"]
     folders, digests = check_adapters(folder, options)
     if (host := _find_host(folder, options, llm)) is not None:
@@ -423,7 +420,7 @@ class LlamaJudge:
         checks = self.options.checks[:n_prompts]
         prompts = [LabelPromptTokens(list(check.ids), [len(check.ids) - 1]) for check in checks]
         expected = np.array([check.known for check in checks])
-        return float(np.abs(self.predict_known(prompts) - expected).max()) if prompts else 0.0
+        return float(np.abs(self.predict_known(prompts) - expected).max(initial=0.0))
 
 
 @functools.lru_cache(maxsize=2)

@@ -140,7 +140,8 @@ class EncoderJudge:
 
     def predict_known(self, prompts: Sequence[LabelPromptTokens]) -> FloatArray:
         """Return the probability that the LLM knows the answer, averaged over the encoders."""
-        return np.asarray(np.mean([self.predict_member(i, prompts) for i in range(len(self.encoders))], axis=0))
+        predictions = [self.predict_member(number, prompts) for number in range(len(self.encoders))]
+        return np.asarray(np.mean(predictions, axis=0))
 
 
 def is_encoder_spec(spec: str) -> bool:
@@ -182,10 +183,10 @@ def load_encoder_judge(folders: tuple[Path, ...], digests: tuple[str, ...]) -> E
 def pad_rows(rows: Sequence[Sequence[int]], pad_token: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Pad tokenized texts on the right to the same length, and return the token ids and the attention mask."""
     import torch
+    from torch.nn.utils.rnn import pad_sequence
 
-    width = max(map(len, rows))
-    ids = torch.tensor([[*row, *[pad_token] * (width - len(row))] for row in rows])
-    mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
+    ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=pad_token)
+    mask = pad_sequence([torch.ones(len(row), dtype=torch.long) for row in rows], batch_first=True)
     return ids.to(device), mask.to(device)
 
 

@@ -67,21 +67,20 @@ def _compute(node: ast.expr, source: str) -> Fraction:
         operand = _compute(node.operand, source)
         value = -operand if isinstance(node.op, ast.USub) else operand
     elif isinstance(node, ast.BinOp):
-        left, right = _compute(node.left, source), _compute(node.right, source)
-        is_power = isinstance(node.op, ast.Pow)
-        if is_power and (right.denominator != 1 or abs(right) > MAX_EXPONENT):
-            raise ValueError("the exponent is too large or not a whole number")
-        value = left ** int(right) if is_power else OPERATIONS[type(node.op)](left, right)
+        operate = _raise_to_power if isinstance(node.op, ast.Pow) else OPERATIONS[type(node.op)]
+        value = operate(_compute(node.left, source), _compute(node.right, source))
     else:
         raise ValueError("not arithmetic")
-    return _check_size(value)
-
-
-def _check_size(value: Fraction) -> Fraction:
-    """Return the number, or raise ValueError if it has too many digits to compute with quickly."""
     if max(abs(value.numerator), value.denominator) >= 10**MAX_DIGITS:
         raise ValueError("the number has too many digits")
     return value
+
+
+def _raise_to_power(base: Fraction, exponent: Fraction) -> Fraction:
+    """Raise a number to a power; raise ValueError if the exponent is too large or not a whole number."""
+    if exponent.denominator != 1 or abs(exponent) > MAX_EXPONENT:
+        raise ValueError("the exponent is too large or not a whole number")
+    return base ** int(exponent)
 
 
 def _format(value: Fraction) -> str:

@@ -79,6 +79,7 @@ class Rule:
     words: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        """Raise BadSetting if the rule has no pattern, or an invalid one."""
         if not self.patterns and not self.words:
             raise BadSetting(
                 f"the rule '{self.name}' has no patterns. Add patterns = ['...'] or words = ['...'] to the rule."

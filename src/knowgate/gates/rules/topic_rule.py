@@ -61,6 +61,7 @@ class TopicRule:
     is_small_talk: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        """Raise BadSetting if there are no examples, or if the similarity is not a cosine."""
         if not self.examples:
             raise BadSetting(f"the topic '{self.name}' has no examples. Add typical questions: examples = ['...'].")
         if not -1 <= self.similarity <= 1:
@@ -90,7 +91,9 @@ class TopicRule:
 
     def to_toml(self) -> str:
         """Return the rule as an entry of a rules file."""
-        examples = "".join(f"  {json.dumps(example, ensure_ascii=False)},\n" for example in self.examples)
         fields = {"name": self.name, "action": self.action, "embedder": self.embedder}
-        lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in fields.items()]
-        return "\n".join(["[[topic]]", *lines, f"similarity = {self.similarity:g}", f"examples = [\n{examples}]", ""])
+        lines = ["[[topic]]"]
+        lines += [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in fields.items()]
+        lines += [f"similarity = {self.similarity:g}", "examples = ["]
+        lines += [f"  {json.dumps(example, ensure_ascii=False)}," for example in self.examples]
+        return "\n".join([*lines, "]", ""])

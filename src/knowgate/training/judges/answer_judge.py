@@ -171,8 +171,9 @@ class AnswerEncoder:
 
     def encode(self, judge: AnswerJudge, indices: Sequence[int]) -> list[LabelPromptTokens]:
         """Encode the closed-book answers of the rows with the given indices."""
-        questions = [self.examples.questions[i] for i in indices]
-        return encode_answers(self.task.gate, judge, questions, [self.drafts[i] for i in indices], self.task.tokens)
+        questions = [self.examples.questions[index] for index in indices]
+        drafts = [self.drafts[index] for index in indices]
+        return encode_answers(self.task.gate, judge, questions, drafts, self.task.tokens)
 
     def make_examples(self, judge: AnswerJudge, indices: Sequence[int]) -> list[TrainingExample]:
         """Make a training example of each closed-book answer and, if `task.both` is set, of open-book answers."""
@@ -206,10 +207,12 @@ class AnswerEncoder:
 
 def make_default_training(options: AnswerJudgeFitOptions, seed: int) -> JudgeTrainingOptions:
     """Return the hyperparameters of the options. Defaults depend on the base, which is a causal model or an encoder."""
-    base, epochs, rate = options.base or "", options.epochs, options.learning_rate
+    base = options.base or ""
     is_encoder = is_encoder_spec(base)
+    epochs = options.epochs
     if epochs is None:
         epochs = 4 if is_encoder else 2
+    rate = options.learning_rate
     if rate is None and is_encoder:
         rate = ENCODER_LEARNING_RATES.get(base, ENCODER_LEARNING_RATE)
     training = make_answer_training(epochs, options.batch, rate, full=options.full or is_encoder, seed=seed)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -97,15 +97,17 @@ class TrainingState:
 
     def add(self, segment: TrainingSegment, dev: DevEvaluation | None) -> TrainingState:
         """Return the state after another segment; `dev` is None if there are no dev rows to evaluate it on."""
-        evaluations = () if dev is None else (dev,)
-        return TrainingState(
+        state = TrainingState(
             self.key,
             (*self.losses, segment.loss),
-            (*self.dev_losses, *(evaluation.loss for evaluation in evaluations)),
-            (*self.dev_aurocs, *(evaluation.auroc for evaluation in evaluations)),
+            self.dev_losses,
+            self.dev_aurocs,
             self.skipped + segment.skipped,
             self.seconds + segment.seconds,
         )
+        if dev is None:
+            return state
+        return replace(state, dev_losses=(*self.dev_losses, dev.loss), dev_aurocs=(*self.dev_aurocs, dev.auroc))
 
 
 def checkpoint_folder(out: Path) -> Path:
@@ -195,6 +197,7 @@ def restore_checkpoint(work: Path, state: TrainingState, parameters: Sequence[An
 
 
 def _make_damage_error(work: Path, problem: str) -> ArtifactError:
+    """Build the error to raise if a checkpoint cannot be read; `problem` says why."""
     return ArtifactError(
         f"the unfinished training in '{work}' cannot continue: {problem.rstrip('.')}. Delete that folder to start over."
     )

@@ -94,7 +94,8 @@ def plan_ensemble(
 
 def assign_folds(texts: Sequence[str], folds: int, seed: int = 0) -> NDArray[np.int64]:
     """Assign each question to a fold by its hash; equal questions share a fold."""
-    return np.array([int(folds * hash_to_unit("fold", str(seed), fingerprint_text(text))) for text in texts], np.int64)
+    positions = [hash_to_unit("fold", str(seed), fingerprint_text(text)) for text in texts]  # from 0 to 1
+    return np.array([int(folds * position) for position in positions], np.int64)
 
 
 def find_unseen(members: Sequence[EnsembleMember], indices: Sequence[int]) -> BoolArray:
@@ -105,9 +106,11 @@ def find_unseen(members: Sequence[EnsembleMember], indices: Sequence[int]) -> Bo
     Returns:
         A matrix of booleans with one row per member and one column per label row.
     """
-    unseen: BoolArray = np.array([[index not in member.seen for index in indices] for member in members], dtype=bool)
+    unseen = np.zeros((len(members), len(indices)), dtype=bool)
+    for number, member in enumerate(members):
+        unseen[number] = [index not in member.seen for index in indices]
     seen_by_all = ~unseen.any(axis=0)
-    return unseen | seen_by_all
+    return np.asarray(unseen | seen_by_all)
 
 
 @dataclass(frozen=True)
@@ -147,15 +150,21 @@ class FittedJudge:
         """
         keys = [(index, *prompt.ids) for prompt, index in zip(prompts, indices, strict=True)]
         new = {key: prompt for key, prompt in zip(keys, prompts, strict=True) if key not in self.predictions}
-        new_prompts = list(new.values())
-        sums = np.zeros(len(new))
-        may_score = find_unseen(self.members, [index for index, *_ in new])  # members x new prompts
+        if new:
+            new_indices = [index for index, *_ in new]
+            means = self._predict_unseen(list(new.values()), new_indices)
+            self.predictions.update(zip(new, means, strict=True))
+        return np.array([self.predictions[key] for key in keys])
+
+    def _predict_unseen(self, prompts: Sequence[LabelPromptTokens], indices: Sequence[int]) -> FloatArray:
+        """Return for the prompt of each row the mean prediction of the members that were not trained on the row."""
+        may_score = find_unseen(self.members, indices)  # one row per member, one column per prompt
+        sums = np.zeros(len(prompts))
         for member, mask in enumerate(may_score):
             if mask.any():
-                member_prompts = [new_prompts[position] for position in np.flatnonzero(mask)]
+                member_prompts = [prompts[position] for position in np.flatnonzero(mask).tolist()]
                 sums[mask] += self.judge.predict_member(member, member_prompts)
-        self.predictions.update(zip(new, sums / may_score.sum(axis=0), strict=True))
-        return np.array([self.predictions[key] for key in keys])
+        return np.asarray(sums / may_score.sum(axis=0))
 
 
 def fit_judge(
@@ -196,8 +205,9 @@ def fit_judge(
         "max_tokens": training.max_tokens,
         "adapter_sha256": digests[0],
         **spec.options,
-        **({"more_sha256": digests[1:]} if len(digests) > 1 else {}),
     }
+    if len(digests) > 1:
+        options["more_sha256"] = digests[1:]
     loaded = spec.load_trained(folders[0], options)
     return FittedJudge(loaded, members, options, _describe_trainings(trained), files)
 

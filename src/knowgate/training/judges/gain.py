@@ -135,6 +135,7 @@ def _make_gain_examples(
 
 
 def _check_target(examples: Examples) -> None:
+    """Raise BadSetting if the examples do not say for which questions retrieval helps."""
     if examples.target not in OPEN_BOOK_TARGETS:
         raise BadSetting(
             f"the gate 'gain' predicts whether retrieval helps, so target='{examples.target}' is not possible. Leave "

@@ -168,6 +168,13 @@ def _average_checks(members: Sequence[causal_judge.GgufOptions]) -> causal_judge
 def _update_manifest(
     manifest: Mapping[str, Any], gguf: causal_judge.GgufOptions, digests: Sequence[str]
 ) -> dict[str, Any]:
+    """Return the manifest of the exported gate: without a guarantee, and with the digests of the GGUF files.
+
+    Args:
+        manifest: Manifest of the original gate.
+        gguf: How llama.cpp must run the judge.
+        digests: Digest of the folder of each exported model.
+    """
     options = {**manifest["options"], "adapter_sha256": digests[0], "gguf": asdict(gguf)}
     if len(digests) > 1:
         options["more_sha256"] = list(digests[1:])
@@ -176,6 +183,7 @@ def _update_manifest(
 
 
 def _update_card(gate: FittedGate, kind: GgufFormat) -> str:
+    """Return the model card of the gate with a section about the export."""
     file = gate.artifact.path / CARD_FILE
     card = file.read_text(encoding="utf-8", errors="replace").rstrip() if file.is_file() else ""
     lost = ""

@@ -74,7 +74,7 @@ def fit_kbm(
     """
     _check_samples(examples)
     head = options.head
-    taus = {name: choose_tau(examples, name) if options.tau is None else options.tau for name in KBM_HEADS}
+    taus = {name: options.tau or choose_tau(examples, name) for name in KBM_HEADS}
     if training is None:
         training = JudgeTrainingOptions(options.epochs, rate=options.learning_rate, full=options.full, seed=seed)
     fitted = fit_judge(
@@ -160,6 +160,7 @@ def _make_examples(
 
 
 def _make_example(judge: CausalJudge, text: str, answer: GradedAnswer, taus: Mapping[str, float]) -> TrainingExample:
+    """Make a training example: a prompt, and whether mastery and certainty of the answer are high enough (`taus`)."""
     has_mastery, is_certain = make_kbm_labels(answer, taus)
     prompt = kbm_gate.encode_kbm_answer(judge, text, KBM_LABELS[0] if has_mastery else KBM_LABELS[1])
     return TrainingExample(prompt, (float(has_mastery), float(is_certain)))
@@ -195,6 +196,10 @@ def choose_tau(examples: Examples, head: str) -> float:
 
 
 def _is_right(row: LabelRow, head: str, tau: float) -> bool:
+    """Return whether a question is answered right if retrieval is skipped from the threshold `tau` on.
+
+    `head` is the indicator that is compared with the threshold: 'mastery' or 'certainty'.
+    """
     skips = row.closed is not None and getattr(row.closed, head) >= tau
     answer = row.closed if skips else row.open
     return bool(answer and answer.correct)
@@ -206,6 +211,7 @@ def _has_passage_labels(row: LabelRow) -> bool:
 
 
 def _is_sampled(answer: GradedAnswer | None) -> bool:
+    """Return whether answers were sampled, so that mastery and certainty are known."""
     return answer is not None and answer.mastery is not None and answer.certainty is not None
 
 
@@ -213,7 +219,4 @@ def _check_samples(examples: Examples) -> None:
     """Raise BadInput if a question has no sampled answers."""
     n_missing = sum(not _is_sampled(row.closed) for row in examples.rows)
     if n_missing:
-        raise BadInput(
-            f"kbm needs sampled answers, but {n_missing} of {len(examples.rows)} questions have none. Label again with "
-            "samples=30."
-        )
+        raise BadInput(f"kbm needs sampled answers, but {n_missing} questions have none. Label again with samples=30.")

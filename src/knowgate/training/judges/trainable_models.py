@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,10 +111,13 @@ class TrainableCausalModel:
         If several labels are predicted in an example, the last one counts.
         """
         logits = self._compute_logits(examples, self.judge.label_tokens)
-        # Each example has one row of logits per target. Only its last row is used.
-        last_rows = [end - 1 for end in itertools.accumulate(len(example.targets) for example in examples)]
-        margins = logits[last_rows, 0] - logits[last_rows, 1]
-        return [float(margin) for margin in margins.tolist()]
+        margins: list[float] = (logits[:, 0] - logits[:, 1]).tolist()  # of all labels of all examples
+        last_margins = []
+        end = 0
+        for example in examples:
+            end += len(example.targets)
+            last_margins.append(margins[end - 1])
+        return last_margins
 
     def _compute_logits(self, examples: Sequence[TrainingExample], columns: Sequence[int] | None) -> Any:
         """Return the logits at the label positions of all examples, one row per position.
@@ -128,11 +130,14 @@ class TrainableCausalModel:
 
         from knowgate.models.hf.local_model import apply_lm_head
 
-        device, model = self.base.loaded.device, self.base.loaded.model
+        device = self.base.loaded.device
+        model = self.base.loaded.model
         ids, mask = encoder_judge.pad_rows([example.prompt.ids for example in examples], self.base.pad_id, device)
-        # Row and position in the batch of each label, for indexing the hidden states.
-        rows = [row for row, example in enumerate(examples) for _ in example.prompt.positions]
-        positions = [position for example in examples for position in example.prompt.positions]
+        rows: list[int] = []  # of each label, the row in the batch
+        positions: list[int] = []  # and the position in this row
+        for row, example in enumerate(examples):
+            rows += [row] * len(example.prompt.positions)
+            positions += example.prompt.positions
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
             output = model.base_model(input_ids=ids, attention_mask=mask, use_cache=False)
             logits = apply_lm_head(model, output.last_hidden_state[rows, positions], columns)
@@ -146,10 +151,10 @@ class TrainableCausalModel:
         if hasattr(self.trained, "peft_config"):
             self.trained.save_pretrained(str(folder), save_embedding_layers=False)
         else:
-            is_bfloat16 = self.base.loaded.device.type == "cuda"  # the precision in which a GPU runs the judge
             weights = self.trained.state_dict()
-            state = {key: value.bfloat16() if is_bfloat16 else value for key, value in weights.items()}
-            self.trained.save_pretrained(str(folder), state_dict=state)
+            if self.base.loaded.device.type == "cuda":  # a GPU runs the judge in this precision
+                weights = {name: value.bfloat16() for name, value in weights.items()}
+            self.trained.save_pretrained(str(folder), state_dict=weights)
             self.base.loaded.tokenizer.save_pretrained(str(folder))
         for path in folder.iterdir():
             if path.suffix not in causal_judge.ADAPTER_SUFFIXES:
@@ -178,8 +183,6 @@ class TrainableEncoder:
 
     def prepare(self, training: JudgeTrainingOptions) -> list[Any]:
         """Freeze the embeddings and lower layers if `frozen_layers` is set, and return the parameters to optimize."""
-        if not training.full:
-            raise BadSetting("an encoder is always trained with all its weights. Use full=True.")
         if training.frozen_layers:
             body = self.encoder.model.base_model
             if not hasattr(getattr(body, "encoder", None), "layer"):

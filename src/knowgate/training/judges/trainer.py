@@ -68,12 +68,14 @@ class TrainedJudge:
         An epoch has several segments, after each of which the loss is measured. So epochs may be fractions, such as 1.5.
         """
         state = self.state
-        epochs = [(number + 1) / self.training.checks for number in range(state.n_done)]  # after each segment
-        evaluations = zip(state.dev_losses, state.dev_aurocs, strict=True)
-        dev = [format_dev_evaluation(DevEvaluation(*values)) for values in evaluations]
-        dev = dev or [""] * state.n_done  # without a dev split
-        lines = [f"epoch {epochs[i]:g}: loss {loss:.4f}{dev[i]}" for i, loss in enumerate(state.losses)]
-        lines.append(f"kept: epoch {epochs[state.best]:g}; trained for {state.seconds:.0f} s")
+        lines = []
+        for number, loss in enumerate(state.losses):
+            line = f"epoch {(number + 1) / self.training.checks:g}: loss {loss:.4f}"
+            if state.dev_losses:
+                line += format_dev_evaluation(DevEvaluation(state.dev_losses[number], state.dev_aurocs[number]))
+            lines.append(line)
+        best_epoch = (state.best + 1) / self.training.checks
+        lines.append(f"kept: epoch {best_epoch:g}; trained for {state.seconds:.0f} s")
         if state.n_done < self.training.n_segments:
             lines.append(f"stopped early: {self.training.patience} dev evaluations brought no lower loss")
         if state.skipped:
@@ -171,8 +173,9 @@ class _TrainingRun:
         interrupted training continues. Without dev rows, segments cannot be compared, so the weights are saved only at
         the end.
         """
-        last_segment, is_finished = state.n_done - 1, self._is_finished(state)
-        if state.best == last_segment and (state.dev_losses or is_finished):
+        is_finished = self._is_finished(state)
+        is_best = state.best == state.n_done - 1  # without dev rows, the last segment counts as the best one
+        if is_best and (state.dev_losses or is_finished):
             with atomic_folder(self.work / BEST_FOLDER) as folder:
                 self.model.save(folder)
         if is_finished:
@@ -236,7 +239,8 @@ class _TrainingRun:
             if self.training.window > 1:
                 window = sorted(window, key=lambda index: len(self.examples[index].prompt.ids))
             window_batches = list(_cut(window, self.training.batch))
-            batches += [window_batches[i] for i in torch.randperm(len(window_batches), generator=generator).tolist()]
+            batch_order = torch.randperm(len(window_batches), generator=generator).tolist()
+            batches += [window_batches[i] for i in batch_order]
         return batches
 
     def _update(self, batch: Sequence[TrainingExample]) -> float:
@@ -290,12 +294,14 @@ class _TrainingRun:
         import torch
 
         self.model.set_training(False)
-        parts = list(_cut(self.dev, DEV_BATCH))
+        total_loss = 0.0
+        margins: list[float] = []
         with torch.no_grad():
-            losses = [float(self.model.compute_loss(part)) * len(part) for part in parts]
-            margins = np.array([margin for part in parts for margin in self.model.compute_margins(part)])
+            for batch in _cut(self.dev, DEV_BATCH):
+                total_loss += float(self.model.compute_loss(batch)) * len(batch)
+                margins += self.model.compute_margins(batch)
         truth = np.array([example.targets[-1] >= 0.5 for example in self.dev])
-        return DevEvaluation(sum(losses) / len(self.dev), auroc(truth, margins))
+        return DevEvaluation(total_loss / len(self.dev), auroc(truth, np.array(margins)))
 
 
 def _cut(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

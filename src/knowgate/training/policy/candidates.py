@@ -121,7 +121,9 @@ def make_judge_options(base: str) -> dict[str, Any]:
 
     The base `small` is trained with fewer epochs than by default, because it is trained so often.
     """
-    return {"base": base, **(FAST_TRAINING if base == "small" else {})}
+    if base == "small":
+        return {"base": base, **FAST_TRAINING}
+    return {"base": base}
 
 
 def choose_base(evidence: Evidence, options: PolicyOptions, has_gpu: bool) -> str | None:
@@ -242,17 +244,20 @@ class CandidateFitter:
         if recipe.gate == "stack":
             judge_scores = self.judges["known"].raw(range(len(self.evidence.table)))
             margins = {name_judge(0): compute_margin(judge_scores)}
-            embedder = self.evidence.embedder
-            return self._score_folds(
-                recipe, lambda examples, fold: fit_fusion(examples, cheap=True, margins=margins, embedder=embedder)
-            )
+
+            def fit_stack(examples: Examples, fold: int) -> FitResult:
+                return fit_fusion(examples, cheap=True, margins=margins, embedder=self.evidence.embedder)
+
+            return self._score_folds(recipe, fit_stack)
         key = self._make_key(recipe)
         file = self.work / f"needs-{key}.json"
         if file.is_file():
             return np.array(json.loads(file.read_text(encoding="utf-8")))
-        needs = self._score_folds(
-            recipe, lambda examples, fold: self._fit_recipe(recipe, examples, self.work / f"{key}-{fold}")
-        )
+
+        def fit_gate(examples: Examples, fold: int) -> FitResult:
+            return self._fit_recipe(recipe, examples, self.work / f"{key}-{fold}")
+
+        needs = self._score_folds(recipe, fit_gate)
         write_bytes(file, json.dumps(needs.tolist()).encode())
         return needs
 
@@ -316,16 +321,17 @@ class CandidateFitter:
         Each judge is trained without one fold of the rows that the policy is chosen on, so each of these rows is scored
         by the judge that did not learn from it. The held-out rows are scored by all judges, as questions are in use.
         """
-        recipe, evidence = self.recipes[JUDGE], self.evidence
-        examples, options = evidence.make_examples("known", HELD_OUT), AnswerJudgeFitOptions(**recipe.options)
-        work, rows = self.work / f"judges-{self._make_key(recipe)}", evidence.fit_rows
-        if not learns_gain(evidence, str(options.base)):
-            judge = fit_cross_fitted_judge(
-                examples, options, JUDGES, rows=rows, seed=evidence.seed, work=work, watch=self.watch
-            )
+        recipe = self.recipes[JUDGE]
+        options = AnswerJudgeFitOptions(**recipe.options)
+        examples = self.evidence.make_examples("known", HELD_OUT)
+        rows = self.evidence.fit_rows
+        seed = self.evidence.seed
+        work = self.work / f"judges-{self._make_key(recipe)}"
+        if not learns_gain(self.evidence, str(options.base)):
+            judge = fit_cross_fitted_judge(examples, options, JUDGES, rows=rows, seed=seed, work=work, watch=self.watch)
             return {"known": judge}
         texts = [question.text for question in examples.questions]
-        training = make_gain_training(options, evidence.seed)
+        training = make_gain_training(options, seed)
         members = plan_ensemble(examples.split, training, folds=JUDGES, texts=texts, rows=rows)
         return train_gain_judge(examples, options, members, work=work, watch=self.watch)
 
@@ -369,7 +375,8 @@ class CandidateFitter:
         pairs = self.evidence.make_pairs(fold)
         check_answer_pairs(pairs)
         options = list_arbiters(self.evidence, self.base)[name]
-        return cast(ArbiterResult, function(pairs, **select_injected_arguments(function, injected), **options))
+        declared = select_injected_arguments(function, injected)
+        return cast(ArbiterResult, function(pairs, **declared, **options))
 
     def choose_by_rules(self) -> BoolArray:
         """Return for which rows the arbiter `rules`, which needs no training, chooses the closed-book answer."""
@@ -391,7 +398,8 @@ class CandidateFitter:
             return None, None
         if name == "rules":
             return self.choose_by_rules()[self.evidence.held_out], None
-        result, pairs = self._fit_arbiter(name, HELD_OUT), self.evidence.make_pairs(HELD_OUT)
+        result = self._fit_arbiter(name, HELD_OUT)
+        pairs = self.evidence.make_pairs(HELD_OUT)
         folder = self.work / ARBITER_FOLDER
         save_arbiter(result, pairs, folder, command=command)
         return choose_closed(result, pairs), folder
@@ -409,7 +417,8 @@ def fit_single_feature(examples: Examples, feature: str) -> FitResult:
     options = {"features": [feature], "probes": [], "cheap": True, "early": False}
     request = SignalRequest(draft_tokens=int(examples.settings.get("max_tokens", 32)))  # as long as the recorded drafts
     tensors = {f"fusion.{name}": value for name, value in classifier.items()}
-    return FitResult("fusion", options, frozenset({Signal.LOGPROBS}), request, tensors, make_scorer(classifier, values))
+    raw = make_scorer(classifier, values)
+    return FitResult("fusion", options, frozenset({Signal.LOGPROBS}), request, tensors, raw)
 
 
 def score_calibrated(result: FitResult, examples: Examples, rows: NDArray[np.int64]) -> FloatArray:

@@ -97,11 +97,14 @@ class PolicyChoice:
         losses = {f"{ALWAYS} retrieving": total.loss}
         if self.reference.arbiter and self.chosen.name != self.reference.name:
             losses[self.reference.name] = total.reference_loss
-        return " ".join(
-            f"{format_change(loss.mean)} than {name} (estimate). Worst case, with {limits.confidence:.0%} confidence: "
-            f"{format_change(loss.upper(limits.confidence))} (allowed: {100 * limits.loss_bound:g} points fewer)."
-            for name, loss in losses.items()
-        )
+        sentences = []
+        for name, loss in losses.items():
+            worst_case = format_change(loss.upper(limits.confidence))
+            sentences.append(
+                f"{format_change(loss.mean)} than {name} (estimate). Worst case, with {limits.confidence:.0%} confidence: "
+                f"{worst_case} (allowed: {100 * limits.loss_bound:g} points fewer)."
+            )
+        return " ".join(sentences)
 
 
 def choose_policy(
@@ -164,7 +167,8 @@ def _choose(questions: GradedQuestions, folds: NDArray[np.int64]) -> PolicyChoic
     is worth more. Then the choice is repeated with stricter limits: a policy may lose only a share of the allowed loss
     (LOSS_SHARES).
     """
-    constant, limits = _select_constant(questions), questions.options
+    constant = _select_constant(questions)
+    limits = questions.options
     rejected = None  # the first policy that fails
     choice = PolicyChoice(
         chosen=constant,
@@ -189,9 +193,14 @@ def _choose(questions: GradedQuestions, folds: NDArray[np.int64]) -> PolicyChoic
         if not failure:
             return replace(choice, chosen=chosen, tried=tried, estimate=estimate, reason=reason)
         rejected = rejected or RejectedPolicy(chosen.name, estimate, failure)
-    if rejected is None:
-        reason, required = _explain_constant(questions, constant, _select(questions, choice.tried)[1])
-        return replace(choice, reason=reason, required_rows=required)
+    if rejected is None:  # no policy with a gate was selected
+        _, reason = _select(questions, choice.tried)
+        nearest = _find_nearest_unproven(questions, constant)
+        if nearest is None:
+            return replace(choice, reason=reason)
+        violation = nearest.describe_violation(limits, choice.reference.name)
+        reason = f"no other policy is safe. For {nearest.name} with {nearest.searches:.0%} searches, {violation}"
+        return replace(choice, reason=reason, required_rows=nearest.reference_loss.count_required_rows(limits))
     reason = f"{rejected.name} looked best, but failed on questions that it was not chosen on: {rejected.failure}"
     required = rejected.result.reference_loss.count_required_rows(limits)
     return replace(choice, reason=reason, required_rows=required, rejected=rejected)
@@ -208,17 +217,19 @@ def apply_policy(
     reference_takes_closed: BoolArray | None = None,
     options: ChoiceOptions | None = None,
 ) -> PolicyResult:
-    """Apply a chosen policy to other questions.
+    """Measure accuracy and cost of a chosen policy on other questions than those that it was chosen on.
+
+    Lost answers are counted against the reference, a policy that always retrieves and may have an arbiter of its own.
 
     Args:
         chosen: The policy, such as `PolicyChoice.chosen`.
-        needs: Need for retrieval of each question, on the scale of the chosen gate; ignored for constant gates.
-        closed_right: Whether each closed-book answer is right.
-        open_right: Whether each open-book answer is right.
-        takes_closed: For which questions the arbiter prefers the closed-book answer, if the policy has an arbiter.
+        needs: Need for retrieval of each question, from its gate; ignored for constant gates.
+        closed_right: Whether each closed-book answer (without passages) is right.
+        open_right: Whether each open-book answer (with passages) is right.
+        takes_closed: For which questions the arbiter of the policy prefers the closed-book answer; None without one.
         reads_draft: Whether the gate reads a closed-book draft; ignored for constant gates.
-        reference_takes_closed: Losses are counted against always retrieving, perhaps with an arbiter. For which questions
-            that arbiter prefers the closed-book answer; None without one.
+        reference_takes_closed: For which questions the arbiter of the reference prefers the closed-book answer; None
+            without one.
         options: Prices.
     """
     # A constant gate decides by its threshold alone, so any need between 0 and 1 does.
@@ -243,12 +254,14 @@ def _trace_frontier(questions: GradedQuestions, choice: PolicyChoice) -> list[Po
     The thresholds retrieve for 10 % to 90 % of the questions. The policy is the chosen one or, if that is constant (it
     always or never retrieves), the most valuable policy with a gate. The list is empty if there is none.
     """
-    policy = next((item for item in (choice.chosen, *choice.tried) if not item.is_constant), None)
-    if policy is None:
+    with_gate = [item for item in (choice.chosen, *choice.tried) if not item.is_constant]
+    if not with_gate:
         return []
+    policy = with_gate[0]
     needs = questions.gates[policy.gate].needs
-    thresholds = dict.fromkeys(float(np.quantile(needs, 1 - rate)) for rate in FRONTIER_RATES)  # drops duplicates
-    return [questions.evaluate(policy.gate, policy.arbiter, threshold) for threshold in thresholds]
+    thresholds = [float(np.quantile(needs, 1 - rate)) for rate in FRONTIER_RATES]
+    distinct = dict.fromkeys(thresholds)  # in the same order
+    return [questions.evaluate(policy.gate, policy.arbiter, threshold) for threshold in distinct]
 
 
 # --- selection ------------------------------------------------------------------------------------
@@ -260,11 +273,15 @@ def _try_policies(questions: GradedQuestions) -> list[PolicyResult]:
     The best threshold is the most valuable safe one: with it, the answers that are lost compared with always retrieving
     are within the limits of the options. Pairs without a safe threshold are left out.
     """
-    # An arbiter chooses between two answers after a search, so it cannot be paired with never retrieving.
-    gates = [name for name in questions.gates if name != NEVER]
-    arbiters = (NO_ARBITER, *questions.arbiters)
-    best = [_find_best_setting(questions, gate, arbiter) for gate in gates for arbiter in arbiters]
-    return sorted((result for result in best if result is not None), key=lambda result: -result.value)
+    results = []
+    for gate in questions.gates:
+        if gate == NEVER:  # An arbiter chooses after a search, so it cannot be paired with never retrieving.
+            continue
+        for arbiter in (NO_ARBITER, *questions.arbiters):
+            result = _find_best_setting(questions, gate, arbiter)
+            if result is not None:
+                results.append(result)
+    return sorted(results, key=lambda result: -result.value)
 
 
 def _find_best_setting(questions: GradedQuestions, gate: str, arbiter: str) -> PolicyResult | None:
@@ -324,8 +341,10 @@ def _select_constant(questions: GradedQuestions) -> PolicyResult:
     retrieving with an arbiter, which chooses between the answers with and without passages, if this is safe and worth
     more than the other two by more than one standard error.
     """
-    always, never = questions.evaluate_constant(ALWAYS), questions.evaluate_constant(NEVER)
-    plain = never if never.is_safe(questions.options) and never.value > always.value else always
+    plain = questions.evaluate_constant(ALWAYS)
+    never = questions.evaluate_constant(NEVER)
+    if never.is_safe(questions.options) and never.value > plain.value:
+        plain = never
     arbitrated = [questions.evaluate_constant(ALWAYS, arbiter) for arbiter in questions.arbiters]
     safe = [result for result in arbitrated if result.is_safe(questions.options)]
     if not safe:
@@ -336,51 +355,50 @@ def _select_constant(questions: GradedQuestions) -> PolicyResult:
 
 
 def _choose_reference_arbiter(questions: GradedQuestions) -> str:
-    """Choose the arbiter of the reference, the policy that always retrieves and that losses are counted against.
+    """Choose the arbiter with which always retrieving gives the most right answers, as the reference for losses.
 
-    It is the arbiter with the most right answers, if it is worth using. For this, it must give more right answers than no
-    arbiter by more than one standard error, and its LLM calls may cost at most one standard error more than these answers
-    are worth.
+    An arbiter takes part only if two conditions hold, up to one standard error: it gives more right answers than always
+    retrieving without an arbiter, and these are worth its LLM calls.
 
     Returns:
         Name of the arbiter; '' if none is worth using.
     """
     always = questions.evaluate_constant(ALWAYS)
-    best, most_right = NO_ARBITER, always.right
+    worth_using = [always]
     for arbiter in questions.arbiters:
         result = questions.evaluate_constant(ALWAYS, arbiter)
         gain, standard_error = questions.compare_values(result, always)
         is_clearly_right_more_often = result.right - always.right > standard_error
-        if result.right > most_right and is_clearly_right_more_often and gain > -standard_error:
-            best, most_right = arbiter, result.right
-    return best
+        if is_clearly_right_more_often and gain > -standard_error:
+            worth_using.append(result)
+    best = max(worth_using, key=lambda result: result.right)
+    return best.arbiter
 
 
 def _estimate_out_of_fold(questions: GradedQuestions, folds: NDArray[np.int64]) -> PolicyResult:
     """Cross-validate the choice: for each fold, choose a policy on the other folds and evaluate it on this one."""
     results = []
     for fold in np.unique(folds):
-        others, own = questions.select(folds != fold), questions.select(folds == fold)
+        others = questions.select(folds != fold)
         chosen, _ = _select(others, _try_policies(others))
-        results.append(own.evaluate(chosen.gate, chosen.arbiter, chosen.threshold))
+        questions_of_fold = questions.select(folds == fold)
+        results.append(questions_of_fold.evaluate(chosen.gate, chosen.arbiter, chosen.threshold))
     return combine_results(results)
 
 
-def _explain_constant(questions: GradedQuestions, constant: PolicyResult, reason: str) -> tuple[str, int | None]:
-    """Explain why a constant policy is chosen, and count the questions that would prove a better one safe.
+def _find_nearest_unproven(questions: GradedQuestions, constant: PolicyResult) -> PolicyResult | None:
+    """Find the policy that comes closest to replacing always retrieving, but is not proven to be safe.
 
-    Always retrieving is often chosen only because policies that are worth more are not proven to be safe: too few
-    questions show how much they lose. Then the explanation is about the policy for which the fewest questions would be
-    enough. If no number of questions is enough for any of them, it is about the one that loses least.
+    Always retrieving is often chosen only because too few questions show how much a better policy loses. The result is
+    the policy for which the fewest questions would be enough. If no number of questions is enough for any of them, it is
+    the one that loses least.
 
     Args:
         questions: The questions that the policy was chosen on.
-        constant: The constant policy.
-        reason: Explanation to return in all other cases.
+        constant: The chosen policy, which makes the same decision for every question.
 
     Returns:
-        The explanation, and the number of questions. The number is None if more questions would not help, and in all
-        other cases.
+        The policy. None if never retrieving was chosen, if no other policy is worth more, or if one of those is safe.
     """
     results = [questions.evaluate_constant(NEVER)]
     for gate in questions.gates:
@@ -390,9 +408,11 @@ def _explain_constant(questions: GradedQuestions, constant: PolicyResult, reason
     better = [item for item in results if item.value > constant.value and item.searches <= 1 - MIN_SAVING]
     limits = questions.options
     if constant.gate != ALWAYS or not better or any(item.is_safe(limits) for item in better):
-        return reason, None
-    required = {item: item.reference_loss.count_required_rows(limits) for item in better}
-    nearest = min(better, key=lambda item: (required[item] or float("inf"), item.reference_loss.mean))
-    name = f"{nearest.name} with {nearest.searches:.0%} searches"
-    reference = questions.evaluate_constant(ALWAYS, questions.reference_arbiter).name
-    return f"no other policy is safe. For {name}, {nearest.describe_violation(limits, reference)}", required[nearest]
+        return None
+
+    def rank(policy: PolicyResult) -> tuple[float, float]:
+        """Return the number of questions that would prove the policy safe (or infinity), then its loss."""
+        required = policy.reference_loss.count_required_rows(limits)
+        return (required or float("inf"), policy.reference_loss.mean)
+
+    return min(better, key=rank)

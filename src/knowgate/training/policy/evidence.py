@@ -158,6 +158,7 @@ class Evidence:
 
     @cached_property
     def _pairs(self) -> list[AnswerPair]:
+        """The closed-book and the open-book answer of each row."""
         return [get_answer_pair(row) for row in self.table.rows]
 
 
@@ -181,7 +182,8 @@ def load_evidence(runs: Sequence[Path], seed: int = 0) -> Evidence:
             f"fitting a policy needs at least {MIN_GRADED_ROWS} graded questions, but the label runs have {len(table)}. "
             "Label more questions."
         )
-    return Evidence(table, has_both, assign_policy_folds([q.text for q in table.questions], seed), seed)
+    folds = assign_policy_folds([question.text for question in table.questions], seed)
+    return Evidence(table, has_both, folds, seed)
 
 
 def assign_policy_folds(texts: Sequence[str], seed: int) -> NDArray[np.int64]:

@@ -194,6 +194,7 @@ def find_proven_loss(loss: NetLoss, delta: float) -> float:
     """
 
     def is_proven(steps: int) -> bool:
+        """Return whether a loss of at most so many steps is proven."""
         epsilon = steps * LOSS_STEP
         return epsilon >= 1 or compute_net_p_value(loss.lost, loss.gained, loss.n, epsilon, delta) <= delta
 
@@ -272,12 +273,15 @@ def list_shown_results(choice: PolicyChoice) -> list[tuple[str, PolicyResult]]:
     choice or, if one was rejected, of the rejected policy.
     """
     tried = {result.name: result for result in (choice.chosen, choice.reference, *choice.tried)}
-    shown = [result for name, result in tried.items() if name not in CONSTANT_GATES][:7]
-    shown.sort(key=lambda result: -result.value)
-    rows = [("never", choice.never), ("always", choice.always), *((result.name, result) for result in shown)]
+    others = [result for name, result in tried.items() if name not in CONSTANT_GATES][:7]
+    rows = [("never", choice.never), ("always", choice.always)]
+    for result in sorted(others, key=lambda result: -result.value):
+        rows.append((result.name, result))
     if choice.rejected is not None:
-        return [*rows, (f"rejected: {choice.rejected.name}, cross-validated", choice.rejected.result)]
-    return rows if choice.chosen.is_constant else [*rows, ("the choice, cross-validated", choice.estimate)]
+        rows.append((f"rejected: {choice.rejected.name}, cross-validated", choice.rejected.result))
+    elif not choice.chosen.is_constant:
+        rows.append(("the choice, cross-validated", choice.estimate))
+    return rows
 
 
 def list_legend(choice: PolicyChoice) -> list[str]:

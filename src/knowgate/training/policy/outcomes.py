@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from knowgate.core.options import option
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
@@ -15,13 +14,13 @@ from knowgate.gates.calibration.threshold_choice import (
     NEVER_RETRIEVE,
     NetLoss,
     SafetyLimits,
+    count_net_loss,
     list_rate_thresholds,
 )
 from knowgate.stats.metrics import BoolArray, FloatArray
 
 ALWAYS, NEVER, NO_ARBITER = "always", "never", ""
 CONSTANT_GATES = (ALWAYS, NEVER)
-N_PATTERNS = 16  # of four answers to a question, which are right or wrong
 
 
 class ChoiceOptions(SafetyLimits):
@@ -130,10 +129,11 @@ class PolicyResult:
             if loss.mean > limits.max_loss + 1e-9:
                 return f"{figures}: {100 * loss.mean:.1f} points less; at most {100 * limits.max_loss:g} is allowed"
             if not limits.accepts(loss):
-                worst = (
-                    f"worst case, with {limits.confidence:.0%} confidence: {100 * loss.upper(limits.confidence):.2f}"
+                worst_case = 100 * loss.upper(limits.confidence)
+                return (
+                    f"{figures} (worst case, with {limits.confidence:.0%} confidence: {worst_case:.2f} points less; at most "
+                    f"{100 * limits.loss_bound:g} are allowed)"
                 )
-                return f"{figures} ({worst} points less; at most {100 * limits.loss_bound:g} are allowed)"
         return ""
 
     def describe_extra_cost(self, prices: ChoiceOptions) -> str:
@@ -145,17 +145,22 @@ class PolicyResult:
             The warning; '' if the policy does not cost more.
         """
         # Per question, compared with always retrieving, which makes one search and one LLM call.
-        extra = prices.price_llm_call * (self.llm_calls - 1) - prices.price_search * (1 - self.searches)
+        price_of_calls = prices.price_llm_call * (self.llm_calls - 1)
+        saved_on_searches = prices.price_search * (1 - self.searches)
+        extra = price_of_calls - saved_on_searches
         if extra <= 1e-12:
             return ""
-        pays = "that does not pay, because it gains no right answers on these questions."
-        if self.loss.mean < 0:
-            worth = f"{extra / -self.loss.mean:.2g}, in the currency of your prices"
-            pays = f"it gains right answers, not money. It pays only if a right answer is worth more than {worth}. To save "
-            pays += "costs instead, set `price_wrong` below that."
+        gained = -self.loss.mean  # right answers per question
+        if gained > 0:
+            verdict = (
+                "it gains right answers, not money. It pays only if a right answer is worth more than "
+                f"{extra / gained:.2g}, in the currency of your prices. To save costs instead, set `price_wrong` below that."
+            )
+        else:
+            verdict = "that does not pay, because it gains no right answers on these questions."
         return (
             f"It saves {1 - self.searches:.1%} of the searches but makes {self.llm_calls:.2f} LLM calls per question instead "
-            f"of 1.00: {pays} Prices now: a wrong answer {prices.price_wrong:g}, a search {prices.price_search:g}, an LLM "
+            f"of 1.00: {verdict} Prices now: a wrong answer {prices.price_wrong:g}, a search {prices.price_search:g}, an LLM "
             f"call {prices.price_llm_call:g}."
         )
 
@@ -270,7 +275,20 @@ class GradedQuestions:
             arbiter: Name of the arbiter; '' for none.
             threshold: Threshold of the gate.
         """
-        return self._evaluate_at(gate, arbiter, [threshold])[0]
+        right = self.answer_right(gate, arbiter, threshold)
+        right_share = np.count_nonzero(right) / len(right)
+        searches = np.count_nonzero(self.gates[gate].needs > threshold) / len(right)  # as a share of the questions
+        llm_calls = self._count_llm_calls(gate, arbiter, searches)
+        cost = self.options.price_search * searches + self.options.price_llm_call * llm_calls
+        n_models = self.gates[gate].models
+        if arbiter:
+            n_models += self.arbiters[arbiter].models
+        value = right_share - cost / self.options.price_wrong
+        loss = count_net_loss(right, self.open_right)
+        reference_loss = count_net_loss(right, self._answer_retrieved_right(self.reference_arbiter))
+        return PolicyResult(
+            gate, arbiter, threshold, searches, right_share, llm_calls, loss, reference_loss, value, n_models
+        )
 
     def evaluate_constant(self, gate: str, arbiter: str = NO_ARBITER) -> PolicyResult:
         """Evaluate a policy that always or never retrieves."""
@@ -278,36 +296,8 @@ class GradedQuestions:
 
     def evaluate_thresholds(self, gate: str, arbiter: str) -> list[PolicyResult]:
         """Evaluate a gate with an arbiter at several thresholds, which lead to fixed retrieval rates."""
-        return self._evaluate_at(gate, arbiter, list_rate_thresholds(self.gates[gate].needs))
-
-    def _evaluate_at(self, gate: str, arbiter: str, thresholds: Sequence[float]) -> list[PolicyResult]:
-        """Evaluate a gate with an arbiter at sorted thresholds. The questions are counted once for all of them."""
-        answers = [self._answer_retrieved_right(name) for name in (arbiter, NO_ARBITER, self.reference_arbiter)]
-        pattern = sum(right.astype(np.int64) << bit for bit, right in enumerate([self.closed_right, *answers]))
-        n_below = np.searchsorted(thresholds, self.gates[gate].needs, side="left")  # thresholds that lead to retrieval
-        n_cells = (len(thresholds) + 1) * N_PATTERNS
-        counts = np.bincount(n_below * N_PATTERNS + pattern, minlength=n_cells).reshape(-1, N_PATTERNS)
-        skipped = np.cumsum(counts, axis=0)[:-1]  # thresholds x patterns
-        retrieved = counts.sum(axis=0) - skipped
-        closed, policy, *others = (
-            np.arange(N_PATTERNS) >> bit & 1 for bit in range(4)
-        )  # answers right in each pattern
-
-        def count_losses(other: NDArray[np.int64]) -> list[NetLoss]:
-            """Count the questions that are lost and gained at each threshold against other answers."""
-            lost = skipped @ (other * (1 - closed)) + retrieved @ (other * (1 - policy))
-            gained = skipped @ (closed * (1 - other)) + retrieved @ (policy * (1 - other))
-            return [NetLoss(*both, n) for both in zip(lost.tolist(), gained.tolist(), strict=True)]
-
-        n = len(self.closed_right)
-        searches, right = retrieved.sum(axis=1) / n, (skipped @ closed + retrieved @ policy) / n
-        llm_calls = self._count_llm_calls(gate, arbiter, searches)
-        costs = self.options.price_search * searches + self.options.price_llm_call * llm_calls
-        values = right - costs / self.options.price_wrong
-        models = self.gates[gate].models + (self.arbiters[arbiter].models if arbiter else 0)
-        shares = (column.tolist() for column in (searches, right, llm_calls))
-        columns = zip(thresholds, *shares, *map(count_losses, others), values.tolist(), strict=True)
-        return [PolicyResult(gate, arbiter, *(*figures, models)) for figures in columns]
+        thresholds = list_rate_thresholds(self.gates[gate].needs)
+        return [self.evaluate(gate, arbiter, threshold) for threshold in thresholds]
 
     def compare_values(self, policy: PolicyResult, other: PolicyResult) -> tuple[float, float]:
         """Return by how much a policy is worth more than another one per question, and the standard error of this mean."""

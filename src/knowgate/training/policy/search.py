@@ -168,24 +168,20 @@ class PolicySearch:
     def _fit_choice(self, choice: PolicyChoice, out: Path) -> FittedPolicy:
         """Fit, test and write a chosen policy.
 
-        If it loses too many right answers in the test, another policy takes its place, and this method is called again
-        with it: the best constant policy, which makes the same decision for every question. Before that, if this is always
-        retrieving without an arbiter, the losses are counted against it instead of against a reference with an arbiter.
+        If it loses too many right answers in the test, `_replace_failed` chooses another one, which is tested instead.
         """
         tested = self._test(choice)
         # All questions count in the test: the others were tested by cross-validation when the policy was chosen.
         total = combine_results([choice.estimate, tested.held_out])
         if choice.chosen.name != ALWAYS and not total.is_safe(self.options):
-            if choice.reference.arbiter and choice.constant.name == ALWAYS:
-                estimate = replace(choice.estimate, reference_loss=choice.estimate.loss)
-                return self._fit_choice(replace(choice, reference=choice.always, estimate=estimate), out)
-            return self._fit_choice(self._reject(choice, total), out)
+            return self._fit_choice(self._replace_failed(choice, total), out)
         retrieved = tested.outcomes.needs > tested.threshold
         topics = self._measure_topics(self._list_retrieved(choice.chosen, retrieved))
         summary = self._summarize(choice, tested.held_out, total)
         if topics:
             summary.append(describe_extremes(topics))
-        if warning := total.describe_extra_cost(self.options):
+        warning = total.describe_extra_cost(self.options)
+        if warning:
             summary.insert(1, warning)
         parts = PolicyParts(
             self.evidence,
@@ -206,13 +202,15 @@ class PolicySearch:
 
         The reference, the policy that losses are counted against, may have an arbiter, too; it is fitted the same way.
         """
-        chosen, rows = choice.chosen, self.evidence.held_out
+        chosen = choice.chosen
+        rows = self.evidence.held_out
         result, examples = self.fitter.fit_gate(chosen.gate)
         needs = score_calibrated(result, examples, rows)
         threshold = _transfer_threshold(chosen, needs)
         reference_takes_closed, _ = self.fitter.fit_arbiter(choice.reference.arbiter, self.command)
         takes_closed, arbiter_folder = self.fitter.fit_arbiter(chosen.arbiter, self.command)
-        closed_right, open_right = self.evidence.table.closed_right[rows], self.evidence.table.always_right[rows]
+        closed_right = self.evidence.table.closed_right[rows]
+        open_right = self.evidence.table.always_right[rows]
         arbitrated_right = None if takes_closed is None else np.where(takes_closed, closed_right, open_right)
         held_out = apply_policy(
             replace(chosen, threshold=threshold),
@@ -227,17 +225,22 @@ class PolicySearch:
         outcomes = GateOutcomes(needs, closed_right, open_right, arbitrated_right)
         return TestedPolicy(result, examples, threshold, outcomes, arbiter_folder, held_out)
 
-    def _reject(self, choice: PolicyChoice, total: PolicyResult) -> PolicyChoice:
-        """Choose a constant policy in the place of one that failed the test.
+    def _replace_failed(self, choice: PolicyChoice, total: PolicyResult) -> PolicyChoice:
+        """Choose a constant policy, which makes the same decision for every question, in the place of one that failed.
 
-        It is the best constant policy, which makes the same decision for every question. If that one has failed, it is
-        always retrieving.
+        It is the best constant policy; if that one has failed, it is always retrieving. But first, the policy that failed
+        is tried once more if losses were counted against a reference with an arbiter, and the best constant policy has no
+        arbiter. They are then counted against always retrieving alone.
 
         Args:
             choice: The choice with the policy that failed.
             total: Its result on all questions, each tested with a policy that did not learn from it.
         """
-        failure, chosen = total.describe_violation(self.options, choice.reference.name), choice.chosen
+        if choice.reference.arbiter and choice.constant.name == ALWAYS:
+            estimate = replace(choice.estimate, reference_loss=choice.estimate.loss)
+            return replace(choice, reference=choice.always, estimate=estimate)
+        chosen = choice.chosen
+        failure = total.describe_violation(self.options, choice.reference.name)
         constant = choice.always if chosen.is_constant else choice.constant
         required = total.reference_loss.count_required_rows(self.options)
         if required is not None:  # `required` counts all questions, `required_rows` only those to choose on
@@ -254,8 +257,9 @@ class PolicySearch:
             chosen: The policy. Its decisions on the rows to choose on come from the cross-validation.
             held_out_retrieved: Its decisions on the held-out rows.
         """
+        needs_by_gate = {gate.name: gate.needs for gate in self.fitter.gates}
         # Always and never retrieving are not among the gates that were tried; they have a constant need.
-        needs = {gate.name: gate.needs for gate in self.fitter.gates}.get(chosen.gate, CONSTANT_NEED)
+        needs = needs_by_gate.get(chosen.gate, CONSTANT_NEED)
         retrieved = np.empty(len(self.evidence.table), dtype=bool)
         retrieved[self.evidence.fit_rows] = needs > chosen.threshold
         retrieved[self.evidence.held_out] = held_out_retrieved
@@ -322,9 +326,12 @@ class PolicySearch:
         Returns:
             The advice; '' if there are enough questions.
         """
-        n, n_fit = len(self.evidence.table), len(self.evidence.fit_rows)
-        case = "if it loses and gains answers as often as here" if required else "even if it loses no answer"
-        required = required or NetLoss(0, 0, 1).count_required_rows(self.options) or 0
+        n = len(self.evidence.table)
+        n_fit = len(self.evidence.fit_rows)
+        case = "if it loses and gains answers as often as here"
+        if not required:
+            case = "even if it loses no answer"
+            required = NetLoss(0, 0, 1).count_required_rows(self.options) or 0
         if required <= n_fit:
             return ""
         return (
@@ -354,12 +361,13 @@ class PolicySearch:
         parts = PolicyParts(self.evidence, None, UNCALIBRATED_THRESHOLD, None, "rules", topics=topics)
         self._write(parts, result, examples, out)
         figures = ", ".join(f"{name} {auroc:.3f}" for name, auroc in scores.items())
-        summary = (
+        summary = [
             f"Chosen: {best}, which ranks best what the LLM knows (AUROC out of fold: {figures}).",
             "Its threshold is not calibrated, because the label runs have no answers with passages.",
-            *([describe_extremes(topics)] if topics else []),
-        )
-        return FittedPolicy(out, None, None, summary)
+        ]
+        if topics:
+            summary.append(describe_extremes(topics))
+        return FittedPolicy(out, None, None, tuple(summary))
 
     def _write(self, parts: PolicyParts, result: FitResult, examples: Examples, out: Path) -> None:
         """Write the fitted gate to the work folder, then the policy to `out`.
