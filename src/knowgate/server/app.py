@@ -25,7 +25,8 @@ from knowgate.gates import DEFAULT_GATE
 from knowgate.pipeline.builder import build_pipeline, load_gate_models, load_search_models
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.retrieval.engines.web import WebRetriever
-from knowgate.server.chat.gate_service import FingerprintCachingRetriever, GateService
+from knowgate.server.chat.fingerprint_cache import FingerprintCachingRetriever
+from knowgate.server.chat.gate_service import GateService
 from knowgate.server.chat.local_chat import LocalChat
 from knowgate.server.connection_limits import RELOAD_SIGNAL
 from knowgate.server.dashboard.page import DashboardAssets

@@ -298,7 +298,8 @@ class Service:
         if reranker is None:
             raise json_api.make_missing_error("no reranker", "rerank", "no_reranker")
         rerank_request = json_api.parse_request(schemas.RerankRequest, (await self.read_request(request))[1])
-        return json_api.json_response(await rerank_documents(self.gate_service, reranker, rerank_request, trace.id))
+        work = rerank_documents(self.gate_service, reranker, rerank_request, trace)
+        return json_api.json_response(await run_while_connected(request, work))
 
     async def list_models(self, request: Request, trace: RequestTrace) -> Response:
         """Answer GET /v1/models with the names of all LLMs and of knowgate/GATE for each selectable gate."""
