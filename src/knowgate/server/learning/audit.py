@@ -19,7 +19,8 @@ from knowgate.server.json_api import ApiError
 from knowgate.server.learning.answers import CounterfactualAnswerer, HistoryLabeler
 from knowgate.server.learning.arms import Experiment, ExperimentArm
 from knowgate.server.load_limits import HOUR_SECONDS, MAX_CALLS_PER_AUDIT, CallBudget
-from knowgate.server.telemetry.decision_log import WRITE_LOCK, DecisionLog
+from knowgate.server.telemetry.decision_deletion import WRITE_LOCK
+from knowgate.server.telemetry.decision_log import DecisionLog
 from knowgate.server.telemetry.snapshot import RecentDecisions
 from knowgate.server.telemetry.trace import ClientRequest, RequestTrace
 from knowgate.types import DecisionNote
