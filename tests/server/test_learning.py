@@ -235,9 +235,19 @@ def test_a_budget_refills_up_to_one_hour_of_calls():
     assert budget.describe_pause(1) == ""
 
 
-@pytest.mark.parametrize(("spent", "remaining"), [(0, 6.0), (57, 3.0), (500, 0.0)])
-def test_a_new_budget_holds_a_tenth_of_an_hour_minus_what_was_spent(spent, remaining):
-    assert CallBudget(60, clock=lambda: 0.0, spent=spent).remaining == remaining
+@pytest.mark.parametrize(
+    ("ages", "remaining"),
+    [
+        ([], 6.0),
+        ([3599.0] * 57, 3.0),
+        ([3599.0] * 500, 0.0),
+        ([0.0] * 6, 0.0),  # the tenth of the first start
+        ([120.0] * 6, 2.0),  # one call a minute is added
+        ([180.0, 120.0, 120.0, 60.0, 0.0], 4.0),  # 6 - 1 + 1 - 2 + 1 - 1 + 1 - 1
+    ],
+)
+def test_a_new_budget_holds_a_tenth_of_an_hour_minus_what_was_spent(ages, remaining):
+    assert CallBudget(60, clock=lambda: 0.0, earlier_calls=ages).remaining == pytest.approx(remaining)
 
 
 def test_a_restart_or_reload_does_not_refill_the_budget(serve, stub, tmp_path, invented):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -209,28 +209,40 @@ class CallBudget:
 
     Calls are reserved before they are made, and those that are not needed are given back. With API keys, one key gets at
     most half of an hour's calls, and never more than half of those that are left, so that something remains for others.
-    A new budget holds a tenth of an hour's calls, or enough for one audit, minus what earlier processes have spent.
+    A new budget holds a tenth of an hour's calls, or enough for one audit. After a restart, it does not hold more than a
+    budget that had never stopped would have left.
 
     Attributes:
         calls_per_hour: Maximum number of calls per hour.
         clock: Returns a time in seconds.
         shares: Whether API keys share the budget.
-        spent: Calls that earlier processes made in the last hour.
+        earlier_calls: How many seconds ago earlier processes made each of their calls of the last hour.
         remaining: Number of calls that can be reserved now.
     """
 
     calls_per_hour: int
     clock: Callable[[], float] = time.monotonic
     shares: bool = False
-    spent: float = 0.0
+    earlier_calls: Sequence[float] = ()
     remaining: float = field(init=False)
     _used: dict[str, float] = field(init=False, default_factory=dict)  # name of a key -> used calls of its share
     _last_refill: float = field(init=False)
 
     def __post_init__(self) -> None:
         first_calls = max(MAX_CALLS_PER_AUDIT, START_SHARE * self.calls_per_hour)
-        self.remaining = max(0.0, min(first_calls, self.calls_per_hour - self.spent))
+        unspent = max(0.0, float(self.calls_per_hour - len(self.earlier_calls)))
+        self.remaining = min(first_calls, unspent, self._replay_calls(first_calls))
         self._last_refill = self.clock()
+
+    def _replay_calls(self, first_calls: float) -> float:
+        """Return what a budget that held `first_calls` before the earlier calls would have left now, refills included."""
+        calls_per_second = self.calls_per_hour / HOUR_SECONDS
+        remaining, last_age = first_calls, 0.0
+        for number, age in enumerate(sorted(self.earlier_calls, reverse=True)):
+            refill = (last_age - age) * calls_per_second if number else 0.0
+            remaining = max(0.0, remaining + refill - 1)
+            last_age = age
+        return remaining + last_age * calls_per_second
 
     def reserve(self, owner: str, count: int) -> bool:
         """Reserve calls for a request of an API key, and return whether that was possible."""
