@@ -10,8 +10,8 @@ from knowgate.data.history import open_history
 from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LogEntry
 from knowgate.errors import ServerError
 from knowgate.pipeline.traffic_log import TrafficLog
+from knowgate.server.app import FingerprintCachingRetriever
 from knowgate.server.chat import request_options
-from knowgate.server.chat.fingerprint_cache import FingerprintCachingRetriever
 from knowgate.server.chat.request_options import FilteredRetriever
 from knowgate.server.schemas import PassageFilter
 from knowgate.types import Passage

@@ -13,7 +13,7 @@ from knowgate.errors import ServerError
 from knowgate.retrieval.rerankers.remote import RemoteReranker
 from knowgate.server.auth.api_keys import add_key
 from knowgate.server.chat.gate_service import MAX_ABANDONED_SEARCHES
-from knowgate.server.chat.thread_queues import limit_time, run_in_thread
+from knowgate.server.load_limits import limit_time, run_in_thread
 from tests.server.conftest import UNKNOWN
 from tests.server.test_circuit_breaker import use_parts
 from tests.support.hostile_server import HostileServer, dripping, http

@@ -18,8 +18,8 @@ from knowgate.retrieval.rerankers import rerank
 from knowgate.server.chat.gate_service import BackgroundSearch, GateService, describe_error
 from knowgate.server.chat.request_formats import REQUEST_FORMATS, UngatedRequest, extract_question
 from knowgate.server.chat.request_options import SELECTABLE_GATES, RequestOptions
-from knowgate.server.chat.thread_queues import limit_time
 from knowgate.server.json_api import ApiError, parse_request
+from knowgate.server.load_limits import limit_time
 from knowgate.server.schemas import DecideRequest, DecideResponse, RerankRequest, RerankResponse
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.draft import UpstreamDraft, measure_draft

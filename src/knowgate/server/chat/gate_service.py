@@ -18,10 +18,9 @@ from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.retrieval.engines.web import SearchBudgetError, WebRetriever
 from knowgate.retrieval.rerankers.remote import RemoteReranker
 from knowgate.server.chat import request_options
-from knowgate.server.chat.thread_queues import RerankQueue, limit_time, run_in_thread
 from knowgate.server.json_api import ApiError
 from knowgate.server.learning.arms import Experiment
-from knowgate.server.load_limits import BreakersByKey, CircuitBreaker
+from knowgate.server.load_limits import BreakersByKey, CircuitBreaker, RerankQueue, limit_time, run_in_thread
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.draft import UpstreamDraftModel, use_draft
 from knowgate.types import Completion, Decision, DecisionNote, Passage, Question, Reranker, SignalRequest

@@ -14,12 +14,11 @@ from typing import Any
 from knowgate.data.history.entries import KnowledgeLabel, LabelSource
 from knowgate.gates.arbiters.abstention import RULES_ARBITER
 from knowgate.gates.calibration.changed_answers import answers_differ
-from knowgate.server.database import Store
+from knowgate.server.database import WRITE_LOCK, Store
 from knowgate.server.json_api import ApiError
 from knowgate.server.learning.answers import CounterfactualAnswerer, HistoryLabeler
 from knowgate.server.learning.arms import Experiment, ExperimentArm
 from knowgate.server.load_limits import HOUR_SECONDS, MAX_CALLS_PER_AUDIT, CallBudget
-from knowgate.server.telemetry.decision_deletion import WRITE_LOCK
 from knowgate.server.telemetry.decision_log import DecisionLog
 from knowgate.server.telemetry.snapshot import RecentDecisions
 from knowgate.server.telemetry.trace import ClientRequest, RequestTrace

@@ -15,17 +15,21 @@ from knowgate.core.postgres.address import is_postgres_address
 from knowgate.core.redaction import redact_secrets
 from knowgate.data.history.entries import question_key
 from knowgate.errors import BadSetting, KnowgateError
-from knowgate.server.database import DECISION_MIGRATIONS, STORE_ERRORS, Store, Transaction, open_store
-from knowgate.server.json_api import ApiError
-from knowgate.server.telemetry.decision_deletion import (
+from knowgate.server.database import (
     DAY_SECONDS,
+    DECISION_MIGRATIONS,
     SELECT_UNFINDABLE,
+    STORE_ERRORS,
     WRITE_LOCK,
+    Store,
+    Transaction,
     delete_decisions,
     delete_rows,
     find_ids_and_owners,
     mark_unknown_sources,
+    open_store,
 )
+from knowgate.server.json_api import ApiError
 
 log = logging.getLogger(__name__)
 
