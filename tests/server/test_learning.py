@@ -13,14 +13,17 @@ import httpx
 import pytest
 
 import knowgate as kg
+from knowgate import AdaptiveRAG, load_gate
 from knowgate.data.history import open_history
 from knowgate.data.history.entries import KnowledgeLabel, LabelSource
 from knowgate.gates.calibration.changed_answers import answers_differ
+from knowgate.models.fake import FakeModel
 from knowgate.pipeline.traffic_log import TrafficLog
 from knowgate.server.app import build_gate_service, create_app
 from knowgate.server.chat.request_options import RequestOptions
 from knowgate.server.learning.answers import StreamText, label_by_feedback
 from knowgate.server.learning.audit import MAX_PENDING_AUDITS, POLL_SECONDS, Auditor, AuditStore
+from knowgate.server.learning.learner import _compute_scope
 from knowgate.server.learning.loss_monitor import LossMonitor
 from knowgate.server.load_limits import CallBudget
 from knowgate.server.options import ServeOptions
@@ -803,3 +806,16 @@ def test_slow_audits_of_one_key_do_not_delay_those_of_others(monkeypatch):
     monkeypatch.setattr(Auditor, "_audit", audit)
     asyncio.run(run())
     assert done == ["other"] * 3
+
+
+def test_audits_with_another_reranker_do_not_count():
+    class NamedReranker:
+        def __init__(self, name):
+            self.name = self.fingerprint = name
+
+    rag = AdaptiveRAG(FakeModel(), load_gate("never"))
+    rerankers = [None, NamedReranker("a"), NamedReranker("b")]
+    assert len({_compute_scope(rag.replace(reranker=reranker)) for reranker in rerankers}) == 3
+    assert _compute_scope(rag.replace(reranker=NamedReranker("a"))) == _compute_scope(
+        rag.replace(reranker=rerankers[1])
+    )

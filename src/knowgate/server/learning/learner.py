@@ -376,4 +376,12 @@ def _compute_scope(rag: AdaptiveRAG) -> str:
         rag.prompts.fingerprint,
         f"{arbiter.fingerprint} {arbiter.makes_drafts}" if arbiter else "",
     )
-    return sha256_text(*parts)[:16]
+    second_look: Mapping[str, Any] = (
+        rag.second_look.artifact.manifest if isinstance(rag.second_look, FittedGate) else {}
+    )
+    # These are left out if they are not used, so that audits of earlier versions still count.
+    filters = [
+        f"{rag.reranker.fingerprint} {rag.rerank_margin}" if rag.reranker else "",
+        json.dumps(second_look, sort_keys=True, default=str) if second_look else "",
+    ]
+    return sha256_text(*parts, *filter(None, filters))[:16]
