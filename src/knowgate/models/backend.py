@@ -73,7 +73,12 @@ class FairExecutor(Executor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the threads. Calls that wait are run first, unless `cancel_futures` is set."""
-        self._threads.shutdown(wait, cancel_futures=cancel_futures)
+        if cancel_futures:
+            with self._lock:
+                waiting = [future for calls in self._calls.values() for future, _ in calls]
+            for future in waiting:
+                future.cancel()
+        self._threads.shutdown(wait)
 
 
 class Backend(ABC):
