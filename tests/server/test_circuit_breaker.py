@@ -11,8 +11,9 @@ from knowgate.retrieval.engines.elastic import OpenSearchRetriever
 from knowgate.retrieval.engines.web import WebRetriever
 from knowgate.retrieval.engines.web_engines import WebOptions
 from knowgate.retrieval.rerankers.remote import RemoteReranker
+from knowgate.server.app import FingerprintCachingRetriever
 from knowgate.server.auth.api_keys import add_key
-from knowgate.server.chat.gate_service import FingerprintCachingRetriever, GateService
+from knowgate.server.chat.gate_service import GateService
 from knowgate.server.load_limits import BreakersByKey, CircuitBreaker
 from tests.server.test_chat import ask
 from tests.server.test_failures import FailingGate, use_gate_service

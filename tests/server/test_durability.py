@@ -12,9 +12,10 @@ import httpx
 import pytest
 
 import knowgate.server.app as app_module
+from knowgate.server.database import delete_rows
 from knowgate.server.learning.audit import AuditRecord, AuditStore
 from knowgate.server.schemas import MAX_FEEDBACK_CHARS
-from knowgate.server.telemetry.decision_log import MAX_PENDING_ROWS, DecisionLog, _store_feedback, delete_rows
+from knowgate.server.telemetry.decision_log import MAX_PENDING_ROWS, DecisionLog, _store_feedback
 from knowgate.server.telemetry.snapshot import UPSERT_SNAPSHOT, MetricsSnapshot
 from tests.server.conftest import KNOWN
 from tests.server.test_chat import ask

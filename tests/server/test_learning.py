@@ -13,14 +13,17 @@ import httpx
 import pytest
 
 import knowgate as kg
+from knowgate import AdaptiveRAG, load_gate
 from knowgate.data.history import open_history
 from knowgate.data.history.entries import KnowledgeLabel, LabelSource
 from knowgate.gates.calibration.changed_answers import answers_differ
+from knowgate.models.fake import FakeModel
 from knowgate.pipeline.traffic_log import TrafficLog
 from knowgate.server.app import build_gate_service, create_app
 from knowgate.server.chat.request_options import RequestOptions
 from knowgate.server.learning.answers import StreamText, label_by_feedback
 from knowgate.server.learning.audit import MAX_PENDING_AUDITS, POLL_SECONDS, Auditor, AuditStore
+from knowgate.server.learning.learner import _compute_scope
 from knowgate.server.learning.loss_monitor import LossMonitor
 from knowgate.server.load_limits import CallBudget
 from knowgate.server.options import ServeOptions
@@ -235,9 +238,19 @@ def test_a_budget_refills_up_to_one_hour_of_calls():
     assert budget.describe_pause(1) == ""
 
 
-@pytest.mark.parametrize(("spent", "remaining"), [(0, 6.0), (57, 3.0), (500, 0.0)])
-def test_a_new_budget_holds_a_tenth_of_an_hour_minus_what_was_spent(spent, remaining):
-    assert CallBudget(60, clock=lambda: 0.0, spent=spent).remaining == remaining
+@pytest.mark.parametrize(
+    ("ages", "remaining"),
+    [
+        ([], 6.0),
+        ([3599.0] * 57, 3.0),
+        ([3599.0] * 500, 0.0),
+        ([0.0] * 6, 0.0),  # the tenth of the first start
+        ([120.0] * 6, 2.0),  # one call a minute is added
+        ([180.0, 120.0, 120.0, 60.0, 0.0], 4.0),  # 6 - 1 + 1 - 2 + 1 - 1 + 1 - 1
+    ],
+)
+def test_a_new_budget_holds_a_tenth_of_an_hour_minus_what_was_spent(ages, remaining):
+    assert CallBudget(60, clock=lambda: 0.0, earlier_calls=ages).remaining == pytest.approx(remaining)
 
 
 def test_a_restart_or_reload_does_not_refill_the_budget(serve, stub, tmp_path, invented):
@@ -793,3 +806,16 @@ def test_slow_audits_of_one_key_do_not_delay_those_of_others(monkeypatch):
     monkeypatch.setattr(Auditor, "_audit", audit)
     asyncio.run(run())
     assert done == ["other"] * 3
+
+
+def test_audits_with_another_reranker_do_not_count():
+    class NamedReranker:
+        def __init__(self, name):
+            self.name = self.fingerprint = name
+
+    rag = AdaptiveRAG(FakeModel(), load_gate("never"))
+    rerankers = [None, NamedReranker("a"), NamedReranker("b")]
+    assert len({_compute_scope(rag.replace(reranker=reranker)) for reranker in rerankers}) == 3
+    assert _compute_scope(rag.replace(reranker=NamedReranker("a"))) == _compute_scope(
+        rag.replace(reranker=rerankers[1])
+    )

@@ -1,5 +1,6 @@
 """A model in the server's process stops when nobody waits for its answer."""
 
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,6 +9,7 @@ import pytest
 
 from knowgate.core.stop_flag import StopError, check_stop_flag
 from knowgate.models.fake import FakeModel
+from knowgate.server.auth.api_keys import add_key
 from tests.server.conftest import KNOWN
 from tests.support.processes import until
 
@@ -98,3 +100,44 @@ def test_a_batch_goes_on_while_somebody_waits_for_one_of_its_answers(serve, slow
             post(address, LONG, timeout=1.0)
         assert patient.result().status_code == 200
     assert (slow.n_started, slow.n_stopped) == (1, 0)
+
+
+N_MANY = 6
+
+
+@pytest.mark.parametrize("options", [{"batch": 2}, {"batch": 1}])
+@pytest.mark.parametrize("differ", [True, False], ids=["several pipelines", "one pipeline"])
+def test_a_key_with_many_requests_does_not_delay_another_key(serve, tmp_path, monkeypatch, options, differ):
+    generate, started, release, order = FakeModel.generate, threading.Event(), threading.Event(), []
+
+    def wait_and_generate(model, prompts, **settings):
+        started.set()
+        release.wait(60)
+        order.extend("carol" for prompt in prompts if "Carol" in prompt.text)
+        order.extend("alice" for prompt in prompts if "Alice" in prompt.text)
+        return generate(model, prompts, **settings)
+
+    monkeypatch.setattr(FakeModel, "generate", wait_and_generate)
+    headers = {name: {"Authorization": f"Bearer {add_key(tmp_path / 'k.json', name)}"} for name in ("alice", "carol")}
+    address, app = serve(upstream=False, gate="never", options={"keys": str(tmp_path / "k.json"), **options})
+
+    def send(name, number):
+        body = {"model": "knowgate", "max_tokens": 8 + number * differ}
+        body["messages"] = [{"role": "user", "content": f"Who is {name.title()} {number}?"}]
+        return httpx.post(f"{address}/v1/chat/completions", json=body, headers=headers[name], timeout=60).status_code
+
+    def count_waiting():
+        calls = app.state.service.gate_service.rag.model.workers._calls.values()
+        queues = app.state.service.local_chat._batcher._queues.values()
+        return sum(map(len, calls)) + sum(map(len, queues))
+
+    with ThreadPoolExecutor(N_MANY + 2) as pool:
+        replies = [pool.submit(send, "alice", 0)]
+        assert started.wait(30)
+        replies += [pool.submit(send, "alice", number) for number in range(1, N_MANY)]
+        until(lambda: app.state.service.active_requests.count == N_MANY and count_waiting() == N_MANY - 1)
+        replies.append(pool.submit(send, "carol", 0))
+        until(lambda: count_waiting() == N_MANY)
+        release.set()
+        assert {reply.result() for reply in replies} == {200}
+    assert order.index("carol") <= 2  # after the request that ran, and at most one that shares its batch

@@ -10,8 +10,8 @@ from knowgate.data.history import open_history
 from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LogEntry
 from knowgate.errors import ServerError
 from knowgate.pipeline.traffic_log import TrafficLog
+from knowgate.server.app import FingerprintCachingRetriever
 from knowgate.server.chat import request_options
-from knowgate.server.chat.gate_service import FingerprintCachingRetriever
 from knowgate.server.chat.request_options import FilteredRetriever
 from knowgate.server.schemas import PassageFilter
 from knowgate.types import Passage
@@ -146,13 +146,18 @@ def stored(tmp_path):
     return {"decisions": str(tmp_path / "d.db"), "keep_questions": True}
 
 
-def test_deleting_a_decision_deletes_everything_about_its_question(serve, stored, tmp_path):
+def test_deleting_a_decision_leaves_others_on_the_same_question_and_forgetting_deletes_all(serve, stored, tmp_path):
     address, _ = serve(gate="always", options=stored)
     first, again, other = (ask(address, text).headers["x-knowgate-id"] for text in (UNKNOWN, UNKNOWN.upper(), KNOWN))
     httpx.post(f"{address}/v1/feedback", json={"id": first, "rating": "up", "comment": "a secret"})
-    assert httpx.delete(f"{address}/v1/decisions/{first}").json() == {"forgotten": True, "decisions": 2, "history": 0}
-    result = [httpx.get(f"{address}/v1/decisions/{id}").status_code for id in (first, again, other)]
-    assert result == [404, 404, 200]
+
+    def read():
+        return [httpx.get(f"{address}/v1/decisions/{id}").status_code for id in (first, again, other)]
+
+    assert httpx.delete(f"{address}/v1/decisions/{first}").json() == {"forgotten": True, "decisions": 1, "history": 0}
+    assert read() == [404, 200, 200]
+    httpx.post(f"{address}/v1/forget", json={"question": UNKNOWN})
+    assert read() == [404, 404, 200]
     assert all(b"Babakoland" not in file.read_bytes() for file in tmp_path.glob("d.db*"))
     assert all(b"a secret" not in file.read_bytes() for file in tmp_path.glob("d.db*"))
 

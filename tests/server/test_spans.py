@@ -1,14 +1,16 @@
 """OpenTelemetry spans: names, parents and attributes."""
 
 import json
+import threading
 
 import httpx
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
 
+from knowgate.server.telemetry import spans
 from knowgate.server.telemetry.spans import RequestSpans
 from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask
@@ -80,3 +82,20 @@ def test_the_trace_context_of_the_client_is_used_and_forwarded(serve, stub, stor
 def test_spans_are_off_by_default(serve):
     _, app = serve(gate="never")
     assert app.state.service.spans is None
+
+
+def test_a_collector_that_hangs_does_not_delay_the_end_of_the_server(monkeypatch, caplog):
+    monkeypatch.setattr(spans, "FLUSH_SECONDS", 0.1)
+    released, sent = threading.Event(), threading.Event()
+
+    class HangingProcessor(SpanProcessor):
+        def shutdown(self):
+            released.wait(30)
+            sent.set()
+
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(HangingProcessor())
+    RequestSpans(provider).close()
+    assert not sent.is_set()
+    assert "did not answer in 0.1 seconds" in caplog.text
+    released.set()

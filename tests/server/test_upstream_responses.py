@@ -1,6 +1,7 @@
 """Responses of the upstream are limited in size, nesting and time. Invalid ones end in an error, never in a cut stream."""
 
 import gzip
+import itertools
 import json
 import socket
 import threading
@@ -12,7 +13,7 @@ import pytest
 from knowgate.server.upstream import response_body
 from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask
-from tests.support.hostile_server import HostileServer, http
+from tests.support.hostile_server import HostileServer, endless, http
 
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 JSON_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n"
@@ -121,6 +122,28 @@ def test_events_without_an_end_take_linear_time_and_end_in_an_error(serve_hostil
     assert "upstream_invalid" in reply.text
     assert len(reply.text) < 1 << 20
     assert time.process_time() - start < 15  # it took more than twenty seconds for 20 MB
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("start", "piece"),
+    [(b"2;x=", b"a" * 65536), (b"0\r\n", b"x: y\r\n" * 9999), (b"", b"1;" + b"a" * 999 + b"\r\n \r\n")],
+    ids=["chunk extension", "trailers", "extension of each chunk"],
+)
+def test_endless_bytes_besides_the_body_end_in_an_error(serve_hostile, hostile, stream, start, piece):
+    kind = b"text/event-stream" if stream else b"application/json"
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Type: " + kind + b"\r\n\r\n"
+    sizes = []
+
+    def reply():
+        for part in itertools.islice(endless(head + start, piece)(), 4096):
+            sizes.append(len(part))
+            yield part
+
+    hostile.reply = reply
+    answer = ask(serve_hostile(), stream=stream)
+    assert "upstream" in answer.text
+    assert sum(sizes) < 40 << 20  # with the buffers of the sockets
 
 
 @pytest.mark.parametrize("stream", [True, False])

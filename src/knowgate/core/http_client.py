@@ -296,12 +296,12 @@ def read_key_header(*variables: str) -> dict[str, str]:
 def request_deadline(end: float) -> Iterator[None]:
     """Set a deadline for all network reads and writes of this thread inside the `with` block.
 
-    Reads and writes after the deadline raise a timeout error.
+    Reads and writes after the deadline raise a timeout error. Inside another such block, the earlier deadline applies.
 
     Args:
         end: The deadline, a time of `time.monotonic`.
     """
-    token = REQUEST_DEADLINE.set(end)
+    token = REQUEST_DEADLINE.set(min(end, REQUEST_DEADLINE.get()))
     try:
         yield
     finally:

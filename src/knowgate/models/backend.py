@@ -5,11 +5,15 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import threading
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +27,58 @@ Value = TypeVar("Value")
 UNNAMED_FINGERPRINT = "openai-unnamed"  # of an upstream whose model is not named, so it could be any LLM
 # A word with the space before it. Chinese, Japanese and Korean characters count as words.
 WORD_PATTERN = re.compile(r"\s*(?:[぀-ヿ㐀-鿿가-힣]|[^\s぀-ヿ㐀-鿿가-힣]+)|\s+")
+
+
+CLIENT: ContextVar[str] = ContextVar("client on whose behalf the model is used", default="")
+
+
+class FairExecutor(Executor):
+    """Thread pool that serves several clients in turn, so that one with many calls does not delay the others for long.
+
+    The context variable `CLIENT` names the client of a call. Calls of one client run in the order of their arrival.
+
+    Args:
+        threads: Number of threads.
+    """
+
+    def __init__(self, threads: int):
+        self._threads = ThreadPoolExecutor(threads, "knowgate-model")
+        self._lock = threading.Lock()
+        self._calls: dict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = {}  # by client; the next client is first
+
+    def submit(self, work: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
+        """Queue a call of `work`, and return a future for its result."""
+        future: Future[Any] = Future()
+        with self._lock:
+            self._calls.setdefault(CLIENT.get(), deque()).append((future, partial(work, *args, **options)))
+        self._threads.submit(self._run_next)
+        return future
+
+    def _run_next(self) -> None:
+        """Run the oldest call of the client whose turn it is. `submit` schedules this once for each call."""
+        with self._lock:
+            client = next(iter(self._calls))
+            calls = self._calls.pop(client)
+            future, work = calls.popleft()
+            if calls:
+                self._calls[client] = calls  # behind all other clients
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - the caller gets it from the future
+            future.set_exception(error)
+        finally:
+            del future  # otherwise the error, its traceback and this frame would refer to each other
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the threads. Calls that wait are run first, unless `cancel_futures` is set."""
+        if cancel_futures:
+            with self._lock:
+                waiting = [future for calls in self._calls.values() for future, _ in calls]
+            for future in waiting:
+                future.cancel()
+        self._threads.shutdown(wait)
 
 
 class Backend(ABC):
@@ -78,12 +134,12 @@ class Backend(ABC):
 
     @property
     def workers(self) -> Executor:
-        """The model's thread pool, with `concurrency` threads. Created on first use."""
+        """The model's thread pool, with `concurrency` threads, which serves clients in turn. Created on first use."""
         # Stored in `__dict__` directly, because subclasses may be frozen dataclasses, whose attributes cannot be set.
         executor: Executor | None = self.__dict__.get("_workers")
         if executor is None:
             # setdefault is atomic, so two threads that come here at once get the same pool.
-            executor = self.__dict__.setdefault("_workers", ThreadPoolExecutor(self.concurrency, "knowgate-model"))
+            executor = self.__dict__.setdefault("_workers", FairExecutor(self.concurrency))
         return executor
 
     def _map(self, work: Callable[[Item], Value], items: Sequence[Item]) -> list[Value]:

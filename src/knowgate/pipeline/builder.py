@@ -11,6 +11,7 @@ from knowgate.errors import BadSetting
 from knowgate.gates import DEFAULT_GATE, default_gate, describe_text_only, is_text_only, load_gate
 from knowgate.gates.arbiters import load_arbiter
 from knowgate.gates.arbiters.abstention import RULES_ARBITER
+from knowgate.gates.arbiters.arbitration import choose_answers
 from knowgate.gates.artifacts.gate_folder import parse_fitted_spec, read_artifact
 from knowgate.gates.calibration.deployment import describe_missing_calibration, describe_recorded_origin
 from knowgate.gates.fitted_gate import FittedGate
@@ -28,13 +29,14 @@ from knowgate.retrieval.engines.pgvector import PgvectorRetriever
 from knowgate.retrieval.index import build_index
 from knowgate.retrieval.rerankers import load_reranker
 from knowgate.retrieval.rerankers.cross_encoder import CrossEncoderReranker, describe_llm_mismatch, is_aligned_reranker
-from knowgate.types import Completion, Passage, Question, Reading, Token
+from knowgate.types import AnswerPair, Completion, Passage, Question, Reading, Token
 from knowgate.types.protocols import Arbiter, Model, PassageFilter, Reranker, Retriever
 
 log = logging.getLogger(__name__)
 
 PRESETS = ("cbdr",)
 EXAMPLE_QUESTION = "What is the capital of France?"  # loads models
+EXAMPLE_PASSAGE = Passage("1", "Paris is the capital of France.")
 FIT_PROBE_ADVICE = "Fit a probe: fit('probe', runs, out=folder, target='known', balanced=True)."
 DEFAULT_BETA = 0.95  # CBDR 4.3: above it the LLM answers without retrieval; 83.3 % of the questions are retrieved
 
@@ -181,20 +183,24 @@ def build_cached_index(docs: Path, kind: str) -> Path:
 
 
 def load_gate_models(rag: AdaptiveRAG) -> None:
-    """Load the models of a fitted gate, such as its judge or embedding model, by letting it score an example.
+    """Load the models of a fitted gate and of the arbiter, such as a judge, by letting them score an example.
 
     Otherwise the first request would load them, which can take longer than the timeout of the gate. Errors are ignored
-    here, because the requests that use the gate report them.
+    here, because the requests that use the gate or the arbiter report them.
     """
-    if not isinstance(rag.bound_gate, FittedGate):
-        return
+    question = Question(EXAMPLE_QUESTION)
     draft = Completion("Paris", (Token("Paris", -0.1, entropy=0.1, margin=0.9),), n_tokens=1)
     with suppress(Exception):
-        rag.bound_gate.score([Question(EXAMPLE_QUESTION)], [Reading(draft=draft)])
+        if isinstance(rag.bound_gate, FittedGate):
+            rag.bound_gate.score([question], [Reading(draft=draft)])
+    with suppress(Exception):
+        if rag.bound_arbiter is not None:
+            # The answers differ, because an arbiter is not asked about answers that agree.
+            choose_answers(rag.bound_arbiter, [AnswerPair(question, draft, Completion("Lyon"), (EXAMPLE_PASSAGE,))])
 
 
 def load_search_models(rag: AdaptiveRAG) -> None:
-    """Load the embedding model of the index, and the reranker, by using them once with an example question.
+    """Load the embedding model of the index, the reranker and the second look, by using them with an example question.
 
     Otherwise the first search would load them. Only models in this process are loaded; remote search engines and rerank
     servers are not called. Errors are ignored here, because the searches report them.
@@ -210,7 +216,10 @@ def load_search_models(rag: AdaptiveRAG) -> None:
             retriever.embedder.embed([EXAMPLE_QUESTION])
     with suppress(Exception):
         if isinstance(reranker, CrossEncoderReranker):
-            reranker.score([EXAMPLE_QUESTION], [[Passage("1", "Paris is the capital of France.")]])
+            reranker.score([EXAMPLE_QUESTION], [[EXAMPLE_PASSAGE]])
+    with suppress(Exception):
+        if rag.second_look is not None:
+            rag.second_look.are_useful([Question(EXAMPLE_QUESTION)], [[EXAMPLE_PASSAGE]])
 
 
 # --- presets --------------------------------------------------------------------------------------

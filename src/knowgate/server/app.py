@@ -7,7 +7,8 @@ import gc
 import logging
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +26,7 @@ from knowgate.gates import DEFAULT_GATE
 from knowgate.pipeline.builder import build_pipeline, load_gate_models, load_search_models
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.retrieval.engines.web import WebRetriever
-from knowgate.server.chat.gate_service import FingerprintCachingRetriever, GateService
+from knowgate.server.chat.gate_service import GateService
 from knowgate.server.chat.local_chat import LocalChat
 from knowgate.server.connection_limits import RELOAD_SIGNAL
 from knowgate.server.dashboard.page import DashboardAssets
@@ -39,11 +40,12 @@ from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.client import UpstreamClient
 from knowgate.server.upstream.draft import UpstreamDraftModel, arbiter_makes_drafts
 from knowgate.server.upstream.forwarding import UpstreamForwarder
-from knowgate.types import Gate, Model, Signal
+from knowgate.types import Gate, Model, Passage, Retriever, Signal
 
 log = logging.getLogger(__name__)
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that disconnected. It appears in metrics, but is never sent.
+FINGERPRINT_TTL_SECONDS = 60.0
 CLEANUP_SECONDS = 3600.0  # interval at which old data is deleted
 
 
@@ -251,6 +253,45 @@ def build_gate_service(settings: PipelineOptions, options: ServeOptions, model: 
             "Remove `arbiter`, or use a gate that reads drafts."
         )
     return gate_service
+
+
+class FingerprintCachingRetriever:
+    """Wraps a retriever and caches its fingerprint, which identifies the content of its index.
+
+    Computing a fingerprint can take a network call or a scan of a database table. It is computed again after `ttl`
+    seconds, or after a search has failed.
+    """
+
+    def __init__(
+        self, retriever: Retriever, ttl: float = FINGERPRINT_TTL_SECONDS, clock: Callable[[], float] = time.monotonic
+    ):
+        self.retriever = retriever
+        self._ttl = ttl
+        self._clock = clock
+        self._fingerprint = ""
+        self._expires = float("-inf")
+
+    @property
+    def name(self) -> str:
+        return self.retriever.name
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the retriever, which is at most `ttl` seconds old."""
+        now = self._clock()
+        if now >= self._expires:
+            self._expires = float("-inf")  # if the next line fails, the next call tries again
+            self._fingerprint = self.retriever.fingerprint
+            self._expires = now + self._ttl
+        return self._fingerprint
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """Search with the wrapped retriever. If that fails, discard the cached fingerprint."""
+        try:
+            return self.retriever.search(queries, k)
+        except Exception:
+            self._expires = float("-inf")
+            raise
 
 
 def check_upstream_logprobs(gate: Gate, upstream: UpstreamDraftModel) -> None:

@@ -172,7 +172,7 @@ ENDPOINTS = (
              schemas.DeletionRequest, schemas.DeletionResponse),
     Endpoint("GET", "/v1/decisions/{id}", Service.get_decision, "Return a decision and its feedback.",
              None, schemas.StoredDecision),
-    Endpoint("DELETE", "/v1/decisions/{id}", Service.delete_decision, "Delete a decision, and all decisions and entries with the same question.",  # noqa: E501
+    Endpoint("DELETE", "/v1/decisions/{id}", Service.delete_decision, "Delete a decision, and for an admin key also the history's label of its question.",  # noqa: E501
              None, schemas.DeletionResponse),
     Endpoint("GET", "/v1/learning", Service.get_learning, "Return what audits and A/B tests show: losses, alarms and drift.",
              None, schemas.LearningResponse, needs_admin=True),

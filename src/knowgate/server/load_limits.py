@@ -1,18 +1,24 @@
-"""Limits on requests and on the LLM calls of audits, and the circuit breaker for components that keep failing."""
+"""Limits on requests, on threads and on the LLM calls of audits, and the circuit breaker for components that fail."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from starlette.requests import Request
 
+from knowgate.core.http_client import request_deadline
+from knowgate.core.stop_flag import open_stoppable_context
 from knowgate.server.auth.api_keys import ApiKey
 from knowgate.server.json_api import ApiError
 
+Result = TypeVar("Result")
 FAILURE_THRESHOLD = 5
 RECOVERY_SECONDS = 15.0
 
@@ -209,28 +215,40 @@ class CallBudget:
 
     Calls are reserved before they are made, and those that are not needed are given back. With API keys, one key gets at
     most half of an hour's calls, and never more than half of those that are left, so that something remains for others.
-    A new budget holds a tenth of an hour's calls, or enough for one audit, minus what earlier processes have spent.
+    A new budget holds a tenth of an hour's calls, or enough for one audit. After a restart, it does not hold more than a
+    budget that had never stopped would have left.
 
     Attributes:
         calls_per_hour: Maximum number of calls per hour.
         clock: Returns a time in seconds.
         shares: Whether API keys share the budget.
-        spent: Calls that earlier processes made in the last hour.
+        earlier_calls: How many seconds ago earlier processes made each of their calls of the last hour.
         remaining: Number of calls that can be reserved now.
     """
 
     calls_per_hour: int
     clock: Callable[[], float] = time.monotonic
     shares: bool = False
-    spent: float = 0.0
+    earlier_calls: Sequence[float] = ()
     remaining: float = field(init=False)
     _used: dict[str, float] = field(init=False, default_factory=dict)  # name of a key -> used calls of its share
     _last_refill: float = field(init=False)
 
     def __post_init__(self) -> None:
         first_calls = max(MAX_CALLS_PER_AUDIT, START_SHARE * self.calls_per_hour)
-        self.remaining = max(0.0, min(first_calls, self.calls_per_hour - self.spent))
+        unspent = max(0.0, float(self.calls_per_hour - len(self.earlier_calls)))
+        self.remaining = min(first_calls, unspent, self._replay_calls(first_calls))
         self._last_refill = self.clock()
+
+    def _replay_calls(self, first_calls: float) -> float:
+        """Return what a budget that held `first_calls` before the earlier calls would have left now, refills included."""
+        calls_per_second = self.calls_per_hour / HOUR_SECONDS
+        remaining, last_age = first_calls, 0.0
+        for number, age in enumerate(sorted(self.earlier_calls, reverse=True)):
+            refill = (last_age - age) * calls_per_second if number else 0.0
+            remaining = max(0.0, remaining + refill - 1)
+            last_age = age
+        return remaining + last_age * calls_per_second
 
     def reserve(self, owner: str, count: int) -> bool:
         """Reserve calls for a request of an API key, and return whether that was possible."""
@@ -284,3 +302,58 @@ class CallBudget:
         self.remaining = min(float(self.calls_per_hour), self.remaining + refill)
         self._used = {owner: used - refill / 2 for owner, used in self._used.items() if used > refill / 2}
         self._last_refill = now
+
+
+# --- threads ----------------------------------------------------------------------------------------
+
+NETWORK_GRACE_SECONDS = (
+    0.5  # network calls end this long after the caller's timeout, so the caller sees its own timeout
+)
+MAX_REMOTE_RERANKS = 4  # batches of documents that a rerank server gets at once, over all API keys
+
+
+@asynccontextmanager
+async def limit_time(timeout: float) -> AsyncIterator[None]:
+    """Raise TimeoutError if the body of this context manager takes longer than `timeout` seconds.
+
+    A thread that the body has started cannot be stopped. But its calls to other servers end shortly after the timeout,
+    so that they do not occupy the thread any longer.
+    """
+    with request_deadline(time.monotonic() + timeout + NETWORK_GRACE_SECONDS):
+        async with asyncio.timeout(timeout):
+            yield
+
+
+async def run_in_thread(threads: ThreadPoolExecutor, work: Callable[[], Result]) -> Result:
+    """Run a function in a thread, with a copy of the caller's context variables.
+
+    If cancelled, a function that runs an LLM in this process stops before the next token or layer.
+    """
+    with open_stoppable_context() as context:
+        return await asyncio.get_running_loop().run_in_executor(threads, lambda: context.run(work))
+
+
+class RerankQueue:
+    """Queue of the requests to POST /v1/rerank.
+
+    One request of each API key is reranked at a time. Its documents are split into batches. Keys take turns after each
+    batch, so a key with many or large requests delays only itself.
+
+    A rerank server gets up to `MAX_REMOTE_RERANKS` batches at once, from threads that searches do not use.
+    """
+
+    def __init__(self) -> None:
+        # After a timeout, a thread is occupied for a moment longer than its slot.
+        self.threads = ThreadPoolExecutor(2 * MAX_REMOTE_RERANKS, "knowgate-rerank")
+        self.local_turn = asyncio.Lock()  # for a reranker in this process, which is used by one thread at a time
+        self._remote_slots = asyncio.Semaphore(MAX_REMOTE_RERANKS)
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    def hold(self, owner: str) -> asyncio.Lock:
+        """Return the lock that a request holds while it is reranked. `owner` is the name of its API key."""
+        return self._locks[owner]
+
+    async def run_remote(self, work: Callable[[], Result]) -> Result:
+        """Run a function that calls a rerank server, and return its result."""
+        async with self._remote_slots:
+            return await run_in_thread(self.threads, work)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,9 +38,10 @@ from knowgate.server.upstream.forwarding import ForwardedRequest, UpstreamForwar
 PROMETHEUS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 BODY_TIMEOUT_SECONDS = 30.0
 MIN_COMMIT_SECONDS = 1.0  # a response that is ready at the last moment waits as long for its decision to be stored
-UNKEYED_NOTE = (
-    "The decision log has comments, corrections or answers of decisions whose question was not stored. They may be about "
-    "this question. Delete such decisions by their id (DELETE /v1/decisions/ID); retain_days deletes them by their age."
+UNFINDABLE_NOTE = (
+    "The decision log has comments, corrections or answers of decisions whose question was not stored, or follow-ups that "
+    "an earlier version stored. They may be about this question. Delete such decisions by their id (DELETE "
+    "/v1/decisions/ID); retain_days deletes them by their age."
 )
 MAX_FORWARDED_VALUES = 1_000_000  # maximum number of JSON values in a request that is forwarded without a decision
 
@@ -187,7 +188,8 @@ class Service:
             self.learner.observe(response, trace)
         if self.decision_log is None:
             return response
-        record = {**report, "model": self.gate_service.rag.model.name, "own_options": trace.has_own_options}
+        model, is_follow_up = self.gate_service.rag.model.name, bool(trace.source_questions)
+        record = {**report, "model": model, "own_options": trace.has_own_options, "follow_up": is_follow_up}
         commit = self.decision_log.append(record, trace.question, trace.owner, seconds, trace.source_questions)
         if not self.options.durable:
             return response
@@ -298,7 +300,8 @@ class Service:
         if reranker is None:
             raise json_api.make_missing_error("no reranker", "rerank", "no_reranker")
         rerank_request = json_api.parse_request(schemas.RerankRequest, (await self.read_request(request))[1])
-        return json_api.json_response(await rerank_documents(self.gate_service, reranker, rerank_request, trace.id))
+        work = rerank_documents(self.gate_service, reranker, rerank_request, trace)
+        return json_api.json_response(await run_while_connected(request, work))
 
     async def list_models(self, request: Request, trace: RequestTrace) -> Response:
         """Answer GET /v1/models with the names of all LLMs and of knowgate/GATE for each selectable gate."""
@@ -344,37 +347,36 @@ class Service:
         return json_api.json_response(await record_feedback(feedback, trace, decisions, self.recent, self.learner))
 
     async def delete_decision(self, request: Request, trace: RequestTrace) -> Response:
-        """Answer DELETE /v1/decisions/{id}.
-
-        If the text of its question is stored, everything about the question that belongs to the same key is deleted, too.
-        """
+        """Answer DELETE /v1/decisions/{id}, which deletes this decision, but no other ones on the same question."""
         decision = await self._find_decision(request.path_params["id"], trace)
-        return json_api.json_response(await self._delete(decision["id"], decision.get("question"), trace))
+        ids = await self._require_decision_log().delete(id=decision["id"], owner=_get_owner_filter(trace))
+        return json_api.json_response(await self._finish_deletion(ids, decision.get("question"), trace))
 
     async def delete_question(self, request: Request, trace: RequestTrace) -> Response:
         """Answer POST /v1/forget, which deletes all that is stored about a question: of this key, or for an admin of all."""
         question = json_api.parse_request(schemas.DeletionRequest, (await self.read_request(request))[1]).question
-        return json_api.json_response(await self._delete("", question, trace))
-
-    async def _delete(self, id: str, question: str | None, trace: RequestTrace) -> schemas.DeletionResponse:
-        """Delete a decision, and all decisions on a question, from the decision log, from memory and from the history.
-
-        A request deletes the decisions of its own API key, or of all keys if it has an admin key. Only an admin key deletes
-        from the history, which does not record whose questions it has. `id` may be "", and `question` None.
-        """
         owner = _get_owner_filter(trace)
-        may_remain = False  # whether the log may have texts about the question that cannot be found
-        ids = set(await self.recent.find_ids(question, owner) if question else ())
+        ids = set(await self.recent.find_ids(question, owner))
+        may_remain = False
         if self.decision_log is not None:
-            ids.update(await self.decision_log.delete(id=id, question=question or "", owner=owner))
-            may_remain = question is not None and await self.decision_log.has_unkeyed_texts(owner)
+            ids.update(await self.decision_log.delete(question=question, owner=owner))
+            may_remain = await self.decision_log.has_unfindable(owner)
+        response = await self._finish_deletion(ids, question, trace)
+        if may_remain:
+            response.forgotten, response.note = False, UNFINDABLE_NOTE
+        return json_api.json_response(response)
+
+    async def _finish_deletion(
+        self, ids: Collection[str], question: str | None, trace: RequestTrace
+    ) -> schemas.DeletionResponse:
+        """Delete decisions from memory and their question from the history, after they were deleted from the decision log.
+
+        Only an admin key deletes from the history, which does not record whose questions it has. The question is None if
+        its text is not stored.
+        """
         self.recent.delete(ids)
         entry_count, is_gone = await asyncio.to_thread(self._delete_from_history, question, trace.is_admin)
-        is_gone = is_gone and not may_remain
-        response = schemas.DeletionResponse(forgotten=is_gone, decisions=len(ids), history=entry_count)
-        if may_remain:
-            response.note = UNKEYED_NOTE
-        return response
+        return schemas.DeletionResponse(forgotten=is_gone, decisions=len(ids), history=entry_count)
 
     def _delete_from_history(self, question: str | None, is_admin: bool) -> tuple[int, bool]:
         """Delete a question (None if its text is not stored) from the history, if the request has an admin key.

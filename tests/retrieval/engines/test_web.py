@@ -11,7 +11,7 @@ from knowgate.models.fake import FakeModel
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.retrieval import load_retriever
 from knowgate.retrieval.engines import web as web_store
-from knowgate.retrieval.engines.web import WebRetriever, convert_results, open_web, parse_web_options
+from knowgate.retrieval.engines.web import SearchBudgetError, WebRetriever, convert_results, open_web, parse_web_options
 from knowgate.retrieval.engines.web_engines import WebOptions, WebResult
 from tests.integrations.conftest import TABLE, UNKNOWN
 
@@ -304,3 +304,23 @@ def test_duplicate_pages_and_texts_are_dropped():
 
 def test_a_result_with_an_invalid_url_is_kept():
     assert [item.id for item in convert_results([WebResult("https://[a/x", "title", "text", None)])] == ["https://[a/x"]
+
+
+@pytest.mark.parametrize("jump", [3600.0, 10 * 86_400.0])
+def test_a_clock_that_is_set_back_does_not_raise_the_caps(tmp_path, monkeypatch, jump):
+    now = web_store.time.time()
+    budget = web_store.SearchBudget(tmp_path / "budget.json", per_minute=2, per_day=3)
+
+    def search(at):
+        monkeypatch.setattr(web_store.time, "time", lambda: at)
+        try:
+            budget.spend(timeout=0.0)
+        except SearchBudgetError:
+            return False
+        return True
+
+    assert [search(now) for _ in range(3)] == [True, True, False]
+    back = now - jump
+    assert [search(back), search(back + 59)] == [False, False]
+    assert [search(back + 61), search(back + 130)] == [True, False]  # the third of the day is the last
+    assert search(back + 86_500)

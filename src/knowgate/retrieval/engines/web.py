@@ -330,6 +330,8 @@ def _make_recording_key(query: str) -> str:
 class SearchBudget:
     """Limits the number of searches per minute and per day across all processes that share a file.
 
+    If the clock of the machine is set back, earlier searches still count.
+
     Args:
         file: The file with the times of the searches of the last day.
         per_minute: The maximum number of searches per minute.
@@ -365,8 +367,10 @@ class SearchBudget:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with file_lock(self.file.with_suffix(".lock")):
             now = time.time()
-            budget = _read_file(SpentBudget, self.file) or SpentBudget()
-            today = [at for at in budget.spent if 0 <= now - at < DAY_SECONDS]
+            spent = (_read_file(SpentBudget, self.file) or SpentBudget()).spent
+            today = sorted(min(at, now) for at in spent if now - at < DAY_SECONDS)
+            if any(at > now for at in spent):  # The clock was set back, so searches ahead of it count from now on.
+                write_json(self.file, {"spent": today})
             if len(today) >= self._per_day:
                 raise SearchBudgetError(
                     f"the budget of {self._per_day:,} searches per day is used up. Wait until tomorrow, or raise the "

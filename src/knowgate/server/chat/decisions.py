@@ -19,6 +19,7 @@ from knowgate.server.chat.gate_service import BackgroundSearch, GateService, des
 from knowgate.server.chat.request_formats import REQUEST_FORMATS, UngatedRequest, extract_question
 from knowgate.server.chat.request_options import SELECTABLE_GATES, RequestOptions
 from knowgate.server.json_api import ApiError, parse_request
+from knowgate.server.load_limits import limit_time
 from knowgate.server.schemas import DecideRequest, DecideResponse, RerankRequest, RerankResponse
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.draft import UpstreamDraft, measure_draft
@@ -150,12 +151,12 @@ async def answer_prompt(forwarder: UpstreamForwarder, request: ForwardedRequest,
 
 
 async def rerank_documents(
-    gate_service: GateService, reranker: Reranker, request: RerankRequest, id: str
+    gate_service: GateService, reranker: Reranker, request: RerankRequest, trace: RequestTrace
 ) -> RerankResponse:
     """Order the documents of a request by relevance to its query, and keep the best `top_n` if that is set.
 
-    Searches use the same reranker. They get their turn after each batch of documents, and only one request is reranked
-    at a time, so that large requests do not delay searches for long.
+    Searches use the same reranker, and do not wait for a rerank server. For a reranker in this process, they get their
+    turn after each batch of documents. One request of each API key is reranked at a time.
 
     Raises:
         ApiError: 503 if the reranker fails or takes too long.
@@ -164,11 +165,11 @@ async def rerank_documents(
     passages = [Passage(str(index), text[:MAX_DOCUMENT_CHARS]) for index, text in enumerate(texts)]
     ranked: list[Passage] = []
     try:
-        async with asyncio.timeout(gate_service.timeout), gate_service.rerank_lock:
+        async with limit_time(gate_service.timeout), gate_service.rerank_queue.hold(trace.owner):
             for start in range(0, len(passages), BATCH_DOCUMENTS):
                 batch = passages[start : start + BATCH_DOCUMENTS]
                 work = partial(rerank, reranker, [request.query], [batch], len(batch))
-                ranked += (await gate_service.run_in_search_thread(work))[0]
+                ranked += (await gate_service.run_reranker(reranker, work))[0]
     except Exception as error:  # noqa: BLE001 - whatever the reranker raises, the client gets a sentence
         log.warning("The reranker failed: %s", describe_error(error, gate_service.timeout))
         message = "the reranker failed or took too long. Send fewer or shorter documents, or try again later."
@@ -182,4 +183,4 @@ async def rerank_documents(
         }
         for passage in ranked[: request.top_n]
     ]
-    return RerankResponse.model_validate({"id": id, "model": reranker.name, "results": results})
+    return RerankResponse.model_validate({"id": trace.id, "model": reranker.name, "results": results})

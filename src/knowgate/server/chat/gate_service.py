@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from knowgate.core.stop_flag import open_stoppable_context
 from knowgate.errors import ArtifactError, BadInput, KnowgateError, RejectionError
 from knowgate.gates import PACKAGED_GATES, load_gate
 from knowgate.gates.baselines import AlwaysGate, NeverGate
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.retrieval.engines.web import SearchBudgetError, WebRetriever
+from knowgate.retrieval.rerankers.remote import RemoteReranker
 from knowgate.server.chat import request_options
 from knowgate.server.json_api import ApiError
 from knowgate.server.learning.arms import Experiment
-from knowgate.server.load_limits import BreakersByKey, CircuitBreaker
+from knowgate.server.load_limits import BreakersByKey, CircuitBreaker, RerankQueue, limit_time, run_in_thread
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.draft import UpstreamDraftModel, use_draft
-from knowgate.types import Completion, Decision, DecisionNote, Passage, Question, Retriever, SignalRequest
+from knowgate.types import Completion, Decision, DecisionNote, Passage, Question, Reranker, SignalRequest
 
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-FINGERPRINT_TTL_SECONDS = 60.0
 MAX_INLINE_TOKENS = 4_096  # with a longer draft, every gate runs in a thread
 MAX_INLINE_CHARS = 2_000  # with a longer question, too
 MAX_ABANDONED_SEARCHES = 4  # searches that may still run after their timeout, before further searches have to wait
@@ -69,7 +67,8 @@ class GateService:
         self.always_gate, self.never_gate = load_gate("always"), load_gate("never")
         self._gate_thread = ThreadPoolExecutor(1, "knowgate-gate")
         self._search_threads = ThreadPoolExecutor(MAX_ABANDONED_SEARCHES + 2, "knowgate-search")
-        self._search_lock, self._filter_lock, self.rerank_lock = asyncio.Lock(), asyncio.Lock(), asyncio.Lock()
+        self._search_lock, self._filter_lock = asyncio.Lock(), asyncio.Lock()
+        self.rerank_queue = RerankQueue()
         self._cached_rag: AdaptiveRAG | None = None  # searches only the cache of a web search
         web = getattr(rag.retriever, "retriever", None)
         if isinstance(web, WebRetriever):
@@ -84,11 +83,11 @@ class GateService:
         Gates and searches that are still running are not waited for. The function keeps no reference to this object,
         so the index can be freed before it is called.
         """
-        threads, traffic_log = (self._gate_thread, self._search_threads), self.rag.log
+        pools, traffic_log = (self._gate_thread, self._search_threads, self.rerank_queue.threads), self.rag.log
 
         def close() -> None:
-            for thread in threads:
-                thread.shutdown(wait=False, cancel_futures=True)
+            for pool in pools:
+                pool.shutdown(wait=False, cancel_futures=True)
             if traffic_log is not None:
                 traffic_log.close()
 
@@ -305,12 +304,13 @@ class GateService:
     async def run_in_gate_thread(self, work: Callable[[], Result]) -> Result:
         """Run a function that uses the gate or arbiter in the thread of the gate. Raises TimeoutError if it is slow."""
         async with asyncio.timeout(self.timeout):
-            return await self._run(self._gate_thread, work)
+            return await run_in_thread(self._gate_thread, work)
 
     async def run_in_search_thread(self, work: Callable[[], Result], lock: asyncio.Lock | None = None) -> Result:
         """Run a function that uses the retriever or reranker in a thread, and return its result.
 
-        A slow function cannot be stopped. It goes on in its thread, while other threads run the next functions.
+        A slow function cannot be stopped. It goes on in its thread, while other threads run the next functions. Only its
+        calls to other servers end shortly after the timeout.
 
         Args:
             work: The function.
@@ -324,21 +324,24 @@ class GateService:
         latest_start = clock() + self.timeout / 2
         has_started_early = False
         try:
-            async with asyncio.timeout(self.timeout), lock or self._search_lock:
+            async with limit_time(self.timeout), lock or self._search_lock:
                 has_started_early = clock() <= latest_start
-                return await self._run(self._search_threads, work)
+                return await run_in_thread(self._search_threads, work)
         except TimeoutError:
             if has_started_early:
                 raise
             raise SearchQueueTimeout from None
 
-    async def _run(self, thread: ThreadPoolExecutor, work: Callable[[], Result]) -> Result:
-        """Run a function in a thread, with a copy of the caller's context variables.
+    async def run_reranker(self, reranker: Reranker, work: Callable[[], Result]) -> Result:
+        """Run a function that reranks a batch of documents for POST /v1/rerank, and return its result.
 
-        If cancelled, a function that runs an LLM in this process stops before the next token or layer.
+        A reranker on another server does not delay searches. One in this process may not be thread-safe, so it takes
+        turns with searches.
         """
-        with open_stoppable_context() as context:
-            return await asyncio.get_running_loop().run_in_executor(thread, lambda: context.run(work))
+        if isinstance(reranker, RemoteReranker):
+            return await self.rerank_queue.run_remote(work)
+        async with self.rerank_queue.local_turn:  # so that a search waits for one batch at most
+            return await self.run_in_search_thread(work)
 
 
 def _fall_back(rag: AdaptiveRAG, trace: RequestTrace, component: str, reason: str) -> Decision:
@@ -382,45 +385,6 @@ def describe_staleness(rag: AdaptiveRAG) -> str:
         return ""
     actual = rag.retriever.fingerprint
     return "" if calibrated == actual else f"the gate was calibrated on another index ({calibrated}, not {actual})"
-
-
-class FingerprintCachingRetriever:
-    """Wraps a retriever and caches its fingerprint, which identifies the content of its index.
-
-    Computing a fingerprint can take a network call or a scan of a database table. It is computed again after `ttl`
-    seconds, or after a search has failed.
-    """
-
-    def __init__(
-        self, retriever: Retriever, ttl: float = FINGERPRINT_TTL_SECONDS, clock: Callable[[], float] = time.monotonic
-    ):
-        self.retriever = retriever
-        self._ttl = ttl
-        self._clock = clock
-        self._fingerprint = ""
-        self._expires = float("-inf")
-
-    @property
-    def name(self) -> str:
-        return self.retriever.name
-
-    @property
-    def fingerprint(self) -> str:
-        """The fingerprint of the retriever, which is at most `ttl` seconds old."""
-        now = self._clock()
-        if now >= self._expires:
-            self._expires = float("-inf")  # if the next line fails, the next call tries again
-            self._fingerprint = self.retriever.fingerprint
-            self._expires = now + self._ttl
-        return self._fingerprint
-
-    def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """Search with the wrapped retriever. If that fails, discard the cached fingerprint."""
-        try:
-            return self.retriever.search(queries, k)
-        except Exception:
-            self._expires = float("-inf")
-            raise
 
 
 class BackgroundSearch:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Hashable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any
 
 from starlette.responses import Response
@@ -19,6 +21,7 @@ from starlette.responses import Response
 from knowgate.core.text import estimate_tokens
 from knowgate.errors import BadInput
 from knowgate.gates import TEXT_ONLY_GATE
+from knowgate.models.backend import CLIENT
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.server.chat.gate_service import GateService, describe_error
 from knowgate.server.chat.request_formats import UngatedRequest, extract_question
@@ -34,8 +37,7 @@ from knowgate.types.records import AnswerEvent, DecisionEvent, TextEvent
 log = logging.getLogger(__name__)
 
 SUPPORTED_FIELDS = {*LocalChatRequest.model_fields, "stream_options", "n"}
-# Fields that have no effect on an answer, so they are not reported as ignored.
-HARMLESS_FIELDS = {"user", "metadata", "store"}
+HARMLESS_FIELDS = {"user", "metadata", "store"}  # they have no effect on an answer, so they are not reported
 UNSUPPORTED_FIELDS = ("tools", "functions", "logprobs", "audio", "modalities", "prediction")
 MAX_IGNORED_FIELDS, MAX_FIELD_NAME_CHARS = 20, 80  # of ignored fields that are reported
 MAX_CACHED_PIPELINES = 64
@@ -49,9 +51,10 @@ class BatchError(Exception):
 
 @dataclass
 class PendingQuestion:
-    """A question that waits for the next batch, and the future that receives its answer."""
+    """A question that waits for the next batch, the API key that asked it, and the future that receives its answer."""
 
     question: Question
+    owner: str
     answer: asyncio.Future[tuple[Answer, TokenUsage]]
 
 
@@ -60,8 +63,8 @@ class QuestionBatcher:
     """Collects questions that arrive at about the same time, and answers them in one batch.
 
     Only questions with the same key, i.e. for the same pipeline, share a batch. The first question waits `wait_seconds`
-    for others. Questions that arrive while a batch runs form the next batch. A batch stops when nobody waits for any of
-    its answers.
+    for others. Questions that arrive while a batch runs form the next batch, in which API keys have equal shares. A batch
+    stops when nobody waits for any of its answers.
     """
 
     max_batch_size: int = MAX_BATCH_SIZE
@@ -78,7 +81,7 @@ class QuestionBatcher:
         Raises:
             BatchError: The batch failed.
         """
-        pending = PendingQuestion(question, asyncio.get_running_loop().create_future())
+        pending = PendingQuestion(question, CLIENT.get(), asyncio.get_running_loop().create_future())
         if key in self._queues:
             self._queues[key].append(pending)
         else:
@@ -93,10 +96,10 @@ class QuestionBatcher:
         try:
             await asyncio.sleep(self.wait_seconds)
             while queue := self._queues[key]:
-                # The future of a client that disconnected is already cancelled.
-                batch = [pending for pending in queue[: self.max_batch_size] if not pending.answer.done()]
-                del queue[: self.max_batch_size]
+                waiting = _order_fairly(queue)
+                batch, queue[:] = waiting[: self.max_batch_size], waiting[self.max_batch_size :]
                 if batch:
+                    CLIENT.set(batch[0].owner)  # this task has a context of its own
                     await self._run_batch(rag, batch)
         finally:
             del self._queues[key]
@@ -124,6 +127,15 @@ class QuestionBatcher:
         for pending, answer, usage in zip(batch, answers, usages, strict=True):
             if not pending.answer.done():
                 pending.answer.set_result((answer, usage))
+
+
+def _order_fairly(questions: list[PendingQuestion]) -> list[PendingQuestion]:
+    """Order questions so that API keys take turns: the first question of each key, then the second of each, ..."""
+    by_owner: defaultdict[str, list[PendingQuestion]] = defaultdict(list)
+    for pending in questions:
+        if not pending.answer.done():  # otherwise the client has disconnected
+            by_owner[pending.owner].append(pending)
+    return [pending for turn in zip_longest(*by_owner.values()) for pending in turn if pending is not None]
 
 
 async def _answer_batch(rag: AdaptiveRAG, questions: list[Question]) -> tuple[list[Answer], list[TokenUsage]]:
@@ -210,6 +222,7 @@ class LocalChat:
         Raises:
             ApiError: 400 or 404 if the request is invalid, unsupported, or does not end with a plain question.
         """
+        CLIENT.set(trace.owner)  # the threads of the model serve API keys in turn
         request, model = parse_request(LocalChatRequest, body), self.gate_service.rag.model
         options = self.gate_service.assign_arm(read_request_options(body), body, trace)
         self._check_supported(body)
@@ -231,8 +244,8 @@ class LocalChat:
         if body.get("stream"):
             return await self._respond_streaming(self._generate(rag, question, progress), progress, rag)
         if self.options.batch > 1:
-            key = (options, max_tokens)  # requests with the same key use the same pipeline, so they can share a batch
-            return await self._respond(self._generate_batched(key, rag, question, progress), progress, rag)
+            pieces = self._generate_batched((options, max_tokens), rag, question, progress)
+            return await self._respond(pieces, progress, rag)
         return await self._respond(self._generate(rag, question, progress), progress, rag)
 
     def _replace_stale_gate(
@@ -402,10 +415,9 @@ async def _format_chunks(
         await pieces.aclose()
 
 
-def _build_head(progress: AnswerProgress, rag: AdaptiveRAG, object_type: str) -> dict[str, Any]:
+def _build_head(progress: AnswerProgress, rag: AdaptiveRAG, kind: str) -> dict[str, Any]:
     """Return the fields that a chat completion and its chunks have in common."""
-    id = f"chatcmpl-{progress.trace.id}"
-    return {"id": id, "object": object_type, "created": progress.created, "model": rag.model.name}
+    return {"id": f"chatcmpl-{progress.trace.id}", "object": kind, "created": progress.created, "model": rag.model.name}
 
 
 def count_usage(answer: Answer, rag: AdaptiveRAG) -> TokenUsage:

@@ -14,12 +14,12 @@ from typing import Any
 from knowgate.data.history.entries import KnowledgeLabel, LabelSource
 from knowgate.gates.arbiters.abstention import RULES_ARBITER
 from knowgate.gates.calibration.changed_answers import answers_differ
-from knowgate.server.database import Store
+from knowgate.server.database import WRITE_LOCK, Store
 from knowgate.server.json_api import ApiError
 from knowgate.server.learning.answers import CounterfactualAnswerer, HistoryLabeler
 from knowgate.server.learning.arms import Experiment, ExperimentArm
 from knowgate.server.load_limits import HOUR_SECONDS, MAX_CALLS_PER_AUDIT, CallBudget
-from knowgate.server.telemetry.decision_log import WRITE_LOCK, DecisionLog
+from knowgate.server.telemetry.decision_log import DecisionLog
 from knowgate.server.telemetry.snapshot import RecentDecisions
 from knowgate.server.telemetry.trace import ClientRequest, RequestTrace
 from knowgate.types import DecisionNote
@@ -76,11 +76,12 @@ class AuditStore:
         """Return all stored audits. Blocks, so call it only while the server starts."""
         return self._decisions.run_blocking(self._fetch_new)
 
-    def count_recent(self) -> int:
-        """Return the number of audits of all processes in the last hour. Blocks, so call it only at startup."""
-        query, values = "SELECT COUNT(*) FROM audits WHERE at > ? AND kind <> ?", (time.time() - HOUR_SECONDS, CLEARED)
+    def list_recent_ages(self) -> list[float]:
+        """Return how many seconds ago each audit of the last hour was stored, by any process. Blocks; for the startup."""
+        now = time.time()
+        query, values = "SELECT at FROM audits WHERE at > ? AND kind <> ?", (now - HOUR_SECONDS, CLEARED)
         rows = self._decisions.run_blocking(lambda store: store.fetch_rows(query, values))
-        return int(rows[0][0])
+        return [max(0.0, now - row[0]) for row in rows]
 
     async def add(self, audit: AuditRecord) -> list[AuditRecord]:
         """Store an audit, without its texts if its decision was deleted meanwhile.

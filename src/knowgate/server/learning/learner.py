@@ -262,12 +262,12 @@ def build_learner(
 def _create_budget(options: ServeOptions, store: AuditStore | None) -> CallBudget:
     """Create the budget of LLM calls for audits: the share of this worker process of the option `audit_budget`.
 
-    The stored audits of the last hour are subtracted, as if each had made the maximum number of calls.
+    The stored audits of the last hour count, as if each had made the maximum number of calls.
     """
     calls_per_audit = MAX_CALLS_PER_AUDIT if options.audit_compare == "llm" else 1
-    spent = 0 if store is None else calls_per_audit * store.count_recent() / options.workers
+    ages = [] if store is None else sorted(store.list_recent_ages() * calls_per_audit)
     calls_per_hour = max(1, options.audit_budget // options.workers)
-    return CallBudget(calls_per_hour, shares=options.keys is not None, spent=spent)
+    return CallBudget(calls_per_hour, shares=options.keys is not None, earlier_calls=ages[:: options.workers])
 
 
 def _check_options(options: ServeOptions) -> None:
@@ -376,4 +376,12 @@ def _compute_scope(rag: AdaptiveRAG) -> str:
         rag.prompts.fingerprint,
         f"{arbiter.fingerprint} {arbiter.makes_drafts}" if arbiter else "",
     )
-    return sha256_text(*parts)[:16]
+    second_look: Mapping[str, Any] = (
+        rag.second_look.artifact.manifest if isinstance(rag.second_look, FittedGate) else {}
+    )
+    # These are left out if they are not used, so that audits of earlier versions still count.
+    filters = [
+        f"{rag.reranker.fingerprint} {rag.rerank_margin}" if rag.reranker else "",
+        json.dumps(second_look, sort_keys=True, default=str) if second_look else "",
+    ]
+    return sha256_text(*parts, *filter(None, filters))[:16]

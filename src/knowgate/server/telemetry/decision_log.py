@@ -15,7 +15,20 @@ from knowgate.core.postgres.address import is_postgres_address
 from knowgate.core.redaction import redact_secrets
 from knowgate.data.history.entries import question_key
 from knowgate.errors import BadSetting, KnowgateError
-from knowgate.server.database import DECISION_MIGRATIONS, STORE_ERRORS, Store, Transaction, open_store
+from knowgate.server.database import (
+    DAY_SECONDS,
+    DECISION_MIGRATIONS,
+    SELECT_UNFINDABLE,
+    STORE_ERRORS,
+    WRITE_LOCK,
+    Store,
+    Transaction,
+    delete_decisions,
+    delete_rows,
+    find_ids_and_owners,
+    mark_unknown_sources,
+    open_store,
+)
 from knowgate.server.json_api import ApiError
 
 log = logging.getLogger(__name__)
@@ -26,29 +39,11 @@ UPSERT_DECISION = (
     "ON CONFLICT (id) DO UPDATE SET at = excluded.at, question = excluded.question, record = excluded.record"
 )
 INSERT_SOURCE_QUESTION = "INSERT INTO source_questions (decision, question_key) VALUES (?, ?)"
-SELECT_DECISIONS = (
-    "SELECT id, owner FROM decisions WHERE id = ? OR question_key = ? "
-    "OR id IN (SELECT decision FROM source_questions WHERE question_key = ?)"
-)
 INSERT_FEEDBACK = "INSERT INTO feedback (decision, at, rating, comment, owner) VALUES (?, ?, ?, ?, ?)"
-INSERT_DELETION = "INSERT INTO deletions (at, decision, question_key, owner) VALUES (?, ?, ?, ?)"
-# Owners of decisions that have texts (comments, corrections, answers of audits), but cannot be found by their question.
-SELECT_UNKEYED_TEXTS = (
-    "SELECT DISTINCT COALESCE(owner, '') FROM decisions WHERE question_key IS NULL AND id IN (SELECT decision FROM "
-    "corrections UNION SELECT decision FROM feedback WHERE comment IS NOT NULL UNION SELECT decision FROM audits "
-    "WHERE closed IS NOT NULL OR opened IS NOT NULL)"
-)
-DELETE_TEXTS = [  # of decisions that do not exist
-    f"{action} WHERE decision > '' AND NOT EXISTS (SELECT 1 FROM decisions WHERE id = decision)"
-    for action in ("UPDATE feedback SET decision = '', rating = '', comment = NULL", "DELETE FROM corrections")
-]
 LOCK_TIMEOUT_SECONDS = 10.0
-WRITE_LOCK = "decisions"  # in a database, decisions are written and deleted by one process at a time
 SHARED_ATTEMPTS, RETRY_SECONDS = 6, 0.1  # to find a decision that another process may be about to write
 MAX_PENDING_ROWS = 10_000  # if more rows wait, new ones are dropped, so that a slow disk does not fill the memory
 MAX_FEEDBACK_PER_DAY = 1000  # per API key
-DAY_SECONDS = 86_400.0
-DELETION_SECONDS = 600.0  # deletions are kept longer than decisions wait to be written
 
 
 class DecisionRow(NamedTuple):
@@ -232,7 +227,8 @@ class DecisionLog:
 
         A decision on a follow-up is also found by the messages from which its question was made. Questions that differ
         only in case, punctuation or articles count as the same. Only decisions with a stored question, or its hash, can
-        be found by it. An empty id or question matches nothing.
+        be found by it. Decisions of earlier versions, which may be follow-ups, are also found if their question contains
+        this one. An empty id or question matches nothing.
 
         Args:
             id: Id of a decision.
@@ -242,15 +238,16 @@ class DecisionLog:
         Returns:
             Ids of the deleted decisions.
         """
-        await self._retry(lambda store: _find_ids_and_owners(store, id, question))  # the decision may be being written
-        return await self.run(lambda store: _delete_decisions(store, id, question, owner))
+        await self._retry(lambda store: find_ids_and_owners(store, id, question))  # the decision may be being written
+        return await self.run(lambda store: delete_decisions(store, id, question, owner))
 
-    async def has_unkeyed_texts(self, owner: str | None) -> bool:
-        """Return whether the log has decisions with texts, such as comments, but without the hash of their question.
+    async def has_unfindable(self, owner: str | None) -> bool:
+        """Return whether the log has decisions that may be about a question, but cannot be found by it.
 
-        They cannot be found by their question. Only those of the given owner (API key) count; None means all owners.
+        These are decisions with texts, such as comments, but without a stored question, and follow-ups that an earlier
+        version stored as an LLM rewrote them. Only those of the given owner (API key) count; None means all owners.
         """
-        owners = {row[0] for row in await self.run(lambda store: store.fetch_rows(SELECT_UNKEYED_TEXTS))}
+        owners = {row[0] for row in await self.run(lambda store: store.fetch_rows(SELECT_UNFINDABLE))}
         return bool(owners) if owner is None else owner in owners
 
     async def add_feedback(self, id: str, rating: str, comment: str | None, owner: str = "") -> bool:
@@ -307,7 +304,8 @@ def _open_log(location: str) -> Store:
     """Open the tables of the decision log, and create or upgrade them if necessary.
 
     The column `question_key` has a hash of the question, by which decisions are found. It is filled in for decisions
-    that an earlier version of knowgate stored without it.
+    that an earlier version of knowgate stored without it. Decisions of versions that did not record whether they are
+    follow-ups are marked in the table of source questions.
     """
     store = open_store(location, DECISION_MIGRATIONS, lock_timeout=LOCK_TIMEOUT_SECONDS, is_durable=True)
     unkeyed = "SELECT id, question FROM decisions WHERE question IS NOT NULL AND question_key IS NULL"
@@ -315,6 +313,7 @@ def _open_log(location: str) -> Store:
         with store.transaction() as transaction:
             values = [(question_key(question), id) for id, question in rows]
             transaction.executemany("UPDATE decisions SET question_key = ? WHERE id = ?", values)
+    mark_unknown_sources(store)
     return store
 
 
@@ -357,28 +356,6 @@ def _store_feedback(store: Store, id: str, rating: str, comment: str | None, own
     return True
 
 
-def _find_ids_and_owners(store: Store, id: str, question: str) -> list[tuple[Any, ...]]:
-    """Return the id and the owner (API key) of the decision with this id, and of all decisions on this question."""
-    key = question_key(question) if question else ""
-    return store.fetch_rows(SELECT_DECISIONS, (id, key, key))
-
-
-def _delete_decisions(store: Store, id: str, question: str, owner: str | None) -> list[str]:
-    """Delete the decision with this id and all decisions on this question, and return the ids of deleted decisions.
-
-    Only decisions of the given owner (API key) are deleted, or of all owners if it is None. The deletion itself is stored
-    first, so that other processes drop decisions that they have not written yet.
-    """
-    key, now = question_key(question) if question else "", time.time()
-    with store.transaction(WRITE_LOCK) as transaction:
-        transaction.execute("DELETE FROM deletions WHERE at < ?", (now - DELETION_SECONDS,))
-        transaction.execute(INSERT_DELETION, (now, id, key, owner))
-    rows = _find_ids_and_owners(store, id, question)
-    ids = [row_id for row_id, row_owner in rows if owner is None or owner == (row_owner or "")]
-    delete_rows(store, ids)
-    return ids
-
-
 def _insert_rows(transaction: Transaction, rows: Sequence[DecisionRow]) -> None:
     """Insert new decisions, with the hashes of the messages from which their questions were made."""
     decisions = [(row.id, row.at, row.question, row.record, row.owner, row.question_key) for row in rows]
@@ -402,21 +379,3 @@ def _is_deleted(row: DecisionRow, deleted_at: float, deleted_id: str, deleted_ke
     """
     is_named = row.id == deleted_id or deleted_key in (row.question_key, *row.source_keys)
     return is_named and row.at <= deleted_at and owner in (None, row.owner)
-
-
-def delete_rows(store: Store, ids: Sequence[str]) -> None:
-    """Delete decisions, their feedback and corrections, and the answers that audits stored.
-
-    Two things remain: the result of an audit, a number that tells whether the answer changed, which the alarm needs;
-    and for a day the time and owner of feedback, so that nobody can give more feedback a day by deleting decisions.
-    Feedback and corrections of decisions that do not exist, left by earlier versions, are deleted, too.
-    """
-    values = [(id,) for id in ids]
-    with store.transaction(WRITE_LOCK) as transaction:
-        transaction.executemany("DELETE FROM decisions WHERE id = ?", values)
-        transaction.executemany("DELETE FROM source_questions WHERE decision = ?", values)
-        n_texts = sum(transaction.execute(statement).rowcount for statement in DELETE_TEXTS)
-        transaction.execute("DELETE FROM feedback WHERE decision = '' AND at < ?", (time.time() - DAY_SECONDS,))
-        transaction.executemany("UPDATE audits SET closed = NULL, opened = NULL WHERE decision = ?", values)
-    if ids or n_texts:
-        store.vacuum(["decisions", "feedback", "corrections", "audits"])

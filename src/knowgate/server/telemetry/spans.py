@@ -8,7 +8,9 @@ timings in its trace. The usual environment variables (OTEL_EXPORTER_OTLP_ENDPOI
 from __future__ import annotations
 
 import json
+import logging
 import os
+import threading
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,9 @@ from knowgate.server.telemetry.trace import RequestTrace, StageTiming
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
+log = logging.getLogger(__name__)
+
+FLUSH_SECONDS = 3.0  # maximum time to send the remaining spans when the server ends
 GENERATION_STAGES = ("draft", "read", "generate", "answer")
 NANOSECONDS = 1_000_000_000
 
@@ -98,8 +103,13 @@ class RequestSpans:
         return attributes
 
     def close(self) -> None:
-        """Wait until all spans have been sent."""
-        self._provider.shutdown()
+        """Send the remaining spans. Those that the collector has not received within a few seconds are dropped."""
+        # The SDK itself would wait for 30 seconds, and has no option for this time.
+        shutdown = threading.Thread(target=self._provider.shutdown, daemon=True)
+        shutdown.start()
+        shutdown.join(FLUSH_SECONDS)
+        if shutdown.is_alive():
+            log.warning("The OpenTelemetry collector did not answer in %g seconds. Some spans are lost.", FLUSH_SECONDS)
 
 
 def _name_span(stage: StageTiming, trace: RequestTrace) -> str:

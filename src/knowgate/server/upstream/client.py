@@ -36,6 +36,9 @@ ACCOUNT_HEADERS = ("openai-organization", "openai-project")  # forwarded togethe
 MAX_CONNECTIONS = 256
 MAX_STATUS = 599
 MAX_INTERIM_RESPONSES = 100
+# Headers, chunk sizes, chunk extensions and trailers may be this large, and this many times as large as the body.
+MAX_FRAMING_BYTES = 1 << 20
+MAX_FRAMING_RATIO = 16  # a chunk of one byte has five bytes of framing
 PROBE_SECONDS = 5.0  # maximum time in which an upstream that failed repeatedly must list its models
 DEADLINE_SHARE = 0.9  # maximum time to the first byte, as a share of the deadline of a request
 
@@ -45,20 +48,26 @@ class StaleConnectionError(aiohttp.ServerDisconnectedError):
 
 
 class UpstreamConnection(ResponseHandler):
-    """A connection to the upstream, which counts its requests and notes whether bytes of a response have arrived."""
+    """A connection to the upstream, which counts its requests and the bytes of a response.
+
+    It is closed if the upstream sends too much besides the body, such as endless chunk extensions or trailers.
+    """
 
     request_count = 0
-    has_bytes = False
+    byte_count = 0  # of the current response, with headers, chunk sizes and trailers
 
     def set_response_params(self, **params: Any) -> None:
         """Prepare the connection for a request. aiohttp calls this before it sends the request."""
         self.request_count += 1
-        self.has_bytes = False
+        self.byte_count = 0
         super().set_response_params(**params)
 
     def data_received(self, data: bytes) -> None:
-        self.has_bytes = True
+        self.byte_count += len(data)
         super().data_received(data)
+        body_bytes = 0 if self._payload is None else self._payload.total_bytes
+        if self.byte_count > MAX_FRAMING_BYTES + (1 + MAX_FRAMING_RATIO) * body_bytes and self.transport is not None:
+            self.transport.abort()
 
 
 class LimitedResponse(aiohttp.ClientResponse):
@@ -89,7 +98,7 @@ class LimitedResponse(aiohttp.ClientResponse):
         try:
             return await super().start(connection)
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-            if protocol.request_count > 1 and not protocol.has_bytes:
+            if protocol.request_count > 1 and not protocol.byte_count:
                 raise StaleConnectionError from None
             raise
         finally:
