@@ -22,7 +22,6 @@ from knowgate.evaluation.recommendation import (
     MIN_QUESTIONS,
     MIN_SKIPPED,
     Z_CERTAIN,
-    Z_LIKELY,
     Recommendation,
     recommend,
 )
@@ -46,6 +45,7 @@ UNPAID_LEVELS = {"use": "saves", "try": "may-save"}
 # How many of 400 evaluations of shuffled needs came out at a level.
 CHANCE_COUNTS = {"use": 3, "try": 108}
 NOT_COUNTED = "Not counted: running the judge."
+POLICY_HINT = "A policy may do better: `knowgate fit` also trains judges and arbiters on rows like these."
 LOW_KNOWN_SHARE = 0.15  # if the LLM knows fewer questions, there is little to skip
 MAX_LISTED_SLICES = 3
 
@@ -340,6 +340,7 @@ def _explain_no_gate(recommendation: Recommendation, evaluation: Evaluation) -> 
         "No gate is worth using here: retrieve for every question.",
         "" if recommendation.at_own_threshold else _find_reason(recommendation, evaluation),
         _describe_best_choice(recommendation),
+        "" if recommendation.at_own_threshold else POLICY_HINT,
     ]
 
 
@@ -350,10 +351,7 @@ def _find_reason(recommendation: Recommendation, evaluation: Evaluation) -> str:
     if known_share < LOW_KNOWN_SHARE:
         return f"The LLM answers only {known} of these questions right without passages, so there is little to skip."
     if (recommendation.held_out_skipped.value or 0.0) >= MIN_SKIPPED and not recommendation.beats_chance:
-        return (
-            f"The LLM knows {known} of these questions, but no gate clearly chooses the searches to skip better than chance: "
-            f"even with one more lost answer, the gain must be more than {Z_LIKELY:.1f} standard errors."
-        )
+        return f"The LLM knows {known} of these questions, but no gate is shown to choose the searches to skip better than chance."
     return (
         f"The LLM knows {known} of these questions, but {recommendation.n} questions do not show that a threshold skips "
         f"enough and loses at most {format_point_count(recommendation.max_loss)} on new questions."
