@@ -126,7 +126,8 @@ def passage_judge_tables() -> Iterator[str]:
     yield (
         "One LoRA judge of Qwen2.5-Coder-1.5B, taught with 9,680 train questions of eleven data sets, multiple choice "
         "among them, and with 4,791 of them a second time together with their passages. Three epochs with class weights "
-        "beside one epoch without. Samples per train question without passages: 10, or 30 on TriviaQA, MMLU, CMMLU and C-Eval "
+        "beside one epoch without. The rows *30 samples* are judges taught with 25,083 questions, 30 samples each, and "
+        "with 6,251 of them a second time with passages, again 30 samples each. Samples per train question without passages: 10, or 30 on TriviaQA, MMLU, CMMLU and C-Eval "
         "(3,580 questions; the paper has 30). One greedy answer with passages. On record: the judge of the tables above. "
         "Certain: certainty of at least .6, which a quarter of the train questions reach. Own verdict: accuracy (retrieval "
         "rate) / retrieving at random as often.\n"

@@ -351,7 +351,7 @@ def _find_reason(recommendation: Recommendation, evaluation: Evaluation) -> str:
     if known_share < LOW_KNOWN_SHARE:
         return f"The LLM answers only {known} of these questions right without passages, so there is little to skip."
     if (recommendation.held_out_skipped.value or 0.0) >= MIN_SKIPPED and not recommendation.beats_chance:
-        return f"The LLM knows {known} of these questions, but no gate is shown to choose the searches to skip better than chance."
+        return f"The LLM knows {known} of these questions, but no gate is shown to choose searches to skip better than chance."
     return (
         f"The LLM knows {known} of these questions, but {recommendation.n} questions do not show that a threshold skips "
         f"enough and loses at most {format_point_count(recommendation.max_loss)} on new questions."
