@@ -64,7 +64,7 @@ def test_the_untrained_judge_scores_as_the_llm_does(tmp_path):
     encode(tokenizer, [grade("x?"), grade("d e", False)], is_test=False).save(tmp_path / "nq-train.npz")
     tests.save(tmp_path / "nq-test.npz")
     index = {"train": {"nq": {"rows": 2}}, "test": {"nq": [["0", 1], ["1", 1]]}}
-    options = type("Options", (), {"out": tmp_path, "rows": tmp_path, "device": "cpu"})
+    options = type("Options", (), {"out": tmp_path, "rows": tmp_path, "device": "cpu", "workers": 1})
     for job in plan_jobs(index):
         do_job(job, model, tokenizer, options, print)
     ik_transfer.collect_predictions(tmp_path, index)

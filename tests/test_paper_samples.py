@@ -152,5 +152,6 @@ def test_labels_change_only_where_ten_and_thirty_samples_differ(monkeypatch):
 def test_sections_without_a_record_are_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(kbm_labels, "KBM_30_LABELS", tmp_path / "labels.jsonl.gz")
     monkeypatch.setattr(cbdr_larger_base, "LARGER_BASE", tmp_path / "larger_base.jsonl.gz")
+    monkeypatch.setattr(kbm_passages, "KBM_30", tmp_path / "kbm30.jsonl.gz")
     assert [*kbm_labels.label_tables(), *cbdr_larger_base.larger_base_tables()] == []
     assert not [judge for judge in kbm_passages.list_recorded_judges() if judge.startswith("kbm30")]

@@ -74,8 +74,8 @@ def test_a_training_continues_exactly_from_its_checkpoint(tmp_path):
 
 def test_long_batches_are_run_in_parts():
     rows = Rows([np.zeros(3000, np.int32)] * 5, *([np.zeros((5, 1))] * 3))
-    assert [len(part) for part in split_batch(rows, range(5))] == [2, 2, 1]
-    assert len(split_batch(Rows([np.zeros(80, np.int32)] * 32, *([np.zeros((32, 1))] * 3)), range(32))) == 1
+    assert [len(part) for part in split_batch(rows, range(5), 8000)] == [2, 2, 1]
+    assert len(split_batch(Rows([np.zeros(80, np.int32)] * 32, *([np.zeros((32, 1))] * 3)), range(32), 8000)) == 1
 
 
 def test_the_jobs_come_in_the_order_of_the_protocol():

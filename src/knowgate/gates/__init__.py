@@ -79,7 +79,7 @@ FITTED_GATES = {
         fit="knowgate.training.adaptive:fit_adaptive"),
     "question": RegistryEntry("knowgate.gates.question:QuestionGate",
         "the type, length and words of the question suggest that the LLM does not know the answer",
-        cost="no LLM call, 0.1 ms", extra="train", paper="Marina et al. 2025", fit="knowgate.training.question:fit_question"),
+        cost="no LLM call, 0.05 ms", extra="train", paper="Marina et al. 2025", fit="knowgate.training.question:fit_question"),
     "ik": RegistryEntry("knowgate.gates.answer_judge:IkGate",
         "a fine-tuned judge (or a linear classifier) reads question and draft and says No",
         needs="draft", cost="one prefill of the judge of 100 tokens", extra="train", paper="IK 2025",
