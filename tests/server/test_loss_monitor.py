@@ -155,6 +155,7 @@ def test_the_alarm_tests_the_bound_that_calibrate_recorded(tmp_path, threshold, 
     rag = SimpleNamespace(
         gate=gate, bound_gate=gate, threshold=threshold, retriever=None, guarantee_violations=(), k=1,
         model=SimpleNamespace(fingerprint="m"), prompts=SimpleNamespace(fingerprint="p"), bound_arbiter=None,
+        second_look=None, reranker=None,
         used_threshold=gate.threshold if threshold is None else threshold,
     )  # fmt: skip
     monitor = _build_arm("a", rag, "fusion", ServeOptions(audit=0.1, decisions="d.db", max_changed=max_changed)).monitor
