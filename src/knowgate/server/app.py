@@ -26,6 +26,7 @@ from knowgate.gates import DEFAULT_GATE
 from knowgate.pipeline.builder import build_pipeline, load_gate_models, load_search_models
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.retrieval.engines.web import WebRetriever
+from knowgate.server.auth.api_keys import ApiKey
 from knowgate.server.chat.gate_service import GateService
 from knowgate.server.chat.local_chat import LocalChat
 from knowgate.server.connection_limits import RELOAD_SIGNAL
@@ -115,15 +116,17 @@ class EndpointApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, and record it in the metrics, the decision log and, if enabled, as a span."""
-        trace, request = RequestTrace(), Request(scope, receive, send)
+        trace = RequestTrace()
+        request = Request(scope, receive, send)
         response = await self._respond(request, trace)
         response = await self.service.record(self.endpoint.path, response, trace)
         try:
             await response(scope, receive, send)
         finally:
             if self.service.spans is not None:
-                status, path = response.status_code, self.endpoint.path
-                self.service.spans.export(request.method, path, status, trace, request.headers)
+                self.service.spans.export(
+                    request.method, self.endpoint.path, response.status_code, trace, request.headers
+                )
 
     async def _respond(self, request: Request, trace: RequestTrace) -> Response:
         """Check the API key and its limits, receive the request body, and return the response of the handler.
@@ -133,12 +136,7 @@ class EndpointApp:
         """
         service = self.service
         try:
-            key = None if self.endpoint.is_public else service.access_policy.authenticate(request)
-            service.access_policy.authorize(key, needs_admin=self.endpoint.needs_admin)
-            trace.owner = "" if key is None else key.name
-            trace.is_admin = key is None or key.admin
-            trace.shares_labels = trace.is_admin or service.options.share_labels
-            request.state.key = key
+            key = self._authenticate(request, trace)
             await service.count_requests(key)
             if request.method in ("GET", "HEAD"):  # health checks and metrics must work under full load, too
                 return await self._run_handler(request, trace)
@@ -157,6 +155,23 @@ class EndpointApp:
                 response.on_close = partial(service.active_requests.release, client)
             else:
                 service.active_requests.release(client)
+
+    def _authenticate(self, request: Request, trace: RequestTrace) -> ApiKey | None:
+        """Return the API key of a request, and store in its trace what the key may do.
+
+        Returns None if the endpoint is public, or if the server uses no keys.
+
+        Raises:
+            ApiError: The key is missing or invalid, or may not use this endpoint.
+        """
+        policy = self.service.access_policy
+        key = None if self.endpoint.is_public else policy.authenticate(request)
+        policy.authorize(key, needs_admin=self.endpoint.needs_admin)
+        trace.owner = "" if key is None else key.name
+        trace.is_admin = key is None or key.admin
+        trace.shares_labels = trace.is_admin or self.service.options.share_labels
+        request.state.key = key
+        return key
 
     async def _run_handler(self, request: Request, trace: RequestTrace) -> Response:
         """Run the handler until the deadline of a request, and turn every exception into an error response."""

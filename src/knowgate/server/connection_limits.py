@@ -373,28 +373,34 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     # --- responses --------------------------------------------------------------------------------
 
     async def _send(self, cycle: RequestResponseCycle, message: Any) -> None:
-        """Send the headers or a part of the body of a response. Replaces uvicorn's `cycle.send`, to handle two cases.
-
-        An early response starts before the body of its request has arrived, for example with status 413. Its client is
-        told that the connection will be closed. A response of unknown length to an HTTP/1.0 client ends with the
-        connection, because HTTP/1.0 has no chunks.
-        """
-        is_start = message["type"] == "http.response.start"
-        is_early = is_start and cycle.more_body
-        if is_start:
-            has_length = any(name.lower() == b"content-length" for name, _ in message["headers"])
-            self._ends_with_connection = cycle.scope["http_version"] == "1.0" and not has_length
-            if self._ends_with_connection:
-                cycle.chunked_encoding, cycle.keep_alive = False, False
-        elif self._ends_with_connection:
+        """Send the headers or a part of the body of a response. Replaces uvicorn's `cycle.send`."""
+        if message["type"] == "http.response.start":
+            await self._send_headers(cycle, message)
+            return
+        if self._ends_with_connection:
             cycle.expected_content_length = len(message.get("body", b""))  # so that uvicorn accepts any length
+        await RequestResponseCycle.send(cycle, message)
+
+    async def _send_headers(self, cycle: RequestResponseCycle, message: Any) -> None:
+        """Send the headers of a response, with "Connection: close" in two cases.
+
+        A response of unknown length to an HTTP/1.0 client ends with the connection, because HTTP/1.0 has no chunks. After
+        an early response, which starts before the body of its request has arrived, the connection is closed, too.
+        """
+        has_length = any(name.lower() == b"content-length" for name, _ in message["headers"])
+        self._ends_with_connection = cycle.scope["http_version"] == "1.0" and not has_length
+        if self._ends_with_connection:
+            cycle.chunked_encoding = False
+            cycle.keep_alive = False
+        is_early = cycle.more_body
         if is_early:
             cycle.keep_alive = False  # adds the header "Connection: close"
         await RequestResponseCycle.send(cycle, message)
         if is_early:
             # If uvicorn closed the connection while the client still sends, the client would not see the response.
             # `on_response_complete` closes it later.
-            cycle.keep_alive, self._responded_early = True, True
+            cycle.keep_alive = True
+            self._responded_early = True
 
     def on_response_complete(self) -> None:
         """Finish a response, which uvicorn has sent completely.

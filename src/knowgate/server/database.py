@@ -296,10 +296,12 @@ def _list_missing(connection: sqlite3.Connection, statements: Sequence[str]) -> 
     missing = []
     for statement in statements:
         addition = ADD_COLUMN.match(statement)
-        columns = connection.execute(f"PRAGMA table_info({addition['table']})").fetchall() if addition else []
-        column_names = {column[1] for column in columns}
-        if not addition or addition["column"] not in column_names:
-            missing.append(_to_sqlite(statement))
+        if addition is not None:
+            columns = connection.execute(f"PRAGMA table_info({addition['table']})").fetchall()
+            column_names = {name for _, name, *_ in columns}
+            if addition["column"] in column_names:
+                continue
+        missing.append(_to_sqlite(statement))
     return missing
 
 
@@ -366,13 +368,14 @@ def find_ids_and_owners(store: Store, id: str, question: str) -> list[tuple[Any,
     key = question_key(question)
     rows = store.fetch_rows(SELECT_DECISIONS, (id, key, key))
     old_rows = store.fetch_rows(SELECT_UNKNOWN_SOURCES)
-    joined = [(row_id, owner) for row_id, owner, text in old_rows if _contains_question(text, question)]
-    return list(dict.fromkeys([*rows, *joined]))
+    old_matches = [(row_id, owner) for row_id, owner, text in old_rows if _contains_question(text, question)]
+    return list(dict.fromkeys([*rows, *old_matches]))  # without duplicates
 
 
 def _contains_question(text: str, question: str) -> bool:
     """Return whether a text contains all words of a question in a row. Case, punctuation and articles do not matter."""
-    words, question_words = normalize(text), normalize(question)
+    words = normalize(text)
+    question_words = normalize(question)
     if not question_words.isascii():  # Chinese has no spaces between words
         return question_words in words
     return bool(question_words) and f" {question_words} " in f" {words} "
@@ -381,10 +384,11 @@ def _contains_question(text: str, question: str) -> bool:
 def delete_decisions(store: Store, id: str, question: str, owner: str | None) -> list[str]:
     """Delete the decision with this id and all decisions on this question, and return the ids of deleted decisions.
 
-    Only decisions of the given owner (API key) are deleted, or of all owners if it is None. The deletion itself is stored
-    first, so that other processes drop decisions that they have not written yet.
+    Only decisions of the given owner (API key) are deleted; None means all owners. Before that, the deletion itself is
+    stored. Other processes read it, and drop matching decisions that they have not written yet.
     """
-    key, now = question_key(question) if question else "", time.time()
+    now = time.time()
+    key = question_key(question) if question else ""
     with store.transaction(WRITE_LOCK) as transaction:
         transaction.execute("DELETE FROM deletions WHERE at < ?", (now - DELETION_SECONDS,))
         transaction.execute(INSERT_DELETION, (now, id, key, owner))

@@ -51,7 +51,8 @@ class ApiError(Exception):
 
     def to_json(self) -> dict[str, Any]:
         """Return the response body in the format of OpenAI's API."""
-        error_type = ERROR_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        default_type = "invalid_request_error" if self.status < 500 else "server_error"
+        error_type = ERROR_TYPES.get(self.status, default_type)
         return {"error": {"message": str(self), "type": error_type, "param": None, "code": self.code or None}}
 
     def to_response(self) -> Response:
@@ -81,10 +82,11 @@ def dump_json(value: Any, *, is_large: bool = False) -> bytes:
 
     Args:
         value: The value.
-        is_large: Whether other threads must be able to run meanwhile. This is slower. Otherwise they wait.
+        is_large: Whether to write it in small steps, so that other threads can run meanwhile. This takes longer.
     """
     encoder = json.JSONEncoder(separators=(",", ":"))
-    return ("".join(encoder.iterencode(value)) if is_large else encoder.encode(value)).encode()
+    text = "".join(encoder.iterencode(value)) if is_large else encoder.encode(value)
+    return text.encode()
 
 
 def replace_non_finite(content: bytes) -> bytes:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TypeVar
 
 from starlette.requests import Request
@@ -70,7 +71,8 @@ class CircuitBreaker:
 
     def record_success(self) -> None:
         """Report that a call succeeded, which closes the breaker."""
-        self.failure_count, self.is_probing = 0, False
+        self.failure_count = 0
+        self.is_probing = False
         self.last_success = self.clock()
 
     def record_failure(self, start: float | None = None) -> None:
@@ -93,7 +95,8 @@ class CircuitBreaker:
 
     def trip(self) -> None:
         """Open the breaker now, whatever was reported before."""
-        self.failure_count, self.is_probing = self.failure_threshold, False
+        self.failure_count = self.failure_threshold
+        self.is_probing = False
         self.last_failure = self.clock()
 
     def record_cancellation(self) -> None:
@@ -118,18 +121,21 @@ class BreakersByKey:
 
     @property
     def state(self) -> str:
-        """The worst state of the component for any API key: "open", "half-open" or "closed".
+        """The worst state of the component for any API key: "open" if there is one, then "half-open", then "closed".
 
-        A key whose requests fail does not count if a request of another key succeeded later or shortly before. Then the
+        A key whose requests fail is ignored if requests of another key succeed at about the same time or later. Then the
         component works, and the requests of this key are the cause.
         """
         states = set()
         for breaker in self._breakers.values():
-            successes = [other.last_success for other in self._breakers.values() if other is not breaker]
-            works_for_others = max(successes, default=float("-inf")) >= breaker.last_failure - RECOVERY_SECONDS
+            other_successes = [other.last_success for other in self._breakers.values() if other is not breaker]
+            last_other_success = max(other_successes, default=float("-inf"))
+            works_for_others = last_other_success >= breaker.last_failure - RECOVERY_SECONDS
             if not works_for_others:
                 states.add(breaker.state)
-        return next((state for state in ("open", "half-open") if state in states), "closed")
+        if "open" in states:
+            return "open"
+        return "half-open" if "half-open" in states else "closed"
 
 
 MAX_UNFINISHED_BYTES = 256 << 20  # maximum bytes of all request bodies that have not arrived completely
@@ -235,20 +241,24 @@ class CallBudget:
     _last_refill: float = field(init=False)
 
     def __post_init__(self) -> None:
+        """Compute with how many calls the budget starts. Calls of earlier processes in the last hour reduce it."""
         first_calls = max(MAX_CALLS_PER_AUDIT, START_SHARE * self.calls_per_hour)
-        unspent = max(0.0, float(self.calls_per_hour - len(self.earlier_calls)))
-        self.remaining = min(first_calls, unspent, self._replay_calls(first_calls))
+        unspent_calls = max(0.0, float(self.calls_per_hour - len(self.earlier_calls)))
+        self.remaining = min(first_calls, unspent_calls, self._replay_earlier_calls(first_calls))
         self._last_refill = self.clock()
 
-    def _replay_calls(self, first_calls: float) -> float:
-        """Return what a budget that held `first_calls` before the earlier calls would have left now, refills included."""
+    def _replay_earlier_calls(self, first_calls: float) -> float:
+        """Return what a budget would have left now if it had held `first_calls` just before the earliest call.
+
+        Each earlier call takes one from the budget. Between the calls, and since the last one, it is refilled.
+        """
         calls_per_second = self.calls_per_hour / HOUR_SECONDS
-        remaining, last_age = first_calls, 0.0
-        for number, age in enumerate(sorted(self.earlier_calls, reverse=True)):
-            refill = (last_age - age) * calls_per_second if number else 0.0
-            remaining = max(0.0, remaining + refill - 1)
-            last_age = age
-        return remaining + last_age * calls_per_second
+        remaining = first_calls
+        ages = sorted(self.earlier_calls, reverse=True)
+        for age, next_age in pairwise([*ages, 0.0]):  # the 0 stands for now
+            remaining = max(0.0, remaining - 1)
+            remaining += (age - next_age) * calls_per_second
+        return remaining
 
     def reserve(self, owner: str, count: int) -> bool:
         """Reserve calls for a request of an API key, and return whether that was possible."""
@@ -266,19 +276,20 @@ class CallBudget:
     def allows(self, owner: str, count: int) -> bool:
         """Return whether `count` LLM calls for an audit can be reserved now.
 
-        If API keys share the budget, a key may use at most half of an hour's calls, and not more than it leaves for
-        other keys. The first audit of a key only needs enough remaining calls.
+        There must be enough remaining calls. If API keys share the budget, a key that has already used some has two more
+        limits: it may use at most half of an hour's calls, and not more calls than remain for other keys.
 
         Args:
             owner: Name of the API key.
             count: Number of calls.
         """
         self._refill()
-        used = self._used.get(owner, 0.0)
-        if not self.shares or not used:
+        used_before = self._used.get(owner, 0.0)
+        if not self.shares or not used_before:
             return self.remaining >= count
+        used = used_before + count
         left_for_others = self.remaining - count
-        return used + count <= min(self.calls_per_hour / 2, left_for_others)
+        return used <= self.calls_per_hour / 2 and used <= left_for_others
 
     def describe_pause(self, count: int) -> str:
         """Return why some or all audits pause, or "" if none does.
@@ -289,8 +300,10 @@ class CallBudget:
         self._refill()
         if self.remaining < count:
             return f"audits are paused: the budget of {self.calls_per_hour} calls per hour is used up"
-        paused = sum(not self.allows(owner, count) for owner in self._used)
-        return f"audits of {paused} API keys are paused: their shares of the budget are used up" if paused else ""
+        paused_keys = [owner for owner in self._used if not self.allows(owner, count)]
+        if paused_keys:
+            return f"audits of {len(paused_keys)} API keys are paused: their shares of the budget are used up"
+        return ""
 
     def _refill(self) -> None:
         """Add the LLM calls that became available since the last refill: `calls_per_hour`, evenly over the hour.

@@ -239,15 +239,13 @@ class Service:
                 request, max_bytes=self.options.largest_body, timeout=timeout, reserve=self.upload_budget.reserve
             )
 
-    async def read_request(
-        self, request: Request, max_values: int = json_api.MAX_JSON_VALUES
-    ) -> tuple[bytes, dict[str, Any]]:
-        """Return the body of a request as bytes and as a JSON object. A large body is parsed in a thread."""
+    async def read_request(self, request: Request, max_values: int = json_api.MAX_JSON_VALUES) -> dict[str, Any]:
+        """Return the body of a request, which `receive_body` has stored, as a JSON object. Parse large ones in a thread."""
         raw_body: bytes = request.state.body
         if len(raw_body) <= json_api.LARGE_BODY_BYTES:
-            return raw_body, json_api.parse_json_object(raw_body, max_values)
+            return json_api.parse_json_object(raw_body, max_values)
         async with self._parser_lock:  # one at a time, because threads that parse slow down the event loop
-            return raw_body, await asyncio.to_thread(json_api.parse_json_object, raw_body, max_values)
+            return await asyncio.to_thread(json_api.parse_json_object, raw_body, max_values)
 
     @property
     def deadline(self) -> float:
@@ -258,10 +256,11 @@ class Service:
 
     async def chat(self, request: Request, trace: RequestTrace) -> Response:
         """Answer POST /v1/chat/completions, with the upstream or with the model in this process."""
-        raw_body, body = await self.read_request(request)
+        body = await self.read_request(request)
         trace.client_request = ClientRequest(body, request.headers)
         if self.forwarder is not None:
-            work = self.forwarder.chat(ForwardedRequest(body, raw_body, request.headers, trace, self.deadline))
+            forwarded = ForwardedRequest(body, request.state.body, request.headers, trace, self.deadline)
+            work = self.forwarder.chat(forwarded)
         elif self.local_chat is not None:
             work = self.local_chat.chat(body, trace, self.deadline)
         return await run_while_connected(request, work)
@@ -276,9 +275,9 @@ class Service:
             raise json_api.make_missing_error(f"no upstream, which {request.url.path} needs", "upstream", "no_upstream")
         path = request.url.path.removeprefix("/v1")
         max_values = json_api.MAX_JSON_VALUES if path in REQUEST_FORMATS else MAX_FORWARDED_VALUES
-        raw_body, body = await self.read_request(request, max_values)
+        body = await self.read_request(request, max_values)
         json_api.parse_request(schemas.CompletionRequest if path == "/completions" else schemas.InputRequest, body)
-        forwarded = ForwardedRequest(body, raw_body, request.headers, trace, self.deadline)
+        forwarded = ForwardedRequest(body, request.state.body, request.headers, trace, self.deadline)
         if path in REQUEST_FORMATS:
             trace.client_request = ClientRequest(body, request.headers, path)
             return await run_while_connected(request, answer_prompt(self.forwarder, forwarded, path))
@@ -287,7 +286,7 @@ class Service:
 
     async def decide(self, request: Request, trace: RequestTrace) -> Response:
         """Answer POST /v1/decide, which decides on questions without answering them."""
-        _, body = await self.read_request(request)
+        body = await self.read_request(request)
         questions = body.get("questions")
         if isinstance(questions, list):
             await self._count_questions(request.state.key, len(questions))
@@ -299,7 +298,7 @@ class Service:
         reranker = self.gate_service.rag.reranker
         if reranker is None:
             raise json_api.make_missing_error("no reranker", "rerank", "no_reranker")
-        rerank_request = json_api.parse_request(schemas.RerankRequest, (await self.read_request(request))[1])
+        rerank_request = json_api.parse_request(schemas.RerankRequest, await self.read_request(request))
         work = rerank_documents(self.gate_service, reranker, rerank_request, trace)
         return json_api.json_response(await run_while_connected(request, work))
 
@@ -341,7 +340,7 @@ class Service:
 
     async def add_feedback(self, request: Request, trace: RequestTrace) -> Response:
         """Answer POST /v1/feedback, which stores a rating or correction of an answer."""
-        feedback = json_api.parse_request(schemas.FeedbackRequest, (await self.read_request(request))[1])
+        feedback = json_api.parse_request(schemas.FeedbackRequest, await self.read_request(request))
         await self._find_decision(feedback.id, trace)
         decisions = self._require_decision_log()
         return json_api.json_response(await record_feedback(feedback, trace, decisions, self.recent, self.learner))
@@ -353,8 +352,8 @@ class Service:
         return json_api.json_response(await self._finish_deletion(ids, decision.get("question"), trace))
 
     async def delete_question(self, request: Request, trace: RequestTrace) -> Response:
-        """Answer POST /v1/forget, which deletes all that is stored about a question: of this key, or for an admin of all."""
-        question = json_api.parse_request(schemas.DeletionRequest, (await self.read_request(request))[1]).question
+        """Answer POST /v1/forget, which deletes what is stored about a question: of this API key, or of all for an admin."""
+        question = json_api.parse_request(schemas.DeletionRequest, await self.read_request(request)).question
         owner = _get_owner_filter(trace)
         ids = set(await self.recent.find_ids(question, owner))
         may_remain = False
@@ -363,16 +362,16 @@ class Service:
             may_remain = await self.decision_log.has_unfindable(owner)
         response = await self._finish_deletion(ids, question, trace)
         if may_remain:
-            response.forgotten, response.note = False, UNFINDABLE_NOTE
+            response.forgotten = False
+            response.note = UNFINDABLE_NOTE
         return json_api.json_response(response)
 
     async def _finish_deletion(
         self, ids: Collection[str], question: str | None, trace: RequestTrace
     ) -> schemas.DeletionResponse:
-        """Delete decisions from memory and their question from the history, after they were deleted from the decision log.
+        """Delete decisions from memory, and their question (None if it is not stored) from the history.
 
-        Only an admin key deletes from the history, which does not record whose questions it has. The question is None if
-        its text is not stored.
+        Only an admin key deletes from the history, because it does not record whose questions it has.
         """
         self.recent.delete(ids)
         entry_count, is_gone = await asyncio.to_thread(self._delete_from_history, question, trace.is_admin)
@@ -392,7 +391,9 @@ class Service:
         history.flush()  # so that entries that are not yet written are found, too
         try:
             ids = history.store.find_ids(question_key(question))
-            return (history.store.forget(ids=ids), True) if is_admin else (0, not ids)
+            if not is_admin:
+                return 0, not ids
+            return history.store.forget(ids=ids), True
         finally:
             close_connection(history.store)
 
@@ -411,7 +412,7 @@ class Service:
     async def clear_alarm(self, request: Request, trace: RequestTrace) -> Response:
         """Answer POST /v1/learning/clear, which clears the alarm of one gate and restarts its audits."""
         learner = self._require_learner()
-        clear_request = json_api.parse_request(schemas.ClearAlarmRequest, (await self.read_request(request))[1])
+        clear_request = json_api.parse_request(schemas.ClearAlarmRequest, await self.read_request(request))
         await learner.auditor.clear_alarm(clear_request.arm)
         return json_api.json_response(schemas.LearningResponse.model_validate(learner.to_json()))
 

@@ -17,7 +17,7 @@ from starlette.requests import Request
 
 from knowgate.errors import KnowgateError
 from knowgate.server.auth.api_keys import ApiKey, match_key, read_keys
-from knowgate.server.database import RATE_LIMIT_MIGRATIONS, STORE_ERRORS, Store, open_store
+from knowgate.server.database import RATE_LIMIT_MIGRATIONS, STORE_ERRORS, Store, Transaction, open_store
 from knowgate.server.json_api import ApiError
 from knowgate.server.options import LOOPBACK_HOSTS, ServeOptions
 
@@ -93,21 +93,24 @@ class AccessPolicy:
         return key
 
     def list_keys(self) -> tuple[ApiKey, ...] | None:
-        """Return the stored keys.
+        """Return the stored keys, or an empty tuple if the server uses no keys.
 
-        Returns:
-            The keys; none if the server uses no key file. None if the file cannot be read.
+        Returns None if the file of keys cannot be read.
         """
+        if self.key_file is None:
+            return ()
         with suppress(ApiError):
-            return () if self.key_file is None else self._read_keys(self.key_file)
+            return self._read_keys(self.key_file)
         return None
 
     def _read_keys(self, key_file: Path) -> tuple[ApiKey, ...]:
         """Return the stored keys. The file is read only if its size or modification time has changed."""
         try:
             stat = key_file.stat()
-            if (version := (stat.st_mtime_ns, stat.st_size)) != self._file_version:
-                self._keys, self._file_version = read_keys(key_file), version
+            version = (stat.st_mtime_ns, stat.st_size)
+            if version != self._file_version:
+                self._keys = read_keys(key_file)
+                self._file_version = version
         except (OSError, KnowgateError):
             message = "the server cannot read its file of API keys. Try again later."
             raise ApiError(503, message, "keys_unreadable") from None
@@ -223,16 +226,7 @@ class RateLimiter:
         self._check_rejection(key, rate, count)  # again, because another request may have been rejected meanwhile
         with self._open_store().transaction(key.hash) as transaction:
             now = math.floor(self._clock())
-            query = "SELECT second, count FROM requests WHERE key = ? ORDER BY second"
-            rows = transaction.execute(query, (key.hash,)).fetchall()
-            # Rows from the future exist if the clock was set back, or if the clock of another server is ahead. Their
-            # requests of the next minute count as if they had been sent now.
-            future_count = sum(row_count for second, row_count in rows if now < second <= now + MINUTE_SECONDS)
-            outdated = (key.hash, now - MINUTE_SECONDS, now)
-            transaction.execute("DELETE FROM requests WHERE key = ? AND (second < ? OR second > ?)", outdated)
-            if future_count:
-                transaction.execute(UPSERT_REQUESTS, (key.hash, now, future_count))
-            rows = transaction.execute(query, (key.hash,)).fetchall()
+            rows = _fetch_last_minute(transaction, key.hash, now)
             excess = sum(row_count for _, row_count in rows) + count - rate
             if excess <= 0:
                 transaction.execute(UPSERT_REQUESTS, (key.hash, now, count))
@@ -241,12 +235,14 @@ class RateLimiter:
         totals = accumulate(row_count for _, row_count in rows)
         seconds = [second for (second, _), total in zip(rows, totals, strict=True) if total >= excess]
         last_second = seconds[0] if seconds else now  # a key with too low a rate for `count` gets the longest wait
-        self._rejections[key.hash, rate] = (count, last_second + MINUTE_SECONDS + 1)
-        raise _make_rate_error(rate, last_second + MINUTE_SECONDS + 1 - now)
+        allowed_at = last_second + MINUTE_SECONDS + 1
+        self._rejections[key.hash, rate] = (count, allowed_at)
+        raise _make_rate_error(rate, allowed_at - now)
 
     def _open_store(self) -> Store:
         """Return the store of the counters, which is opened at the first call, and again if its file was replaced."""
-        if self._store is not None and self._file is not None and _identify_file(self._file) != self._file_id:
+        was_replaced = self._file is not None and _identify_file(self._file) != self._file_id
+        if self._store is not None and was_replaced:
             self._store.close()
             self._store = None
         if self._store is None:
@@ -261,6 +257,23 @@ class RateLimiter:
         if self._store is not None:
             self._thread.submit(self._store.close)
         self._thread.shutdown(wait=True)
+
+
+def _fetch_last_minute(transaction: Transaction, key_hash: str, now: int) -> list[tuple[int, int]]:
+    """Return the requests of a key in the last minute as pairs of a second and a number. Other rows are deleted.
+
+    Rows from the future exist if the clock was set back, or if the clock of another server is ahead. Their requests of
+    the next minute count as if they had been sent now.
+    """
+    query = "SELECT second, count FROM requests WHERE key = ? ORDER BY second"
+    rows = transaction.execute(query, (key_hash,)).fetchall()
+    future_count = sum(count for second, count in rows if now < second <= now + MINUTE_SECONDS)
+    deletion = "DELETE FROM requests WHERE key = ? AND (second < ? OR second > ?)"
+    transaction.execute(deletion, (key_hash, now - MINUTE_SECONDS, now))
+    if future_count:
+        transaction.execute(UPSERT_REQUESTS, (key_hash, now, future_count))
+    last_minute: list[tuple[int, int]] = transaction.execute(query, (key_hash,)).fetchall()
+    return last_minute
 
 
 def _make_rate_error(rate: int, seconds: int) -> ApiError:

@@ -83,7 +83,8 @@ class GateService:
         Gates and searches that are still running are not waited for. The function keeps no reference to this object,
         so the index can be freed before it is called.
         """
-        pools, traffic_log = (self._gate_thread, self._search_threads, self.rerank_queue.threads), self.rag.log
+        pools = (self._gate_thread, self._search_threads, self.rerank_queue.threads)
+        traffic_log = self.rag.log
 
         def close() -> None:
             for pool in pools:
@@ -175,8 +176,8 @@ class GateService:
     def apply_rules(self, rag: AdaptiveRAG, question: Question) -> Decision | None:
         """Return the decision of the first rule that matches the question, or None if the gate must decide.
 
-        Rules need no calibration, so they apply even if that of the gate does not fit the LLM. In shadow mode (if
-        `rag.shadow` gives a reason to always retrieve), it is only noted that a rule would have skipped retrieval.
+        In shadow mode, the server always retrieves, for the reason in `rag.shadow`. Then a rule cannot skip retrieval: the
+        decision is to retrieve, with a note that the rule would have skipped it.
         """
         rules = rag.rules
         decision = None if rules is None else rules.make_decision(question.text, rag.gate, rag.used_threshold)
@@ -248,20 +249,22 @@ class GateService:
     async def search(self, rag: AdaptiveRAG, question: Question, trace: RequestTrace) -> tuple[Passage, ...]:
         """Return the passages for a question, or no passages if the search fails or takes too long.
 
-        A web search first reads its cache. Searches wait for each other, and those with a filter only for each other.
+        One search runs at a time. Another one, with a document filter, may run meanwhile. A web search first reads its
+        cache, without waiting for other searches.
 
         Raises:
             ApiError: 503 if the search fails and the server is strict.
         """
-        search_rag, cached_rag = self._search_rag, self._cached_rag
-        is_filtered = isinstance(rag.retriever, request_options.FilteredRetriever)
-        lock = self._filter_lock if is_filtered else self._search_lock
+        cached_rag = self._cached_rag
+        search_rag = self._search_rag
         if rag.retriever is not self.rag.retriever:  # the request has its own, with a filter
             search_rag = replace(search_rag, retriever=rag.retriever)
+        is_filtered = isinstance(rag.retriever, request_options.FilteredRetriever)
+        lock = self._filter_lock if is_filtered else self._search_lock
         if cached_rag is not None and not is_filtered:
             with suppress(SearchBudgetError, TimeoutError), trace.measure("retrieve"):
-                # With a lock of its own, it waits for no other search.
-                return await self.run_in_search_thread(lambda: cached_rag.retrieve(question), asyncio.Lock())
+                unshared_lock = asyncio.Lock()
+                return await self.run_in_search_thread(lambda: cached_rag.retrieve(question), unshared_lock)
         if not self.retriever_breaker.try_acquire():
             return self.bypass_retriever(trace, "the retriever failed repeatedly and is not used for a while")
         try:
@@ -271,9 +274,10 @@ class GateService:
             self.retriever_breaker.record_cancellation()
             raise
         except Exception as error:  # noqa: BLE001 - whatever the retriever raises, the question is answered
-            if isinstance(error, TimeoutError):  # the abandoned search holds the lock of its pipeline, so copy it
+            is_timeout = isinstance(error, TimeoutError)
+            if is_timeout:  # the abandoned search holds the lock of its pipeline, so copy the pipeline
                 self._search_rag = replace(self._search_rag)
-            if isinstance(error, HARMLESS_ERRORS) or (is_filtered and isinstance(error, TimeoutError)):
+            if isinstance(error, HARMLESS_ERRORS) or (is_filtered and is_timeout):
                 self.retriever_breaker.record_cancellation()
             else:
                 self.retriever_breaker.record_failure()

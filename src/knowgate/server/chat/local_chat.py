@@ -18,7 +18,6 @@ from typing import Any
 
 from starlette.responses import Response
 
-from knowgate.core.text import estimate_tokens
 from knowgate.errors import BadInput
 from knowgate.gates import TEXT_ONLY_GATE
 from knowgate.models.backend import CLIENT
@@ -30,8 +29,8 @@ from knowgate.server.json_api import ApiError, json_response, parse_request
 from knowgate.server.options import ServeOptions
 from knowgate.server.schemas import LocalChatRequest
 from knowgate.server.streaming import DONE_EVENT, EventStreamResponse, format_error_end, format_event
-from knowgate.server.telemetry.trace import RequestTrace, TokenUsage
-from knowgate.types import Answer, Decision, PassagesEvent, Question, StreamEvent, TokenizingModel
+from knowgate.server.telemetry.trace import RequestTrace, TokenUsage, count_usage
+from knowgate.types import Answer, Decision, PassagesEvent, Question, StreamEvent
 from knowgate.types.records import AnswerEvent, DecisionEvent, TextEvent
 
 log = logging.getLogger(__name__)
@@ -92,12 +91,13 @@ class QuestionBatcher:
         return await pending.answer
 
     async def _run_batches(self, key: Hashable, rag: AdaptiveRAG) -> None:
-        """Answer the waiting questions of a key in batches until no question is left."""
+        """Answer the questions that wait with this key, batch by batch, until no question is left."""
         try:
             await asyncio.sleep(self.wait_seconds)
             while queue := self._queues[key]:
                 waiting = _order_fairly(queue)
-                batch, queue[:] = waiting[: self.max_batch_size], waiting[self.max_batch_size :]
+                batch = waiting[: self.max_batch_size]
+                queue[:] = waiting[self.max_batch_size :]
                 if batch:
                     CLIENT.set(batch[0].owner)  # this task has a context of its own
                     await self._run_batch(rag, batch)
@@ -143,8 +143,10 @@ async def _answer_batch(rag: AdaptiveRAG, questions: list[Question]) -> tuple[li
 
     The tokens are counted before the next batch starts, because the answers would otherwise wait for that batch.
     """
-    answers, loop = await rag.aanswer_many(questions), asyncio.get_running_loop()
-    return answers, await loop.run_in_executor(rag.model.workers, lambda: [count_usage(each, rag) for each in answers])
+    answers = await rag.aanswer_many(questions)
+    loop = asyncio.get_running_loop()
+    usages = await loop.run_in_executor(rag.model.workers, lambda: [count_usage(answer, rag) for answer in answers])
+    return answers, usages
 
 
 @dataclass
@@ -176,7 +178,8 @@ class AnswerProgress:
                 self.trace.decision = self._keep_fallback(decision)
                 self.stage = "retrieve" if decision.retrieve else "answer"
             case PassagesEvent(passages):
-                self.trace.passages, self.stage = passages, "answer"
+                self.trace.passages = passages
+                self.stage = "answer"
             case TextEvent(text):
                 self.has_text = True
                 return text
@@ -187,7 +190,8 @@ class AnswerProgress:
     def finish(self, answer: Answer) -> None:
         """Record the finished answer, with its decision, passages and timings, in the trace."""
         self.answer = answer
-        self.trace.decision, self.trace.passages = self._keep_fallback(answer.decision), answer.passages
+        self.trace.decision = self._keep_fallback(answer.decision)
+        self.trace.passages = answer.passages
         self.trace.draft = answer.draft
         self.trace.choice = answer.choice
         for stage, seconds in answer.seconds.items():
@@ -223,10 +227,12 @@ class LocalChat:
             ApiError: 400 or 404 if the request is invalid, unsupported, or does not end with a plain question.
         """
         CLIENT.set(trace.owner)  # the threads of the model serve API keys in turn
-        request, model = parse_request(LocalChatRequest, body), self.gate_service.rag.model
+        request = parse_request(LocalChatRequest, body)
+        model = self.gate_service.rag.model
         options = self.gate_service.assign_arm(read_request_options(body), body, trace)
         self._check_supported(body)
-        trace.way, trace.model_name = "in-process", model.name
+        trace.way = "in-process"
+        trace.model_name = model.name
         ignored_fields = sorted(set(body) - SUPPORTED_FIELDS - HARMLESS_FIELDS)
         trace.ignored_fields = tuple(name[:MAX_FIELD_NAME_CHARS] for name in ignored_fields[:MAX_IGNORED_FIELDS])
         loop = asyncio.get_running_loop()
@@ -236,8 +242,9 @@ class LocalChat:
             raise ApiError(400, message, "not_a_question")
         trace.set_question(question)
         options = replace(options, shares_labels=trace.shares_labels)
-        max_tokens = request.max_completion_tokens or request.max_tokens
-        max_tokens = min(max_tokens, self.options.most_tokens) if max_tokens else self.gate_service.rag.max_tokens
+        max_tokens = self.gate_service.rag.max_tokens
+        if requested_tokens := request.max_completion_tokens or request.max_tokens:
+            max_tokens = min(requested_tokens, self.options.most_tokens)
         options = self._replace_stale_gate(options, max_tokens, question, trace)
         rag = self._get_pipeline(options, max_tokens)
         progress = AnswerProgress(trace, deadline=deadline)
@@ -280,7 +287,8 @@ class LocalChat:
         Raises:
             ApiError: 404 if the model name is unknown, 400 if a field asks for an unsupported feature.
         """
-        model, name = body.get("model"), self.gate_service.rag.model.name
+        model = body.get("model")
+        name = self.gate_service.rag.model.name
         if not is_knowgate_model(model) and model != name:
             message = f"unknown model '{str(model)[:80]}'. Known models: knowgate, {name}."
             raise ApiError(404, message, "model_not_found")
@@ -348,16 +356,17 @@ class LocalChat:
         reason = describe_error(error, self.options.deadline)
         failed_stage = progress.stage
         progress.stage = "gate"  # where the next attempt begins
-        if not progress.has_text and failed_stage == "gate" and rag.gate.name not in ("always", "never"):
-            self.gate_service.bypass_failed_gate(rag, progress.trace, reason)
-            if rag.retriever is not None:
-                return rag.replace(gate=self.gate_service.always_gate, threshold=None)
-        if not progress.has_text and failed_stage == "retrieve":
-            self.gate_service.bypass_retriever(progress.trace, reason)
-        if progress.has_text or failed_stage == "answer" or (rag.gate.name == "never" and not rag.shadow):
+        never_retrieves = rag.gate.name == "never" and not rag.shadow
+        if progress.has_text or failed_stage == "answer" or never_retrieves:
             log.error("The model failed: %s", reason)
             message = "the model failed to generate an answer. The log of the server has the reason."
             raise ApiError(500, message, "model_failed", progress.trace.headers) from error
+        if failed_stage == "gate" and rag.gate.name not in ("always", "never"):
+            self.gate_service.bypass_failed_gate(rag, progress.trace, reason)
+            if rag.retriever is not None:
+                return rag.replace(gate=self.gate_service.always_gate, threshold=None)
+        if failed_stage == "retrieve":
+            self.gate_service.bypass_retriever(progress.trace, reason)
         # In shadow mode, the pipeline would search again.
         return rag.replace(gate=self.gate_service.never_gate, threshold=None, arbiter=None, shadow="")
 
@@ -369,8 +378,9 @@ class LocalChat:
             text = "".join([piece async for piece in pieces])
         message = {"role": "assistant", "content": text}
         choice = {"index": 0, "message": message, "finish_reason": _get_finish_reason(progress, rag)}
-        loop, usage = asyncio.get_running_loop(), progress.usage or TokenUsage()
-        if progress.usage is None and progress.answer is not None:  # only the thread of the model may use its tokenizer
+        usage = progress.usage or TokenUsage()
+        if progress.usage is None and progress.answer is not None:
+            loop = asyncio.get_running_loop()  # only the thread of the model may use its tokenizer
             usage = await loop.run_in_executor(rag.model.workers, count_usage, progress.answer, rag)
         completion = {**_build_head(progress, rag, "chat.completion"), "choices": [choice], "usage": usage.to_json()}
         return json_response({**completion, "knowgate": progress.trace.to_json()}, headers=progress.trace.headers)
@@ -418,31 +428,6 @@ async def _format_chunks(
 def _build_head(progress: AnswerProgress, rag: AdaptiveRAG, kind: str) -> dict[str, Any]:
     """Return the fields that a chat completion and its chunks have in common."""
     return {"id": f"chatcmpl-{progress.trace.id}", "object": kind, "created": progress.created, "model": rag.model.name}
-
-
-def count_usage(answer: Answer, rag: AdaptiveRAG) -> TokenUsage:
-    """Count the tokens of all prompts and answers of a request, including an answer that was not sent.
-
-    The LLM may have answered twice: first without passages (the draft) and then with them. If the model has no
-    tokenizer, the tokens of the prompts are estimated.
-    """
-    prompts = []
-    if answer.passages:
-        prompts.append(rag.prompts.open(answer.question, answer.passages))
-    if answer.draft is not None or not answer.passages:
-        prompts.append(rag.prompts.closed(answer.question))
-    model, texts = rag.model, [prompt.text for prompt in prompts]
-    if isinstance(model, TokenizingModel):
-        prompt_tokens = sum(len(model.tokenize(text)) for text in texts)
-    else:
-        prompt_tokens = round(sum(map(estimate_tokens, texts)))
-    completion_tokens = answer.n_tokens
-    if answer.passages and answer.draft is not None:  # there are two answers, and `answer.n_tokens` counts only one
-        if answer.choice is not None and answer.choice.is_closed_book:  # the draft was sent
-            completion_tokens += round(estimate_tokens(answer.choice.open))
-        else:
-            completion_tokens += round(answer.draft.n_tokens or 0)
-    return TokenUsage(prompt_tokens, completion_tokens)
 
 
 def _get_finish_reason(progress: AnswerProgress, rag: AdaptiveRAG) -> str:

@@ -248,16 +248,17 @@ def _insert_into_input(
     body: Mapping[str, Any], passages: Sequence[Passage], placement: PassagePlacement, *, cites: bool = True
 ) -> dict[str, Any]:
     """Put passages before the last user message, or into the instructions if the placement is not "user"."""
-    items = body["input"]
-    text = items if isinstance(items, str) else extract_text(_to_chat_content(items[-1].get("content")))
-    block = format_passages(passages, templates.detect_language(str(text)), cites=cites and not wants_json(body))
+    items = body["input"]  # a text, or a list of messages
+    question = items if isinstance(items, str) else extract_text(_to_chat_content(items[-1].get("content")))
+    language = templates.detect_language(str(question))
+    block = format_passages(passages, language, cites=cites and not wants_json(body))
     if placement != "user":
         return {**body, "instructions": _append_text(body.get("instructions"), block)}
     if isinstance(items, str):
         return {**body, "input": _prepend_text(block, items)}
-    last = items[-1]
-    content = _prepend_text(block, last["content"], "input_text")
-    return {**body, "input": [*items[:-1], {**last, "content": content}]}
+    last_message = items[-1]
+    content = _prepend_text(block, last_message["content"], "input_text")
+    return {**body, "input": [*items[:-1], {**last_message, "content": content}]}
 
 
 class PassageInserter(Protocol):

@@ -70,15 +70,18 @@ class StreamText:
         *lines, self._incomplete_line = (self._incomplete_line + data).split(b"\n")
         for line in lines:
             chunk = parse_event_data(line) or {}
-            choice, event_type = _get_only_choice(chunk), chunk.get("type")
+            choice = _get_only_choice(chunk)
+            event_type = chunk.get("type")
             if event_type == "response.output_text.delta":  # the Responses API
                 text = _as_text(chunk.get("delta"))
             else:  # a chat has a "delta", a completion has a "text"
                 text = _get_content(choice.get("delta")) or _as_text(choice.get("text"))
             if text:
                 self.pieces.append(text)
-            is_last = event_type in ("response.completed", "response.incomplete")
-            self.is_complete = self.is_complete or is_last or choice.get("finish_reason") in FINISH_REASONS
+            is_last_event = event_type in ("response.completed", "response.incomplete")
+            is_last_chunk = choice.get("finish_reason") in FINISH_REASONS
+            if is_last_event or is_last_chunk:
+                self.is_complete = True
 
     @property
     def text(self) -> str | None:
@@ -87,7 +90,7 @@ class StreamText:
 
 
 def capture_answer(response: Response, callback: Callable[[str | None], None]) -> None:
-    """Make a response call a function with its answer after it has been sent.
+    """Arrange that a function is called with the answer in a response, after the response has been sent.
 
     Args:
         response: The response, which is changed in place.
@@ -96,11 +99,12 @@ def capture_answer(response: Response, callback: Callable[[str | None], None]) -
     if not isinstance(response, EventStreamResponse):
         response.background = BackgroundTask(_call_with_answer, response, callback)
         return
-    stream_text, on_close = StreamText(), response.on_close
+    stream_text = StreamText()
     response.events = _copy_stream(response.events, stream_text)
+    original_on_close = response.on_close
 
     def close() -> None:
-        on_close()
+        original_on_close()
         callback(stream_text.text)
 
     response.on_close = close
@@ -223,7 +227,8 @@ class CounterfactualAnswerer:
             ModelError: The reply of the LLM contains neither yes nor no.
         """
         assert self.forwarder is not None
-        templates, language = load_packaged_templates("compare"), detect_language(question)
+        templates = load_packaged_templates("compare")
+        language = detect_language(question)
         prompt = templates.fill("same", language, question=question, first=closed_answer, second=open_answer)
         fields = {name: request.body[name] for name in ("model", "user") if name in request.body}
         body = {**fields, "messages": [{"role": "user", "content": prompt}], "max_tokens": 8, "temperature": 0}

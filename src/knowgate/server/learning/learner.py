@@ -124,16 +124,21 @@ class TrafficLearner:
             self.auditor.submit(AuditJob(trace, request, question, sampled_arm, closed_answer, open_answer))
 
     async def learn_from_feedback(self, feedback: FeedbackRequest, rating: str, decision: Mapping[str, Any]) -> bool:
-        """Label the question of a decision by feedback on it, and return whether a label was stored.
+        """Label the question of a decision as known or unknown to the LLM, by a user's feedback on the answer.
 
-        Follow-ups are not labeled (see `RequestTrace.set_question`).
+        Follow-up questions are not labeled (see `RequestTrace.set_question`).
+
+        Returns:
+            Whether a label was stored.
         """
         question = decision.get("question")
         if self.labeler.history is None or not isinstance(question, str) or decision.get("follow_up"):
             return False
         answers = {**decision, "retrieved": bool(decision.get("passages"))}
         label = label_by_feedback(rating, feedback.correction, answers)
-        stored = None if label is None else self.labeler.add(question, label, LabelSource.HUMAN)
+        if label is None:
+            return False
+        stored = self.labeler.add(question, label, LabelSource.HUMAN)
         # If this request is canceled, the label is stored nevertheless.
         return stored is not None and await asyncio.shield(asyncio.wrap_future(stored))
 
@@ -247,7 +252,9 @@ def build_learner(
     if options.gate_b is not None:
         second = _build_second_pipeline(settings, options, gate_service.rag)
         arms["b"] = _build_arm("b", second, str(options.gate_b), options)
-    canary = 0.0 if options.shadow else 1.0 if options.canary is None else options.canary
+    canary = 1.0 if options.canary is None else options.canary
+    if options.shadow:
+        canary = 0.0
     experiment = Experiment(arms, options.share_b if "b" in arms else 0.0, canary)
     labeler = HistoryLabeler(gate_service.rag, gate_service.rag.log)
     store = AuditStore(decisions) if decisions is not None else None
@@ -260,14 +267,17 @@ def build_learner(
 
 
 def _create_budget(options: ServeOptions, store: AuditStore | None) -> CallBudget:
-    """Create the budget of LLM calls for audits: the share of this worker process of the option `audit_budget`.
+    """Create the budget of LLM calls for the audits of this worker process.
 
-    The stored audits of the last hour count, as if each had made the maximum number of calls.
+    The workers of a server share the option `audit_budget` equally, and also the calls of the last hour. Each stored audit
+    counts as if it had made the maximum number of calls.
     """
-    calls_per_audit = MAX_CALLS_PER_AUDIT if options.audit_compare == "llm" else 1
-    ages = [] if store is None else sorted(store.list_recent_ages() * calls_per_audit)
     calls_per_hour = max(1, options.audit_budget // options.workers)
-    return CallBudget(calls_per_hour, shares=options.keys is not None, earlier_calls=ages[:: options.workers])
+    calls_per_audit = MAX_CALLS_PER_AUDIT if options.audit_compare == "llm" else 1
+    audit_ages = [] if store is None else store.list_recent_ages()
+    call_ages = sorted(audit_ages * calls_per_audit)
+    own_call_ages = call_ages[:: options.workers]
+    return CallBudget(calls_per_hour, shares=options.keys is not None, earlier_calls=own_call_ages)
 
 
 def _check_options(options: ServeOptions) -> None:
@@ -320,8 +330,8 @@ def _build_second_pipeline(settings: PipelineOptions, options: ServeOptions, rag
 def _build_arm(name: str, rag: AdaptiveRAG, gate_spec: str, options: ServeOptions) -> ExperimentArm:
     """Build an arm of the A/B test: a gate with a monitor, which raises an alarm if the gate changes too many answers.
 
-    The limit is the option `max_changed` or, if that is not set, the bound that `knowgate calibrate` recorded for the
-    gate. If there is neither, a warning says that there is no alarm.
+    The option `max_changed` limits the share of changed answers. If it is not set, the limit is the bound that `knowgate
+    calibrate` recorded for the gate. Without any limit, there is no alarm, and a warning says so.
 
     Args:
         name: "a" or "b".
@@ -330,17 +340,19 @@ def _build_arm(name: str, rag: AdaptiveRAG, gate_spec: str, options: ServeOption
         options: Options of the server.
     """
     delta = 1 - options.confidence
-    bound = _read_changed_bound(rag) if options.max_changed is None else None
-    if bound is None and options.max_changed is None and options.audit:
+    limit = options.max_changed
+    test_delta = delta
+    if limit is None:
+        limit = _read_changed_bound(rag)
+        # The bound is wrong with probability delta / 2, so the test may be wrong with the other half of delta.
+        test_delta = delta if limit is None else delta / 2
+    if limit is None and options.audit:
         log.warning(
             "Gate %s has no limit for changed answers, so audits raise no alarm. Set `max_changed` (a setting and a flag) to "
             "the maximum share of answers that skipping retrieval may change, right or wrong.",
             gate_spec,
         )
-    monitor = LossMonitor(options.max_changed, delta, test_delta=delta)
-    if bound is not None:
-        # The bound is wrong with probability delta / 2, so the test may be wrong with the other half of delta.
-        monitor = LossMonitor(bound, delta, test_delta=delta / 2)
+    monitor = LossMonitor(limit, delta, test_delta=test_delta)
     return ExperimentArm(name, rag, monitor, _compute_scope(rag), gate_spec)
 
 
@@ -349,14 +361,16 @@ def _read_changed_bound(rag: AdaptiveRAG) -> float | None:
 
     Returns None if nothing was recorded, or if the gate was calibrated with another LLM, index or threshold.
     """
-    manifest = rag.gate.artifact.manifest if isinstance(rag.gate, FittedGate) else {}
+    has_own_threshold = rag.threshold is not None and rag.threshold != rag.gate.threshold
+    if not isinstance(rag.gate, FittedGate) or has_own_threshold:
+        return None
+    manifest = rag.gate.artifact.manifest
     # The results of the calibration are stored under the kind of its target: a guarantee, a budget or an accuracy.
-    calibration: Mapping[str, Any] = next((manifest[kind] for kind in TARGET_KINDS if manifest.get(kind)), {})
-    changed = calibration.get("changed")
+    calibrations: list[Mapping[str, Any]] = [manifest[kind] for kind in TARGET_KINDS if manifest.get(kind)]
+    changed = calibrations[0].get("changed") if calibrations else None
     if not changed or describe_staleness(rag) or rag.guarantee_violations:
         return None
-    has_calibrated_threshold = rag.threshold is None or rag.threshold == rag.gate.threshold
-    return float(changed["bound"]) if has_calibrated_threshold else None
+    return float(changed["bound"])
 
 
 def _compute_scope(rag: AdaptiveRAG) -> str:

@@ -69,14 +69,18 @@ class LossMonitor:
 
     def __post_init__(self) -> None:
         self.reset_loss()
-        self.far, self.drift_test = MeanConfidenceSequence(self.delta), GuaranteeTest(MIN_REPORTED_SHARE, self.delta)
+        self.far = MeanConfidenceSequence(self.delta)
+        self.drift_test = GuaranteeTest(MIN_REPORTED_SHARE, self.delta)
         self._drift_tests = {}
 
     def reset_loss(self) -> None:
         """Discard the results of all audits, and clear the alarms. Afterwards, the audits start from zero."""
-        self.loss, self.failed = MeanConfidenceSequence(self.delta), 0
-        self._highest, self._lowest = MeanConfidenceSequence(self.delta), MeanConfidenceSequence(self.delta)
-        self._test, self._keys = self._create_test(), {}
+        self.loss = MeanConfidenceSequence(self.delta)
+        self.failed = 0
+        self._highest = MeanConfidenceSequence(self.delta)
+        self._lowest = MeanConfidenceSequence(self.delta)
+        self._test = self._create_test()
+        self._keys = {}
 
     def _create_test(self) -> GuaranteeTest | None:
         """Create a test whether more than `max_changed` of the answers change. None if there is no such limit."""
@@ -150,22 +154,24 @@ class LossMonitor:
 
     @property
     def alarm(self) -> str:
-        """Message that the gate changes too many answers, so that all requests must retrieve; "" if it does not.
+        """Message that skipping retrieval changes too many answers, so that all requests must retrieve.
 
-        There is no alarm if only the requests of a single API key show this.
+        "" if there is no alarm. The requests of a single API key are not enough for an alarm.
         """
         if not self.is_violated or not self._is_confirmed_by_others():
             return ""
         return f"{self._describe_violation()}{self._describe_main_key()}"
 
     def _is_confirmed_by_others(self) -> bool:
-        """Return whether too many answers change, no matter which API key is left out. True on a server without keys.
+        """Return whether too many answers change, no matter which API key is left out.
 
-        So the requests of a single client cannot raise an alarm for all.
+        So the requests of a single client cannot raise an alarm for all. On a server without keys, this is true.
         """
         has_keys = any(self._keys)  # without keys, the only name is ""
+        if not has_keys:
+            return True
         others_tests = [audits.others_test for audits in self._keys.values()]
-        return not has_keys or all(test is not None and test.is_violated for test in others_tests)
+        return all(test is not None and test.is_violated for test in others_tests)
 
     def _describe_violation(self, subject: str = "") -> str:
         """Say that too many answers change. `subject`, such as " for key 'anna'", restricts this to one API key."""
@@ -182,9 +188,13 @@ class LossMonitor:
         return f" (most of them for key '{name}': {audits.changed:g} of {self.loss.total:g})" if name else ""
 
     def get_alarm(self, owner: str) -> str:
-        """Return the reason why the requests of an API key must retrieve, or "" if there is none."""
+        """Return the reason why the requests of an API key must retrieve: its own alarm, or else the alarm for all.
+
+        Returns "" if there is neither.
+        """
         audits = self._keys.get(owner)
-        if owner and audits is not None and audits.own_test is not None and audits.own_test.is_violated:
+        own_test = None if audits is None else audits.own_test
+        if owner and own_test is not None and own_test.is_violated:
             return self._describe_violation(f" for key '{owner}'")
         return self.alarm
 
@@ -202,7 +212,12 @@ class LossMonitor:
 
         The class `LossReport` describes the fields.
         """
-        keys = {name: {"drawn": audits.count, "lost": audits.changed} for name, audits in self._keys.items() if name}
+        key_alarms = self.key_alarms
+        key_losses = {
+            name: {"drawn": audits.count, "lost": audits.changed, "alarm": key_alarms.get(name, "")}
+            for name, audits in self._keys.items()
+            if name
+        }
         loss = {
             "drawn": self.loss.n,
             "lost": self.loss.total,
@@ -214,8 +229,14 @@ class LossMonitor:
             "confidence": 1 - self.delta,
             "evidence": self._test.evidence_share if self._test else None,
             "alarm": self.alarm,
-            "keys": {name: {**counts, "alarm": self.key_alarms.get(name, "")} for name, counts in keys.items()},
+            "keys": key_losses,
         }
-        drift = {"questions": self.far.n, "mean": self.far.mean, "low": self.far.low, "high": self.far.high}
-        far_keys = sorted(name for name, test in self._drift_tests.items() if name and test.is_violated)
-        return {"loss": loss, "drift": {**drift, "drifted": self.drift_test.is_violated, "keys": far_keys}}
+        drift = {
+            "questions": self.far.n,
+            "mean": self.far.mean,
+            "low": self.far.low,
+            "high": self.far.high,
+            "drifted": self.drift_test.is_violated,
+            "keys": sorted(name for name, test in self._drift_tests.items() if name and test.is_violated),
+        }
+        return {"loss": loss, "drift": drift}

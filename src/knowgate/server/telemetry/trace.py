@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 from starlette.datastructures import Headers
 
+from knowgate.core.text import estimate_tokens
+from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.answer_json import decision_record
-from knowgate.types import ArbiterChoice, Completion, Decision, DecisionNote, Passage, Question
+from knowgate.types import Answer, ArbiterChoice, Completion, Decision, DecisionNote, Passage, Question, TokenizingModel
 
 
 @dataclass(frozen=True)
@@ -232,3 +234,28 @@ def _to_header_value(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join(char if " " <= char <= "~" else "?" for char in text)
+
+
+def count_usage(answer: Answer, rag: AdaptiveRAG) -> TokenUsage:
+    """Count the tokens of all prompts and answers of a request, including an answer that was not sent.
+
+    The LLM may have answered twice: first without passages (the draft) and then with them. If the model has no
+    tokenizer, the tokens of the prompts are estimated.
+    """
+    prompts = []
+    if answer.passages:
+        prompts.append(rag.prompts.open(answer.question, answer.passages))
+    if answer.draft is not None or not answer.passages:
+        prompts.append(rag.prompts.closed(answer.question))
+    model = rag.model
+    if isinstance(model, TokenizingModel):
+        prompt_tokens = sum(len(model.tokenize(prompt.text)) for prompt in prompts)
+    else:
+        prompt_tokens = round(sum(estimate_tokens(prompt.text) for prompt in prompts))
+    completion_tokens = answer.n_tokens
+    if answer.passages and answer.draft is not None:  # there are two answers, and `answer.n_tokens` counts only one
+        if answer.choice is not None and answer.choice.is_closed_book:  # the draft was sent
+            completion_tokens += round(estimate_tokens(answer.choice.open))
+        else:
+            completion_tokens += round(answer.draft.n_tokens or 0)
+    return TokenUsage(prompt_tokens, completion_tokens)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -24,6 +24,7 @@ from starlette.datastructures import Headers
 from yarl import URL
 
 from knowgate.models.openai.client import find_api_key
+from knowgate.server import streaming
 from knowgate.server.json_api import ApiError
 from knowgate.server.load_limits import CircuitBreaker
 from knowgate.server.options import ServeOptions
@@ -63,10 +64,12 @@ class UpstreamConnection(ResponseHandler):
         super().set_response_params(**params)
 
     def data_received(self, data: bytes) -> None:
+        """Process bytes of a response, and close the connection if too few of them belong to the body."""
         self.byte_count += len(data)
         super().data_received(data)
         body_bytes = 0 if self._payload is None else self._payload.total_bytes
-        if self.byte_count > MAX_FRAMING_BYTES + (1 + MAX_FRAMING_RATIO) * body_bytes and self.transport is not None:
+        max_byte_count = body_bytes + MAX_FRAMING_BYTES + MAX_FRAMING_RATIO * body_bytes
+        if self.byte_count > max_byte_count and self.transport is not None:
             self.transport.abort()
 
 
@@ -82,8 +85,9 @@ class LimitedResponse(aiohttp.ClientResponse):
         Raises:
             StaleConnectionError: The upstream closed an idle connection, maybe before it got this request.
         """
-        protocol, reads_left = connection.protocol, MAX_INTERIM_RESPONSES + 1
+        protocol = connection.protocol
         read = protocol.read
+        reads_left = MAX_INTERIM_RESPONSES + 1
 
         async def read_limited() -> Any:
             nonlocal reads_left
@@ -117,10 +121,12 @@ class UpstreamClient:
 
     def __init__(self, url: str, options: ServeOptions):
         address = URL(url)
-        self.url = str(address.with_user(None)) if address.user is not None else url
-        # A login in the URL is sent as a header. aiohttp would refuse it together with an API key.
-        login = base64.b64encode(f"{address.user}:{address.password or ''}".encode()).decode()
-        self._login = f"Basic {login}" if address.user else ""
+        self.url = url if address.user is None else str(address.with_user(None))
+        self._login = ""
+        if address.user:
+            # A login in the URL is sent as a header. aiohttp would refuse it together with an API key.
+            credentials = f"{address.user}:{address.password or ''}".encode()
+            self._login = f"Basic {base64.b64encode(credentials).decode()}"
         self.breaker = CircuitBreaker("upstream", is_confirmed_by_probe=True)
         self._probe: asyncio.Task[None] | None = None
         # When the request of each response was sent.
@@ -281,10 +287,12 @@ class UpstreamClient:
             content = await read_content(response)
             self.record_body()
             parsed = await run_for_size(len(content), lambda: parse_upstream_json(content))
-            models = parsed["data"] if response.status == 200 else []
+            models = parsed["data"]
         except (InvalidResponse, KeyError, TypeError, ClientError):
             return []
-        return [model for model in models if isinstance(model, dict)] if isinstance(models, list) else []
+        if response.status != 200 or not isinstance(models, list):
+            return []
+        return [model for model in models if isinstance(model, dict)]
 
     async def get_default_model(self, headers: Headers) -> str:
         """Return the name of the first model that the upstream lists. It is cached.
@@ -336,3 +344,55 @@ def make_connection_error(error: BaseException) -> ApiError:
         return ApiError(504, "the upstream did not respond in time. Try again later.", "upstream_timeout")
     message = f"the server cannot reach the upstream ({type(error).__name__}). Try again later."
     return ApiError(502, message, "upstream_unreachable")
+
+
+async def forward_stream(
+    upstream: UpstreamClient,
+    response: aiohttp.ClientResponse,
+    annotator: streaming.StreamAnnotator | None,
+    first_lines: list[bytes],
+    remaining_lines: AsyncGenerator[bytes, None],
+) -> AsyncGenerator[bytes, None]:
+    """Yield the events of a stream of the upstream.
+
+    The connection to the upstream is closed at the end, or when the client stops reading. If the upstream ends the stream
+    before the answer is complete, an error follows. The last event is [DONE].
+
+    Args:
+        upstream: The upstream.
+        response: The response of the upstream.
+        annotator: Adds the `knowgate` object to events. None leaves them unchanged.
+        first_lines: Lines of the stream that have already been read.
+        remaining_lines: The rest of the stream.
+    """
+    event: list[bytes] = []  # lines of the current event
+    size = 0
+    end = streaming.StreamEnd()
+    try:
+        async for line in streaming.chain_lines(first_lines, remaining_lines):
+            size += len(line)
+            end.add(line)
+            if annotator is not None and line.startswith(b"data:"):
+                line = await run_for_size(len(line), partial(annotator.annotate, line))
+            event.append(line)
+            if line in streaming.BLANK_LINES:
+                upstream.record_body()
+                yield b"".join(event)
+                event = []
+                size = 0
+            elif size > streaming.MAX_EVENT_BYTES:
+                message = f"the stream has an event of more than {streaming.MAX_EVENT_BYTES:,} bytes"
+                raise InvalidResponse(message)
+        upstream.record_body()
+        if event:
+            yield b"".join([*event, b"\n\n"])
+        yield end.format_missing_events()
+    except InvalidResponse as error:
+        yield streaming.format_error_end(make_connection_error(error))
+    except TimeoutError as error:
+        yield streaming.format_error_end(upstream.record_body_error(error, response))
+    except (ClientError, OSError):
+        yield end.format_missing_events()
+    finally:
+        await remaining_lines.aclose()
+        response.close()

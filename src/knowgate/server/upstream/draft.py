@@ -108,22 +108,25 @@ def build_draft_request(request: dict[str, Any], reader: Gate | Arbiter) -> dict
     """
     if Signal.LOGPROBS not in reader.needs:
         return request
-    top = request.get("top_logprobs")
-    return {
-        **request,
-        "logprobs": True,
-        "top_logprobs": max(MIN_TOP_LOGPROBS, top) if isinstance(top, int) else MIN_TOP_LOGPROBS,
-    }
+    requested_count = request.get("top_logprobs")
+    count = max(MIN_TOP_LOGPROBS, requested_count) if isinstance(requested_count, int) else MIN_TOP_LOGPROBS
+    return {**request, "logprobs": True, "top_logprobs": count}
 
 
 async def read_draft(response: aiohttp.ClientResponse) -> UpstreamDraft:
-    """Read a draft from a response that is not streamed. Without a valid completion, `completion` is None."""
-    draft = UpstreamDraft(response, content=await response_body.read_content(response))
+    """Read an answer that is not streamed.
+
+    If the body is not a valid completion, the field `completion` of the result is None.
+    """
+    content = await response_body.read_content(response)
+    draft = UpstreamDraft(response, content=content)
     try:
-        draft.body = body = await response_body.parse_completion(draft.content)
-        draft.completion = (await response_body.run_for_size(len(draft.content), lambda: parse_completions(body)))[0]
+        body = await response_body.parse_completion(content)
+        draft.body = body
+        completions = await response_body.run_for_size(len(content), lambda: parse_completions(body))
     except (InvalidResponse, ModelError):
         return draft
+    draft.completion = completions[0]
     message = body["choices"][0].get("message")
     draft.calls_tool = isinstance(message, dict) and bool(message.get("tool_calls"))
     return draft
@@ -176,7 +179,8 @@ async def _read_stream(
     chunk. In the last two cases, `completion` stays None, so the answer can be forwarded, but not read by a gate.
     """
     remaining_lines = read_event_lines(response_body.iter_chunks(response, MAX_DRAFT_BYTES))
-    draft, answer = UpstreamDraft(response, remaining_lines=remaining_lines), StreamedResponse()
+    draft = UpstreamDraft(response, remaining_lines=remaining_lines)
+    answer = StreamedResponse()
     byte_count = 0
     async for line in remaining_lines:
         draft.lines.append(line)
@@ -333,12 +337,14 @@ async def measure_draft(draft: UpstreamDraft, request: Mapping[str, Any]) -> Tok
     """
     # A large answer is parsed in a thread, so that other requests need not wait.
     usage = await response_body.run_for_size(len(draft.content), functools.partial(_find_usage, draft))
-    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
-    text = draft.completion.text if draft.completion is not None else ""
-    return TokenUsage(
-        prompt if isinstance(prompt, int) else round(estimate_tokens(json.dumps(request.get("messages")))),
-        completion if isinstance(completion, int) else round(estimate_tokens(text)),
-    )
+    prompt_tokens = usage.get("prompt_tokens")
+    if not isinstance(prompt_tokens, int):
+        prompt_tokens = round(estimate_tokens(json.dumps(request.get("messages"))))
+    completion_tokens = usage.get("completion_tokens")
+    if not isinstance(completion_tokens, int):
+        text = draft.completion.text if draft.completion is not None else ""
+        completion_tokens = round(estimate_tokens(text))
+    return TokenUsage(prompt_tokens, completion_tokens)
 
 
 def _find_usage(draft: UpstreamDraft) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ Mode `race` is like `draft`, but the search already runs while the draft is gene
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,7 +29,12 @@ from knowgate.server.options import ServeOptions
 from knowgate.server.schemas import ChatRequest
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream import draft as drafts
-from knowgate.server.upstream.client import UpstreamClient, build_response_headers, make_connection_error
+from knowgate.server.upstream.client import (
+    UpstreamClient,
+    build_response_headers,
+    forward_stream,
+    make_connection_error,
+)
 from knowgate.server.upstream.draft import UpstreamDraft
 from knowgate.server.upstream.response_body import iter_chunks, parse_completion, read_content, run_for_size
 from knowgate.types import AnswerPair, Arbiter, Gate, Passage, Question
@@ -119,20 +124,11 @@ class UpstreamForwarder:
            `way` is "race", the search runs meanwhile.
         3. If the gate skips retrieval, the draft is sent. Otherwise the question is answered with passages.
         """
-        trace, search = request.trace, None
+        trace = request.trace
+        search: BackgroundSearch | None = None
         trace.set_question(question)
         trace.way = "question"
-        trace.decision = self.gate_service.apply_rules(rag, question)
-        if trace.decision is not None:  # by a rule
-            needs_draft = False
-        elif not self.gate_service.get_signal_request(rag, trace).is_empty:  # the gate reads more than the question
-            needs_draft = True
-        else:
-            decision = await self.gate_service.decide(rag, question, None, trace)
-            # A stale gate was calibrated for another LLM, and so was its arbiter.
-            allows_draft = self.options.way != "question" and not self.gate_service.get_staleness(rag, trace.model_name)
-            needs_draft = decision.retrieve and allows_draft and drafts.arbiter_makes_drafts(rag)
-        if needs_draft:
+        if await self._decide_without_draft(rag, question, trace):
             trace.way = "race" if self.options.way == "race" else "draft"
             if trace.way == "race" or trace.decision is not None:
                 search = BackgroundSearch(self.gate_service, rag, question)
@@ -152,6 +148,24 @@ class UpstreamForwarder:
 
     # --- the draft --------------------------------------------------------------------------------
 
+    async def _decide_without_draft(self, rag: AdaptiveRAG, question: Question, trace: RequestTrace) -> bool:
+        """Decide by a rule or by a gate that reads only the question, and return whether a draft is needed next.
+
+        The decision is stored in the trace. It stays None if the gate needs a draft to decide. If an arbiter will choose
+        between the draft and the answer with passages, a draft is needed although retrieval is already decided.
+        """
+        trace.decision = self.gate_service.apply_rules(rag, question)
+        if trace.decision is not None:
+            return False
+        reads_draft = not self.gate_service.get_signal_request(rag, trace).is_empty
+        if reads_draft:
+            return True
+        decision = await self.gate_service.decide(rag, question, None, trace)
+        # A stale gate was calibrated for another LLM, and so was its arbiter.
+        is_stale = bool(self.gate_service.get_staleness(rag, trace.model_name))
+        allows_draft = self.options.way != "question" and not is_stale
+        return decision.retrieve and allows_draft and drafts.arbiter_makes_drafts(rag)
+
     async def _answer_with_draft(
         self, request: ForwardedRequest, rag: AdaptiveRAG, question: Question
     ) -> Response | None:
@@ -163,19 +177,16 @@ class UpstreamForwarder:
             The response: the draft if the gate skips retrieval or the LLM called a tool, or an error of the upstream.
             None if passages must be retrieved. Then `request.draft` is the draft, unless the upstream refused it.
         """
-        gate, trace = rag.bound_gate, request.trace
-        reader: Gate | Arbiter = gate if trace.decision is None else rag.bound_arbiter or gate
-        token_count = gate.request.draft_tokens if trace.decision is None else WHOLE_DRAFT
+        trace = request.trace
+        reader: Gate | Arbiter = rag.bound_gate
+        token_count = rag.bound_gate.request.draft_tokens
+        if trace.decision is not None:
+            reader = rag.bound_arbiter or reader
+            token_count = WHOLE_DRAFT
         read_stream = partial(drafts.read_first_tokens, count=token_count)
         draft = await self.request_answer(request, reader, "draft", read_stream)
         if not isinstance(draft, UpstreamDraft):
-            adds_logprobs = drafts.build_draft_request(request.upstream_body, reader) != request.upstream_body
-            if not adds_logprobs or draft.status not in LOGPROBS_REFUSAL_STATUSES:
-                return await forward_response(self.upstream, draft, trace)
-            draft.close()  # the upstream may have refused only the log-probabilities, so continue without the gate
-            reason = f"the upstream refused the draft with log-probabilities (status {draft.status})"
-            self.gate_service.bypass_failed_gate(rag, trace, reason)
-            return None
+            return await self._handle_refused_draft(request, rag, reader, draft)
         if draft.calls_tool:
             trace.ungated_reason = "the LLM called a tool"
             return await _make_draft_response(self.upstream, draft, request)
@@ -185,6 +196,22 @@ class UpstreamForwarder:
         if draft.has_ended and rag.bound_arbiter is not None:
             await draft.read_to_end()  # the arbiter compares complete answers only
         request.draft = draft
+        return None
+
+    async def _handle_refused_draft(
+        self, request: ForwardedRequest, rag: AdaptiveRAG, reader: Gate | Arbiter, response: aiohttp.ClientResponse
+    ) -> Response | None:
+        """Forward the error with which the upstream answered the request for a draft.
+
+        The upstream may have refused only the log-probabilities that `reader`, the gate or arbiter, needs. Then the
+        decision is to retrieve, and None is returned.
+        """
+        adds_logprobs = drafts.build_draft_request(request.upstream_body, reader) != request.upstream_body
+        if not adds_logprobs or response.status not in LOGPROBS_REFUSAL_STATUSES:
+            return await forward_response(self.upstream, response, request.trace)
+        response.close()
+        reason = f"the upstream refused the draft with log-probabilities (status {response.status})"
+        self.gate_service.bypass_failed_gate(rag, request.trace, reason)
         return None
 
     # --- the answer with passages -----------------------------------------------------------------
@@ -231,19 +258,20 @@ class UpstreamForwarder:
     ) -> Response:
         """Request the answer with passages, and send either this answer or the draft, as the arbiter chooses.
 
-        A streamed answer is sent only when it is complete, or when the arbiter would choose every answer with this beginning.
+        The arbiter compares complete answers. If the beginning of a streamed answer is already enough for the arbiter to
+        prefer it, the answer is sent without waiting for its end.
         """
         read_stream = partial(drafts.read_until, is_enough=arbiter.accepts_beginning)
         answer = await self.request_answer(request, arbiter, "answer", read_stream)
         if not isinstance(answer, UpstreamDraft):
             return await forward_response(self.upstream, answer, request.trace)
         is_beginning_accepted = answer.remaining_lines is not None and not answer.has_ended
-        if not is_beginning_accepted:
-            chosen = await self._arbitrate(arbiter, question, draft, answer, request.trace)
-            if chosen is draft:  # the response reports the tokens of the draft, plus those of the discarded answer
-                request.trace.extra_usage = await drafts.measure_draft(answer, request.upstream_body)
-            answer = chosen
-        return await _make_draft_response(self.upstream, answer, request)
+        if is_beginning_accepted:
+            return await _make_draft_response(self.upstream, answer, request)
+        chosen = await self._arbitrate(arbiter, question, draft, answer, request.trace)
+        if chosen is draft:  # the response reports the tokens of the draft, plus those of the discarded answer
+            request.trace.extra_usage = await drafts.measure_draft(answer, request.upstream_body)
+        return await _make_draft_response(self.upstream, chosen, request)
 
     async def _arbitrate(
         self, arbiter: Arbiter, question: Question, draft: UpstreamDraft, answer: UpstreamDraft, trace: RequestTrace
@@ -295,7 +323,8 @@ class UpstreamForwarder:
         try:
             with request.trace.measure(stage):
                 is_stream = request.is_streaming and response.content_type == EVENT_STREAM
-                answer = await (read_stream(response) if is_stream else drafts.read_draft(response))
+                read = read_stream if is_stream else drafts.read_draft
+                answer = await read(response)
         except (ClientError, OSError, streaming.InvalidResponse) as error:
             response.close()
             raise self.upstream.record_body_error(error, response) from None
@@ -363,7 +392,9 @@ def _close_draft(request: ForwardedRequest) -> None:
 
 
 async def _make_draft_response(upstream: UpstreamClient, draft: UpstreamDraft, request: ForwardedRequest) -> Response:
-    """Return an answer of the upstream, of which at least the beginning was read, as the response to the client.
+    """Make the response to the client from an answer of the upstream.
+
+    A streamed answer may have been read only in part. Its remaining lines are forwarded as they arrive.
 
     Raises:
         ApiError: 502 if the draft is not a valid response.
@@ -394,54 +425,3 @@ def _make_stream_response(
     events = forward_stream(upstream, response, annotator, [], streaming.read_event_lines(iter_chunks(response)))
     headers = build_response_headers(response, request.trace.headers)
     return streaming.EventStreamResponse(events, headers, request.deadline)
-
-
-async def forward_stream(
-    upstream: UpstreamClient,
-    response: aiohttp.ClientResponse,
-    annotator: streaming.StreamAnnotator | None,
-    first_lines: list[bytes],
-    remaining_lines: AsyncGenerator[bytes, None],
-) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a stream of the upstream.
-
-    The connection to the upstream is closed at the end, or when the client stops reading. If the upstream ends the stream
-    before the answer is complete, an error follows. The last event is [DONE].
-
-    Args:
-        upstream: The upstream.
-        response: The response of the upstream.
-        annotator: Adds the `knowgate` object to events. None leaves them unchanged.
-        first_lines: Lines of the stream that have already been read.
-        remaining_lines: The rest of the stream.
-    """
-    event: list[bytes] = []  # lines of the current event
-    size = 0
-    end = streaming.StreamEnd()
-    try:
-        async for line in streaming.chain_lines(first_lines, remaining_lines):
-            size += len(line)
-            end.add(line)
-            if annotator is not None and line.startswith(b"data:"):
-                line = await run_for_size(len(line), partial(annotator.annotate, line))
-            event.append(line)
-            if line in streaming.BLANK_LINES:
-                upstream.record_body()
-                yield b"".join(event)
-                event, size = [], 0
-            elif size > streaming.MAX_EVENT_BYTES:
-                message = f"the stream has an event of more than {streaming.MAX_EVENT_BYTES:,} bytes"
-                raise streaming.InvalidResponse(message)
-        upstream.record_body()
-        if event:
-            yield b"".join([*event, b"\n\n"])
-        yield end.format_missing_events()
-    except streaming.InvalidResponse as error:
-        yield streaming.format_error_end(make_connection_error(error))
-    except TimeoutError as error:
-        yield streaming.format_error_end(upstream.record_body_error(error, response))
-    except (ClientError, OSError):
-        yield end.format_missing_events()
-    finally:
-        await remaining_lines.aclose()
-        response.close()
