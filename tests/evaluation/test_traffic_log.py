@@ -3,12 +3,13 @@
 import gzip
 import json
 import math
+from collections import Counter
 
 import pytest
 
 from knowgate.errors import BadInput
 from knowgate.evaluation.replay import Prices, Traffic, replay_traffic
-from knowgate.evaluation.traffic_log import parse_event, read_label_run_traffic, read_traffic_log
+from knowgate.evaluation.traffic_log import LoggedTraffic, parse_event, read_label_run_traffic, read_traffic_log
 from knowgate.gates.calibration.changed_answers import answers_agree
 from tests.support.hand_gate import graded_row, write_gate, write_rows
 
@@ -60,6 +61,24 @@ def test_a_skipped_record_holds_the_costs_of_reading_and_answering():
 def test_a_rule_decides_the_same_at_every_threshold():
     assert parse_event({**SKIPPED, "need": 0.9, "rule": "thanks"}).need == -math.inf
     assert parse_event({**RETRIEVED, "need": 0.1, "rule": "fresh events"}).need == math.inf
+    # In shadow mode, a search follows although the rule skips it.
+    shadow = {**RETRIEVED, "need": 0.1, "rule": "thanks", "notes": ["would skip"]}
+    assert parse_event(shadow).need == -math.inf
+
+
+@pytest.mark.parametrize(
+    ("gate", "threshold", "decision"),
+    [
+        ("always", 0.5, "always retrieves"),
+        ("never", 0.5, "never retrieves"),
+        ("constant", -1.0, "always retrieves"),
+        ("constant", 1.0, "never retrieves"),
+        ("prompt", 0.5, ""),
+    ],
+)
+def test_a_gate_that_decides_the_same_for_every_question_is_recognized(gate, threshold, decision):
+    log = LoggedTraffic("log", gates=Counter([gate]), thresholds=Counter([threshold]))
+    assert log.constant_decision == decision
 
 
 def test_empty_questions_are_not_traffic(tmp_path):

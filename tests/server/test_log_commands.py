@@ -40,6 +40,31 @@ def test_a_decision_log_can_be_replayed(serve, many, tmp_path, call):  # noqa: F
     assert half["savings"]["seconds"] is not None
 
 
+def test_a_skip_of_a_rule_in_shadow_mode_is_a_skip_at_every_threshold(serve, tmp_path, call):  # noqa: F811
+    file = tmp_path / "d.db"
+    address, _ = serve(gate="logprob:first", options={"decisions": str(file), "shadow": True})
+    ask(address)
+    id = ask(address, "Thanks!").headers["x-knowgate-id"]
+    assert httpx.get(f"{address}/v1/decisions/{id}").json()["rule"]  # waits until the decisions are written
+    low, high = json.loads(call("replay", file, "--json", "--thresholds", "0,1").out)["thresholds"][:2]
+    assert low["retrieved"] == 1
+    assert high["retrieved"] == 0
+
+
+def test_a_gate_that_always_retrieves_has_no_other_thresholds(serve, tmp_path, call, caplog):  # noqa: F811
+    file = tmp_path / "d.db"
+    options = {"decisions": str(file), "shadow": True, "audit": 1.0}
+    address, _ = serve(gate="always:rules", options=options)
+    assert "Use a gate that scores questions" in caplog.text
+    id = ask(address).headers["x-knowgate-id"]
+    httpx.get(f"{address}/v1/decisions/{id}")  # waits until the decision is written
+    outcome = call("replay", file, "--price-search", "0.01")
+    assert "The gate always retrieves and has no threshold." in outcome.err
+    assert "--shadow" not in outcome.err
+    assert "as it ran" in outcome.out
+    assert "0.9" not in outcome.out
+
+
 def test_decisions_of_another_gate_are_skipped_and_counted(serve, many, tmp_path, call):  # noqa: F811
     file, _, _ = served(serve, many, tmp_path)
     with closing(sqlite3.connect(file)) as database, database:

@@ -40,6 +40,7 @@ RISK_COLUMNS = {
     "audited": "differ, of {} audited",
     "graded": "lost, of {} graded",
 }
+ALWAYS_THRESHOLD = -1.0  # needs are at least 0, so every question is retrieved for
 
 
 class TrafficOptions(Options):
@@ -74,7 +75,8 @@ def replay_command(log: LogArgument, prices: replay.Prices, options: ReplayOptio
     logged = read_traffic(log, options, options.arm)
     names = name_thresholds(logged, options.gate)
     traffic = replay.Traffic(logged.events)
-    results = replay.replay_traffic(traffic, [*requested, *names], prices)
+    thresholds = (names or [ALWAYS_THRESHOLD]) if logged.constant_decision else [*requested, *names]
+    results = replay.replay_traffic(traffic, list(thresholds), prices)
     if options.as_json:
         print_json(_make_replay_record(logged, results, prices, names))
     else:
@@ -82,7 +84,9 @@ def replay_command(log: LogArgument, prices: replay.Prices, options: ReplayOptio
     print_log_summary(logged, traffic)
     if prices.are_given and not prices.include_llm and any(_makes_extra_calls(result) for result in results):
         inform("Of the money saved, extra LLM calls are not priced (--price-llm-call).")
-    if any(not result.has_evidence for result in results):
+    if logged.constant_decision:
+        inform("So no other thresholds are shown. To compare some, serve with a gate that scores questions.")
+    elif any(not result.has_evidence for result in results):
         inform(f"A risk is unknown if fewer than {replay.MIN_KNOWN_QUESTIONS} skipped questions have both answers.")
         inform("Do not choose such a threshold. First collect more answers: knowgate serve --shadow --audit 1")
 
@@ -172,7 +176,7 @@ def _build_table(results: Sequence[replay.ReplayResult], names: dict[float, str]
         with_money: Add a column for the money saved.
     """
     risk_titles = {name: RISK_COLUMNS[name].format(share.n) for name, share in results[0].risks.items()}
-    columns = ["threshold", "retrieved", "retrievals saved", "answers known", *risk_titles.values()]
+    columns = ["threshold", "retrieved", "retrievals saved", "both answers recorded", *risk_titles.values()]
     columns += ["tokens saved", "seconds saved"]
     if with_money:
         columns.append("money saved")
@@ -246,7 +250,9 @@ def print_log_summary(log: LoggedTraffic, traffic: replay.Traffic) -> None:
         inform(f"Costs {counts}. For the rest, the mean of these is assumed.")
     if log.n_estimated:
         inform(f"Prompt tokens are estimated from the text for {log.n_estimated} of them.")
-    if not traffic.checks:
+    if log.constant_decision:
+        inform(f"The gate {log.constant_decision} and has no threshold.")
+    elif not traffic.checks:
         inform(
             "Lost answers are unknown: no question has both answers. Serve with --shadow --audit 1, or use a label run."
         )

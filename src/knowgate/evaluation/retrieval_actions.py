@@ -173,7 +173,7 @@ def evaluate_actions(
     if several_right is None:
         raise BadSetting(
             "no search, one search and several cannot be compared, because no question was answered after several "
-            "searches. Leave the prices out, or label the questions again with iterative=True."
+            "searches. Leave `price_wrong` out, or label the questions again with `iterative`."
         )
     dev = table.is_dev
     if not dev.any() or dev.all():

@@ -245,14 +245,14 @@ def _make_event(record: Mapping[str, Any], audits: Sequence[tuple[str, float]]) 
             this decision counts.
     """
     retrieved = bool(record["retrieve"])
-    need = math.inf if retrieved else -math.inf  # of a rule, which decides the same at every threshold
+    would_skip = not retrieved or DecisionNote.WOULD_SKIP in (record.get("notes") or ())  # noted in shadow mode
+    need = -math.inf if would_skip else math.inf  # of a rule, which decides the same at every threshold
     if not record.get("rule"):
         need = float(record["need"])
     times = record.get("milliseconds") or {}
     reading_seconds = sum(float(times.get(stage, 0.0)) for stage in SERVER_DECISION_STAGES) / 1000
     total_seconds = float(times.get("total", 0.0)) / 1000
     rest = EventCost(seconds=max(0.0, total_seconds - reading_seconds))
-    would_skip = not retrieved or DecisionNote.WOULD_SKIP in (record.get("notes") or ())
     # An audit of kind 'label' has both answers of a retrieved question. Other audits measure what skipping lost, so
     # they apply only to questions that the gate skips.
     losses = [lost for kind, lost in audits if kind == "label" or would_skip]

@@ -25,11 +25,14 @@ from knowgate.gates import load_gate
 from knowgate.gates.arbiters.offline_arbitration import ArbiterChoices, arbitrate, get_arbiter_folder
 from knowgate.gates.arbiters.policy_arbiter import NO_ARBITER, get_policy_arbiter
 from knowgate.gates.artifacts.gate_folder import is_artifact, read_artifact
+from knowgate.gates.baselines import CONSTANT_GATE, CONSTANT_NEED
 from knowgate.gates.calibration.changed_answers import answers_agree
 from knowgate.gates.calibration.threshold_calibration import select_usable_rows
 from knowgate.gates.offline_scoring import TableScores, score_gate
+from knowgate.types import DecisionNote
 
 DECISION_STAGES = ("read", "gate")  # pipeline stages before the decision
+CONSTANT_GATES = {"always", "never", CONSTANT_GATE}  # names of gates that decide the same for every question
 
 
 @dataclass
@@ -60,6 +63,15 @@ class LoggedTraffic:
     own_threshold: float | None = None
     n_estimated: int = 0
     arbiter: str = ""
+
+    @property
+    def constant_decision(self) -> str:
+        """'always retrieves' or 'never retrieves' if the gate decides the same for every question, else ''."""
+        if not self.gates or not set(self.gates) <= CONSTANT_GATES:
+            return ""
+        thresholds = [*self.thresholds, -1.0 if self.own_threshold is None else self.own_threshold]
+        skips = "never" in self.gates or (CONSTANT_GATE in self.gates and max(thresholds) >= CONSTANT_NEED)
+        return "never retrieves" if skips else "always retrieves"
 
     def describe_bad_lines(self) -> str:
         """Describe how many lines were skipped, and why; empty if none were."""
@@ -146,7 +158,8 @@ def parse_event(record: Mapping[str, Any]) -> TrafficEvent:
     if not isinstance(retrieved, bool):
         raise ValueError("'retrieve' is neither true nor false")
     if record.get("rule"):  # A rule decides the same at every threshold, also at that of a gate which always retrieves.
-        need = math.inf if retrieved else -math.inf
+        would_skip = not retrieved or DecisionNote.WOULD_SKIP in (record.get("notes") or ())
+        need = -math.inf if would_skip else math.inf
     if "answer" not in record:  # written by `decide`, which gives no answer
         return TrafficEvent(float(need), retrieved)
     return _parse_answer(record, float(need), retrieved=retrieved)

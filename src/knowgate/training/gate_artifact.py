@@ -376,7 +376,7 @@ def _format_gate_facts(manifest: Mapping[str, Any]) -> str:
     return model_card.format_facts(
         [
             *model_card.list_training_facts(manifest),
-            ("questions", f"{sizes}; {manifest['base_rate']:.0%} of them positive"),
+            ("questions", f"{sizes}; {manifest['base_rate']:.0%} of them need retrieval"),
             ("needs", ", ".join(manifest["needs"]) or "no signals of the LLM"),
             ("options", ", ".join(f"{key} {value}" for key, value in options.items())),
             ("calibration", "" if is_constant else manifest["calibration"]["kind"]),

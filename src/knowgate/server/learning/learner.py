@@ -16,11 +16,13 @@ from knowgate.core.files import sha256_text
 from knowgate.data.history.entries import LabelSource
 from knowgate.errors import BadSetting
 from knowgate.gates import load_gate
+from knowgate.gates.baselines import CONSTANT_NEED, AlwaysGate, ConstantGate
 from knowgate.gates.calibration.evidence import TARGET_KINDS
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.builder import load_gate_models
 from knowgate.pipeline.settings import PipelineOptions
+from knowgate.pipeline.stages import describe_constant
 from knowgate.server.chat.gate_service import GateService, describe_staleness
 from knowgate.server.json_api import ApiError, make_unknown_decision_error
 from knowgate.server.learning.answers import (
@@ -352,6 +354,7 @@ def _build_arm(name: str, rag: AdaptiveRAG, gate_spec: str, options: ServeOption
             "the maximum share of answers that skipping retrieval may change, right or wrong.",
             gate_spec,
         )
+    _warn_if_constant(rag, options)
     monitor = LossMonitor(limit, delta, test_delta=test_delta)
     return ExperimentArm(name, rag, monitor, _compute_scope(rag), gate_spec)
 
@@ -371,6 +374,17 @@ def _read_changed_bound(rag: AdaptiveRAG) -> float | None:
     if not changed or describe_staleness(rag) or rag.guarantee_violations:
         return None
     return float(changed["bound"])
+
+
+def _warn_if_constant(rag: AdaptiveRAG, options: ServeOptions) -> None:
+    """Log a warning if shadow mode can show nothing, because the gate always retrieves."""
+    is_constant = isinstance(rag.gate, ConstantGate) and rag.used_threshold < CONSTANT_NEED
+    if options.shadow and (is_constant or isinstance(rag.gate, AlwaysGate)):
+        log.warning(
+            "Shadow mode shows nothing here: %s, so it skips no search and no second answers are recorded. Use a gate that "
+            "scores questions, such as one that `knowgate fit question` or `knowgate fit judge` writes.",
+            describe_constant(rag.gate, rag.used_threshold),
+        )
 
 
 def _compute_scope(rag: AdaptiveRAG) -> str:

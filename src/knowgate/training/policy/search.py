@@ -336,8 +336,8 @@ class PolicySearch:
             return ""
         return (
             f"You gave {n} graded questions, {n_fit} of them to choose on. To prove a policy that saves searches takes at "
-            f"least {required} to choose on, about {math.ceil(required * n / n_fit)} in all, {case}. Only a policy that "
-            "gains answers may take fewer."
+            f"least {required} to choose on, about {math.ceil(required * n / n_fit)} in all, {case}. It takes "
+            f"fewer only if a policy gives more right answers than {ALWAYS} retrieving."
         )
 
     # --- closed-book answers only -----------------------------------------------------------------
