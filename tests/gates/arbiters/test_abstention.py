@@ -4,7 +4,8 @@ import pytest
 
 from knowgate.errors import BadSetting
 from knowgate.gates.arbiters import load_arbiter
-from knowgate.gates.arbiters.abstention import RULES_ARBITER, RulesArbiter
+from knowgate.gates.arbiters.abstention import COMPARED_CHARACTERS, RULES_ARBITER, RulesArbiter
+from knowgate.gates.calibration.changed_answers import answers_agree
 from tests.support.pairs_by_hand import both
 
 
@@ -89,3 +90,11 @@ def test_the_start_of_an_answer_is_streamed_once_it_does_not_abstain():
     assert not RULES_ARBITER.accepts_beginning(
         "The passages do not mention it. However, " + "there is more to say about it " * 5
     )
+
+
+def test_only_the_beginnings_of_very_long_answers_are_compared():
+    """Comparing megabytes would hold up all requests of a server."""
+    same = "x " * COMPARED_CHARACTERS
+    assert answers_agree(same + "a", same + "b")
+    assert not answers_agree("y z " + same, "z y " + same)
+    assert RULES_ARBITER.abstains("." * COMPARED_CHARACTERS + "Paris")  # nothing but dots where it is read

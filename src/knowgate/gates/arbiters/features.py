@@ -16,7 +16,7 @@ from knowgate.core.schema import read_record
 from knowgate.core.text import contains_tokens, join_tokens, tokenize
 from knowgate.data.signals.confidence import geometric_mean, min_probability
 from knowgate.errors import BadInput, UnsupportedSignal
-from knowgate.gates.arbiters.abstention import RULES_ARBITER
+from knowgate.gates.arbiters.abstention import COMPARED_CHARACTERS, RULES_ARBITER
 from knowgate.gates.arbiters.fitted_arbiter import FittedArbiter
 from knowgate.gates.artifacts.networks import TensorValidator, apply_network, require_network
 from knowgate.stats.metrics import FloatArray
@@ -27,6 +27,11 @@ MIN_PROBABILITY = 1e-6
 
 
 # --- features of one of the two answers -----------------------------------------------------------
+
+
+def _read_words(answer: str) -> list[str]:
+    """Return the words of an answer; of a very long one, those at the beginning."""
+    return tokenize(answer[:COMPARED_CHARACTERS])
 
 
 def _log_statistic(answer: Completion, statistic: Callable[[Sequence[Token]], float]) -> float | None:
@@ -42,7 +47,7 @@ def _log_statistic(answer: Completion, statistic: Callable[[Sequence[Token]], fl
 
 def _question_overlap(answer: Completion, pair: AnswerPair) -> float:
     """Return the share of the words of one answer that also occur in the question."""
-    words, question_words = tokenize(answer.text), set(tokenize(pair.question.text))
+    words, question_words = _read_words(answer.text), set(tokenize(pair.question.text))
     return sum(word in question_words for word in words) / max(1, len(words))
 
 
@@ -50,7 +55,7 @@ def _passage_share(answer: Completion, pair: AnswerPair) -> float | None:
     """Return the share of the retrieved passages that contain the answer; None if there are no passages."""
     if not pair.passages:
         return None
-    words = " ".join(tokenize(answer.text))
+    words = " ".join(_read_words(answer.text))
     if not words:
         return 0.0
     texts = [join_tokens(f"{passage.title} {passage.text}") for passage in pair.passages]
@@ -63,13 +68,13 @@ def _passage_share(answer: Completion, pair: AnswerPair) -> float | None:
 
 def _word_f1(pair: AnswerPair) -> float:
     """Return the F1 score of the words of the closed-book and the open-book answer: 1 if they use the same words."""
-    closed, opened = set(tokenize(pair.closed.text)), set(tokenize(pair.open.text))
+    closed, opened = set(_read_words(pair.closed.text)), set(_read_words(pair.open.text))
     return 2 * len(closed & opened) / max(1, len(closed) + len(opened))
 
 
 def _contains_other(pair: AnswerPair) -> float:
     """Return 1 if one of the two answers contains the other, else 0."""
-    closed, opened = tokenize(pair.closed.text), tokenize(pair.open.text)
+    closed, opened = _read_words(pair.closed.text), _read_words(pair.open.text)
     return float(contains_tokens(closed, opened) or contains_tokens(opened, closed))
 
 
@@ -94,7 +99,7 @@ def _score_lead(pair: AnswerPair) -> float | None:
 SIDE_FEATURES: dict[str, Callable[[Completion, AnswerPair], float | None]] = {
     "mean": lambda answer, pair: _log_statistic(answer, geometric_mean),
     "min": lambda answer, pair: _log_statistic(answer, min_probability),
-    "words": lambda answer, pair: math.log1p(len(tokenize(answer.text))),
+    "words": lambda answer, pair: math.log1p(len(_read_words(answer.text))),
     "abstains": lambda answer, pair: float(RULES_ARBITER.abstains(answer.text)),
     "in_question": _question_overlap,
     "in_passages": _passage_share,

@@ -12,7 +12,7 @@ import numpy as np
 
 from knowgate.core.text import contains_tokens, tokenize
 from knowgate.data.runs.table import LabelTable
-from knowgate.gates.arbiters.abstention import RULES_ARBITER
+from knowgate.gates.arbiters.abstention import COMPARED_CHARACTERS, RULES_ARBITER
 from knowgate.gates.arbiters.offline_arbitration import ArbiterChoices
 from knowgate.stats.metrics import BoolArray
 from knowgate.stats.proportions import upper_confidence_limit
@@ -21,9 +21,10 @@ from knowgate.stats.proportions import upper_confidence_limit
 def answers_agree(first: str, second: str) -> bool:
     """Return whether one answer contains the words of the other, in the same order.
 
-    Answers that agree may both be wrong.
+    Answers that agree may both be wrong. Of very long answers, only the beginnings are compared.
     """
-    first_tokens, second_tokens = tokenize(first), tokenize(second)
+    first_tokens = tokenize(first[:COMPARED_CHARACTERS])
+    second_tokens = tokenize(second[:COMPARED_CHARACTERS])
     return contains_tokens(first_tokens, second_tokens) or contains_tokens(second_tokens, first_tokens)
 
 

@@ -137,10 +137,12 @@ def format_passages(passages: Sequence[Passage], language: str, *, cites: bool =
 
 def _format_passage(number: int, passage: Passage) -> str:
     """Format one passage, between tags with its number."""
-    escaped = _escape_tags({"title": passage.title, "text": passage.text.strip()})
-    title, text = escaped["title"], escaped["text"]
-    heading = f"{title}\n" if title and not text.startswith(title) else ""
-    return f'<passage id="{number}">\n{heading}{text}\n</passage>'
+    text = passage.text.strip()
+    if passage.title and not text.startswith(passage.title):
+        text = f"{passage.title}\n{text}"
+    # Title and text are escaped together, because a tag could begin in the title and end in the text.
+    escaped = _escape_tags({"text": text})
+    return f'<passage id="{number}">\n{escaped["text"]}\n</passage>'
 
 
 def _escape_tags(texts: Mapping[str, str]) -> dict[str, str]:
