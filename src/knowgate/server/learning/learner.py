@@ -16,7 +16,7 @@ from knowgate.core.files import sha256_text
 from knowgate.data.history.entries import LabelSource
 from knowgate.errors import BadSetting
 from knowgate.gates import load_gate
-from knowgate.gates.baselines import CONSTANT_NEED, AlwaysGate, ConstantGate
+from knowgate.gates.baselines import AlwaysGate
 from knowgate.gates.calibration.evidence import TARGET_KINDS
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
@@ -378,11 +378,12 @@ def _read_changed_bound(rag: AdaptiveRAG) -> float | None:
 
 def _warn_if_constant(rag: AdaptiveRAG, options: ServeOptions) -> None:
     """Log a warning if shadow mode can show nothing, because the gate always retrieves."""
-    is_constant = isinstance(rag.gate, ConstantGate) and rag.used_threshold < CONSTANT_NEED
-    if options.shadow and (is_constant or isinstance(rag.gate, AlwaysGate)):
+    always_retrieves = isinstance(rag.gate, AlwaysGate) or rag.used_threshold < 0
+    if options.shadow and always_retrieves:
         log.warning(
             "Shadow mode shows nothing here: %s, so it skips no search and no second answers are recorded. Use a gate that "
-            "scores questions, such as one that `knowgate fit question` or `knowgate fit judge` writes.",
+            "scores questions, such as one that `knowgate fit question` or `knowgate fit judge` writes, with a threshold "
+            "between 0 and 1.",
             describe_constant(rag.gate, rag.used_threshold),
         )
 
