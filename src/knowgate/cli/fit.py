@@ -194,9 +194,10 @@ def make_gate_command(name: str) -> Callable[..., None]:
 def fit_and_print(
     name: str, labels: list[Path], out: Path, options: FitOptions, gate_options: Mapping[str, Any]
 ) -> None:
-    """Fit a gate, and print its metrics on held-out questions on stdout. All else goes to stderr.
+    """Fit a gate, and print its metrics on held-out questions.
 
-    That is the notes of the fit, when the gate retrieves, what to do next, and warnings.
+    The metrics go to stdout. Messages go to stderr: notes of the fit, when the gate retrieves, the next commands, and
+    warnings.
 
     Args:
         name: Name of the gate.
@@ -254,7 +255,10 @@ def make_arbiter_command() -> Callable[..., None]:
     def command(
         labels: Labels = None, *, out: ArbiterFolder, mode: ArbiterMode = AUTO_MODE, seed: SeedOption = 0, own: Options
     ) -> None:
-        """Fit an arbiter with the options that the user gave."""
+        """Fit an arbiter, which chooses between the answers with and without passages.
+
+        `own` has the options of the modes. Only those that the user set are passed on.
+        """
         fit_arbiter_and_print(labels or [], out, mode, seed, get_set_fields(own))
 
     command.__annotations__["own"] = create_model("ArbiterOptions", __base__=models)

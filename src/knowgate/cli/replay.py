@@ -65,9 +65,9 @@ class ReplayOptions(TrafficOptions):
 def replay_command(log: LogArgument, prices: replay.Prices, options: ReplayOptions) -> None:
     """Show what each threshold would have saved and risked on logged traffic, compared with always retrieving.
 
-    On a log, the risk is the share of questions whose answers with and without passages disagree, which is weak
-    evidence. It is unknown for thresholds with fewer than 100 such pairs of answers. On a label run, the risk is the
-    share of correct answers lost.
+    On a label run, the risk is the share of correct answers lost. A log has no correct answers. There, the risk is the
+    share of questions whose answers with and without passages disagree. This is weaker evidence. The risk of a
+    threshold is unknown if fewer than 100 of the questions that it skips have both answers.
 
     Example: knowgate replay traffic.jsonl --thresholds 0.2,0.4,0.6 --price-search 0.001
     """

@@ -187,8 +187,9 @@ def select_passages(
 ) -> PassageSelection:
     """Select the passages that help an LLM most (positives) and those that hurt it most (negatives).
 
-    A passage helps if it raises the LLM's confidence in its answer, and hurts if it lowers it (CBDR, section 3.2.2). If
-    answers were graded, a passage helps if the answer with it is right, and hurts if that answer is wrong.
+    Without grades, a passage helps if it raises the LLM's confidence in its answer, and hurts if it lowers it (CBDR,
+    section 3.2.2). The largest changes come first. With grades, a passage helps if the answer with it is right, and
+    hurts if that answer is wrong. In both lists, passages that raise the confidence most come first.
 
     Args:
         shifts: Confidence with each candidate minus the confidence without it.
@@ -197,7 +198,6 @@ def select_passages(
     """
     order = sorted(range(len(shifts)), key=lambda index: -shifts[index])
     if any(grade is not None for grade in correct):
-        # In both lists, the passages that raise the confidence most come first.
         positives = [index for index in order if correct[index]]
         negatives = [index for index in order if correct[index] is False]
     else:

@@ -244,8 +244,8 @@ def compute_run_slices(facts: Sequence[QuestionFacts]) -> tuple[RunSlice, ...]:
 def summarize_slice(dimension: str, value: str, facts: Sequence[QuestionFacts]) -> RunSlice:
     """Measure a group of questions. Means are over the questions that have a value.
 
-    Closed-book accuracy is that of the questions with a graded open-book answer, or of all if there are none, so that
-    the two accuracies can be compared.
+    Closed-book accuracy (without passages) and open-book accuracy (with passages) are measured on the same questions:
+    those with a graded open-book answer. If there are none, closed-book accuracy is measured on all questions.
 
     Args:
         dimension: What the questions are grouped by, such as 'language'.

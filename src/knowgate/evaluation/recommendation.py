@@ -114,10 +114,10 @@ class Recommendation:
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether another gate might be the better choice, or a large group of questions loses too many answers.
+        """Whether there is a reason not to trust this recommendation.
 
-        The choice of the gate is unstable if fewer than `MIN_AGREEING_FOLDS` of the five cross-validation folds chose
-        this gate. Losses are compared with always retrieving; see `forbidden_slices`.
+        One reason is an unstable choice: fewer than `MIN_AGREEING_FOLDS` of the five cross-validation folds chose this
+        gate. The other is a large group of questions that loses more than `max_loss`; see `forbidden_slices`.
         """
         is_unstable = 0 < self.agreeing_folds < MIN_AGREEING_FOLDS  # 0 if nothing had to be chosen
         return is_unstable or bool(self.forbidden_slices)
@@ -298,13 +298,14 @@ def measure_slice_changes(evaluation: Evaluation, changes: FloatArray, min_quest
 def _recommend_no_retrieval(evaluation: Evaluation, answers: CorrectAnswers, max_loss: float) -> Recommendation:
     """Measure what never retrieving would lose, and make the recommendation for it.
 
-    There is no gate or threshold to choose, so no cross-validation is needed. Only the loss against always retrieving is
-    judged, because without a gate there is no gain over skipping searches at random.
+    No gate or threshold is chosen, so no cross-validation is needed. Never retrieving is compared only with always
+    retrieving. A comparison with random skipping makes no sense, because every search is skipped.
     """
     skips = np.ones(len(answers.closed), dtype=bool)  # every search is skipped
     recommendation = Recommendation("unknown", len(skips), max_loss, NEVER, 1.0, skips=skips, right=answers.closed)
     changes = answers.closed.astype(float) - answers.opened
-    return _set_level(evaluation, _measure_effect(evaluation, recommendation, answers, skips, changes))
+    measured = _measure_effect(evaluation, recommendation, answers, skips, changes)
+    return _set_level(evaluation, measured)
 
 
 def _has_enough_questions(evaluation: Evaluation) -> bool:

@@ -91,7 +91,7 @@ def read_logged_questions(location: LogLocation, limit: int) -> list[Question]:
     """Read the newest distinct questions of a decision log.
 
     Answers that people sent as corrections become gold answers. If a question was asked several times, it is returned
-    once, with the correction of its newest decision that has one.
+    once. If several of its decisions were corrected, the newest of these decisions counts.
 
     Args:
         location: SQLite file or PostgreSQL address.

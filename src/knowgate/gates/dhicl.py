@@ -110,7 +110,7 @@ class DhiclGate(Gate):
         return [_exclude_question(question, examples)[: self.k] for question in questions]
 
     def build_label_prompts(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
-        """Build one prompt per question, with its nearest questions of the log as examples."""
+        """Build one prompt per question. Its examples are logged questions, which `find_neighbors` found."""
         pairs = zip(questions, readings, strict=True)
         return [self._build_prompt(question, reading.neighbors[self.name]) for question, reading in pairs]
 

@@ -56,9 +56,10 @@ class FusionOptions:
         probes: Classifiers of hidden states.
         embedder: Name of the embedding model; empty if no text is embedded.
         embedder_fingerprint: Fingerprint of the embedding model.
-        wording: Whether the character n-grams of the draft are read. Gates of version 0.1 do not have this field.
-        heads: Names of the two regressions (right without passages, right with passages) of a gate that predicts the
-            gain of retrieval; empty for a gate with a single regression.
+        wording: Whether the wording of the draft is a signal, as counts of its character n-grams. Gates of version 0.1
+            do not have this field.
+        heads: Names of the logistic regressions; empty if the gate has only one. A gate that predicts the gain of
+            retrieval has two: "closed" for the answer without passages, "open" for the answer with passages.
         judges: Number of judges whose scores are further signals (gate `stack`).
     """
 
@@ -153,10 +154,10 @@ class FusionGate(FittedGate):
         return compute_gain_needs(known=1 - closed_wrong, document_right=1 - open_wrong)
 
     def _predict(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[FloatArray]:
-        """Compute the probability that each regression predicts, for all questions.
+        """Compute the probabilities that each logistic regression predicts, one for each question.
 
-        A single regression predicts that retrieval is needed. Of two, the first predicts that the answer without passages
-        is wrong, the second that the answer with passages is wrong.
+        If the gate has one regression, it predicts whether retrieval is needed. If the gate has two, the first predicts
+        whether the answer without passages is wrong. The second does so for the answer with passages.
         """
         predictions = []
         for prefix, signals in zip(self._head_prefixes, self.compute_signals(questions, readings), strict=True):

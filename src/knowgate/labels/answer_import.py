@@ -232,7 +232,12 @@ class ImportOptions(Options):
 
 @dataclass(frozen=True)
 class RecordedQuestion:
-    """A question and the other fields of its record, which hold answers recorded elsewhere."""
+    """A question whose answers another program has recorded.
+
+    Attributes:
+        question: The question.
+        extra: The other fields of its record, such as the recorded answers and their grades.
+    """
 
     question: Question
     extra: ExtraFields
@@ -240,7 +245,8 @@ class RecordedQuestion:
     def get(self, key: str) -> Any:
         """Return the field with this name or dotted path, such as 'correct.nor' or 'meta.correct.nor'.
 
-        The `meta` of the question is searched first. Returns None if the field is missing or the key is empty.
+        The `meta` of the question is searched first, then the whole record. Returns None if the field is missing or the
+        key is empty.
         """
         meta = self.question.meta
         value = find_field(meta, key)

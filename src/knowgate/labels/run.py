@@ -211,10 +211,11 @@ def describe_label_run(labeler: Labeler, questions: Sequence[Question], data: st
 
 
 def match_started_settings(folder: RunFolder, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Adapt the settings of a run to those that an older version of knowgate recorded when it started the run.
+    """Return the current settings in the form in which the version that started the run recorded them.
 
-    A run can be continued only with equal settings. Older versions did not record `open_prompts`, and recorded `k`, the
-    number of passages, as None if the user gave none. The settings of a new run are returned unchanged.
+    A run can be continued only if the current settings equal the recorded ones. Older versions recorded two settings
+    differently, so these are converted. `open_prompts` was not recorded at all. `k`, the number of passages, was
+    recorded as None if the user did not set it. The settings of a new run are returned unchanged.
     """
     is_started = (folder.path / folder.manifest_name).is_file()
     if not is_started:

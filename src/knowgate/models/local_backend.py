@@ -189,9 +189,9 @@ class LocalBackend(Backend):
         """Tokenize label prompts so that every label in them is a separate token.
 
         A label prompt asks the LLM for several labels, such as 'true' or 'false'. It has an optional prefix, and parts.
-        The LLM predicts a label at the end of each part, and the next part begins with the label that is there. Prefix
-        and parts are tokenized separately, because some tokenizers would otherwise merge the end of one part with the
-        label that begins the next.
+        The LLM predicts a label at the end of each part. Every part but the first begins with the label of the part
+        before it: 'Is 1 odd?', ' true. Is 2 odd?'. Prefix and parts are tokenized separately. Otherwise some
+        tokenizers would merge a label with the text before it.
 
         Args:
             prompts: The prompts.

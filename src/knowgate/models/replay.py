@@ -109,8 +109,8 @@ class RecordingModel(Backend):
     ) -> list[list[Completion]]:
         """Generate completions with the recorded model, record them, and return them.
 
-        With `resume`, the completions continue drafts that `read` returned. The recorded model gets its own handles of
-        these drafts, which `read` wrapped in `RecordedHandle`.
+        With `resume`, the completions continue drafts that `read` returned. Each item is a `RecordedHandle`, as `read`
+        returns it. It contains the handle of the recorded model.
         """
         options = _generate_options(len(prompts), max_tokens, temperature, n, seed, resume)
         unwrapped = None if resume is None else [check_resume_handle(handle, RecordedHandle).inner for handle in resume]
@@ -125,9 +125,10 @@ class RecordingModel(Backend):
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
         """Stream an answer of the recorded model, and record it as if `generate` had returned it.
 
-        The answer is recorded when the stream ends. A stream that is closed early is not recorded. With `resume`, the
-        answer continues a draft. The recorded model gets its own handle of it, which `read` wrapped in
-        `RecordedHandle`.
+        The answer is recorded when the stream ends. A stream that is closed early is not recorded.
+
+        With `resume`, the answer continues a draft. `resume` is a `RecordedHandle`, as `read` returns it. It contains
+        the handle of the recorded model.
         """
         handles = None if resume is None else [resume]
         options = _generate_options(1, max_tokens, temperature=0.0, n=1, seed=None, resume=handles)

@@ -319,9 +319,8 @@ class CallBudget:
 
 # --- threads ----------------------------------------------------------------------------------------
 
-NETWORK_GRACE_SECONDS = (
-    0.5  # network calls end this long after the caller's timeout, so the caller sees its own timeout
-)
+# Network calls end this long after the caller's timeout, so the caller sees its own timeout.
+NETWORK_GRACE_SECONDS = 0.5
 MAX_REMOTE_RERANKS = 4  # batches of documents that a rerank server gets at once, over all API keys
 
 

@@ -167,8 +167,8 @@ class Service:
     async def record(self, route: str, response: Response, trace: RequestTrace) -> Response:
         """Record a request whose response is about to be sent.
 
-        Every request is counted in the metrics. If the gate decided whether to retrieve, the decision is also added to
-        the recent decisions and to the decision log, and the response is passed on to the learner.
+        Every request is counted in the metrics. If there is a decision, it is also stored in the recent decisions and
+        in the decision log. The learner may audit it.
 
         Returns:
             The response to send. With the option `durable`, this is an error if the decision could not be stored.
@@ -181,24 +181,24 @@ class Service:
         if trace.decision is None:
             return response
         report = trace.to_json()
-        if trace.source_questions:
+        if trace.source_questions:  # the question was made from several messages of a chat
             report["follow_up"] = True
         self.recent.append(report, trace.question, trace.owner, trace.source_questions)
         if self.learner is not None and trace.client_request is not None:
             self.learner.observe(response, trace)
         if self.decision_log is None:
             return response
-        model, is_follow_up = self.gate_service.rag.model.name, bool(trace.source_questions)
-        record = {**report, "model": model, "own_options": trace.has_own_options, "follow_up": is_follow_up}
+        model = self.gate_service.rag.model.name
+        record = {**report, "model": model, "own_options": trace.has_own_options, "follow_up": "follow_up" in report}
         commit = self.decision_log.append(record, trace.question, trace.owner, seconds, trace.source_questions)
         if not self.options.durable:
             return response
         try:
             async with asyncio.timeout(max(MIN_COMMIT_SECONDS, self.options.deadline - seconds)):
-                await asyncio.shield(asyncio.wrap_future(commit))
+                await asyncio.shield(asyncio.wrap_future(commit))  # other requests may wait for the same future
         except STORE_ERRORS:  # these include TimeoutError
             if isinstance(response, EventStreamResponse):
-                await response.events.aclose()
+                await response.events.aclose()  # the stream is never sent, so it must be closed here
                 response.on_close()
             message = "the decision could not be stored, so the response is not sent. Try again later."
             return json_api.ApiError(503, message, "log_down", trace.headers).to_response()

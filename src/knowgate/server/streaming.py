@@ -26,9 +26,8 @@ MAX_EVENT_BYTES = 8 << 20  # maximum size of one event of a stream
 MAX_STREAM_LINES = 600_000  # maximum number of lines of a stream, which is 200,000 events of three lines
 SLICE_LINES, SLICE_BYTES = 64, 64 << 10  # after so many lines or bytes of a stream, other tasks run
 LAST_EVENTS_SECONDS = 1.0  # time for the error at the end of a stream, if the client reads slowly
-ABORT_EXTENSION = (
-    "knowgate.abort"  # extension of the ASGI scope whose field `abort` is a function that aborts the connection
-)
+# Name of an extension of the ASGI scope. Its field `abort` is a function that aborts the connection.
+ABORT_EXTENSION = "knowgate.abort"
 CLOSE_SECONDS = 0.1  # maximum time from the event [DONE] to the end of a stream
 DONE_EVENT = b"data: [DONE]\n\n"
 CUT_MESSAGE = "the upstream closed the connection before the answer was complete."
@@ -69,14 +68,15 @@ class WorkSlice:
         self._bytes = 0
 
     async def add(self, byte_count: int) -> None:
-        """Count a line and this number of bytes. If the slice is used up, let other tasks run."""
+        """Count one line of `byte_count` bytes. If the slice is used up, let other tasks run before the next line."""
         self._lines += 1
         self._bytes += byte_count
         if self._lines < SLICE_LINES and self._bytes < SLICE_BYTES:
             return
         self._lines = self._bytes = 0
+        # All streams of an event loop share one lock, so they continue one after the other.
         async with TURN_LOCKS.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # all other tasks run once
 
 
 # --- events ---------------------------------------------------------------------------------------
@@ -94,17 +94,18 @@ def drop_repetitions(chunk: bytes) -> bytes:
 
 
 async def split_lines(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
-    r"""Split a byte stream into lines, which end in LF, CR LF or CR. Each line keeps its line ending.
+    r"""Split a byte stream into lines. Each line keeps its ending: LF, CR LF or CR.
 
-    Repeated blank lines and most repeated comments (lines that start with a colon) are dropped, as they have no effect.
-    Example: chunks b"data: 1\n\n\nda", b"ta: 2\n" -> lines b"data: 1\n", b"\n", b"data: 2\n"
+    Lines that have no effect are dropped: repeated blank lines, and most repeated comments (lines that start with a
+    colon). Example: chunks b"data: 1\n\n\nda", b"ta: 2\n" -> lines b"data: 1\n", b"\n", b"data: 2\n"
 
     Raises:
         InvalidResponse: A line exceeds MAX_EVENT_BYTES, or there are more than MAX_STREAM_LINES lines.
     """
-    parts: list[bytes] = []  # the parts of the current line, which may be spread over several chunks
-    size = 0  # bytes of the current line
-    line_count, work = 0, WorkSlice()
+    work = WorkSlice()
+    parts: list[bytes] = []  # the current line, which may be spread over several chunks
+    line_bytes = 0  # size of the current line
+    line_count = 0
     was_blank = True  # whether the previous line was blank
     ends_in_cr = False  # whether the previous chunk ended in CR
     async for chunk in chunks:
@@ -112,20 +113,22 @@ async def split_lines(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, Non
         if ends_in_cr and chunk.startswith(b"\n"):  # CR LF was split, and CR has already ended the line
             chunk = chunk[1:]
         ends_in_cr = chunk.endswith(b"\r")
-        for line in drop_repetitions(chunk).splitlines(keepends=True):
-            size += len(line)
-            if size > MAX_EVENT_BYTES:
+        for part in drop_repetitions(chunk).splitlines(keepends=True):
+            parts.append(part)
+            line_bytes += len(part)
+            if line_bytes > MAX_EVENT_BYTES:
                 raise InvalidResponse(f"the stream has a line of more than {MAX_EVENT_BYTES:,} bytes")
-            parts.append(line)
-            if line.endswith((b"\n", b"\r")):
-                line_count += 1
-                if line_count > MAX_STREAM_LINES:
-                    raise InvalidResponse(f"the stream has more than {MAX_STREAM_LINES:,} lines")
-                is_blank = size <= 2 and b"".join(parts) in BLANK_LINES
-                if not (is_blank and was_blank):
-                    yield b"".join(parts)
-                parts, size, was_blank = [], 0, is_blank
-                await work.add(0)
+            if not part.endswith((b"\n", b"\r")):
+                continue  # the line goes on in the next chunk
+            line_count += 1
+            if line_count > MAX_STREAM_LINES:
+                raise InvalidResponse(f"the stream has more than {MAX_STREAM_LINES:,} lines")
+            line = b"".join(parts)
+            is_blank = line in BLANK_LINES
+            if not (is_blank and was_blank):
+                yield line
+            parts, line_bytes, was_blank = [], 0, is_blank
+            await work.add(0)  # the bytes were counted with the chunk
     if parts:
         yield b"".join(parts)
 
@@ -275,10 +278,11 @@ class StreamAnnotator:
         self.has_annotated_first = False
 
     def annotate(self, line: bytes) -> bytes:
-        """Return a line of a streamed answer as the client gets it, unchanged if possible.
+        """Return a line of a streamed answer as the client gets it. Most lines are not changed.
 
-        The first and the last chunk get the `knowgate` object, which reports how the request was processed. NaN becomes
-        null. Log-probabilities may be removed, and the tokens of further LLM calls are added to the usage.
+        The first and the last chunk get the `knowgate` object, which reports how the request was processed. The field
+        `usage` also counts the tokens of other LLM calls, such as a discarded draft. NaN and infinity become null,
+        because they are not valid JSON. With `hides_logprobs`, log-probabilities are removed.
 
         Raises:
             InvalidResponse: The line has invalid `choices`, or its JSON is nested too deeply.
@@ -291,7 +295,7 @@ class StreamAnnotator:
         adds_report = is_last or not self.has_annotated_first
         adds_usage = self.trace.extra_usage != TokenUsage() and b'"usage"' in line
         if not (adds_report or adds_usage or self.hides_logprobs):
-            return line
+            return line  # without parsing it, to save time
         chunk = parse_event_data(line)
         if chunk is None:
             return line

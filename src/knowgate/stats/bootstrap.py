@@ -299,11 +299,12 @@ def bootstrap_p_value(differences: FloatArray) -> float:
     The p-value is small if nearly all resamples have a difference of the same sign. It is 1 without resamples.
 
     Args:
-        differences: Difference on the original sample, which is not used, followed by those on the resamples.
+        differences: Differences between the two systems. The first is measured on the original sample, and is ignored.
+            The others are measured on the resamples.
     """
     resampled = differences[1:][np.isfinite(differences[1:])]
     if not len(resampled):
         return 1.0
-    # Counting one more on each side keeps the p-value above 0, which a limited number of resamples cannot show.
+    # No number of resamples can prove a p-value of 0. So one resample more is counted on each side.
     below, above = np.sum(resampled <= 0) + 1, np.sum(resampled >= 0) + 1
     return float(min(1.0, 2 * min(below, above) / (len(resampled) + 1)))

@@ -234,10 +234,11 @@ def fit_arbiter(
         injected = {"seed": seed, "watch": watch or fit_function.ignore_progress}
 
         def train(training_pairs: AnswerPairs, fold: int | None = None) -> ArbiterResult:
-            """Train an arbiter on these pairs; each fold of a cross-validation has a work folder of its own."""
+            """Train an arbiter on pairs of answers. Each fold of a cross-validation has a work folder of its own."""
             work = checkpoint_folder(folder) if fold is None else checkpoint_folder(folder) / f"fold-{fold}"
-            declared = fit_function.select_injected_arguments(function, {**injected, "work": work})
-            return cast(ArbiterResult, function(training_pairs, **declared, **options))
+            # The fit function gets the arguments seed, watch and work only if it has parameters of these names.
+            arguments = fit_function.select_injected_arguments(function, {**injected, "work": work})
+            return cast(ArbiterResult, function(training_pairs, **arguments, **options))
 
         result = _fit_better(pairs, mode, train, seed) if is_auto else train(pairs)
         save_arbiter(result, pairs, folder, command=command)

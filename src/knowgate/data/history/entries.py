@@ -171,6 +171,11 @@ def _drop_empty(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parse_values(values: Mapping[str, Any], where: str) -> LogEntry:
-    """Make an entry from its fields, among which are those of its scope; other values are ignored."""
+    """Make an entry from its fields.
+
+    Args:
+        values: The fields by name. Those of the scope (model, prompts and tenant) are not nested. Others are ignored.
+        where: File and line, or id of the entry, for error messages.
+    """
     scope = {name: values[name] for name in ("model", "prompts", "tenant") if name in values}
     return read_record(LogEntry, {**values, "scope": scope}, where, ignore_unknown=True)

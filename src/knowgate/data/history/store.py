@@ -181,7 +181,10 @@ class HistoryStore:
         return n_deleted
 
     def _delete(self, condition: str, values: Sequence[Any]) -> int:
-        """Delete and erase the rows that match an SQL condition, and return their number."""
+        """Delete the rows that match an SQL condition, and return their number.
+
+        The database may keep the data of deleted rows in its files. `_erase` removes it there.
+        """
         with self._database.transaction() as transaction:
             rows = transaction.execute(f"SELECT id FROM entries WHERE {condition}", values).fetchall()
             transaction.execute(f"DELETE FROM entries WHERE {condition}", values)

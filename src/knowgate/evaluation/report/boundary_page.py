@@ -74,7 +74,7 @@ def _list_optional_parts(runs: Sequence[RunReport]) -> dict[str, bool]:
 
 
 def _build_summary_section(runs: Sequence[RunReport]) -> str:
-    """Build the section that says in words, and in a chart, what each LLM knows and what passages change."""
+    """Build the section on what each LLM knows, and how passages change its answers. It has a text and a chart."""
     parts = []
     for run in runs:
         headline, *sentences = describe_boundary(run)

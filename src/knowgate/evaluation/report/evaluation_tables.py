@@ -95,7 +95,7 @@ def build_full_table(evaluation: Evaluation) -> TextTable:
 
 
 def build_ranking_table(evaluation: Evaluation) -> TextTable:
-    """Build the table of how well need predicts what the LLM does not know."""
+    """Build the table that shows how well each gate's score (the need) predicts what the LLM does not know."""
     columns = ("gate", "AUROC", "judged right", "AUPRC", "ECE", "Brier", "AURC", "AUROC benefit")
     measures = ("auroc", "judged", "auprc", "ece", "brier", "aurc", "auroc_benefit")
     gates = evaluation.ranking_gates

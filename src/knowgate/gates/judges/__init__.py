@@ -59,15 +59,18 @@ class AnswerJudgeOptions(causal_judge.JudgeOptions):
 
 
 class AnswerJudge(Protocol):
-    """A model that predicts whether the LLM's answer is right.
+    """A model that predicts whether the LLM knows the answer to a question. That is so if the LLM's answer is right.
 
-    Causal models read a prompt that contains question and answer. Encoders read the two as a pair of texts.
+    There are two kinds of judges. A causal model reads a prompt. An encoder reads a pair of texts: question and answer.
     """
 
     def encode_answer(self, question: str, answer: str | None, text: str) -> LabelPromptTokens:
         """Tokenize the input of the judge.
 
-        Encoders read `question` and `answer`. Causal models read `text`, a prompt that contains both.
+        Args:
+            question: The question. Only encoders use it.
+            answer: The LLM's answer; None if the judge reads the question alone. Only encoders use it.
+            text: A prompt that contains both. Only causal models use it.
         """
 
     def truncate(self, text: str, n_tokens: int) -> str:

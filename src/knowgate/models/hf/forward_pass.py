@@ -168,7 +168,7 @@ def run_lower_layers(
     hidden: dict[int, torch.Tensor] = {}
 
     def store_input(layer: int, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Store the input of a layer at the last token; before the highest layer, stop the forward pass."""
+        """Store the input of a layer at the last token. After the input of the highest one, stop the pass."""
         states = args[0] if args else kwargs["hidden_states"]
         hidden[layer] = states[:, -1].clone()
         if layer == max(layers):

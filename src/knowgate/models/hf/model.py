@@ -151,12 +151,14 @@ class HFModel(LocalModel, LocalBackend):
             request: The requested signals.
 
         Returns:
-            A function that makes the readings from the answers. It does not use the GPU, so it can run in another thread.
+            A function that returns a reading (the record of all requested signals) for each prompt. It does not use the
+            GPU, so it can run in another thread while the GPU works on the next batch.
         """
         layers = self._resolve_layers(request.layers)
         prompt_states = [_to_numpy(batch.hidden[layer]) for layer in layers]  # one copy per layer, not per prompt
         answered = self._answer(batch, prompts, request)
-        source = batch if request.resumable else None  # otherwise the memory of the batch is free for the next one
+        # Readings refer to the batch only if drafts may be continued. Otherwise its GPU memory can be freed at once.
+        source = batch if request.resumable else None
         return lambda: self._make_readings(answered, source, prompt_states, request)
 
     def _make_readings(
@@ -166,18 +168,18 @@ class HFModel(LocalModel, LocalBackend):
 
         Args:
             answered: The answers.
-            batch: The batch, if drafts may be continued from it later; otherwise None, and the readings have no
-                handles.
+            batch: The batch, if its drafts may be continued later. Each reading then gets a handle (`resume`) for this.
+                None if drafts are not continued.
             states: Hidden states at the ends of the prompts (prompts x width), for each requested layer.
             request: The requested signals.
         """
         samples = self._decode_samples(answered.samples)
-        # Only unfinished drafts are still in the decoding batch, from which they can be continued.
+        # Finished drafts have left the batch. This is the position of each unfinished draft in it.
         batch_index = {row: index for index, row in enumerate(answered.unfinished)}
         layers_after = request.layers if request.after_draft else ()
         readings = []
         for i, draft in enumerate(answered.drafts):
-            own = slice(i * request.samples, (i + 1) * request.samples)
+            own = slice(i * request.samples, (i + 1) * request.samples)  # the samples of this prompt
             after = [_to_numpy(draft.states[layer]) for layer in self._resolve_layers(layers_after)]
             reading = Reading(
                 draft=self._make_completion(draft, with_tokens=True) if request.draft_tokens else None,

@@ -373,13 +373,14 @@ class SharedGeneration:
 
 
 def join_prefills(parts: Sequence[DecodingBatch]) -> DecodingBatch:
-    """Join the prefills of several groups of prompts into one batch, so that their answers are generated together.
+    """Join several groups of prompts into one batch, so that their answers are generated together.
 
-    A decoding step takes a GPU nearly as long for a hundred prompts as for a thousand. The memory of a prefill limits
-    the number of prompts per forward pass, but not the number of prompts that are decoded together.
+    The LLM first reads the prompts in one forward pass (prefill), and stores their keys and values in a cache. Then it
+    generates the answers token by token (decoding). A prefill needs much memory, so few prompts fit into one. Decoding
+    needs less memory. One step takes a GPU nearly as long for a hundred prompts as for a thousand.
 
     Args:
-        parts: The prefills, with logits. Their caches are emptied.
+        parts: The groups after their prefill, with logits. To save memory, this function empties their caches.
     """
     if len(parts) == 1:
         return parts[0]

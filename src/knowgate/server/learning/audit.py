@@ -284,15 +284,17 @@ class Auditor:
     async def _audit(self, job: AuditJob) -> None:
         """Compare the answers with and without passages to a sampled request, and store whether they differ.
 
-        If the client got the answer with passages, skipping retrieval changed nothing, so 0 is stored at once. The answers
-        are then compared for a label (if they agree, the LLM knows the question) and for replays of other thresholds. No
-        answer is generated only for a replay.
+        If the gate retrieved and the client got the answer with passages, nothing was lost. So a loss of 0 is stored at
+        once. If both answers exist, they are compared nevertheless, for replays of other thresholds. If labels are
+        stored, a missing answer without passages is generated for the comparison. A label says whether the LLM knows
+        the question.
         """
         kind = LOSS if job.may_have_changed_answer else LABEL
         if not job.may_have_changed_answer:
             await self._store_result(job, LOSS, 0.0)
             stores_labels = self.labeler.history is not None and job.trace.shares_labels
-            if job.open_answer is None or (job.closed_answer is None and not stores_labels):
+            can_get_closed_answer = job.closed_answer is not None or stores_labels
+            if job.open_answer is None or not can_get_closed_answer:
                 return
         closed_answer, open_answer = await self._get_both_answers(job)
         if closed_answer is None or open_answer is None:
@@ -361,13 +363,15 @@ class Auditor:
     # --- results of all server processes ------------------------------------------------------------
 
     async def poll(self) -> None:
-        """Read the audits of other server processes, because one of them may raise an alarm. Called for every request.
+        """Read the audits of other server processes, because one of them may raise an alarm.
 
-        A read starts at most once in POLL_SECONDS, in the background. Requests wait for it until it has taken
-        MAX_POLL_WAIT_SECONDS. As long as it runs, no other read starts.
+        Every request calls this. The audits are read in the background, once in POLL_SECONDS. Only one read runs at a
+        time. Requests wait for it, but only during its first MAX_POLL_WAIT_SECONDS.
         """
-        now, is_idle = time.monotonic(), self._poll_task is None or self._poll_task.done()
-        if self.store is not None and is_idle and now >= self._last_poll + POLL_SECONDS:
+        now = time.monotonic()
+        is_idle = self._poll_task is None or self._poll_task.done()
+        is_due = now >= self._last_poll + POLL_SECONDS
+        if self.store is not None and is_idle and is_due:
             self._last_poll = now
             self._poll_task = asyncio.get_running_loop().create_task(self._read_new(self.store))
         wait_seconds = self._last_poll + MAX_POLL_WAIT_SECONDS - now

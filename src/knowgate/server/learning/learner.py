@@ -96,8 +96,8 @@ class TrafficLearner:
         the measured share of changed answers. Only decisions of the gate are audited, not those of rules or fallbacks.
         """
         assert trace.decision is not None
-        # "alarm" is no failure: the server retrieves regardless of the gate, but the gate still decides.
-        is_gate_decision = not trace.decision.rule and set(trace.degraded) <= {"alarm"}
+        # During an alarm, the server always retrieves. The gate still decides, so "alarm" does not count as a failure.
+        is_gate_decision = not trace.decision.rule and not set(trace.degraded) - {"alarm"}
         return is_gate_decision and self.random.random() < self.audit_share and self.auditor.reserve(trace.owner)
 
     def _handle_answer(self, trace: RequestTrace, text: str | None, sampled_arm: ExperimentArm | None) -> None:

@@ -87,9 +87,10 @@ class LossMonitor:
         return None if self.max_changed is None else GuaranteeTest(self.max_changed, self.test_delta or self.delta)
 
     def add_audit(self, changed: float, owner: str = "") -> None:
-        """Add the result of an audit to the statistics and to the tests whether too many answers change.
+        """Add the result of an audit to the statistics and to the tests that can raise an alarm.
 
-        There is a test of all audits. For each API key there are two more: one of its own audits, and one of all others.
+        Each test checks whether too many answers change. One test has the audits of all requests. In addition, each API
+        key has two tests. One has the audits of this key. The other has the audits of all other keys.
 
         Args:
             changed: 1 if the answer that was sent differs from the answer with passages, otherwise 0.

@@ -49,7 +49,8 @@ MAX_FEEDBACK_PER_DAY = 1000  # per API key
 class DecisionRow(NamedTuple):
     """A row of the table of decisions. `at` is the start of the request, in seconds since 1970.
 
-    `source_keys` are the hashes of the messages from which the question was made, for the table of source questions.
+    The question of a follow-up is made from several messages of a chat. `source_keys` are the hashes of these messages.
+    They are stored in another table, `source_questions`.
     """
 
     id: str
@@ -122,15 +123,16 @@ class DecisionLog:
 
         Args:
             record: The decision, as a JSON object.
-            question: The question, which is stored only if that is enabled.
+            question: The question. Its text is stored only with the option `stores_questions`.
             owner: Name of the API key of the request.
-            seconds: Seconds since the start of the request. If a client has deleted the decisions on this question since
-                then, this decision is not stored.
-            source_questions: Messages from which the question was made. The decision can be deleted by each of them.
+            seconds: Age of the request. If a client deletes the decisions on a question while a request with this
+                question runs, the decision on the request is not stored either.
+            source_questions: The messages from which the question of a follow-up was made. A client can delete the
+                decision by giving any of them.
 
         Returns:
-            A future that completes when the decision is stored, or raises an error if it is lost. Decisions that are
-            written together share the future, so do not cancel it.
+            A future that completes when the decision is stored. If the decision is lost, it raises an error. Decisions
+            that are written together share one future, so do not cancel it.
         """
         text = question if self.stores_questions else None
         key = question_key(question) if self.stores_keys and question is not None else None
@@ -140,12 +142,13 @@ class DecisionLog:
             is_full = len(self._pending) >= MAX_PENDING_ROWS
             if not is_full:
                 self._pending.append(row)
-            is_first, commit = len(self._pending) == 1, self._commit
+            is_first = len(self._pending) == 1
+            commit = self._commit
         if is_full:
             self._count_loss("queue full", 1)
             commit = Future()
             commit.set_exception(KnowgateError("too many decisions are waiting to be written."))
-        elif is_first:  # later rows are written by the same call
+        elif is_first:  # this call also writes the decisions that are queued until it starts
             self._thread.submit(self._write_pending)
         return commit
 
@@ -225,20 +228,20 @@ class DecisionLog:
     async def delete(self, *, id: str = "", question: str = "", owner: str | None = None) -> list[str]:
         """Delete the decision with this id, and all decisions on this question, with everything that refers to them.
 
-        A decision on a follow-up is also found by the messages from which its question was made. Questions that differ
-        only in case, punctuation or articles count as the same. Only decisions with a stored question, or its hash, can
-        be found by it. Decisions of earlier versions, which may be follow-ups, are also found if their question contains
-        this one. An empty id or question matches nothing.
+        Case, punctuation and articles of a question do not matter. The question of a follow-up is made from several
+        messages. Its decision is found by this question and by each of the messages. Earlier versions did not store
+        the messages. Their decisions are found if the stored question contains the given one.
 
         Args:
-            id: Id of a decision.
-            question: A question.
+            id: Id of a decision; empty for none.
+            question: A question; empty for none. It finds only decisions that were stored with a question or its hash.
             owner: If given, only decisions of this owner are deleted.
 
         Returns:
             Ids of the deleted decisions.
         """
-        await self._retry(lambda store: find_ids_and_owners(store, id, question))  # the decision may be being written
+        # Another process may be about to write the decision, so wait for it first.
+        await self._retry(lambda store: find_ids_and_owners(store, id, question))
         return await self.run(lambda store: delete_decisions(store, id, question, owner))
 
     async def has_unfindable(self, owner: str | None) -> bool:
@@ -301,15 +304,15 @@ class DecisionLog:
 
 
 def _open_log(location: str) -> Store:
-    """Open the tables of the decision log, and create or upgrade them if necessary.
+    """Open the tables of the decision log. Create them if they do not exist.
 
-    The column `question_key` has a hash of the question, by which decisions are found. It is filled in for decisions
-    that an earlier version of knowgate stored without it. Decisions of versions that did not record whether they are
-    follow-ups are marked in the table of source questions.
+    Decisions of earlier versions of knowgate are upgraded. Some have no `question_key`, the hash of the question by
+    which decisions are found. It is added. Some do not say whether their question is a follow-up. They are marked, so
+    that a deletion can treat them as possible follow-ups.
     """
     store = open_store(location, DECISION_MIGRATIONS, lock_timeout=LOCK_TIMEOUT_SECONDS, is_durable=True)
-    unkeyed = "SELECT id, question FROM decisions WHERE question IS NOT NULL AND question_key IS NULL"
-    if rows := store.fetch_rows(unkeyed):
+    rows = store.fetch_rows("SELECT id, question FROM decisions WHERE question IS NOT NULL AND question_key IS NULL")
+    if rows:
         with store.transaction() as transaction:
             values = [(question_key(question), id) for id, question in rows]
             transaction.executemany("UPDATE decisions SET question_key = ? WHERE id = ?", values)

@@ -77,8 +77,8 @@ class DecisionTotals(BaseModel):
     def add_request(self, trace: RequestTrace, passage_tokens: float) -> None:
         """Add a request with a decision to the sums.
 
-        A draft is an answer without passages, which the gate reads before it decides. If the decision is to retrieve,
-        the draft is not sent to the client, so it is counted as an extra cost.
+        A draft is an answer without passages, which the gate may read before it decides. If the gate decides to
+        retrieve, the draft is discarded. Its time, its tokens and its LLM call are then added as extra cost.
 
         Args:
             trace: Record of the request.
@@ -94,13 +94,14 @@ class DecisionTotals(BaseModel):
             self.search_seconds += sum(trace.milliseconds.get(stage, 0.0) for stage in RETRIEVAL_STAGES) / 1000
         if not trace.decision.retrieve:
             return
-        self.extra_calls += trace.draft is not None or trace.way in DRAFT_WAYS
-        if trace.draft is None:  # no draft, or one that only the arbiter read
+        self.extra_calls += trace.draft is not None or trace.way in DRAFT_WAYS  # adds 1 if there was a draft
+        if trace.draft is None:  # there was no draft, or only the arbiter read it
             self.draft_tokens += trace.extra_usage.completion
         else:
-            # The upstream generates a draft in the stage "draft", a model in this process in the stage "read".
             self.draft_tokens += trace.draft.n_tokens or estimate_tokens(trace.draft.text)
-            self.draft_seconds += trace.milliseconds.get("draft", trace.milliseconds.get("read", 0.0)) / 1000
+            # The upstream generates a draft in the stage "draft", a model in this process in the stage "read".
+            read_milliseconds = trace.milliseconds.get("read", 0.0)
+            self.draft_seconds += trace.milliseconds.get("draft", read_milliseconds) / 1000
 
     def merge(self, other: DecisionTotals) -> None:
         """Add the sums of another process to each field."""
@@ -110,27 +111,29 @@ class DecisionTotals(BaseModel):
     def to_json(self, options: ServeOptions) -> dict[str, Any]:
         """Return the counts of requests, and an estimate of what was saved compared with always retrieving.
 
-        Each request that skipped retrieval saved what retrieving costs on average. The cost of drafts that were not
-        sent is subtracted.
+        Each request that skipped retrieval saved the mean cost of a retrieval. The cost of discarded drafts is
+        subtracted, because always retrieving needs no drafts.
 
         Returns:
-            `saved` has the saved searches, tokens, seconds and money. Tokens, seconds and money are None before the
-            first request with passages; the money is also None if the options contain no prices. `has_unpriced_calls`
-            is true if the money leaves out the LLM calls for drafts, because they have no price.
+            The counts, and the object `saved`. It has the saved searches (`retrievals`), tokens, seconds and money.
+            Before the first request with passages, the cost of a retrieval is unknown, and all but the searches are
+            None. Without prices in the options, the money is None. `has_unpriced_calls` warns that LLM calls have no
+            price, so the money leaves out those for discarded drafts.
         """
         skipped = self.decided - self.retrieved
         saved: dict[str, float | None] = {"retrievals": skipped, "tokens": None, "seconds": None, "money": None}
         prices = options.prices
         if self.with_passages:
             skipped_tokens = skipped * self.passage_tokens / self.with_passages
+            skipped_seconds = skipped * self.search_seconds / self.with_passages
             saved["tokens"] = skipped_tokens - self.draft_tokens
-            saved["seconds"] = skipped * self.search_seconds / self.with_passages - self.draft_seconds
-            savings = PolicyCost(skipped, skipped_tokens, -self.draft_tokens, calls=-self.extra_calls)
-            saved["money"] = savings.money(prices) if prices.are_given else None
+            saved["seconds"] = skipped_seconds - self.draft_seconds
+            if prices.are_given:
+                savings = PolicyCost(skipped, skipped_tokens, -self.draft_tokens, calls=-self.extra_calls)
+                saved["money"] = savings.money(prices)
         counts = {"decided": self.decided, "retrieved": self.retrieved, "degraded": self.degraded, "skipped": skipped}
         has_unpriced_calls = saved["money"] is not None and self.extra_calls > 0 and not prices.include_llm
-        calls = {"extra_llm_calls": self.extra_calls, "has_unpriced_calls": has_unpriced_calls}
-        return {**counts, **calls, "saved": saved}
+        return {**counts, "extra_llm_calls": self.extra_calls, "has_unpriced_calls": has_unpriced_calls, "saved": saved}
 
 
 class MetricsSnapshot(BaseModel):
@@ -158,18 +161,21 @@ class MetricsSnapshot(BaseModel):
     lost_decisions: int = 0
 
     def add_request(self, status: int, seconds: float, trace: RequestTrace) -> None:
-        """Count a request, with its HTTP status, the seconds until its response, and its decision if there is one.
+        """Add a request to the statistics. A request without a decision is only counted by its status.
 
-        A decision is counted in the sums of all requests and of its arm (gate of an A/B test), in the number of decisions
-        per minute, and in the histogram of needs. A need is the gate's score, from 0 (the LLM knows) to 1 (retrieve).
+        Args:
+            status: HTTP status of the response.
+            seconds: Time from the start of the request to its response.
+            trace: Record of the request, with its decision if there is one.
         """
         self.requests[f"{status // 100}xx"] += 1
         if trace.decision is None:
             return
         passage_tokens = sum(estimate_tokens(f"{passage.title} {passage.text}") for passage in trace.passages)
-        for arm in {"", trace.arm}:  # "" has the sums over all requests
+        for arm in {"", trace.arm}:  # an arm is a gate of an A/B test; "" has the sums over all requests
             self.totals.setdefault(arm, DecisionTotals()).add_request(trace, passage_tokens)
-        # The histogram has only decisions of the gate, with the threshold of the server.
+        # The need is the score of the gate, from 0 (the LLM knows the answer) to 1 (it does not). The histogram leaves
+        # out decisions that the gate did not make, and requests with options of their own, such as a threshold.
         if not trace.decision.rule and not trace.degraded and not trace.has_own_options:
             needs = self.retrieved_needs if trace.decision.retrieve else self.skipped_needs
             needs[min(NEED_BINS - 1, int(trace.decision.need * NEED_BINS))] += 1

@@ -59,13 +59,20 @@ class RequestSpans:
         self._includes_questions = includes_questions
 
     def export(self, method: str, route: str, status: int, trace: RequestTrace, headers: Mapping[str, str]) -> None:
-        """Export a request that has just ended, with one child span for each stage.
+        """Export the span of a request that has just ended, with one child span for each stage.
 
-        If the headers of the request contain a `traceparent`, the span becomes a child of that span.
+        Args:
+            method: HTTP method of the request.
+            route: Path of the endpoint.
+            status: HTTP status of the response.
+            trace: Record of the request, with the timings of its stages.
+            headers: Headers of the request. With the header `traceparent`, the client names a span of its own. This
+                span becomes the parent.
         """
         from opentelemetry.propagate import extract
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 
+        # Spans have times in nanoseconds since 1970. The trace has times of the clock `perf_counter`, in seconds.
         end = time.time_ns()
         start = end - int((time.perf_counter() - trace.start) * NANOSECONDS)
         http: dict[str, Any] = {"http.request.method": method, "http.route": route, "http.response.status_code": status}
@@ -81,7 +88,7 @@ class RequestSpans:
         context = set_span_in_context(request_span)
         for stage in trace.stages:
             stage_start = start + int((stage.start - trace.start) * NANOSECONDS)
-            # The upstream is another server, so a call of its LLM is a span of kind "client".
+            # A call of an LLM on another server, the upstream, is a span of kind "client". All others are "internal".
             is_remote = stage.name in GENERATION_STAGES and trace.way != "in-process"
             kind = SpanKind.CLIENT if is_remote else SpanKind.INTERNAL
             attributes = self._describe_stage(stage, trace)

@@ -56,9 +56,11 @@ def plan_ensemble(
 ) -> list[EnsembleMember]:
     """Plan the trainings of an ensemble of judges: which rows and which seed each member gets.
 
-    By default, all members are trained on the train split, with different seeds. With folds, the rows are divided into
-    folds instead, and each member is trained on all of them but one. So every row can be scored by a judge that did not
-    see it. No rows are left to choose the best weights on (dev) then.
+    By default, all members are trained on the train split, with different seeds. The weights that are best on the dev
+    split are used.
+
+    With folds, the rows are divided into folds, and each member is trained on all folds but one. So every row can be
+    scored by a judge that did not see it. There is no dev split, so the weights at the end of the training are used.
 
     Args:
         split: Train and dev rows, used without folds.

@@ -146,19 +146,19 @@ class TrainableCausalModel:
     def save(self, folder: Path) -> None:
         """Save what was trained: the LoRA adapter, or the whole model with its tokenizer.
 
-        The whole model is saved in the precision in which it will be used.
+        Files of other types than `ADAPTER_SUFFIXES` are deleted, because a judge with such files cannot be loaded.
         """
         if hasattr(self.trained, "peft_config"):
             self.trained.save_pretrained(str(folder), save_embedding_layers=False)
         else:
             weights = self.trained.state_dict()
-            if self.base.loaded.device.type == "cuda":  # a GPU runs the judge in this precision
+            if self.base.loaded.device.type == "cuda":  # on a GPU, the judge will be used in bfloat16
                 weights = {name: value.bfloat16() for name, value in weights.items()}
             self.trained.save_pretrained(str(folder), state_dict=weights)
             self.base.loaded.tokenizer.save_pretrained(str(folder))
         for path in folder.iterdir():
             if path.suffix not in causal_judge.ADAPTER_SUFFIXES:
-                path.unlink()  # peft's own model card
+                path.unlink()  # such as README.md, the model card that peft writes
 
 
 @dataclass(frozen=True)

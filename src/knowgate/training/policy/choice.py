@@ -337,9 +337,11 @@ def _prefer_simple(results: Sequence[PolicyResult]) -> PolicyResult:
 def _select_constant(questions: GradedQuestions) -> PolicyResult:
     """Return the best policy that makes the same decision for every question.
 
-    By default that is always retrieving. It is never retrieving if this is safe and worth more. And it is always
-    retrieving with an arbiter, which chooses between the answers with and without passages, if this is safe and worth
-    more than the other two by more than one standard error.
+    There are three kinds of such policies:
+        1. Always retrieve. This is the default.
+        2. Never retrieve. It replaces the default if it is safe and has a higher value.
+        3. Always retrieve, and let an arbiter choose between the answers with and without passages. It replaces the
+            better of the other two if it is safe and its value is higher by more than one standard error.
     """
     plain = questions.evaluate_constant(ALWAYS)
     never = questions.evaluate_constant(NEVER)

@@ -24,7 +24,7 @@ CONSTANT_GATES = (ALWAYS, NEVER)
 
 
 class ChoiceOptions(SafetyLimits):
-    """Limits for the right answers that a policy may lose, and prices of searches, LLM calls and wrong answers."""
+    """How many right answers a policy may lose, and the prices of searches, LLM calls and wrong answers."""
 
     price_search: float = option(
         0.05,
