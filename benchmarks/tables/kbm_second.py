@@ -44,7 +44,7 @@ def _recorded_table(labels: Any) -> Iterator[str]:
         "The paper asks the judge whether the LLM answers right *with* the passages, and gains by it on multiple choice. "
         "Here a judge trained with passages on 600 questions of NQ was asked on 300 others, of which the LLM knows 8 %. "
         'It finds most passages insufficient, and so drops passages that help. "Better than without" compares the share '
-        "of right samples with and without passages; it knows the gold answers, so no such judge does better: "
+        "of right samples with and without passages; it knows the gold answers: "
         "even a perfect one gains little here.\n"
     )
     rows = [line for record in records for line in _recorded_lines(labels, record)]
@@ -75,7 +75,7 @@ def _expected_gains(runs: dict[str, Any]) -> Iterator[str]:
     if not rows:
         return
     yield "\n**Expected-gain rule on every data set with train rows.** " + (
-        "No judge's probabilities with passages are on record for these sets. The same rule can be tried with what the "
+        "The same rule without a judge, with what the "
         "rows hold: the log-probabilities of both answers. Two logistic regressions on the train rows give P(right "
         "without) and P(right with); passages are dropped where the difference is negative. Change: against keeping "
         "all, paired 95 % bootstrap interval. Sufficient: the paper's question asked of the same model, P(right with) "
