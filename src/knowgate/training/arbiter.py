@@ -226,8 +226,7 @@ def fit_arbiter(
     if not runs:
         raise BadSetting("fit arbiter needs labeled questions. Set `labels` to folders made by `knowgate label`.")
     check_seed(seed)
-    # Fail before the training, not after it.
-    check_replaceable(folder, fitted_arbiter.ARBITER_MANIFEST, fitted_arbiter.ARBITER_KIND)
+    check_replaceable(folder, fitted_arbiter.ARBITER_MANIFEST, fitted_arbiter.ARBITER_KIND)  # before the training
     fit_function.check_fit_options(f"arbiter (mode={mode})", function, options)
     with require_extra("fitting an arbiter", EXTRA):
         pairs = load_answer_pairs(resolve_run_paths(runs), seed)

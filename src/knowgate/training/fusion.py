@@ -5,6 +5,7 @@ Hidden states enter through probes: one linear classifier per recorded layer and
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any
@@ -126,15 +127,6 @@ def fit_fusion(
         options |= {"embedder": getattr(encoder, "spec", "own"), "embedder_fingerprint": encoder.fingerprint}
         options["wording"] = True
     heads = _fit_heads(examples, inputs)
-
-    def raw(indices: Sequence[int]) -> FloatArray:
-        """Compute the uncalibrated need for retrieval of the questions with these indices."""
-        predictions = [head.predict(indices) for head in heads.values()]
-        if len(predictions) == 1:
-            return predictions[0]
-        closed_wrong, open_wrong = predictions
-        return compute_gain_needs(known=1 - closed_wrong, document_right=1 - open_wrong)
-
     probes = next(iter(heads.values())).probes
     options["probes"] = probes
     if examples.target == "gain":
@@ -144,7 +136,17 @@ def fit_fusion(
         needs.add(Signal.DRAFT)
     request = _build_request(names, probes, examples)
     tensors, notes = _merge_heads(heads)
+    raw = functools.partial(_compute_raw_needs, heads)
     return FitResult("fusion", options, frozenset(needs), request, tensors, raw, notes=notes)
+
+
+def _compute_raw_needs(heads: Mapping[str, FusionHead], indices: Sequence[int]) -> FloatArray:
+    """Compute the uncalibrated need for retrieval of the questions with these indices."""
+    predictions = [head.predict(indices) for head in heads.values()]
+    if len(predictions) == 1:
+        return predictions[0]
+    closed_wrong, open_wrong = predictions
+    return compute_gain_needs(known=1 - closed_wrong, document_right=1 - open_wrong)
 
 
 def _merge_heads(heads: Mapping[str, FusionHead]) -> tuple[classifiers.Tensors, list[str]]:

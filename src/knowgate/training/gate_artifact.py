@@ -100,9 +100,8 @@ def save_fitted(
         **_count_test_answers(examples, needs, threshold),
         "test_rate": float(needed[split.test].mean()) if len(split.test) else None,
         **_measure_by_run(examples, needs),
+        **({"reference": True} if reference else {}),
     }
-    if reference:
-        manifest["reference"] = True
     seen_keys = list_seen_keys(examples.questions, split, result.uses_test_split)
     curve = draw_roc_curve(needed[split.test], needs).encode()
     files = {**result.files, **reference, SEEN_FILE: ("\n".join(seen_keys) + "\n").encode(), "curve.svg": curve}
